@@ -1,0 +1,46 @@
+"""Felix: gradient-descent schedule tuning for tensor programs on stock Apache TVM.
+
+`import felix` is light: torch and tvm load when a name that needs them is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from felix import errors
+from felix.errors import FelixError, InvalidSchedule
+
+__version__ = "0.1.0"
+
+#: Public name -> module that defines it (a module of that name is the name itself).
+_LAZY = {
+    "Task": "felix.task",
+    "Sketch": "felix.sketch",
+    "sketches": "felix.sketch",
+    "extract_tasks": "felix.frontend",
+    "tune": "felix.tune",
+    "compile": "felix.tune",
+    "workloads": "felix.workloads",
+}
+
+if TYPE_CHECKING:
+    from felix import workloads
+    from felix.frontend import extract_tasks
+    from felix.sketch import Sketch, sketches
+    from felix.task import Task
+    from felix.tune import compile, tune
+
+__all__ = ["FelixError", "InvalidSchedule", "Sketch", "Task", "compile", "errors",
+           "extract_tasks", "sketches", "tune", "workloads"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'felix' has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    return module if name == "workloads" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

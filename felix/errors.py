@@ -1,0 +1,50 @@
+"""All errors Felix raises on purpose; one tree, docstring = default message.
+
+Catch `FelixError` to handle every error that is the caller's to fix. The command line turns
+each into one line on stderr and a non-zero exit code.
+"""
+
+from __future__ import annotations
+
+
+class FelixError(Exception):
+    """Felix could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class WorkloadError(FelixError):
+    """The workload cannot be built: check the operator name, its parameters and the dtype."""
+
+
+class TargetError(FelixError):
+    """The target is not one Felix can tune for: use `llvm`, `cuda` or a TVM target."""
+
+
+class UnsupportedSchedule(FelixError):
+    """The schedule uses an instruction or a program form the symbolic program cannot model."""
+
+
+class InvalidSchedule(FelixError):
+    """TVM rejected these decisions: the trace did not apply or a postprocessor failed."""
+
+
+class DecisionError(FelixError):
+    """The decisions do not belong to this sketch: wrong length or a value outside its domain."""
+
+
+class MeasureError(FelixError):
+    """Measuring could not start: the worker pool is unusable."""
+
+
+class RecordError(FelixError):
+    """A record or checkpoint file cannot be read: it is malformed or of another version."""
+
+
+class CheckpointError(FelixError):
+    """The cost-model checkpoint does not fit: wrong feature version, names or device kind."""
+
+
+class OutputError(FelixError):
+    """The output folder cannot be written."""

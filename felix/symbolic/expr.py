@@ -1,0 +1,266 @@
+"""The vocabulary of Felix formulas: a few non-differentiable operators over sympy expressions.
+
+sympy's own `floor`, `Mod`, `Min`, `Piecewise` try hard to simplify on construction, which costs
+milliseconds per node on the expressions met here. The functions below fold constants and the
+identities that hold for positive integers, and otherwise stay inert. Conditions are numbers, 0
+or 1, so that every operator is a real function with one smooth twin (`felix.smoothing`).
+
+Notation: all decision variables are positive integers; `a`, `b` are integer-valued expressions,
+`b` > 0 wherever it divides. Reads nothing; feeds `symbolic`, `features`, `smoothing`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from sympy import Expr, Integer
+
+ZERO, ONE = Integer(0), Integer(1)
+
+
+class _Operator(sympy.Function):
+    """Base of the operators: integer valued, never rewritten by sympy after construction."""
+
+    is_integer = True
+    is_real = True
+    is_commutative = True
+
+
+class FloorDiv(_Operator):
+    """floor(a / b)."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b is ONE or a is ZERO:
+            return a
+        if a.is_Integer and b.is_Integer:
+            return Integer(int(a) // int(b))
+        quotient = a / b
+        return quotient if divides(quotient) else None
+
+
+class CeilDiv(_Operator):
+    """ceil(a / b)."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b is ONE or a is ZERO:
+            return a
+        if a.is_Integer and b.is_Integer:
+            return Integer(-(-int(a) // int(b)))
+        quotient = a / b
+        return quotient if divides(quotient) else None
+
+
+class FloorMod(_Operator):
+    """a - b * floor(a / b), in [0, b)."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if b is ONE or a is ZERO:
+            return ZERO
+        if a.is_Integer and b.is_Integer:
+            return Integer(int(a) % int(b))
+        return ZERO if divides(a / b) else None
+
+
+class Minimum(_Operator):
+    """min(a, b)."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            return a
+        if a.is_number and b.is_number:
+            return a if a <= b else b
+        return None
+
+
+class Maximum(_Operator):
+    """max(a, b)."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            return a
+        if a.is_number and b.is_number:
+            return a if a >= b else b
+        return None
+
+
+class Absolute(_Operator):
+    """|a|."""
+
+    nargs = 1
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr) -> Expr | None:
+        if a.is_number:
+            return abs(a)
+        return a if a.is_nonnegative else None
+
+
+class Floor(_Operator):
+    """Largest integer not above a (any real a)."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, a: Expr) -> Expr | None:
+        if a.is_number:
+            return sympy.floor(a)
+        return a if a.is_integer else None
+
+
+class Ceiling(_Operator):
+    """Smallest integer not below a (any real a)."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, a: Expr) -> Expr | None:
+        if a.is_number:
+            return sympy.ceiling(a)
+        return a if a.is_integer else None
+
+
+class Less(_Operator):
+    """1 if a < b else 0."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            return ZERO
+        if a.is_number and b.is_number:
+            return ONE if a < b else ZERO
+        return None
+
+
+class LessEqual(_Operator):
+    """1 if a <= b else 0."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            return ONE
+        if a.is_number and b.is_number:
+            return ONE if a <= b else ZERO
+        return None
+
+
+class Equal(_Operator):
+    """1 if a == b else 0."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a == b:
+            return ONE
+        if a.is_number and b.is_number:
+            return ZERO
+        return None
+
+
+class And(_Operator):
+    """Both conditions: 1 if a and b are 1, else 0."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a is ZERO or b is ZERO:
+            return ZERO
+        if a is ONE or a == b:
+            return b
+        return a if b is ONE else None
+
+
+class Or(_Operator):
+    """Either condition: 1 if a or b is 1, else 0."""
+
+    nargs = 2
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr, b: Expr) -> Expr | None:
+        if a is ONE or b is ONE:
+            return ONE
+        if a is ZERO or a == b:
+            return b
+        return a if b is ZERO else None
+
+
+class Not(_Operator):
+    """1 - a, for a condition a."""
+
+    nargs = 1
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: Expr) -> Expr | None:
+        if a is ZERO or a is ONE:
+            return ONE - a
+        return a.args[0] if isinstance(a, Not) else None
+
+
+class Select(_Operator):
+    """a if condition is 1, b if it is 0."""
+
+    nargs = 3
+
+    @classmethod
+    def eval(cls, condition: Expr, a: Expr, b: Expr) -> Expr | None:
+        if condition is ONE or a == b:
+            return a
+        return b if condition is ZERO else None
+
+
+#: Every operator above; `felix.smoothing` has one rule for each and a test that says so.
+OPERATORS: tuple[type[Any], ...] = (
+    FloorDiv, CeilDiv, FloorMod, Minimum, Maximum, Absolute, Floor, Ceiling,
+    Less, LessEqual, Equal, And, Or, Not, Select,
+)  # fmt: skip
+
+
+def divides(quotient: Expr) -> bool:
+    """True if `quotient` is visibly an integer: no negative power of a variable, no fraction.
+
+    Sufficient, not necessary: a sum is accepted term by term.
+    """
+    for term in sympy.Add.make_args(quotient):
+        coefficient, rest = term.as_coeff_Mul()
+        if not coefficient.is_Integer:
+            return False
+        for factor in sympy.Mul.make_args(rest):
+            if factor.is_Pow and not (factor.exp.is_Integer and factor.exp > 0):
+                return False
+    return True
+
+
+def variable(name: str) -> sympy.Symbol:
+    """A decision variable: a positive integer symbol."""
+    return sympy.Symbol(name, integer=True, positive=True)
