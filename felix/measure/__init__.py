@@ -1,1 +1,16 @@
+"""Build, check and time candidate schedules in processes of their own.
+
+`protocol` says what a measurement is, `local.LocalPool` measures on this machine,
+`testing.FunctionMeasurer` answers from a function. Reads tasks and scheduled modules; feeds
+`records` and the cost model. Importing this package loads neither TVM nor torch.
+"""
+
 from __future__ import annotations
+
+from felix.measure import protocol
+
+Measurement = protocol.Measurement
+Measurer = protocol.Measurer
+ErrorClass = protocol.ErrorClass
+
+__all__ = ["ErrorClass", "Measurement", "Measurer"]

@@ -1,0 +1,116 @@
+"""The process that forks measuring workers: started as `python -m felix.measure.host`.
+
+TVM is imported once, here; a worker is a fork of this process and is ready in milliseconds,
+so replacing one that crashed costs about as much as building nothing. That is safe because
+this process never starts a thread: TVM's and LLVM's pools come up in the workers, and the
+environment keeps BLAS to one thread. torch is kept out (TVM imports it when it can, for two
+seconds and nothing we need here).
+
+Protocol with the parent, over one SEQPACKET socket, one JSON object a packet, in lock-step:
+`{"fork": settings}` with the worker's pipe as a file descriptor -> `{"pid": n}`;
+`{"wait": pid}` -> `{"status": wait status}` (the worker must be dead or dying; null for a
+worker of an earlier host).
+
+No orphans: when the parent goes away this process reads end-of-file, kills its workers,
+removes the work folder and exits; when this process is killed, the kernel kills the workers
+(PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PACKET_BYTES = 65536
+
+
+def main(argv: list[str]) -> None:
+    """Serve fork requests on the socket `argv[0]` until the parent goes away."""
+    control = socket.socket(fileno=int(argv[0]))
+    work_dir = argv[1]
+    _import_tvm()
+    children: set[int] = set()
+    try:
+        control.send(b'{"ready": true}')
+        while True:
+            packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
+            if not packet:
+                break
+            request = json.loads(packet)
+            if "fork" in request:
+                pid = _fork(control, fds[0], request["fork"])
+                children.add(pid)
+                control.send(json.dumps({"pid": pid}).encode())
+            else:
+                pid = request["wait"]
+                status = os.waitpid(pid, 0)[1] if pid in children else None
+                children.discard(pid)
+                control.send(json.dumps({"status": status}).encode())
+    except ConnectionError:
+        pass  # the parent died in the middle of a request
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    shutil.rmtree(work_dir, ignore_errors=True)
+
+
+def _import_tvm() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    import tvm
+
+    # The first build sets up LLVM; workers inherit it.
+    i = tvm.te.compute((1,), lambda i: i, name="warm")
+    tvm.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
+    from felix.measure import building, running  # noqa: F401
+
+
+def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> int:
+    host = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(fd)
+        return pid
+    status = 1
+    try:
+        control.close()
+        _become_worker(host, settings)
+        from felix.measure import worker
+
+        worker.serve(Connection(fd), settings)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _become_worker(host: int, settings: dict[str, Any]) -> None:
+    """Limits, priority and log of a fresh fork."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != host:
+        os._exit(1)  # the host died between fork and prctl
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if settings["memory_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
+    os.nice(settings["nice"])
+    os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # short of memory, the kernel takes a candidate, not the tuner
+    log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

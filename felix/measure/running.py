@@ -1,0 +1,152 @@
+"""What the run worker does: prepare a task's reference once, then check and time candidates.
+
+Reads a task's folder (`task.json`, written by the pool) and a candidate's library; writes the
+reference outputs into the folder, where a worker that replaces this one finds them; feeds
+replies to the pool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+
+from felix.measure import protocol, reference, timing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A task ready to run: `fresh` holds what each argument is before a call."""
+
+    folder: str
+    args: tuple[reference.Argument, ...]
+    fresh: list[reference.Array]
+    tensors: list[Any]
+    expected: dict[int, reference.Array]
+    relative: float
+
+
+class Runner:
+    """Holds the tensors of the current task on the device."""
+
+    def __init__(self, device: str, quiet: Callable[[], None]) -> None:
+        self._device_name = device
+        self._quiet = quiet
+        self._task: _Prepared | None = None
+
+    def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
+        """The `prepare` verb: compute the reference of a task and keep it in its folder."""
+        mod, target = tvm.ir.load_json(payload)
+        args = reference.arguments(mod)
+        meta = {"payload": payload, "seed": seed, "positive": False, "check": check}
+        if check:
+            outputs, meta["positive"] = _reference_outputs(mod, _host(target), args, seed)
+            for index, output in outputs.items():
+                output.tofile(_output_path(folder, index))
+        part = pathlib.Path(folder, "task.json.part")
+        part.write_text(json.dumps(meta))
+        part.rename(pathlib.Path(folder, "task.json"))
+        return {"tolerance": reference.tolerance(mod)}
+
+    def run(
+        self,
+        folder: str,
+        library: str,
+        options: dict[str, Any],
+        cache_bytes: int,
+        best_us: float | None,
+    ) -> dict[str, Any]:
+        """The `run` verb: check one candidate, then time it."""
+        task = self._load(folder)
+        device = tvm.runtime.device(self._device_name, 0)
+        module = tvm.runtime.load_module(library)
+        func = module["main"]
+        for tensor, arg, fresh in zip(task.tensors, task.args, task.fresh, strict=True):
+            if arg.is_output:
+                tensor.copyfrom(fresh)
+        device.sync()
+        self._quiet()
+        start = time.perf_counter()
+        func(*task.tensors)
+        device.sync()
+        first_us = (time.perf_counter() - start) * 1e6
+        for index, expected in task.expected.items():
+            wrong = reference.mismatch(task.tensors[index].numpy(), expected, task.relative)
+            if wrong is not None:
+                message = f"output {task.args[index].name}: {wrong}"
+                return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": message}
+        found = timing.latencies(
+            module,
+            device,
+            task.tensors,
+            timing.TimingOptions(**options),
+            cache_bytes=cache_bytes,
+            first_us=first_us,
+            best_us=best_us,
+        )
+        return {"latencies_us": found, "checked": bool(task.expected)}
+
+    def _load(self, folder: str) -> _Prepared:
+        if self._task is not None and self._task.folder == folder:
+            return self._task
+        meta = json.loads(pathlib.Path(folder, "task.json").read_text())
+        mod, _ = tvm.ir.load_json(meta["payload"])
+        args = reference.arguments(mod)
+        fresh = reference.inputs(args, meta["seed"], positive=meta["positive"])
+        device = tvm.runtime.device(self._device_name, 0)
+        expected = {
+            index: np.fromfile(
+                _output_path(folder, index), dtype=reference.np_dtype(arg.dtype)
+            ).reshape(arg.shape)
+            for index, arg in enumerate(args)
+            if arg.is_output and meta["check"]
+        }
+        self._task = None  # frees the other task's tensors before these are made
+        self._task = _Prepared(
+            folder=folder,
+            args=args,
+            fresh=fresh,
+            tensors=[tvm.runtime.tensor(array, device) for array in fresh],
+            expected=expected,
+            relative=reference.tolerance(mod),
+        )
+        return self._task
+
+
+def _reference_outputs(
+    mod: tvm.IRModule,
+    host: tvm.target.Target,
+    args: tuple[reference.Argument, ...],
+    seed: int,
+) -> tuple[dict[int, reference.Array], bool]:
+    """Expected outputs by argument index, and whether positive inputs were needed."""
+    func = tvm.build(reference.scheduled(mod), host)["main"]
+    for positive in (False, True):
+        tensors = [
+            tvm.runtime.tensor(array) for array in reference.inputs(args, seed, positive=positive)
+        ]
+        func(*tensors)
+        outputs = {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
+        if all(
+            np.isfinite(output.astype(np.float64)).all()
+            for i, output in outputs.items()
+            if reference.is_float(args[i].dtype)
+        ):
+            break
+    return outputs, positive
+
+
+def _host(target: tvm.target.Target) -> tvm.target.Target:
+    if target.kind.name == "llvm":
+        return target
+    return target.host if target.host is not None else tvm.target.Target("llvm")
+
+
+def _output_path(folder: str, index: int) -> str:
+    return str(pathlib.Path(folder, f"output-{index}.bin"))

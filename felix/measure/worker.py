@@ -1,0 +1,60 @@
+"""The loop of a measuring worker, run in a fork of `host`.
+
+Messages are pickled tuples over a pipe to the parent: a request is a dict with a `verb`; the
+worker answers `("started", None)`, then any number of `("quiet", None)` (each of which the
+parent answers when nothing else runs), then `("done", reply)`. A reply is a dict; one with
+`error` says that the candidate failed. End-of-file ends the worker.
+
+Reads requests of `pool`; feeds its replies. What a verb does is in `building` and `running`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from felix.measure import building, protocol, running
+
+Reply = dict[str, Any]
+
+
+def serve(conn: Connection, settings: dict[str, Any]) -> None:
+    """Answer requests until the parent closes the pipe."""
+    runner = running.Runner(settings["device"], quiet=lambda: _quiet(conn))
+    verbs: dict[str, Callable[..., Reply]] = {
+        "build": building.handle,
+        "prepare": runner.prepare,
+        "run": runner.run,
+    }
+    while True:
+        try:
+            request = conn.recv()
+            conn.send(("started", None))
+            conn.send(("done", _answer(verbs[request.pop("verb")], request)))
+        except (EOFError, BrokenPipeError):
+            return
+
+
+def _answer(verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
+    start = time.perf_counter()
+    try:
+        reply = verb(**request)
+    except Exception as error:  # the edge of the process: the candidate failed, whatever it was
+        kind = protocol.ErrorClass.BUILD if verb is building.handle else protocol.ErrorClass.LAUNCH
+        reply = {"error": kind.value, "message": _message(error)}
+    reply["seconds"] = time.perf_counter() - start
+    return reply
+
+
+def _message(error: Exception) -> str:
+    """The first line that says something: TVM's messages begin with a stack trace at times."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
+    return f"{type(error).__name__}: {said[0] if said else 'no message'}"[:500]
+
+
+def _quiet(conn: Connection) -> None:
+    conn.send(("quiet", None))
+    conn.recv()
