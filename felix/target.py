@@ -1,0 +1,457 @@
+"""Targets: what a user writes, the TVM Target it means, and the limits and rates of the hardware.
+
+A target is written as "llvm", "cuda", "cuda -arch sm_80", "llvm -num-cores 4 -mcpu znver4", a
+GPU of the table below ("h100", "a10g", "nvidia/nvidia-h100"), any TVM tag, a dict, JSON text, or
+a TVM Target. `parse` completes it with what MetaSchedule needs:
+
+- llvm: mtriple, mcpu and num-cores of this machine unless they are given;
+- cuda: arch, thread, shared-memory and register limits, and an llvm host. The arch is that of
+  the local GPU if there is one, else `DEFAULT_ARCH`. The attribute `model` names the GPU.
+
+`hardware` gives a `Hardware`; units are in the field names (bytes, GB/s = 1e9 B/s, GFLOP/s,
+GHz). CPU values come from the operating system where the target is this machine's CPU; what
+the system does not tell (DRAM bandwidth, FMA units) is a stated default, so rates are scales
+to compare schedules by, not promises. Reads the OS and the CUDA driver; feeds everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tvm
+from tvm.target import Target, codegen
+
+from felix import errors, gpus
+
+TargetLike = str | Mapping[str, Any] | Target
+
+#: CUDA architecture used when neither the user nor a local GPU says another one.
+DEFAULT_ARCH = "sm_90"
+
+_INTEGERS = (
+    "num-cores",
+    "vector-width",
+    "max_threads_per_block",
+    "max_num_threads",
+    "max_shared_memory_per_block",
+    "registers_per_block",
+    "thread_warp_size",
+    "l2_cache_size_bytes",
+)
+#: Static limits of one CUDA block; TVM kernels use static shared memory, so 48 KiB on all GPUs.
+_CUDA_LIMITS = {
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 49152,
+    "thread_warp_size": 32,
+    "registers_per_block": 65536,
+}
+#: LLVM feature -> flag of /proc/cpuinfo. A virtual machine may hide what its CPU model has.
+_CPU_FLAGS = {
+    "avx": "avx",
+    "avx2": "avx2",
+    "fma": "fma",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512cd": "avx512cd",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "avx512fp16": "avx512_fp16",
+    "avx512vp2intersect": "avx512_vp2intersect",
+    "avxvnni": "avx_vnni",
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
+    "amx-bf16": "amx_bf16",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hardware:
+    """Limits and rates of a target. A core is a CPU core or a GPU multiprocessor (SM)."""
+
+    name: str
+    kind: str  #: "cpu" or "gpu"
+    cores: int
+    clock_ghz: float
+    vector_lanes: int  #: float32 values of one vector instruction (GPU: of one 16-byte access)
+    peak_fp32_gflops: float  #: all cores, a multiply-add counts two
+    dram_bandwidth_gbs: float
+    cache_line_bytes: int  #: GPU: the 128-byte line of a coalesced access
+    l1_bytes: int  #: per core; GPU: the part shared with shared memory
+    l2_bytes: int  #: CPU: per core; GPU: the whole chip
+    l3_bytes: int  #: the whole chip; 0 where there is none
+    warp_size: int  #: threads that execute together; 1 on a CPU
+    max_threads_per_block: int  #: 1 on a CPU
+    max_threads_per_core: int
+    max_blocks_per_core: int
+    registers_per_block: int  #: 32-bit registers; 0 on a CPU (not a resource of a launch)
+    registers_per_core: int
+    shared_bytes_per_block: int  #: what one block may use; 0 on a CPU
+    shared_bytes_per_core: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether programs are launched as grids of thread blocks."""
+        return self.kind == "gpu"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Device:
+    """Something this machine can tune for."""
+
+    name: str
+    target: Target
+    hardware: Hardware
+
+
+def parse(spec: TargetLike) -> Target:
+    """The complete TVM Target of a user's specification.
+
+    Raises:
+        TargetError: an unknown kind, tag or option, or a bad value.
+    """
+    config = _config(spec)
+    kind = config.get("kind")
+    if kind == "llvm":
+        return _make(_complete_llvm(config))
+    if kind == "cuda":
+        return _make(_complete_cuda(config))
+    raise errors.TargetError(f"unsupported target kind {kind!r}; use llvm or cuda")
+
+
+def describe(target: Target) -> str:
+    """One canonical JSON line of the target, equal for equal targets."""
+    return json.dumps(_plain(target.export()), sort_keys=True, separators=(",", ":"))
+
+
+def _config(spec: TargetLike) -> dict[str, Any]:
+    """The attributes the user gave, as a dict with at least `kind`."""
+    if isinstance(spec, Target):
+        return _given(_plain(spec.export()))
+    if isinstance(spec, Mapping):
+        config = _plain(spec)
+        if "tag" in config and "kind" not in config:
+            return _tagged(str(config.pop("tag"))) | config
+        return _given(config)
+    if not isinstance(spec, str) or not spec.strip():
+        raise errors.TargetError(f"a target is a text, a dict or a TVM Target, got {spec!r}")
+    text = spec.strip()
+    if text.startswith("{"):
+        return _config(_json(text))
+    head, *options = text.split()
+    return _tagged(head) | dict(_options(spec, options))
+
+
+def _given(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "tag" or value}
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise errors.TargetError(f"the target is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise errors.TargetError("a JSON target must be an object")
+    return config
+
+
+def _tagged(head: str) -> dict[str, Any]:
+    """A kind, a GPU of our table, or a TVM tag, as attributes."""
+    if head in ("llvm", "cuda"):
+        return {"kind": head}
+    short = head.lower().removeprefix("nvidia/").removeprefix("nvidia-").removeprefix("geforce-")
+    if short in gpus.TABLE:
+        gpu = gpus.TABLE[short]
+        return {"kind": "cuda", "arch": gpu.arch, "model": short}
+    if head in tvm.target.list_tags():
+        return _given(_plain(Target(head).export())) | {"model": short}
+    known = ", ".join(["llvm", "cuda", *gpus.TABLE])
+    raise errors.TargetError(f"unknown target {head!r}; use a TVM tag or one of {known}")
+
+
+def _options(spec: str, words: list[str]) -> Iterator[tuple[str, Any]]:
+    """The `-name value` and `-name=value` options of a target text."""
+    position = 0
+    while position < len(words):
+        name, equals, value = words[position].partition("=")
+        if not name.startswith("-"):
+            raise errors.TargetError(f"target {spec!r}: {words[position]!r} is not an option")
+        position += 1
+        if not equals:
+            if position == len(words):
+                raise errors.TargetError(f"target {spec!r}: {name} has no value")
+            value = words[position]
+            position += 1
+        key = name.lstrip("-")
+        yield key, _option_value(spec, key, value)
+
+
+def _option_value(spec: str, key: str, value: str) -> Any:
+    if key == "mattr":
+        return value.split(",")
+    if key not in _INTEGERS:
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise errors.TargetError(
+            f"target {spec!r}: {key} must be an integer, got {value!r}"
+        ) from None
+
+
+def _complete_llvm(config: dict[str, Any]) -> dict[str, Any]:
+    local = codegen.llvm_get_system_triple()
+    config.setdefault("mtriple", local)
+    if _machine(config["mtriple"]) == _machine(local) and "mcpu" not in config:
+        config["mcpu"] = codegen.llvm_get_system_cpu()
+        hidden = _hidden_features(config["mcpu"])
+        if hidden:
+            config["mattr"] = [*config.get("mattr", ()), *hidden]
+    if not codegen.llvm_is_valid_cpu(config.get("mcpu", "generic"), config["mtriple"]):
+        raise errors.TargetError(
+            f"LLVM knows no CPU {config.get('mcpu')!r} for {config['mtriple']!r}"
+        )
+    config.setdefault("num-cores", available_cores())
+    return config
+
+
+def _complete_cuda(config: dict[str, Any]) -> dict[str, Any]:
+    if "arch" not in config:
+        model = config.get("model")
+        if model in gpus.TABLE:
+            config["arch"] = gpus.TABLE[model].arch
+        elif model is None and (found := _local_gpu(0)):
+            config |= found
+        else:
+            config["arch"] = DEFAULT_ARCH
+    if not re.fullmatch(r"sm_\d{2,3}[af]?", str(config["arch"])):
+        raise errors.TargetError(f"arch must look like sm_90, got {config['arch']!r}")
+    config = _CUDA_LIMITS | config
+    # Static shared memory ends at 48 KiB whatever a tag says of the dynamic limit.
+    limit = _CUDA_LIMITS["max_shared_memory_per_block"]
+    config["max_shared_memory_per_block"] = min(config["max_shared_memory_per_block"], limit)
+    config.setdefault("host", {"kind": "llvm", "mtriple": codegen.llvm_get_system_triple()})
+    return config
+
+
+def _make(config: dict[str, Any]) -> Target:
+    for name in _INTEGERS:
+        value = config.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise errors.TargetError(f"target: {name} must be a positive integer, got {value!r}")
+    try:
+        return Target(config)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].split(". Target creation from")[0]
+        raise errors.TargetError(f"TVM does not accept this target: {reason}") from error
+
+
+def _plain(value: Any) -> Any:
+    """TVM containers as plain Python ones."""
+    if isinstance(value, Target):
+        return _plain(value.export())
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return str(value)
+    if hasattr(value, "__iter__"):
+        return [_plain(item) for item in value]
+    return value
+
+
+def available_cores() -> int:
+    """CPU cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _machine(triple: str) -> str:
+    return triple.partition("-")[0]
+
+
+def _cpuinfo() -> str:
+    path = pathlib.Path("/proc/cpuinfo")
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _cpuinfo_flags() -> frozenset[str]:
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", _cpuinfo(), re.MULTILINE)
+    return frozenset(match.group(1).split()) if match else frozenset()
+
+
+def _features(target: Target) -> frozenset[str]:
+    """LLVM features of the target's CPU model, with `mattr` applied."""
+    features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
+    for item in target.attrs.get("mattr", ()):
+        (features.add if item.startswith("+") else features.discard)(item[1:])
+    return frozenset(features)
+
+
+def _hidden_features(mcpu: str) -> list[str]:
+    """`mattr` items that switch off what the CPU model has and this machine hides."""
+    flags = _cpuinfo_flags()
+    if not flags:
+        return []
+    features = _features(Target({"kind": "llvm", "mcpu": mcpu}))
+    return [f"-{name}" for name, flag in _CPU_FLAGS.items()
+            if name in features and flag not in flags]  # fmt: skip
+
+
+def _local_gpu(index: int) -> dict[str, Any] | None:
+    """Attributes of a local CUDA device, or None where there is none."""
+    device = tvm.cuda(index)
+    if not device.exist:
+        return None
+    arch = "sm_" + str(device.compute_version).replace(".", "")
+    return {
+        "kind": "cuda",
+        "arch": arch,
+        "model": gpus.slug(str(device.device_name)),
+        "max_threads_per_block": int(device.max_threads_per_block),
+        "thread_warp_size": int(device.warp_size),
+        "l2_cache_size_bytes": int(device.l2_cache_size_bytes),
+    }
+
+
+def devices() -> list[Device]:
+    """What this machine can tune for: its CPU, then its CUDA devices."""
+    found = [parse("llvm")]
+    index = 0
+    while config := _local_gpu(index):
+        found.append(parse(config))
+        index += 1
+    made = [(target, hardware(target)) for target in found]
+    return [Device(rates.name, target, rates) for target, rates in made]
+
+
+def hardware(target: TargetLike) -> Hardware:
+    """Limits and rates of a target: from the GPU table, or the OS for this machine's CPU."""
+    full = parse(target)
+    return _gpu_hardware(full) if full.kind.name == "cuda" else _cpu_hardware(full)
+
+
+def _gpu_hardware(target: Target) -> Hardware:
+    attrs = target.attrs
+    arch = str(attrs["arch"])
+    gpu = gpus.find(str(attrs.get("model", "")), arch)
+    family = gpus.family(arch)
+    cores_fp32 = gpu.sms * family.fp32_lanes_per_sm
+    return Hardware(
+        name=gpu.name,
+        kind="gpu",
+        cores=gpu.sms,
+        clock_ghz=gpu.clock_ghz,
+        vector_lanes=4,
+        peak_fp32_gflops=2 * cores_fp32 * gpu.clock_ghz,
+        dram_bandwidth_gbs=gpu.dram_bandwidth_gbs,
+        cache_line_bytes=128,
+        l1_bytes=family.l1_bytes,
+        l2_bytes=gpu.l2_bytes,
+        l3_bytes=0,
+        warp_size=int(attrs["thread_warp_size"]),
+        max_threads_per_block=int(attrs["max_threads_per_block"]),
+        max_threads_per_core=family.max_threads_per_sm,
+        max_blocks_per_core=family.max_blocks_per_sm,
+        registers_per_block=int(attrs["registers_per_block"]),
+        registers_per_core=65536,
+        shared_bytes_per_block=int(attrs["max_shared_memory_per_block"]),
+        shared_bytes_per_core=family.shared_bytes_per_sm,
+    )
+
+
+#: Data caches of an unknown CPU: (L1 per core, L2 per core, L3 of the chip, line), in bytes.
+_DEFAULT_CACHES = (32 * 1024, 1024 * 1024, 16 * 1024 * 1024, 64)
+#: No file of the OS tells DRAM bandwidth: two channels of DDR4-3200 at half their peak.
+_DEFAULT_CPU_DRAM_GBS = 25.0
+_DEFAULT_CPU_GHZ = 2.5
+_FMA_UNITS = 2
+
+
+def _cpu_hardware(target: Target) -> Hardware:
+    local = parse("llvm")
+    same = target.attrs.get("mcpu") == local.attrs.get("mcpu")
+    is_local = same and target.attrs["mtriple"] == local.attrs["mtriple"]
+    l1, l2, l3, line = _caches() if is_local else _DEFAULT_CACHES
+    clock_ghz = _clock_ghz() if is_local else _DEFAULT_CPU_GHZ
+    lanes = _vector_lanes(target)
+    cores = int(target.attrs["num-cores"])
+    return Hardware(
+        name=str(target.attrs.get("mcpu", "generic")),
+        kind="cpu",
+        cores=cores,
+        clock_ghz=clock_ghz,
+        vector_lanes=lanes,
+        peak_fp32_gflops=cores * clock_ghz * lanes * 2 * _FMA_UNITS,
+        dram_bandwidth_gbs=_DEFAULT_CPU_DRAM_GBS,
+        cache_line_bytes=line,
+        l1_bytes=l1,
+        l2_bytes=l2,
+        l3_bytes=l3,
+        warp_size=1,
+        max_threads_per_block=1,
+        max_threads_per_core=1,
+        max_blocks_per_core=1,
+        registers_per_block=0,
+        registers_per_core=0,
+        shared_bytes_per_block=0,
+        shared_bytes_per_core=0,
+    )
+
+
+def _vector_lanes(target: Target) -> int:
+    features = _features(target)
+    if "avx512f" in features:
+        return 16
+    return 8 if features & {"avx", "avx2", "sve"} else 4
+
+
+def _caches() -> tuple[int, int, int, int]:
+    """(L1 data, L2, L3, line) bytes from sysfs; the default where a level is not listed."""
+    sizes, line = {}, _DEFAULT_CACHES[3]
+    for folder in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (folder / "type").read_text().strip() == "Instruction":
+                continue
+            level = int((folder / "level").read_text())
+            sizes[level] = _bytes((folder / "size").read_text().strip())
+            line = int((folder / "coherency_line_size").read_text())
+        except (OSError, ValueError):
+            continue
+    if not sizes:
+        return _DEFAULT_CACHES
+    return (
+        sizes.get(1, _DEFAULT_CACHES[0]),
+        sizes.get(2, _DEFAULT_CACHES[1]),
+        sizes.get(3, 0),
+        line,
+    )
+
+
+def _bytes(text: str) -> int:
+    """A size as sysfs writes it: 32K, 1024K, 32M."""
+    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1], 1)
+    return int(text.rstrip("KMG")) * scale
+
+
+def _clock_ghz() -> float:
+    """The nominal clock of this machine's CPU, the same at every call."""
+    highest = pathlib.Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    if highest.exists():
+        return int(highest.read_text()) / 1e6
+    info = _cpuinfo()
+    if match := re.search(r"@ ([\d.]+)GHz", info):
+        return float(match.group(1))
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    if is_x86 and (match := re.search(r"^bogomips\s*:\s*([\d.]+)", info, re.M | re.I)):
+        return round(float(match.group(1)) / 2000, 2)
+    return _DEFAULT_CPU_GHZ

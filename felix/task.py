@@ -1,0 +1,201 @@
+"""A task: one tensor program to tune, for one target.
+
+`Task` holds an IRModule with one PrimFunc "main" of static shapes, the target, and how often the
+program occurs in a model (`weight`). `flops` are the float operations of the PrimFunc as it is
+written (additions, multiplications, divisions, maxima, minima and math functions on floats,
+times the loop extents; a multiply-add counts two; casts, comparisons and copies none), and
+`min_bytes` the bytes of the distinct elements of its parameters that must be read or written
+once. Reads `felix.tir_cost`, `felix.tir_check`, `felix.target`; feeds `felix.sketch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import te, tirx
+
+from felix import errors, target, tir_check, tir_cost
+
+TargetLike = target.TargetLike
+
+#: Version of the text `Task.to_json` writes.
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """One tensor program to tune for one target; equal programs have equal `key`s."""
+
+    name: str
+    mod: tvm.IRModule
+    target: tvm.target.Target
+    weight: float
+    flops: int
+    min_bytes: int
+
+    @classmethod
+    def from_prim_func(
+        cls,
+        func: tirx.PrimFunc,
+        target: TargetLike = "llvm",
+        name: str | None = None,
+        weight: float = 1,
+    ) -> Task:
+        """Make a task from a TIR function.
+
+        Args:
+            func: static shapes, float or integer buffers, blocks (not plain loops) as MetaSchedule
+                needs them. It is copied with int32 indices where all of them fit.
+            target: what to tune for.
+            name: the task's name; the function's `global_symbol` when left out.
+            weight: how often the program occurs in the model.
+
+        Raises:
+            WorkloadError: dynamic shapes, unsupported dtypes or operations, malformed TIR.
+            TargetError: unknown target.
+        """
+        return _make(func, target, name, weight)
+
+    @classmethod
+    def from_te(
+        cls,
+        tensors: list[te.Tensor],
+        target: TargetLike = "llvm",
+        name: str | None = None,
+        weight: float = 1,
+    ) -> Task:
+        """Make a task from te tensors: the inputs, then the outputs.
+
+        Raises:
+            WorkloadError: see `from_prim_func`.
+        """
+        try:
+            func = te.create_prim_func(list(tensors))
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise errors.WorkloadError(
+                f"TVM cannot make a function of these tensors: {_first_line(error)}"
+            ) from error
+        return _make(func, target, name, weight)
+
+    @classmethod
+    def from_json(
+        cls, text: str, target: TargetLike | None = None, *, trusted: bool = False
+    ) -> Task:
+        """Read a task from `to_json`'s text, or from the JSON of a bare IRModule or PrimFunc.
+
+        TVM's reader can crash on malformed text, so it runs first in a child process with limits
+        of time and memory, unless the text is `trusted` (written by this program).
+
+        Args:
+            text: the JSON text.
+            target: what to tune for; the text's own when left out.
+            trusted: skip the child process.
+
+        Raises:
+            WorkloadError: the text is malformed or holds no program Felix can tune.
+        """
+        return _from_json(text, target, trusted)
+
+    def to_json(self) -> str:
+        """The task as text that `from_json` reads."""
+        return json.dumps(
+            {
+                "felix_task": FORMAT,
+                "name": self.name,
+                "weight": self.weight,
+                "target": json.loads(_describe(self.target)),
+                "mod": tvm.ir.save_json(self.mod),
+            }
+        )
+
+    @property
+    def func(self) -> tirx.PrimFunc:
+        """The PrimFunc `main`."""
+        return self.mod["main"]
+
+    @property
+    def key(self) -> str:
+        """Hash of the program's structure and the target; the same in every process."""
+        structure = tvm_ffi.structural_hash(self.mod) % 2**64
+        return hashlib.sha256(f"{structure:016x}|{_describe(self.target)}".encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        kind = self.target.kind.name
+        return f"Task({self.name!r}, {kind}, weight={self.weight:g}, flops={self.flops:,})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.to_json(),)
+
+
+def _unpickle(text: str) -> Task:
+    return Task.from_json(text, trusted=True)
+
+
+def _describe(full: tvm.target.Target) -> str:
+    return target.describe(full)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float) -> Task:
+    full = target.parse(spec)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e18:
+        raise errors.WorkloadError(f"a task's weight must be a positive number, got {weight!r}")
+    checked = tir_check.normalise(func)
+    cost = tir_cost.count(checked)
+    return Task(
+        name=name or _symbol(func),
+        mod=tvm.IRModule({"main": checked}),
+        target=full,
+        weight=float(weight),
+        flops=cost.flops,
+        min_bytes=cost.min_bytes,
+    )
+
+
+def _symbol(func: tirx.PrimFunc) -> str:
+    symbol = func.attrs.get("global_symbol") if func.attrs else None
+    return str(symbol) if symbol else "main"
+
+
+def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
+    body, name, weight, own = _envelope(text)
+    if spec is None and own is None:
+        raise errors.WorkloadError("the text names no target; pass one")
+    chosen = target.parse(spec if spec is not None else own or "")
+    if not trusted:
+        tir_check.try_in_child(body)
+    return _make(tir_check.load(body), chosen, name, weight)
+
+
+def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]:
+    """(TVM JSON, name, weight, target) of either form of text."""
+    if not isinstance(text, str):
+        raise errors.WorkloadError(f"a task's JSON must be text, got {type(text).__name__}")
+    if len(text) > tir_check.MAX_JSON_CHARACTERS:
+        raise errors.WorkloadError(
+            f"a task's JSON may have {tir_check.MAX_JSON_CHARACTERS} characters"
+        )
+    try:
+        outer = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise errors.WorkloadError(f"the task is not valid JSON: {_first_line(error)}") from error
+    if not isinstance(outer, dict):
+        raise errors.WorkloadError("a task's JSON must be an object")
+    if "felix_task" not in outer:
+        return text, None, 1.0, None
+    if outer["felix_task"] != FORMAT:
+        raise errors.WorkloadError(f"task format {outer['felix_task']!r} is not {FORMAT}")
+    expected = {"name": str, "weight": (int, float), "target": dict, "mod": str}
+    for field, kinds in expected.items():
+        if not isinstance(outer.get(field), kinds):
+            raise errors.WorkloadError(f"the task's field {field!r} is missing or malformed")
+    return outer["mod"], outer["name"], outer["weight"], outer["target"]

@@ -1,0 +1,338 @@
+"""What every operator shares: parameter types, validation, tensor helpers, epilogues.
+
+Notation: an *extent* is a positive integer; te tensors are built with int64 dimensions, so an
+index never overflows (`felix.task` narrows them to int32 where that is safe).
+dtype is the type of inputs and outputs; float16 sums are accumulated in float32 (`wide`).
+Reads nothing; feeds the operator modules and `felix.workloads.catalogue`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import operator as operators
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from tvm import te, tirx
+
+from felix import errors, target, task
+
+Tensor = Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Smallest legal value of an integer parameter, or of every item of a tuple of them."""
+
+    minimum: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OneOf:
+    """Legal items of a tuple of names."""
+
+    names: tuple[str, ...]
+
+
+EPILOGUES = ("bias", "relu", "gelu", "residual")
+
+Extent = Annotated[int, AtLeast(1)]
+Shape = Annotated[tuple[int, ...], AtLeast(1)]
+Axes = tuple[int, ...]
+PerAxis = Annotated[int | Sequence[int], AtLeast(1)]
+Padding = Annotated[int | Sequence[int], AtLeast(0)]
+Epilogue = Annotated[Sequence[str], OneOf(EPILOGUES)]
+DType = Literal["float32", "float64", "float16"]
+TargetLike = target.TargetLike
+
+P = typing.ParamSpec("P")
+Build = Callable[P, task.Task]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an operator: its kind decides parsing, checking and the JSON Schema."""
+
+    name: str
+    kind: Literal["int", "ints", "per_axis", "names", "choice", "bool", "float", "words"]
+    required: bool
+    default: Any
+    optional: bool = False
+    minimum: int | None = None
+    choices: tuple[str, ...] = ()
+    description: str = ""
+
+
+def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The parameters of an operator function, `target` left out, in the order of its signature."""
+    hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+    texts = _descriptions(inspect.getdoc(function) or "")
+    return tuple(
+        _parameter(name, hints[name], given.default, texts.get(name, ""))
+        for name, given in inspect.signature(function).parameters.items()
+        if name != "target"
+    )
+
+
+def _parameter(name: str, hint: Any, default: Any, description: str) -> Parameter:
+    required = default is inspect.Parameter.empty
+    optional = type(None) in typing.get_args(hint)
+    if optional:
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    minimum = next((m.minimum for m in _metadata(hint) if isinstance(m, AtLeast)), None)
+    choices = next((m.names for m in _metadata(hint) if isinstance(m, OneOf)), ())
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+    return Parameter(
+        name=name,
+        kind=_kind(hint, choices),
+        required=required,
+        default=None if required else default,
+        optional=optional,
+        minimum=minimum,
+        choices=choices,
+        description=description,
+    )
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+
+
+def _kind(hint: Any, choices: tuple[str, ...]) -> Any:
+    if typing.get_origin(hint) is Literal:
+        return "choice"
+    if hint == Sequence[str]:
+        return "names" if choices else "words"
+    table: dict[Any, str] = {int: "int", bool: "bool", float: "float"}
+    table |= {tuple[int, ...]: "ints", int | Sequence[int]: "per_axis"}
+    return table[hint]
+
+
+def _descriptions(doc: str) -> dict[str, str]:
+    """Texts of the `Args:` section, by parameter name (names may share a line: `m, n: ...`)."""
+    texts: dict[str, str] = {}
+    current: list[str] = []
+    for line in doc.partition("Args:")[2].splitlines():
+        body = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if body and indent <= 4 and ":" in body:
+            names, _, text = body.partition(":")
+            current = [name.strip() for name in names.split(",")]
+            texts |= dict.fromkeys(current, text.strip())
+        elif body and indent > 4:
+            texts |= {name: f"{texts[name]} {body}" for name in current}
+    return texts
+
+
+def operator(function: Callable[P, task.Task]) -> Callable[P, task.Task]:
+    """Decorate an operator: check and normalise every argument before the body runs."""
+    known = {parameter.name: parameter for parameter in parameters(function)}
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> task.Task:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise errors.WorkloadError(f"{function.__name__}: {error}") from error
+        for name, value in bound.arguments.items():
+            if name in known:
+                bound.arguments[name] = normalise(function.__name__, known[name], value)
+        return function(*bound.args, **bound.kwargs)
+
+    return checked
+
+
+def normalise(owner: str, parameter: Parameter, value: Any) -> Any:
+    """Check one argument and bring it to its canonical Python type.
+
+    Raises:
+        WorkloadError: the value has a wrong type or is out of range; the message names it.
+    """
+    where = f"{owner}: {parameter.name}"
+    if value is None and parameter.optional:
+        return None
+    match parameter.kind:
+        case "int":
+            return _integer(where, value, parameter.minimum)
+        case "ints":
+            return _integers(where, value, parameter.minimum)
+        case "per_axis":
+            if isinstance(value, Iterable):
+                return _integers(where, value, parameter.minimum)
+            return _integer(where, value, parameter.minimum)
+        case "names" | "words":
+            return _names(where, value, parameter.choices)
+        case "choice":
+            return one_of(where, value, parameter.choices)
+        case "bool":
+            if isinstance(value, bool):
+                return value
+            raise errors.WorkloadError(f"{where} must be true or false, got {value!r}")
+        case "float":
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return float(value)
+            raise errors.WorkloadError(f"{where} must be a number, got {value!r}")
+
+
+def _integer(where: str, value: Any, minimum: int | None) -> int:
+    try:
+        number = operators.index(value)
+    except TypeError:
+        raise errors.WorkloadError(f"{where} must be an integer, got {value!r}") from None
+    if isinstance(value, bool):
+        raise errors.WorkloadError(f"{where} must be an integer, got {value!r}")
+    if minimum is not None and number < minimum:
+        raise errors.WorkloadError(f"{where} must be at least {minimum}, got {number}")
+    if abs(number) >= 2**40:
+        raise errors.WorkloadError(f"{where} must be less than 2^40, got {number}")
+    return number
+
+
+def _integers(where: str, value: Any, minimum: int | None) -> tuple[int, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise errors.WorkloadError(f"{where} must be a list of integers, got {value!r}")
+    return tuple(_integer(where, item, minimum) for item in value)
+
+
+def _names(where: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [item for item in value.split("+") if item]
+    if not isinstance(value, Iterable):
+        raise errors.WorkloadError(f"{where} must be a list of names, got {value!r}")
+    return tuple(one_of(where, item, choices) if choices else str(item) for item in value)
+
+
+def one_of(where: str, value: Any, choices: Sequence[str]) -> str:
+    """`value` if it is one of `choices`; else a WorkloadError that names the choices."""
+    if isinstance(value, str) and value in choices:
+        return value
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise errors.WorkloadError(f"{where} must be one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+def per_axis(where: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """One value per spatial axis: an integer is repeated, a tuple must have `rank` items."""
+    values = (value,) * rank if isinstance(value, int) else tuple(value)
+    if len(values) != rank:
+        raise errors.WorkloadError(f"{where} must have {rank} values, got {len(values)}")
+    return values
+
+
+def resolve_axes(where: str, axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Sorted non-negative axes; None means every axis."""
+    if axes is None:
+        return tuple(range(rank))
+    if bad := [axis for axis in axes if not -rank <= axis < rank]:
+        raise errors.WorkloadError(f"{where} must lie in [-{rank}, {rank - 1}], got {bad[0]}")
+    resolved = sorted(axis % rank for axis in axes)
+    if not resolved or len(set(resolved)) != len(resolved):
+        raise errors.WorkloadError(f"{where} must be distinct and at least one, got {axes!r}")
+    return tuple(resolved)
+
+
+def dims(extents: Iterable[int]) -> tuple[Any, ...]:
+    """Extents as int64 constants."""
+    return tuple(tirx.IntImm("int64", extent) for extent in extents)
+
+
+def placeholder(name: str, shape: Iterable[int], dtype: str) -> Tensor:
+    """An input tensor."""
+    return te.placeholder(dims(shape), name=name, dtype=dtype)
+
+
+def reduce_axis(name: str, extent: int) -> Any:
+    """A reduction axis over [0, extent)."""
+    zero = tirx.IntImm("int64", 0)
+    return te.reduce_axis((zero, tirx.IntImm("int64", extent)), name=name)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The extents of a tensor as Python integers."""
+    return tuple(int(extent) for extent in tensor.shape)
+
+
+def compute(name: str, shape: Iterable[int], body: Callable[..., Any]) -> Tensor:
+    """A computed tensor; the block it becomes has the tensor's name."""
+    return te.compute(dims(shape), body, name=name)
+
+
+def wide_dtype(dtype: str) -> str:
+    """The type sums are accumulated in: float32 for float16, else the type itself."""
+    return "float32" if dtype == "float16" else dtype
+
+
+def wide(value: Any) -> Any:
+    """The value in its accumulation type."""
+    dtype = wide_dtype(str(value.dtype))
+    return value if dtype == str(value.dtype) else value.astype(dtype)
+
+
+def const(value: float, like: Any) -> Any:
+    """A floating-point constant of the type of `like`."""
+    return tirx.const(value, str(like.dtype))
+
+
+def gelu_of(x: Any) -> Any:
+    """Exact (erf) GELU: x/2 · (1 + erf(x/√2))."""
+    return x * const(0.5, x) * (const(1.0, x) + te.erf(x * const(0.5**0.5, x)))
+
+
+def add_epilogue(
+    output: Tensor, epilogue: Sequence[str], channel_axis: int, dtype: str
+) -> tuple[list[Tensor], Tensor]:
+    """Append epilogue stages to `output`.
+
+    Returns the extra inputs (bias [channels], residual [shape of output], in the order given)
+    and the last tensor, which has type `dtype`.
+    """
+    shape = shape_of(output)
+    inputs: list[Tensor] = []
+    for number, stage in enumerate(epilogue):
+        again = epilogue[:number].count(stage)
+        suffix = f"_{again + 1}" if again else ""
+        if stage == "bias":
+            inputs.append(placeholder(f"bias{suffix}", (shape[channel_axis],), dtype))
+        elif stage == "residual":
+            inputs.append(placeholder(f"residual{suffix}", shape, dtype))
+        extra = inputs[-1] if inputs else None
+        name = {"bias": "bias_add", "residual": "residual_add"}.get(stage, stage) + suffix
+        body = _stage(stage, output, extra, channel_axis)
+        output = compute(name, shape, body)
+    return inputs, cast(output, dtype)
+
+
+def _stage(stage: str, x: Tensor, extra: Tensor, channel_axis: int) -> Callable[..., Any]:
+    bodies: dict[str, Callable[..., Any]] = {
+        "bias": lambda *i: x[i] + wide(extra[i[channel_axis]]),
+        "residual": lambda *i: x[i] + wide(extra[i]),
+        "relu": lambda *i: te.max(x[i], const(0.0, x)),
+        "gelu": lambda *i: gelu_of(x[i]),
+    }
+    return bodies[stage]
+
+
+def cast(tensor: Tensor, dtype: str) -> Tensor:
+    """The tensor in type `dtype`; itself when it already is."""
+    if str(tensor.dtype) == dtype:
+        return tensor
+    return compute("cast", shape_of(tensor), lambda *i: tensor[i].astype(dtype))
+
+
+def name_of(kind: str, extents: Iterable[int], *tags: str) -> str:
+    """A readable task name: kind, extents, then the tags that are not empty."""
+    parts = [kind, "x".join(str(extent) for extent in extents), *tags]
+    return "_".join(part for part in parts if part)
+
+
+def finish(name: str, tensors: list[Tensor], target_like: TargetLike) -> task.Task:
+    """The task that computes the last tensor from the others."""
+    return task.Task.from_te(tensors, target_like, name=name)

@@ -1,0 +1,57 @@
+"""Matrix multiplication, plain or batched, with epilogues.
+
+Notation: C[m, n] = Σ_k A[m, k] · B[k, n]. Reads `common`; feeds `catalogue`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te
+
+from felix import task
+from felix.workloads import common
+
+
+@common.operator
+def gemm(
+    m: common.Extent,
+    n: common.Extent,
+    k: common.Extent,
+    *,
+    batch: common.Extent | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    epilogue: common.Epilogue = (),
+    dtype: common.DType = "float32",
+    target: common.TargetLike = "llvm",
+) -> task.Task:
+    """Matrix product A[m, k] · B[k, n], then the epilogue stages in order.
+
+    Args:
+        m, n: rows and columns of the result.
+        k: length of the inner product.
+        batch: number of independent products; every tensor gets a leading axis of this extent.
+        transpose_a: A is stored [k, m].
+        transpose_b: B is stored [n, k].
+        epilogue: stages of bias ([n]), relu, gelu (erf), residual (tensor of the result's shape).
+        dtype: type of inputs and output.
+        target: what to tune for.
+    """
+    lead = () if batch is None else (batch,)
+    a = common.placeholder("A", lead + ((k, m) if transpose_a else (m, k)), dtype)
+    b = common.placeholder("B", lead + ((n, k) if transpose_b else (k, n)), dtype)
+    rk = common.reduce_axis("k", k)
+
+    def product(*index: Any) -> Any:
+        *outer, i, j = index
+        x = a[(*outer, rk, i) if transpose_a else (*outer, i, rk)]
+        y = b[(*outer, j, rk) if transpose_b else (*outer, rk, j)]
+        return te.sum(common.wide(x) * common.wide(y), axis=rk)
+
+    result = common.compute("matmul", (*lead, m, n), product)
+    extra, output = common.add_epilogue(result, epilogue, len(lead) + 1, dtype)
+    layout = ("t" if transpose_a else "n") + ("t" if transpose_b else "n")
+    tags = ["" if layout == "nn" else layout, *epilogue, "" if dtype == "float32" else dtype]
+    name = common.name_of("gemm", (*lead, m, n, k), *tags)
+    return common.finish(name, [a, b, *extra, output], target)
