@@ -1,0 +1,109 @@
+"""Command line: `python -m costmodel collect | train | evaluate | compact`.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 could not be done
+(one line says why), 2 wrong usage, 130 interrupted; what was measured before is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from costmodel import commands
+from felix import errors
+
+
+def parser() -> argparse.ArgumentParser:
+    """All subcommands and options."""
+    top = argparse.ArgumentParser(prog="python -m costmodel", description=__doc__)
+    commands_of = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _collect(commands_of.add_parser("collect", help="measure schedules into a data set"))
+    _train(commands_of.add_parser("train", help="train a model, score it, write its card"))
+    _evaluate(commands_of.add_parser("evaluate", help="score a model and the baselines"))
+    compact = commands_of.add_parser("compact", help="copy a data set into one part per table")
+    compact.add_argument("source", help="data set folder")
+    compact.add_argument("folder", help="new folder")
+    compact.set_defaults(run=commands.compact)
+    return top
+
+
+def _collect(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--target", default="llvm", help="llvm, cuda, a tag or JSON (%(default)s)")
+    sub.add_argument("--out", required=True, help="data set folder; continued if it exists")
+    sub.add_argument("--workloads", default="builtin", help="file of workload lines, or builtin")
+    sub.add_argument("--per-workload", type=_positive, default=80, metavar="N")
+    sub.add_argument("--seconds", type=_seconds, help="stop after this long")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--model", help="checkpoint that chooses half of the schedules")
+    sub.set_defaults(run=commands.collect)
+
+
+def _split_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--data", required=True, nargs="+", help="data set folders")
+    sub.add_argument("--cache", help="folder for computed features")
+    sub.add_argument("--split", choices=("workload", "operator"), default="workload")
+    sub.add_argument("--validation", type=float, default=0.15, help="share (%(default)s)")
+    sub.add_argument("--test", type=float, default=0.15, help="share (%(default)s)")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--threads", type=_positive, default=2)
+
+
+def _train(sub: argparse.ArgumentParser) -> None:
+    _split_options(sub)
+    sub.add_argument("--out", required=True, help="checkpoint to write")
+    sub.add_argument("--epochs", type=_positive, default=200)
+    sub.add_argument("--patience", type=_positive, default=30)
+    sub.add_argument("--lr", type=float, default=2e-3)
+    sub.add_argument("--hidden", type=_positive, default=128)
+    sub.add_argument("--blocks", type=_positive, default=2)
+    sub.add_argument("--prior", help="feature holding an analytic latency in us")
+    sub.add_argument("--rank-weight", type=float, default=0.5)
+    sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
+    sub.add_argument(
+        "--final", action="store_true", help="after scoring, train again on all workloads"
+    )
+    sub.set_defaults(run=commands.train)
+
+
+def _evaluate(sub: argparse.ArgumentParser) -> None:
+    _split_options(sub)
+    sub.add_argument("--model", help="checkpoint; only the baselines when left out")
+    sub.add_argument("--part", choices=("test", "validation", "all"), default="test")
+    sub.add_argument("--baselines", action="store_true", help="also analytic and trees")
+    sub.add_argument("--per-task", action="store_true", help="table per workload")
+    sub.add_argument("--out", help="JSON file to write")
+    sub.set_defaults(run=commands.evaluate)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive time")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    options = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options.run(options, " ".join(["python -m costmodel", *given]))
+    except errors.FelixError as error:
+        print(f"costmodel: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("costmodel: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The bridge to Felix: stored workloads to tasks, decisions to rows of features.
+
+Everything of `felix` that the cost model's tools use is called here, so that the rest can be
+tested with fakes. Reads `felix.workloads`, `felix.sketch`, `felix.features.spec`; feeds
+`tasks` and `collect`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel import dataset as data
+from costmodel import tasks as task_data
+from felix import errors
+
+
+def features_version() -> int:
+    """`FEATURES_VERSION` of this Felix."""
+    from felix.features import spec
+
+    return int(spec.FEATURES_VERSION)
+
+
+def workload(text: str) -> data.Workload:
+    """The workload of one line of the text form ("gemm:64,64,64,epilogue=relu").
+
+    Raises:
+        WorkloadError: the line names no operator or its parameters are bad.
+    """
+    from felix import workloads
+    from felix.workloads import catalogue
+
+    operator, given = catalogue.parse_params(text)
+    task = workloads.build(operator, given, "llvm")
+    params = json.dumps(given, sort_keys=True, separators=(",", ":"))
+    key = data.workload_key(operator, params, None)
+    return data.Workload(key, task.name, operator, params, None, task.flops, task.min_bytes)
+
+
+def target_text(target: str) -> str:
+    """A target given by a user ("llvm", or JSON) in the canonical JSON that records carry."""
+    from felix import target as felix_target
+
+    return felix_target.describe(felix_target.parse(target))
+
+
+def task_of(workload: data.Workload, target: str) -> Any:
+    """The `felix.Task` of a stored workload.
+
+    Raises:
+        WorkloadError: operator or parameters are unknown to this version.
+    """
+    from felix import task, workloads
+
+    if workload.params is not None:
+        return workloads.build(workload.operator, json.loads(workload.params), target)
+    if workload.tir is None:
+        raise errors.WorkloadError(f"workload {workload.name} has neither parameters nor TIR")
+    return task.Task.from_json(workload.tir, target)
+
+
+def mask_of(rows: NDArray[np.floating[Any]], names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which rows exist [N, R]: those whose store runs at least once."""
+    exists: NDArray[np.bool_] = rows[..., names.index("trip_count")] > 0
+    return exists
+
+
+class FelixFeaturizer:
+    """`tasks.Featurizer` over Felix' sketches and formulas; keeps the last few workloads."""
+
+    def __init__(self) -> None:
+        self.version = features_version()
+        self._names: tuple[str, ...] = ()
+        self._sketches = functools.lru_cache(maxsize=4)(self._make_sketches)
+
+    def names(self) -> tuple[str, ...]:
+        """Feature names in column order."""
+        if not self._names:
+            from felix.features import spec
+
+            self._names = tuple(spec.NAMES)
+        return self._names
+
+    def rows(
+        self, workload: data.Workload, target: str, sketch: int, key: str, batch: NDArray[np.int64]
+    ) -> task_data.Rows | None:
+        """Exact features of the decisions; None when that sketch changed or is gone."""
+        found = [s for s in self._sketches(workload, target) if s.key == key]
+        if not found or batch.shape[1] != len(found[0].variables):
+            return None
+        formulas = found[0].formulas
+        self._names = tuple(formulas.names)
+        values = np.asarray(formulas.exact(batch), dtype=np.float32)
+        return task_data.Rows(values, mask_of(values, self._names))
+
+    def _make_sketches(self, workload: data.Workload, target: str) -> list[Any]:
+        return sketches_of(task_of(workload, target))
+
+
+def sketches_of(task: Any) -> list[Any]:
+    """The sketches of a task."""
+    import felix
+
+    return list(felix.sketches(task))
+
+
+def pool_for(task: Any) -> Any:
+    """A measuring pool on this machine that checks results against the task's program."""
+    from felix.measure import local
+
+    return local.LocalPool(task)
