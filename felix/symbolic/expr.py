@@ -83,7 +83,7 @@ class Minimum(_Operator):
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
         if a == b:
             return a
-        if a.is_number and b.is_number:
+        if a.is_Number and b.is_Number:
             return a if a <= b else b
         return None
 
@@ -97,7 +97,7 @@ class Maximum(_Operator):
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
         if a == b:
             return a
-        if a.is_number and b.is_number:
+        if a.is_Number and b.is_Number:
             return a if a >= b else b
         return None
 
@@ -110,7 +110,7 @@ class Absolute(_Operator):
 
     @classmethod
     def eval(cls, a: Expr) -> Expr | None:
-        if a.is_number:
+        if a.is_Number:
             return abs(a)
         return a if a.is_nonnegative else None
 
@@ -122,7 +122,7 @@ class Floor(_Operator):
 
     @classmethod
     def eval(cls, a: Expr) -> Expr | None:
-        if a.is_number:
+        if a.is_Number:
             return sympy.floor(a)
         return a if a.is_integer else None
 
@@ -134,7 +134,7 @@ class Ceiling(_Operator):
 
     @classmethod
     def eval(cls, a: Expr) -> Expr | None:
-        if a.is_number:
+        if a.is_Number:
             return sympy.ceiling(a)
         return a if a.is_integer else None
 
@@ -149,7 +149,7 @@ class Less(_Operator):
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
         if a == b:
             return ZERO
-        if a.is_number and b.is_number:
+        if a.is_Number and b.is_Number:
             return ONE if a < b else ZERO
         return None
 
@@ -164,7 +164,7 @@ class LessEqual(_Operator):
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
         if a == b:
             return ONE
-        if a.is_number and b.is_number:
+        if a.is_Number and b.is_Number:
             return ONE if a <= b else ZERO
         return None
 
@@ -179,7 +179,7 @@ class Equal(_Operator):
     def eval(cls, a: Expr, b: Expr) -> Expr | None:
         if a == b:
             return ONE
-        if a.is_number and b.is_number:
+        if a.is_Number and b.is_Number:
             return ZERO
         return None
 
