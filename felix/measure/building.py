@@ -52,7 +52,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
     Raises:
         ValueError: a module with device code and no linker.
     """
-    library = tvm.build(mod, target)
+    library = tvm.tirx.build(mod, target)
     link = resolve(link)
     if link is Link.JIT:
         if len(library.imports):

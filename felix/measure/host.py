@@ -69,7 +69,7 @@ def _import_tvm() -> None:
 
     # The first build sets up LLVM; workers inherit it.
     i = tvm.te.compute((1,), lambda i: i, name="warm")
-    tvm.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
+    tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
     from felix.measure import building, running  # noqa: F401
 
 

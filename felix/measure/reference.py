@@ -187,12 +187,16 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
         return
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
     reduction = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
-    if reduction and len(spatial) > 1 and int(sch.get(spatial[-1]).extent) >= _MIN_INNER_EXTENT:
+    moved = (
+        reduction and len(spatial) > 1 and int(sch.get(spatial[-1]).extent) >= _MIN_INNER_EXTENT
+    )
+    if moved:
         inner = spatial.pop()
         sch.reorder(*spatial, *reduction, inner)
-        sch.decompose_reduction(block, reduction[0])
     if spatial:
         sch.parallel(sch.fuse(*spatial))
+    if moved:  # last: what is left of the block afterwards cannot be made parallel
+        sch.decompose_reduction(block, reduction[0])
 
 
 def _random(arg: Argument, rng: np.random.Generator, positive: bool) -> Array:

@@ -126,7 +126,7 @@ def _reference_outputs(
     seed: int,
 ) -> tuple[dict[int, reference.Array], bool]:
     """Expected outputs by argument index, and whether positive inputs were needed."""
-    func = tvm.build(reference.scheduled(mod), host)["main"]
+    func = tvm.tirx.build(reference.scheduled(mod), host)["main"]
     for positive in (False, True):
         tensors = [
             tvm.runtime.tensor(array) for array in reference.inputs(args, seed, positive=positive)

@@ -1,0 +1,133 @@
+"""Inputs, roles, reference programs and tolerances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+from tvm.script import tirx as T
+
+from felix.measure import reference
+
+
+def _mod(*tensors: te.Tensor) -> tvm.IRModule:
+    return tvm.IRModule({"main": te.create_prim_func(list(tensors))})
+
+
+def _gemm(n: int, dtype: str = "float32") -> tvm.IRModule:
+    a = te.placeholder((n, n), name="a", dtype=dtype)
+    b = te.placeholder((n, n), name="b", dtype=dtype)
+    k = te.reduce_axis((0, n), name="k")
+    return _mod(a, b, te.compute((n, n), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c"))
+
+
+def _run(mod: tvm.IRModule, arrays: list[reference.Array]) -> list[reference.Array]:
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.tirx.build(mod, "llvm")["main"](*tensors)
+    return [tensor.numpy() for tensor in tensors]
+
+
+@T.prim_func(s_tir=True)
+def scale(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
+    for i in range(8):
+        with T.sblock("scale"):
+            vi = T.axis.spatial(8, i)
+            b[vi] = b[vi] * a[vi]
+
+
+def test_roles_and_reproducible_inputs() -> None:
+    args = reference.arguments(_gemm(8))
+    assert [(a.name, a.is_input, a.is_output) for a in args] == [
+        ("a", True, False),
+        ("b", True, False),
+        ("c", False, True),
+    ]
+    one, two = (reference.inputs(args, 7, positive=False) for _ in range(2))
+    assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip(one, two, strict=True))
+    assert np.isnan(one[2]).all() and not np.array_equal(one[0], one[1])
+    assert not np.array_equal(one[0], reference.inputs(args, 8, positive=False)[0])
+    assert (reference.inputs(args, 7, positive=True)[0] >= 0.5).all()
+
+
+def test_in_place_program_starts_from_random_contents() -> None:
+    mod = tvm.IRModule({"main": scale.with_attr("global_symbol", "main")})
+    args = reference.arguments(mod)
+    assert args[1].is_input and args[1].is_output
+    assert np.isfinite(reference.inputs(args, 0, positive=False)[1]).all()
+
+
+def test_index_tensors_stay_inside_what_they_index() -> None:
+    table = te.placeholder((5, 3), name="table")
+    rows = te.placeholder((64,), name="rows", dtype="int32")
+    args = reference.arguments(_mod(table, rows, topi.take(table, rows, axis=0)))
+    assert args[1].index_bound == 5
+    values = reference.inputs(args, 0, positive=False)[1]
+    assert values.min() >= 0 and values.max() < 5
+    plain = te.placeholder((64,), name="plain", dtype="int8")
+    args = reference.arguments(_mod(plain, te.compute((64,), lambda i: plain[i] + plain[i])))
+    assert reference.inputs(args, 0, positive=False)[0].min() < 0
+
+
+@pytest.mark.parametrize("n", [7, 64])
+def test_scheduled_reference_equals_the_unscheduled_program(n: int) -> None:
+    mod = _gemm(n)
+    before = mod.script()
+    arrays = reference.inputs(reference.arguments(mod), 0, positive=False)
+    fast = reference.scheduled(mod)
+    assert mod.script() == before and "T.parallel" in fast.script()
+    want = _run(mod, arrays)[2]
+    assert reference.mismatch(_run(fast, arrays)[2], want, 1e-6) is None
+    assert reference.mismatch(want, arrays[0] @ arrays[1], reference.tolerance(mod)) is None
+
+
+def test_scheduled_reference_of_a_chain() -> None:
+    x = te.placeholder((16, 33), name="x")
+    mod = _mod(x, topi.nn.softmax(x, axis=1))
+    arrays = reference.inputs(reference.arguments(mod), 0, positive=False)
+    got = _run(reference.scheduled(mod), arrays)[1]
+    exp = np.exp(arrays[0] - arrays[0].max(1, keepdims=True))
+    assert np.allclose(got, exp / exp.sum(1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "low", "high"),
+    [("float32", 512, 5e-6, 2e-5), ("float16", 64, 1e-2, 5e-2), ("int32", 64, 0.0, 0.0)],
+)
+def test_tolerance_follows_dtype_and_reduction(
+    dtype: str, n: int, low: float, high: float
+) -> None:
+    mod = _gemm(n, dtype)
+    assert reference.reduction_length(mod) == n
+    assert low <= reference.tolerance(mod) <= high
+
+
+def test_tolerance_separates_rounding_from_a_missing_term() -> None:
+    n = 4096
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((8, n), dtype="f4"), rng.standard_normal((n, 64), dtype="f4")
+    exact = (a.astype("f8") @ b.astype("f8")).astype("f4")
+    sequential = np.zeros((8, 64), "f4")
+    for k in range(n):
+        sequential += a[:, k : k + 1] * b[k]
+    relative = reference.tolerance(_gemm(8)) * (32 + 2 * 64) / (32 + 2 * 8**0.5)
+    assert reference.mismatch(sequential, exact, relative) is None
+    missing = sequential - a[:, 5:6] * b[5]
+    assert reference.mismatch(missing, exact, relative) is not None
+
+
+def test_mismatch_says_where_and_handles_special_values() -> None:
+    want = np.array([[1.0, np.nan, np.inf]], "float32")
+    assert reference.mismatch(want.copy(), want, 1e-5) is None
+    got = np.array([[np.nan, np.nan, np.inf]], "float32")
+    message = reference.mismatch(got, want, 1e-5)
+    assert message is not None and "1 of 3" in message and "[0, 0]" in message
+    assert reference.mismatch(np.array([3]), np.array([3]), 0.0) is None
+    assert reference.mismatch(np.array([3]), np.array([4]), 0.0) is not None
+
+
+def test_bfloat16_round_trip() -> None:
+    args = reference.arguments(_gemm(8, "bfloat16"))
+    arrays = reference.inputs(args, 0, positive=False)
+    assert arrays[0].dtype.name == "bfloat16" and np.isnan(arrays[2].astype("f4")).all()
+    assert reference.mismatch(arrays[0], arrays[0], 0.01) is None
