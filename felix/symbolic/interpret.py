@@ -1,0 +1,334 @@
+"""Interpret a MetaSchedule trace on the symbolic program.
+
+`parse` turns a TVM trace into plain instructions once; `interpret` runs them, with a value for
+each sampling instruction: numbers give a concrete program, symbols a symbolic one. Compute
+locations are always numbers, for they choose the structure. Reads `symbolic.instructions`;
+feeds `symbolic.postprocs`, `felix.sketch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import instructions, ir, scalar
+from felix.symbolic.ir import Block, Loop, Program, Scalar
+
+INLINE, ROOT = -2, -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ref:
+    """A random variable of the trace, by number."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instruction:
+    """One schedule instruction with plain operands.
+
+    Attributes:
+        position: index in the trace's instructions.
+        inputs: `Ref`s and constants.
+        attrs: strings, ints, lists.
+        outputs: the random variables it defines.
+    """
+
+    position: int
+    kind: str
+    inputs: tuple[Any, ...]
+    attrs: tuple[Any, ...]
+    outputs: tuple[Ref, ...]
+
+
+def parse(trace: Any) -> list[Instruction]:
+    """Plain instructions of a TVM trace, up to the postprocessors."""
+    numbers: dict[Any, Ref] = {}
+    result = []
+    for position, inst in enumerate(trace.insts):
+        kind = inst.kind.name
+        if kind == "EnterPostproc":
+            break
+        inputs = tuple(_plain(x, numbers) for x in inst.inputs)
+        for rv in inst.outputs:
+            numbers[rv] = Ref(len(numbers))
+        outputs = tuple(numbers[rv] for rv in inst.outputs)
+        attrs = tuple(_plain(x, numbers) for x in inst.attrs)
+        result.append(Instruction(position, kind, inputs, attrs, outputs))
+    return result
+
+
+def _plain(value: Any, numbers: Mapping[Any, Ref]) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if type(value).__name__ in ("IntImm", "FloatImm"):
+        return value.value
+    if type(value).__name__ == "StringImm":
+        return str(value.value)
+    if type(value).__name__ in ("Array", "List", "list", "tuple"):
+        return tuple(_plain(x, numbers) for x in value)
+    if value in numbers:
+        return numbers[value]
+    raise UnsupportedSchedule(f"operand {value} of type {type(value).__name__} in a trace")
+
+
+@dataclasses.dataclass(slots=True)
+class State:
+    """What interpretation has built so far.
+
+    Attributes:
+        values: random variable -> Block, Loop, Scalar, or INLINE / ROOT for a location.
+        decide: sampling instruction -> values of its outputs.
+        conditions: expressions that must be <= 0 for the decisions to be legal.
+    """
+
+    program: Program
+    decide: Callable[[Instruction], Sequence[Scalar]]
+    values: dict[Ref, Any] = dataclasses.field(default_factory=dict)
+    conditions: list[Scalar] = dataclasses.field(default_factory=list)
+
+    def get(self, operand: Any) -> Any:
+        return self.values[operand] if isinstance(operand, Ref) else operand
+
+
+def interpret(
+    program: Program,
+    trace: Sequence[Instruction],
+    decide: Callable[[Instruction], Sequence[Scalar]],
+) -> State:
+    """Run the trace on `program`, which is changed.
+
+    Raises:
+        UnsupportedSchedule: an instruction or its effect is not modelled.
+    """
+    state = State(program, decide)
+    for inst in trace:
+        handler = HANDLERS.get(inst.kind)
+        if handler is None:
+            raise UnsupportedSchedule(f"schedule instruction {inst.kind} is not modelled")
+        outputs = handler(state, inst)
+        if len(outputs) != len(inst.outputs):
+            raise UnsupportedSchedule(
+                f"{inst.kind}: {len(inst.outputs)} results expected, {len(outputs)} modelled"
+            )
+        for ref, value in zip(inst.outputs, outputs, strict=True):
+            state.values[ref] = value
+    return state
+
+
+def _get_block(state: State, inst: Instruction) -> list[Any]:
+    name = inst.attrs[0]
+    if name == "root":
+        return [state.program]
+    return [state.program.block(name)]
+
+
+def _get_loops(state: State, inst: Instruction) -> list[Any]:
+    return list(state.program.loops_of(state.get(inst.inputs[0])))
+
+
+def _consumers(state: State, inst: Instruction) -> list[Any]:
+    return consumers(state.program, state.get(inst.inputs[0]))
+
+
+def consumers(program: Program, block: Block) -> list[Block]:
+    """Blocks that read what `block` writes, in program order."""
+    target = block.store.target.buffer
+    return [
+        b for _, b in program.walk() if b is not block and any(a.buffer is target for a in b.reads)
+    ]
+
+
+def _producers(state: State, inst: Instruction) -> list[Any]:
+    block: Block = state.get(inst.inputs[0])
+    read = {id(a.buffer) for a in block.reads}
+    return [
+        b
+        for _, b in state.program.walk()
+        if b is not block and id(b.store.target.buffer) in read
+    ]
+
+
+def _sample(state: State, inst: Instruction) -> list[Any]:
+    return list(state.decide(inst))
+
+
+def _sample_location(state: State, inst: Instruction) -> list[Any]:
+    (location,) = state.decide(inst)
+    block: Block = state.get(inst.inputs[0])
+    if location in (INLINE, ROOT):
+        return [location]
+    readers = consumers(state.program, block)
+    loops = state.program.loops_of(readers[0]) if readers else []
+    if location >= len(loops):
+        raise UnsupportedSchedule(f"compute location {location} does not exist")
+    state.conditions += location_conditions(loops, location)
+    return [loops[location]]
+
+
+def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
+    """Expressions <= 0 where TVM offers loop `location` of a consumer's nest.
+
+    TVM skips unit loops, and stops at a data-parallel loop that follows a reduction loop
+    (CollectComputeLocation).
+    """
+    conditions: list[Scalar] = [2 - loops[location].extent]
+    parallel = [is_data_parallel(lp) for lp in loops[: location + 1]]
+    for k in range(location + 1):
+        for j in range(k):
+            broken = scalar.both(scalar.negated(parallel[j]), parallel[k])
+            units = scalar.minimum(loops[j].extent, loops[k].extent) - 1
+            violation = scalar.select(broken, units, 0)
+            if not scalar.is_static(violation, 0):
+                conditions.append(violation)
+    return conditions
+
+
+def is_data_parallel(loop: Loop) -> Scalar:
+    """Condition that no reduction iterator below is bound to the loop (GetLoopIterType)."""
+    reduced: Scalar = 0
+    for block in ir.blocks_under(loop):
+        for it, binding in zip(block.iters, block.bindings, strict=True):
+            if it.kind == "reduce":
+                for digit in loop.digits:
+                    reduced = scalar.either(reduced, mentions(binding, digit))
+    return scalar.negated(reduced)
+
+
+def mentions(binding: ir.Affine, digit: ir.Digit) -> Scalar:
+    """Condition that a loop's digit occurs in a binding, directly or through a derived digit."""
+    found = binding.mentions(digit)
+    for other in binding.terms:
+        if other.source is not None:
+            occurs = scalar.both(
+                scalar.negated(scalar.equal(other.extent, 1)), mentions(other.source.flat, digit)
+            )
+            found = scalar.either(found, occurs)
+    return found
+
+
+def _split(state: State, inst: Instruction) -> list[Any]:
+    loop = state.get(inst.inputs[0])
+    factors = [state.get(x) for x in inst.inputs[1:]]
+    return list(instructions.split(state.program, loop, factors))
+
+
+def _fuse(state: State, inst: Instruction) -> list[Any]:
+    return [instructions.fuse([state.get(x) for x in inst.inputs])]
+
+
+def _reorder(state: State, inst: Instruction) -> list[Any]:
+    instructions.reorder(state.program, [state.get(x) for x in inst.inputs])
+    return []
+
+
+def _bind(state: State, inst: Instruction) -> list[Any]:
+    loop: Loop = state.get(inst.inputs[0])
+    loop.kind, loop.thread = "thread", inst.attrs[0]
+    return []
+
+
+def _kind(kind: ir.LoopKind) -> Callable[[State, Instruction], list[Any]]:
+    def handler(state: State, inst: Instruction) -> list[Any]:
+        state.get(inst.inputs[0]).kind = kind
+        return []
+
+    return handler
+
+
+def _annotate(state: State, inst: Instruction) -> list[Any]:
+    target, value = state.get(inst.inputs[0]), state.get(inst.inputs[1])
+    _annotations(target)[inst.attrs[0]] = value
+    return []
+
+
+def _unannotate(state: State, inst: Instruction) -> list[Any]:
+    _annotations(state.get(inst.inputs[0])).pop(inst.attrs[0], None)
+    return []
+
+
+def _annotations(target: Program | Block | Loop) -> dict[str, Any]:
+    return target.root_annotations if isinstance(target, Program) else target.annotations
+
+
+def _cache_read(state: State, inst: Instruction) -> list[Any]:
+    block = state.get(inst.inputs[0])
+    readers = [state.get(x) for x in inst.inputs[1]] if len(inst.inputs) > 1 else []
+    index, scope = inst.attrs[0], inst.attrs[1]
+    return [instructions.cache_read(state.program, block, index, scope, readers)]
+
+
+def _cache_write(state: State, inst: Instruction) -> list[Any]:
+    block = state.get(inst.inputs[0])
+    return [instructions.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
+
+
+def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
+    def handler(state: State, inst: Instruction) -> list[Any]:
+        block, loop = (state.get(x) for x in inst.inputs)
+        if loop == INLINE:
+            instructions.compute_inline(state.program, block)
+        elif loop != ROOT:
+            instructions.compute_at(state.program, block, loop, reverse)
+        return []
+
+    return handler
+
+
+def _compute_inline(state: State, inst: Instruction) -> list[Any]:
+    instructions.compute_inline(state.program, state.get(inst.inputs[0]))
+    return []
+
+
+def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
+    instructions.reverse_compute_inline(state.program, state.get(inst.inputs[0]))
+    return []
+
+
+def _set_scope(state: State, inst: Instruction) -> list[Any]:
+    block: Block = state.get(inst.inputs[0])
+    block.store.target.buffer.scope = inst.attrs[1]
+    return []
+
+
+def _rfactor(state: State, inst: Instruction) -> list[Any]:
+    return [instructions.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
+
+
+def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
+    return [instructions.add_unit_loop(state.program, state.get(inst.inputs[0]))]
+
+
+#: Instruction name -> what it does; the whole vocabulary of the default design spaces.
+HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
+    "GetSBlock": _get_block,
+    "GetLoops": _get_loops,
+    "GetConsumers": _consumers,
+    "GetProducers": _producers,
+    "SamplePerfectTile": _sample,
+    "SampleCategorical": _sample,
+    "SampleComputeLocation": _sample_location,
+    "Split": _split,
+    "Fuse": _fuse,
+    "Reorder": _reorder,
+    "Bind": _bind,
+    "Parallel": _kind("parallel"),
+    "Vectorize": _kind("vectorized"),
+    "Unroll": _kind("unrolled"),
+    "Annotate": _annotate,
+    "Unannotate": _unannotate,
+    "CacheRead": _cache_read,
+    "CacheWrite": _cache_write,
+    "ComputeAt": _compute_at(reverse=False),
+    "ReverseComputeAt": _compute_at(reverse=True),
+    "ComputeInline": _compute_inline,
+    "ReverseComputeInline": _reverse_compute_inline,
+    "SetScope": _set_scope,
+    "RFactor": _rfactor,
+    "AddUnitLoop": _add_unit_loop,
+}

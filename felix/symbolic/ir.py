@@ -1,0 +1,269 @@
+"""The symbolic program: loops, blocks and buffers whose sizes are expressions.
+
+A `Scalar` is a Python int or a sympy expression in the decision variables, so one and the same
+program form serves two uses: with variables left symbolic it yields formulas; with every
+variable given a number it is a concrete loop nest, which is what is compared with TVM.
+
+Notation
+    digit   one original loop before fusion; a loop is a row of digits, outermost first, and its
+            extent is the product of their extents. Fusing concatenates digits.
+    affine  sum of (coefficient x digit) + constant: how a block iterator is bound to loops.
+    iter    block iterator, a sympy symbol; buffer indices are expressions in iters.
+
+Reads `symbolic.expr`; feeds every other module of `felix.symbolic`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import sympy
+
+from felix.symbolic import scalar
+
+Scalar = Any  # int | sympy.Expr
+IterKind = Literal["spatial", "reduce"]
+LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "thread"]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Digit:
+    """An elementary loop variable, 0 <= digit < extent.
+
+    Attributes:
+        extent: number of values.
+        sticky: True while TVM keeps the variable in bindings even when `extent` is 1 (plain
+            loops); False once it was fused, when a unit digit vanishes from every expression.
+        source: set when the loop of this digit was split against its grain: the digit is
+            (flat // inner) % extent (without the % when it is the outermost one).
+    """
+
+    name: str
+    extent: Scalar
+    sticky: bool = True
+    source: Source | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Source:
+    """How a derived digit is computed: (flat // inner) [% extent]."""
+
+    flat: Affine
+    inner: Scalar
+    outermost: bool
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Affine:
+    """sum(coefficient * digit) + constant over distinct digits.
+
+    `fading` holds digits whose term TVM simplified away where their extent is 1, although the
+    digit itself is sticky (the minimum of a region computed under a loop).
+    """
+
+    terms: dict[Digit, Scalar]
+    constant: Scalar = 0
+    fading: frozenset[Digit] = frozenset()
+
+    def scaled(self, factor: Scalar) -> Affine:
+        terms = {d: c * factor for d, c in self.terms.items()}
+        return Affine(terms, self.constant * factor, self.fading)
+
+    def plus(self, other: Affine) -> Affine:
+        terms = dict(self.terms)
+        for digit, coefficient in other.terms.items():
+            terms[digit] = terms[digit] + coefficient if digit in terms else coefficient
+        return Affine(terms, self.constant + other.constant, self.fading | other.fading)
+
+    def substituted(self, digit: Digit, value: Affine) -> Affine:
+        if digit not in self.terms:
+            return self
+        terms = dict(self.terms)
+        coefficient = terms.pop(digit)
+        return Affine(terms, self.constant, self.fading).plus(value.scaled(coefficient))
+
+    def mentions(self, digit: Digit) -> Scalar:
+        """Condition (0/1) that `digit` occurs in the expression TVM holds for this binding."""
+        if digit not in self.terms:
+            return 0
+        if digit.sticky and digit not in self.fading:
+            return 1
+        return scalar.negated(scalar.equal(digit.extent, 1))
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Loop:
+    """A loop around `body`; `thread` names the axis when `kind` is "thread".
+
+    `parallel` and `vector` are conditions (0/1): in a symbolic program whether TVM's
+    postprocessors fuse the loop into the parallel or the vectorized one depends on extents.
+    """
+
+    digits: list[Digit]
+    body: list[Loop | Block]
+    kind: LoopKind = "serial"
+    thread: str | None = None
+    parallel: Scalar = 0
+    vector: Scalar = 0
+    annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def extent(self) -> Scalar:
+        return product(d.extent for d in self.digits)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Iter:
+    """A block iterator: its symbol, the extent of its domain [0, extent) and its kind."""
+
+    symbol: sympy.Symbol
+    extent: Scalar
+    kind: IterKind
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Buffer:
+    """A tensor in memory. `scope` is global, shared or local; `is_parameter` for arguments."""
+
+    name: str
+    shape: tuple[Scalar, ...]
+    dtype: str
+    dtype_bytes: int
+    scope: str = "global"
+    is_parameter: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Access:
+    """One element access: buffer and index expressions in the iters of the block."""
+
+    buffer: Buffer
+    indices: tuple[sympy.Expr, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+    """Right-hand side of a store as a tree.
+
+    op: "load" (access set), "const", "iter" (an integer expression of the iters, `expr` set),
+        "if" (args: condition, then, else; lazy), "select" (eager), or an operation name as in
+        `OPERATION_KINDS` of `symbolic.load`.
+    """
+
+    op: str
+    is_float: bool
+    args: tuple[Value, ...] = ()
+    access: Access | None = None
+    expr: sympy.Expr | None = None
+
+    def walk(self) -> Iterator[Value]:
+        for arg in self.args:
+            yield from arg.walk()
+        yield self
+
+    def loads(self) -> list[Access]:
+        """Accesses of all loads, children before parents, left to right."""
+        return [v.access for v in self.walk() if v.access is not None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[indices] = value."""
+
+    target: Access
+    value: Value
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Block:
+    """A block: iterators bound to affine expressions of digits, an update store, maybe an init.
+
+    guards: digits' affine expression and bound, meaning the block runs only where
+        expression < bound (overhang of a split that does not divide).
+    """
+
+    name: str
+    iters: list[Iter]
+    bindings: list[Affine]
+    store: Store
+    init: Store | None = None
+    guards: list[tuple[Affine, Scalar]] = dataclasses.field(default_factory=list)
+    annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def writes(self) -> list[Access]:
+        return [self.store.target]
+
+    @property
+    def reads(self) -> list[Access]:
+        """Distinct read accesses in program order; a reduction reads its own target first.
+
+        The order is TVM's: of a reduction block the destination comes first.
+        """
+        return list(dict.fromkeys(self.store.value.loads()))
+
+    @property
+    def is_reduction(self) -> bool:
+        return any(i.kind == "reduce" for i in self.iters)
+
+    def binding(self, symbol: sympy.Symbol) -> Affine:
+        for it, affine in zip(self.iters, self.bindings, strict=True):
+            if it.symbol == symbol:
+                return affine
+        raise KeyError(symbol)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Program:
+    """A whole function: buffers by name and the trees of its root block."""
+
+    buffers: dict[str, Buffer]
+    body: list[Loop | Block]
+    root_annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def walk(self) -> Iterator[tuple[list[Loop], Block]]:
+        """(enclosing loops outermost first, block) of every block, in program order."""
+        yield from _walk(self.body, [])
+
+    def block(self, name: str) -> Block:
+        for _, block in self.walk():
+            if block.name == name:
+                return block
+        raise KeyError(name)
+
+    def loops_of(self, block: Block) -> list[Loop]:
+        for loops, other in self.walk():
+            if other is block:
+                return loops
+        raise KeyError(block.name)
+
+    def children(self, loops: list[Loop]) -> list[Loop | Block]:
+        """The statement list directly under the innermost of `loops` (the root if empty)."""
+        return loops[-1].body if loops else self.body
+
+
+def _walk(
+    nodes: list[Loop | Block], outer: list[Loop]
+) -> Iterator[tuple[list[Loop], Block]]:
+    for node in nodes:
+        if isinstance(node, Block):
+            yield outer, node
+        else:
+            yield from _walk(node.body, [*outer, node])
+
+
+def blocks_under(node: Loop | Block) -> list[Block]:
+    """All blocks of a subtree, in program order."""
+    return [block for _, block in _walk([node], [])]
+
+
+def product(values: Any) -> Scalar:
+    """Product of scalars; 1 for none."""
+    result: Scalar = 1
+    for value in values:
+        result = result * value
+    return result
+
+

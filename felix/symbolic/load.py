@@ -1,0 +1,245 @@
+"""From a TVM PrimFunc to the symbolic program's form, before any schedule instruction.
+
+Reads a PrimFunc whose root block holds loop nests over single-store blocks, as `te` and the
+front ends produce. Feeds `symbolic.interpret`. Nothing is simplified: the value tree keeps the
+operations TVM will execute, so that counting nodes counts operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import tvm
+from tvm import tirx
+from tvm.ir.expr import Call, TensorLoad
+from tvm.s_tir import stmt as s_stmt
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import expr, ir
+
+#: TIR node -> operation name in `ir.Value`.
+BINARY = {
+    tirx.Add: "add",
+    tirx.Sub: "sub",
+    tirx.Mul: "mul",
+    tirx.Div: "div",
+    tirx.FloorDiv: "floordiv",
+    tirx.FloorMod: "floormod",
+    tirx.Mod: "floormod",
+    tirx.Min: "min",
+    tirx.Max: "max",
+    tirx.EQ: "eq",
+    tirx.NE: "ne",
+    tirx.LT: "lt",
+    tirx.LE: "le",
+    tirx.GT: "gt",
+    tirx.GE: "ge",
+    tirx.And: "and",
+    tirx.Or: "or",
+}
+
+_INDEX_OPERATIONS: dict[type[Any], Any] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.FloorDiv: expr.FloorDiv,
+    tirx.FloorMod: expr.FloorMod,
+    tirx.Min: expr.Minimum,
+    tirx.Max: expr.Maximum,
+}
+
+#: What each operation counts as, for float and other types alike (see features.spec).
+OPERATION_KINDS = {
+    "add": "addsub",
+    "sub": "addsub",
+    "mul": "mul",
+    "div": "divmod",
+    "floordiv": "divmod",
+    "floormod": "divmod",
+    "min": "cmp",
+    "max": "cmp",
+    "eq": "cmp",
+    "ne": "cmp",
+    "lt": "cmp",
+    "le": "cmp",
+    "gt": "cmp",
+    "ge": "cmp",
+    "and": "bool",
+    "or": "bool",
+    "not": "bool",
+    "select": "select",
+    "if": "select",
+    "math": "math",
+}
+
+_Vars = dict[Any, sympy.Expr]
+
+
+def load(func: tirx.PrimFunc) -> ir.Program:
+    """The program of `func`; raises UnsupportedSchedule for forms the engine does not model."""
+    root = func.body
+    if not isinstance(root, s_stmt.SBlockRealize):
+        raise UnsupportedSchedule("the function has no root block; pass an s_tir PrimFunc")
+    buffers: dict[str, ir.Buffer] = {}
+    for param in func.params:
+        buffers[param.name] = make_buffer(param, is_parameter=True)
+    for buffer in root.block.alloc_buffers:
+        buffers[buffer.name] = make_buffer(buffer)
+    return ir.Program(buffers, _load_statement(root.block.body, buffers, {}))
+
+
+def make_buffer(buffer: Any, is_parameter: bool = False) -> ir.Buffer:
+    """The Buffer of a TVM buffer with constant shape."""
+    shape = tuple(_constant(extent, f"shape of buffer {buffer.name}") for extent in buffer.shape)
+    dtype = str(buffer.dtype)
+    return ir.Buffer(buffer.name, shape, dtype, dtype_bytes(dtype), buffer.scope(), is_parameter)
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element; a bool takes one."""
+    return max(1, (tvm.DataType(dtype).bits + 7) // 8)
+
+
+def _constant(value: Any, what: str) -> int:
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tirx.IntImm):
+        return int(value.value)
+    raise UnsupportedSchedule(f"{what} is not a constant: dynamic shapes are not supported")
+
+
+def _load_statement(
+    statement: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.Digit]
+) -> list[ir.Loop | ir.Block]:
+    if isinstance(statement, tirx.SeqStmt):
+        nodes = [_load_statement(s, buffers, loops) for s in statement.seq]
+        return [node for group in nodes for node in group]
+    if isinstance(statement, tirx.For):
+        digit = ir.Digit(statement.loop_var.name, _constant(statement.extent, "a loop extent"))
+        if statement.kind != tirx.ForKind.SERIAL or int(statement.min) != 0:
+            raise UnsupportedSchedule("only serial loops from 0 are supported in a workload")
+        body = _load_statement(statement.body, buffers, {**loops, statement.loop_var: digit})
+        return [ir.Loop([digit], body)]
+    if isinstance(statement, s_stmt.SBlockRealize):
+        return [_load_block(statement, buffers, loops)]
+    raise UnsupportedSchedule(f"statement {type(statement).__name__} outside of a block")
+
+
+def _load_block(
+    realize: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.Digit]
+) -> ir.Block:
+    block = realize.block
+    if block.alloc_buffers or block.match_buffers or not _is_true(realize.predicate):
+        raise UnsupportedSchedule(f"block {block.name_hint} allocates, matches or is predicated")
+    iters, bindings, symbols = [], [], {}
+    for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        if iter_var.iter_type not in (0, 2):
+            raise UnsupportedSchedule(f"block {block.name_hint} has an opaque iterator")
+        symbol = iter_symbol(iter_var.var.name)
+        symbols[iter_var.var] = symbol
+        kind: ir.IterKind = "spatial" if iter_var.iter_type == 0 else "reduce"
+        iters.append(ir.Iter(symbol, _constant(iter_var.dom.extent, "an iterator domain"), kind))
+        if value in loops:
+            bindings.append(ir.Affine({loops[value]: 1}))
+        else:
+            bindings.append(ir.Affine({}, _constant(value, "a block binding")))
+    annotations = {str(k): v for k, v in block.annotations.items()}
+    store = load_store(block.body, buffers, symbols)
+    init = load_store(block.init, buffers, symbols) if block.init is not None else None
+    return ir.Block(block.name_hint, iters, bindings, store, init, [], annotations)
+
+
+def iter_symbol(name: str) -> sympy.Symbol:
+    """The symbol of a block iterator: a nonnegative integer."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def _is_true(predicate: Any) -> bool:
+    return isinstance(predicate, tirx.IntImm) and bool(predicate.value)
+
+
+def load_store(statement: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) -> ir.Store:
+    """The Store of a BufferStore statement."""
+    if not isinstance(statement, tirx.BufferStore):
+        raise UnsupportedSchedule(
+            f"a block body must be one store, not {type(statement).__name__} "
+            "(tuple reductions and opaque calls are not supported)"
+        )
+    target = ir.Access(
+        buffers[statement.buffer.name], tuple(load_index(i, symbols) for i in statement.indices)
+    )
+    return ir.Store(target, load_value(statement.value, buffers, symbols))
+
+
+def load_index(node: Any, symbols: _Vars) -> sympy.Expr:
+    """An integer TIR expression of block iterators as a sympy expression."""
+    if node in symbols:
+        return symbols[node]
+    if isinstance(node, int):
+        return sympy.Integer(node)
+    if isinstance(node, tirx.IntImm):
+        return sympy.Integer(int(node.value))
+    if isinstance(node, tirx.Cast):
+        return load_index(node.value, symbols)
+    combine = _INDEX_OPERATIONS.get(type(node))
+    if combine is None:
+        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
+    return combine(load_index(node.a, symbols), load_index(node.b, symbols))
+
+
+def _is_float(node: Any) -> bool:
+    return str(node.ty).startswith(("float", "bfloat"))
+
+
+def load_value(node: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) -> ir.Value:
+    """The value tree of a TIR expression."""
+
+    def visit(n: Any) -> ir.Value:
+        return load_value(n, buffers, symbols)
+
+    if isinstance(node, (tirx.IntImm, tirx.FloatImm)):
+        constant = sympy.Integer(int(node.value)) if isinstance(node, tirx.IntImm) else None
+        return ir.Value("const", _is_float(node), expr=constant)
+    if node in symbols:
+        return ir.Value("iter", False, expr=symbols[node])
+    if isinstance(node, TensorLoad):
+        access = ir.Access(
+            buffers[node.source.name], tuple(load_index(i, symbols) for i in node.indices)
+        )
+        return ir.Value("load", _is_float(node), access=access)
+    if isinstance(node, tirx.Cast):
+        return ir.Value("cast", _is_float(node), (visit(node.value),))
+    if isinstance(node, tirx.Not):
+        return ir.Value("not", False, (visit(node.a),))
+    if isinstance(node, tirx.Select):
+        args = (visit(node.condition), visit(node.true_value), visit(node.false_value))
+        return ir.Value("select", _is_float(node), args)
+    if type(node) in BINARY:
+        return _fold(ir.Value(BINARY[type(node)], _is_float(node), (visit(node.a), visit(node.b))))
+    if isinstance(node, Call):
+        return _load_call(node, visit)
+    raise UnsupportedSchedule(f"expression {type(node).__name__} in a block body")
+
+
+def _fold(value: ir.Value) -> ir.Value:
+    """Integer arithmetic of iterators only becomes one index expression."""
+    combine = {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "floordiv": expr.FloorDiv,
+        "floormod": expr.FloorMod,
+    }.get(value.op)
+    left, right = value.args
+    if value.is_float or combine is None or left.expr is None or right.expr is None:
+        return value
+    return ir.Value("iter", False, expr=combine(left.expr, right.expr))
+
+
+def _load_call(node: Any, visit: Any) -> ir.Value:
+    name = node.op.name
+    args = tuple(visit(a) for a in node.args)
+    if name.endswith("if_then_else"):
+        return ir.Value("if", _is_float(node), args)
+    return ir.Value("math", _is_float(node), args)

@@ -1,0 +1,468 @@
+"""What MetaSchedule's postprocessors do to the symbolic program.
+
+Two uses of the same rules. On a concrete program (all extents ints) `apply` rewrites the loops
+exactly as TVM does, unit loops included. On a symbolic program the rewrites whose shape depends
+on extents become conditions: which loops end up in the parallel or the vectorized loop
+(`Loop.parallel`, `Loop.vector`), and a fetch whose vector width is an expression.
+
+Rules of RewriteCooperativeFetch, RewriteUnboundBlock, RewriteParallelVectorizeUnroll and
+RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`. Reads `symbolic.interpret`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import sympy
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import instructions, interpret, ir, regions, scalar
+from felix.symbolic.ir import Affine, Block, Digit, Loop, Program, Scalar
+
+FETCH = "meta_schedule.cooperative_fetch"
+PARALLEL = "meta_schedule.parallel"
+VECTORIZE = "meta_schedule.vectorize"
+UNROLL_EXPLICIT = "meta_schedule.unroll_explicit"
+UNROLL_IMPLICIT = "meta_schedule.unroll_implicit"
+PRAGMA_STEP = "pragma_auto_unroll_max_step"
+PRAGMA_EXPLICIT = "pragma_unroll_explicit"
+TILED = "meta_schedule.tiling_structure"
+
+
+def apply(program: Program, is_gpu: bool, max_threads_per_block: int = 1024) -> None:
+    """Run the postprocessors of MetaSchedule's default CUDA or CPU space on `program`.
+
+    Args:
+        max_threads_per_block: the target's limit; it bounds the threads given to unbound blocks.
+    """
+    if is_gpu:
+        cooperative_fetch(program)
+        bind_unbound(program, max_threads_per_block)
+    parallel_vectorize_unroll(program)
+    decompose_reductions(program)
+
+
+# ---------------------------------------------------------------- cooperative fetch
+
+
+def cooperative_fetch(program: Program) -> None:
+    """Split the fused fetch loop into (rest, threads, vector lanes)."""
+    for loops, block in list(program.walk()):
+        if FETCH not in block.annotations:
+            continue
+        lanes = block.annotations.pop(FETCH)
+        threads = _thread_extent(program, block)
+        fused = loops[-1]
+        divides = scalar.equal(scalar.floor_mod(fused.extent, lanes), 0)
+        if _max_bytes(block) > 4:
+            lanes = 1
+        lanes = scalar.select(divides, lanes, 1)
+        factors: list[Scalar | None] = [None, threads]
+        if not scalar.is_static(lanes, 1):
+            factors.append(lanes)
+        parts = instructions.split(program, fused, factors)
+        parts[1].kind, parts[1].thread = "thread", "threadIdx.x"
+        if len(parts) == 3:
+            parts[2].kind = "vectorized"
+
+
+def _thread_extent(program: Program, block: Block) -> Scalar:
+    """Extent of the threadIdx.x loop around the block (all such loops of a kernel are equal)."""
+    for loop in program.loops_of(block):
+        if loop.thread == "threadIdx.x":
+            return loop.extent
+    for loops, _ in program.walk():
+        for loop in loops:
+            if loop.thread == "threadIdx.x":
+                return loop.extent
+    raise UnsupportedSchedule("a cooperative fetch without a threadIdx.x loop")
+
+
+def _max_bytes(block: Block) -> int:
+    return max(a.buffer.dtype_bytes for a in [*block.reads, *block.writes])
+
+
+# ---------------------------------------------------------------- unbound blocks
+
+
+def bind_unbound(program: Program, max_threads: int, max_blocks: int = 256) -> None:
+    """Give every block outside of any kernel a grid and a block (BindBlockThreadIdx)."""
+    for _, block in list(program.walk()):
+        loops = program.loops_of(block)
+        names = [lp.thread or "" for lp in loops]
+        if any(n.startswith("blockIdx") for n in names) and any(
+            n.startswith("threadIdx") for n in names
+        ):
+            continue
+        if TILED not in block.annotations:
+            _bind_block(program, block, loops, max_threads, max_blocks)
+
+
+def _bind_block(
+    program: Program, block: Block, loops: list[Loop], max_threads: int, max_blocks: int
+) -> None:
+    n_spatial = 0
+    while n_spatial < len(loops) and _static(interpret.is_data_parallel(loops[n_spatial])):
+        n_spatial += 1
+    if n_spatial == 0:
+        unit = instructions.add_unit_loop(program, loops[0] if loops else block)
+        loops = [unit, *loops]
+        n_spatial = 1
+    n_single = len(loops)
+    for i, loop in enumerate(loops):
+        if loop.kind != "serial":
+            n_single = min(n_single, i)
+        if len(loop.body) != 1:
+            n_single = min(n_single, i + 1)
+    threads = [i for i, lp in enumerate(loops) if (lp.thread or "").startswith("threadIdx")]
+    if threads:
+        fused = instructions.fuse(loops[: min(n_single, threads[0], n_spatial)])
+        fused.kind, fused.thread = "thread", "blockIdx.x"
+        return
+    fused = instructions.fuse(loops[: min(n_single, n_spatial)])
+    extent = fused.extent
+    if not isinstance(extent, int):
+        raise UnsupportedSchedule("an unbound block with tiled loops")
+    if extent <= max_blocks * max_threads:
+        grid, thread = instructions.split(program, fused, [None, min(extent, max_threads)])
+    else:
+        rest, grid, thread = instructions.split(program, fused, [None, max_blocks, max_threads])
+        instructions.reorder(program, [grid, thread, rest])
+    grid.kind, grid.thread = "thread", "blockIdx.x"
+    thread.kind, thread.thread = "thread", "threadIdx.x"
+
+
+def _static(condition: Scalar) -> bool:
+    """A condition the structure depends on; unresolved ones count as true (unit-only effects)."""
+    return not scalar.is_static(condition, 0)
+
+
+# ---------------------------------------------------------------- parallel, vectorize, unroll
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Annotations of the root block; None where absent."""
+
+    parallel: int | None
+    vector: int | None
+    unroll: Scalar | None
+    explicit: bool
+
+
+def parallel_vectorize_unroll(program: Program) -> None:
+    """RewriteParallelVectorizeUnroll on every block, in program order."""
+    notes = program.root_annotations
+    explicit = UNROLL_EXPLICIT in notes
+    limits = Limits(
+        notes.pop(PARALLEL, None),
+        notes.pop(VECTORIZE, None),
+        notes.pop(UNROLL_EXPLICIT, None) if explicit else notes.pop(UNROLL_IMPLICIT, None),
+        explicit,
+    )
+    if limits == Limits(None, None, None, False):
+        return
+    for _, block in list(program.walk()):
+        loops = program.loops_of(block)
+        if not loops:
+            continue
+        first = _parallelize(program, block, loops, limits)
+        if limits.unroll is not None and block.is_reduction:
+            _mark_unroll(first, limits)
+
+
+def _mark_unroll(loop: Loop, limits: Limits) -> None:
+    if isinstance(limits.unroll, int) and limits.unroll <= 0:
+        return
+    loop.annotations[PRAGMA_STEP] = limits.unroll
+    loop.annotations[PRAGMA_EXPLICIT] = int(limits.explicit)
+
+
+def _parallelize(program: Program, block: Block, loops: list[Loop], limits: Limits) -> Loop:
+    """Mark (symbolic) or rewrite (concrete) the loops; returns the block's outermost loop."""
+    if limits.parallel is None or limits.vector is None:
+        return loops[0]
+    chains = [_contiguity(block, access, loops) for access in _regions(block)]
+    vector = _vector_conditions(loops, chains, limits.vector)
+    everything = _all_fusible(loops, chains)
+    if everything:
+        return _fuse_split(program, loops, limits.vector)
+    parallel = _parallel_conditions(loops, vector, limits.parallel)
+    if all(isinstance(c, int) for c in [*vector, *parallel]):
+        return _rewrite(loops, sum(parallel), sum(vector))
+    for loop, p, v in zip(loops, parallel, vector, strict=True):
+        loop.parallel = p if scalar.is_static(loop.parallel, 0) else loop.parallel
+        loop.vector = v if scalar.is_static(loop.vector, 0) else loop.vector
+    return loops[0]
+
+
+def _rewrite(loops: list[Loop], n_parallel: int, n_vector: int) -> Loop:
+    if n_parallel:
+        fused = instructions.fuse(loops[:n_parallel])
+        fused.kind, fused.parallel = "parallel", 1
+    if n_vector:
+        fused = instructions.fuse(loops[-n_vector:])
+        fused.kind, fused.vector = "vectorized", 1
+    return loops[0]
+
+
+def _fuse_split(program: Program, loops: list[Loop], lanes: int) -> Loop:
+    fused = instructions.fuse(loops)
+    outer, inner = instructions.split(program, fused, [None, lanes])
+    outer.kind, outer.parallel = "parallel", 1
+    inner.kind, inner.vector = "vectorized", 1
+    return outer
+
+
+def _annotated(loop: Loop) -> bool:
+    """Whether TVM leaves the loop alone: bound to a thread, or carrying any annotation.
+
+    A pragma whose step may be 0 for some decisions (then absent) does not change what follows:
+    the loop that carries it is parallel already.
+    """
+    return loop.thread is not None or bool(loop.annotations)
+
+
+def _regions(block: Block) -> list[ir.Access]:
+    """Accesses of block.reads and block.writes as TVM holds them before decomposition."""
+    own = block.store.target.buffer if block.init is not None else None
+    return [a for a in block.reads if a.buffer is not own] + block.writes
+
+
+def _contiguity(block: Block, access: ir.Access, loops: list[Loop]) -> list[Scalar]:
+    """chain[k]: condition that the k + 1 innermost loops can be fused for this access."""
+    chain: list[Scalar] = []
+    ok: Scalar = 1
+    previous: tuple[Scalar, Scalar] | None = None
+    for k, loop in enumerate(reversed(loops)):
+        stride = _stride(block, access, loop)
+        if scalar.is_static(stride, 0):
+            chain.append(ok)
+            continue
+        if previous is None:
+            if k > 0:
+                ok = scalar.both(ok, scalar.equal(stride, 1))
+        else:
+            ok = scalar.both(ok, _equal(stride, previous[0] * previous[1]))
+        previous = (stride, loop.extent)
+        chain.append(ok)
+    return chain
+
+
+def _equal(a: Scalar, b: Scalar) -> Scalar:
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a == b)
+    return 1 if sympy.expand(a - b) == 0 else scalar.equal(a, b)
+
+
+def _stride(block: Block, access: ir.Access, loop: Loop) -> Scalar:
+    """Elements between neighbouring iterations of `loop`, as TVM's StrideExtractor sees it."""
+    buffer_stride: Scalar = 1
+    for index, size in zip(reversed(access.indices), reversed(access.buffer.shape), strict=True):
+        coefficient = _coefficient(index, block, loop)
+        if not scalar.is_static(coefficient, 0):
+            return coefficient * buffer_stride
+        buffer_stride = buffer_stride * size
+    return 0
+
+
+def _coefficient(index: sympy.Expr, block: Block, loop: Loop) -> Scalar:
+    """Coefficient of a loop variable in an index; 0 under //, % or a minus sign."""
+    affine = regions.index_affine(index, block)
+    if affine is None:
+        return 0
+    found = [
+        (i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms
+    ]
+    if not found:
+        return 0
+    if len(loop.digits) == 1:
+        coefficient = found[0][1]
+        if isinstance(coefficient, int) and coefficient < 0:
+            return 0
+        digit = loop.digits[0]
+        if isinstance(digit.extent, int) and not affine.mentions(digit):
+            return 0
+        return coefficient
+    return _fused_coefficient(found, loop, affine)
+
+
+def _fused_coefficient(found: list[tuple[int, Scalar]], loop: Loop, affine: Affine) -> Scalar:
+    """A fused variable has a plain coefficient only if the index uses its lowest digits whole."""
+    live = [(i, c) for i, c in found if not scalar.is_static(loop.digits[i].extent, 1)]
+    if not live:
+        return 0
+    for i, coefficient in live:
+        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
+        if i == len(loop.digits) - 1:
+            base = coefficient
+            break
+    else:
+        return 0
+    for i, coefficient in live:
+        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
+        if coefficient != base * inner:
+            return 0
+    whole = ir.product(loop.digits[i].extent for i, _ in live)
+    return base if scalar.is_static(whole - loop.extent, 0) else 0
+
+
+def _all_fusible(loops: list[Loop], chains: list[list[Scalar]]) -> bool:
+    """Whether the whole nest is one contiguous data-parallel range for every access."""
+    for loop in loops:
+        if _annotated(loop) or len(loop.body) != 1:
+            return False
+        if not scalar.is_static(interpret.is_data_parallel(loop), 1):
+            return False
+    if scalar.is_static(ir.product(lp.extent for lp in loops), 1):
+        return False
+    full = [chain[-1] for chain in chains]
+    return all(scalar.is_static(c, 1) for c in full)
+
+
+def _vector_conditions(
+    loops: list[Loop], chains: list[list[Scalar]], limit: int
+) -> list[Scalar]:
+    """Per loop: is it fused into the vectorized loop?"""
+    ok: Scalar = 1
+    size: Scalar = 1
+    conditions: list[Scalar] = []
+    for k, loop in enumerate(reversed(loops)):
+        if _annotated(loop) or len(loop.body) != 1:
+            ok = 0
+        ok = scalar.both(ok, interpret.is_data_parallel(loop))
+        for chain in chains:
+            ok = scalar.both(ok, chain[k])
+        attempted = ok
+        grown = size * loop.extent
+        ok = scalar.both(ok, scalar.less_equal(grown, limit))
+        size = scalar.select(attempted, grown, size)
+        conditions.insert(0, ok)
+    some = scalar.negated(scalar.equal(size, 1))
+    return [scalar.both(c, some) for c in conditions]
+
+
+def _parallel_conditions(
+    loops: list[Loop], vector: list[Scalar], limit: int
+) -> list[Scalar]:
+    """Per loop: is it fused into the parallel loop?"""
+    ok: Scalar = 1
+    size: Scalar = 1
+    conditions: list[Scalar] = []
+    for loop in loops:
+        if _annotated(loop):
+            ok = 0
+        ok = scalar.both(ok, interpret.is_data_parallel(loop))
+        conditions.append(ok)
+        size = scalar.select(ok, size * loop.extent, size)
+        ok = scalar.both(ok, scalar.less_equal(size, limit))
+        if len(loop.body) != 1:
+            ok = 0
+    some = scalar.negated(scalar.equal(size, 1))
+    n_vector = sum(vector, start=0)
+    room = [
+        scalar.either(scalar.equal(n_vector, 0), scalar.less(i, len(loops) - n_vector))
+        for i in range(len(loops))
+    ]
+    return [
+        scalar.both(scalar.both(c, some), r) for c, r in zip(conditions, room, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------- reductions
+
+
+def decompose_reductions(program: Program) -> None:
+    """RewriteReductionBlock: move `init` of each reduction block out of its reduction loops."""
+    for loops, block in list(program.walk()):
+        if block.init is None or _reduced_over_threads(block, loops):
+            continue
+        loops = program.loops_of(block)
+        point = next(
+            (i for i, lp in enumerate(loops) if not _concrete_true(interpret.is_data_parallel(lp))),
+            None,
+        )
+        if point is not None:
+            _decompose(program, block, loops, point)
+
+
+def _concrete_true(condition: Scalar) -> bool:
+    return scalar.is_static(condition, 1)
+
+
+def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
+    digits = {d for lp in loops if lp.thread and "vthread" not in lp.thread for d in lp.digits}
+    for it, binding in zip(block.iters, block.bindings, strict=True):
+        if it.kind == "reduce":
+            for digit in digits:
+                if not scalar.is_static(interpret.mentions(binding, digit), 0):
+                    return True
+    return False
+
+
+def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:
+    pairs = [
+        (it, b)
+        for it, b in zip(block.iters, block.bindings, strict=True)
+        if it.kind == "spatial"
+    ]
+    chosen = [
+        lp
+        for lp in loops[point:]
+        if any(
+            not scalar.is_static(interpret.mentions(b, d), 0) for _, b in pairs for d in lp.digits
+        )
+    ]
+    dropped = {d for lp in loops[point:] if lp not in chosen for d in lp.digits}
+    copies = {d: Digit(f"{d.name}_init", d.extent, d.sticky) for lp in chosen for d in lp.digits}
+    _copy_sources([b for _, b in pairs] + [g for g, _ in block.guards], copies)
+    bindings = [instructions.copied(b, copies) for _, b in pairs]
+    guards = [
+        (instructions.copied(g, copies), bound)
+        for g, bound in block.guards
+        if not (set(g.terms) & dropped)
+    ]
+    assert block.init is not None
+    init_block = Block(
+        f"{block.name}_init",
+        [it for it, _ in pairs],
+        bindings,
+        block.init,
+        None,
+        guards,
+        dict(block.annotations),
+    )
+    block.name, block.init = f"{block.name}_update", None
+    node: Loop | Block = init_block
+    for lp in reversed(chosen):
+        node = Loop(
+            [copies[d] for d in lp.digits],
+            [node],
+            lp.kind,
+            lp.thread,
+            lp.parallel,
+            lp.vector,
+            dict(lp.annotations),
+        )
+    holder = instructions.container(program, loops[point])
+    place = next(i for i, n in enumerate(holder) if n is loops[point])
+    holder.insert(place, node)
+
+
+def _copy_sources(affines: list[Affine], copies: dict[Digit, Digit]) -> None:
+    """Derived digits over copied loops need copies of their own."""
+    for affine in affines:
+        for digit in affine.terms:
+            source = digit.source
+            if source is None or digit in copies:
+                continue
+            if any(d in copies for d in source.flat.terms):
+                copies[digit] = Digit(
+                    digit.name,
+                    digit.extent,
+                    digit.sticky,
+                    ir.Source(
+                        instructions.copied(source.flat, copies), source.inner, source.outermost
+                    ),
+                )

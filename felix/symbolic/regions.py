@@ -1,0 +1,252 @@
+"""Regions of buffers that blocks touch, and the iteration domains compute_at derives from them.
+
+A region dimension is an `Interval`: a minimum (affine in the digits outside) and an extent. All
+rules are those of TVM's ComputeAt (interval arithmetic over relaxed loops, one dimension at a
+time). Reads `symbolic.ir`; feeds `symbolic.instructions` and `symbolic.allocation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import sympy
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import expr, ir, scalar
+from felix.symbolic.ir import Affine, Block, Buffer, Digit, Loop, Scalar
+
+#: Loops of these threads are relaxed for a buffer of that scope wherever they stand.
+THREAD_RANK = {"vthread": 1, "threadIdx": 1, "blockIdx": 0}
+SCOPE_RANK = {"global": 0, "shared": 1, "local": 3}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interval:
+    """{minimum + t : 0 <= t < extent}."""
+
+    minimum: Affine
+    extent: Scalar
+
+    def anchored(self) -> Scalar:
+        """Condition that the minimum is a constant for TVM (every digit left in it is unit)."""
+        result: Scalar = 1
+        for digit in self.minimum.terms:
+            result = scalar.both(result, scalar.equal(digit.extent, 1))
+        return result
+
+
+def index_affine(index: sympy.Expr, block: Block) -> Affine | None:
+    """`index`, an expression in the block's iters, as an affine form of digits; None if it is not."""
+    total = Affine({}, 0)
+    bindings = {it.symbol: affine for it, affine in zip(block.iters, block.bindings, strict=True)}
+    for term in sympy.Add.make_args(index):
+        factors = sympy.Mul.make_args(term)
+        iters = [f for f in factors if f in bindings]
+        rest = scalar.plain(sympy.Mul(*[f for f in factors if f not in bindings]))
+        if len(iters) > 1 or (isinstance(rest, sympy.Expr) and rest.free_symbols & set(bindings)):
+            return None
+        total = total.plus(bindings[iters[0]].scaled(rest) if iters else Affine({}, rest))
+    return total
+
+
+def relax(affine: Affine, relaxed: set[Digit]) -> Interval:
+    """Interval of `affine` while `relaxed` digits run over their extents.
+
+    A derived digit counts as relaxed when all digits of its source are.
+    """
+    minimum, extent = Affine({}, affine.constant), 1
+    for digit, coefficient in affine.terms.items():
+        if is_relaxed(digit, relaxed):
+            width = (digit.extent - 1) * coefficient
+            if isinstance(coefficient, int) and coefficient < 0:
+                minimum = minimum.plus(Affine({}, width))
+                width = -width
+            extent = extent + width
+        else:
+            minimum = minimum.plus(Affine({digit: coefficient}))
+    return Interval(minimum, extent)
+
+
+def is_relaxed(digit: Digit, relaxed: set[Digit]) -> bool:
+    """True if the digit runs over all its values while the `relaxed` digits do."""
+    if digit in relaxed:
+        return True
+    return digit.source is not None and all(
+        is_relaxed(d, relaxed) for d in digit.source.flat.terms
+    )
+
+
+def index_interval(index: sympy.Expr, block: Block, relaxed: set[Digit]) -> Interval:
+    """Interval an index expression covers while `relaxed` digits run."""
+    affine = index_affine(index, block)
+    if affine is not None:
+        return relax(affine, relaxed)
+    if isinstance(index, expr.FloorDiv) and index.args[1].is_Integer:
+        inner = index_interval(index.args[0], block, relaxed)
+        return _floordiv(inner, int(index.args[1]))
+    if isinstance(index, expr.FloorMod) and index.args[1].is_Integer:
+        inner = index_interval(index.args[0], block, relaxed)
+        modulus = int(index.args[1])
+        fits = scalar.both(inner.anchored(), scalar.less_equal(inner.extent, modulus))
+        return Interval(Affine({}, 0), scalar.select(fits, inner.extent, modulus))
+    if isinstance(index, sympy.Add):
+        return _sum([index_interval(arg, block, relaxed) for arg in index.args])
+    if isinstance(index, sympy.Mul) and index.args[0].is_Integer:
+        factor = int(index.args[0])
+        inner = index_interval(index / factor, block, relaxed)
+        if factor > 0:
+            return Interval(inner.minimum.scaled(factor), (inner.extent - 1) * factor + 1)
+    raise UnsupportedSchedule(f"the region of index {index} in block {block.name} is not modelled")
+
+
+def _sum(parts: list[Interval]) -> Interval:
+    minimum, extent = Affine({}, 0), 1
+    for part in parts:
+        minimum = minimum.plus(part.minimum)
+        extent = extent + part.extent - 1
+    return Interval(minimum, extent)
+
+
+def _floordiv(inner: Interval, divisor: int) -> Interval:
+    """floor(interval / divisor), where digits left in the minimum have multiples of it."""
+    terms = {}
+    for digit, coefficient in inner.minimum.terms.items():
+        if isinstance(coefficient, int) and coefficient % divisor == 0:
+            terms[digit] = coefficient // divisor
+        elif isinstance(coefficient, int) and not scalar.is_static(digit.extent, 1):
+            raise UnsupportedSchedule("a region divides a tiled index unevenly")
+        else:
+            quotient = coefficient / divisor if not isinstance(coefficient, int) else 0
+            terms[digit] = quotient
+    start = inner.minimum.constant
+    extent = (
+        scalar.floor_div(start + inner.extent - 1, divisor) - scalar.floor_div(start, divisor) + 1
+    )
+    return Interval(Affine(terms, scalar.floor_div(start, divisor)), extent)
+
+
+def path_digits(loops: list[Loop], below: Loop | None, scope: str | None) -> set[Digit]:
+    """Digits relaxed for a block under `loops`: those inside `below`, plus threads by scope.
+
+    Args:
+        loops: enclosing loops, outermost first.
+        below: loops strictly inside this one are relaxed; None relaxes all.
+        scope: storage scope of the buffer; shared memory is seen by all threads of a block, so
+            thread loops outside `below` are relaxed too. None: do not look at threads.
+    """
+    start = 0 if below is None else next(i for i, lp in enumerate(loops) if lp is below) + 1
+    chosen = loops[start:]
+    rank = SCOPE_RANK.get(scope.split(".")[0], 0) if scope else 0
+    if rank > 0:
+        chosen = chosen + [
+            lp
+            for lp in loops[:start]
+            if lp.thread and rank <= THREAD_RANK[lp.thread.split(".")[0]]
+        ]
+    return {digit for lp in chosen for digit in lp.digits}
+
+
+def union(a: Interval, b: Interval, extent: Scalar) -> Interval:
+    """Smallest interval over both, inside a dimension of `extent`; minima must be comparable."""
+    if not _same(a.minimum, b.minimum):
+        for part in (a, b):
+            if not part.minimum.terms and part.minimum.constant == 0 and part.extent == extent:
+                return part
+        difference = b.minimum.plus(a.minimum.scaled(-1))
+        if any(not scalar.is_static(c, 0) for c in difference.terms.values()):
+            raise UnsupportedSchedule("two consumers need regions that cannot be compared")
+        shift = difference.constant
+        low = a.minimum if shift >= 0 else b.minimum
+        first, second = (a, b) if shift >= 0 else (b, a)
+        return Interval(low, scalar.maximum(first.extent, second.extent + abs(shift)))
+    return Interval(a.minimum, scalar.maximum(a.extent, b.extent))
+
+
+def _same(a: Affine, b: Affine) -> bool:
+    keys = set(a.terms) | set(b.terms)
+    return a.constant == b.constant and all(a.terms.get(k, 0) == b.terms.get(k, 0) for k in keys)
+
+
+def solve_domains(block: Block, provided: list[tuple[sympy.Expr, Interval, int]]) -> list[Interval]:
+    """Domain of every iter of `block` so that it covers the required intervals.
+
+    Args:
+        provided: (index expression in the block's iters, interval required of it, extent of the
+            buffer dimension) for every dimension of every buffer involved.
+    """
+    found: dict[sympy.Symbol, Interval] = {}
+    for index, required, size in provided:
+        if not index.free_symbols:
+            continue
+        symbol, interval = _solve(index, required)
+        if interval is None:
+            continue
+        if symbol in found:
+            interval = union(found[symbol], interval, size)
+        found[symbol] = interval
+    domains = []
+    for it in block.iters:
+        interval = found.get(it.symbol, Interval(Affine({}, 0), it.extent))
+        domains.append(clip(interval, it.extent))
+    return domains
+
+
+def _solve(index: sympy.Expr, required: Interval) -> tuple[sympy.Symbol, Interval | None]:
+    if index.is_Symbol:
+        return index, required
+    if isinstance(index, expr.FloorDiv) and index.args[0].is_Symbol:
+        factor = int(index.args[1])
+        return index.args[0], Interval(required.minimum.scaled(factor), required.extent * factor)
+    if isinstance(index, expr.FloorMod) and index.args[0].is_Symbol:
+        return index.args[0], None
+    raise UnsupportedSchedule(f"a block that provides index {index} cannot be computed at a loop")
+
+
+def clip(interval: Interval, extent: Scalar) -> Interval:
+    """TVM's rule: a constant interval is cut to [0, extent); any other is left as it is."""
+    low, size = interval.minimum.constant, interval.extent
+    if not interval.minimum.terms and scalar.is_static(size, 1):
+        return interval
+    inside = isinstance(low, int) and low >= 0 and _at_most(interval, extent)
+    if inside:
+        return interval
+    start = scalar.maximum(low, 0)
+    clipped = scalar.minimum(low + size, extent) - start
+    if isinstance(clipped, int) and isinstance(interval.anchored(), int):
+        if not interval.anchored():
+            return interval
+        return Interval(Affine({}, start), clipped)
+    anchored = interval.anchored()
+    minimum = Affine(interval.minimum.terms, scalar.select(anchored, start, low))
+    return Interval(minimum, scalar.select(anchored, clipped, size))
+
+
+def _at_most(interval: Interval, extent: Scalar) -> bool:
+    """True if the interval visibly never passes `extent`, whatever the variables are.
+
+    Digits range over tilings of a domain already within bounds, so an interval whose farthest
+    point over all digits is inside stays inside for every decision.
+    """
+    farthest = interval.minimum.constant + interval.extent - 1
+    for digit, coefficient in interval.minimum.terms.items():
+        farthest = farthest + coefficient * (digit.extent - 1)
+    difference = sympy.expand(extent - 1 - farthest)
+    return bool(difference.is_number and difference >= 0)
+
+
+def required_intervals(
+    buffer: Buffer, block: Block, accesses: list[ir.Access], relaxed: set[Digit]
+) -> list[Interval] | None:
+    """Hull over the accesses of `block` to `buffer`, per dimension; None if it has none."""
+    result: list[Interval] | None = None
+    for access in accesses:
+        if access.buffer is not buffer:
+            continue
+        intervals = [index_interval(index, block, relaxed) for index in access.indices]
+        if result is None:
+            result = intervals
+        else:
+            result = [
+                union(a, b, n) for a, b, n in zip(result, intervals, buffer.shape, strict=True)
+            ]
+    return result
