@@ -76,7 +76,7 @@ def null_pointer(
     b: T.Buffer((N, N), "float32"),
     c: T.Buffer((N, N), "float32"),
 ):
-    for i in T.serial(1):
+    for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
             T.writes(c[0, 0])
@@ -90,7 +90,7 @@ def abort(
     b: T.Buffer((N, N), "float32"),
     c: T.Buffer((N, N), "float32"),
 ):
-    for i in T.serial(1):
+    for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
             T.writes(c[0, 0])
@@ -104,7 +104,7 @@ def hang(
     b: T.Buffer((N, N), "float32"),
     c: T.Buffer((N, N), "float32"),
 ):
-    for i in T.serial(1):
+    for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
             T.writes(c[0, 0])
@@ -119,7 +119,7 @@ def unknown_function(
     b: T.Buffer((N, N), "float32"),
     c: T.Buffer((N, N), "float32"),
 ):
-    for i in T.serial(1):
+    for _i in T.serial(1):
         with T.sblock("c"):
             T.reads()
             T.writes(c[0, 0])

@@ -1,0 +1,286 @@
+"""Tuning records: what was measured, on disk, and MetaSchedule databases in and out.
+
+A record file is JSON Lines: one `Record` a line, in the order of measuring, each written with
+one system call, so a killed process loses no record it was told is written and leaves at most
+one torn line at the end, which readers skip and the next writer cuts off. Latencies are in
+microseconds, durations in seconds, `timestamp` is in seconds since 1970 (UTC).
+
+A MetaSchedule database holds workloads and schedule traces in TVM's own format; stock TVM
+applies the best one with `tvm.s_tir.meta_schedule.tir_integration.compile_tir`.
+
+Reads measurements and schedules; feeds `tune` (resume), `artifact`, `costmodel` and TVM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import felix
+from felix import errors
+from felix.measure import protocol
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import tvm
+
+#: Version of the lines written here.
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measured candidate: whose it is, which decisions, what measuring gave and when.
+
+    `predicted_us` is what the cost model said before measuring, None if nothing was asked;
+    `round` counts rounds of the task from 0; `elapsed_s` is since the start of tuning.
+    """
+
+    task_key: str
+    task_name: str
+    sketch_index: int
+    sketch_key: str
+    decisions: tuple[int, ...]
+    measurement: protocol.Measurement
+    predicted_us: float | None
+    round: int
+    elapsed_s: float
+    timestamp: float
+    versions: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """One line of text, without its end."""
+        fields = dataclasses.asdict(self)
+        return json.dumps({"felix_record": FORMAT, **fields}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read one line of `to_json`.
+
+        Raises:
+            RecordError: the line is malformed or of another format version.
+        """
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise errors.RecordError(f"not valid JSON: {error}") from error
+        if not isinstance(fields, dict) or "felix_record" not in fields:
+            raise errors.RecordError("not a Felix record")
+        if fields.pop("felix_record") != FORMAT:
+            raise errors.RecordError(f"a record of another version than {FORMAT}")
+        try:
+            return cls(**_typed(fields))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise errors.RecordError(f"a malformed record: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a latency depends on."""
+    found = {"felix": felix.__version__, "python": platform.python_version()}
+    for package in ("apache-tvm", "apache-tvm-ffi"):
+        found[package] = importlib.metadata.version(package)
+    return found
+
+
+class Writer:
+    """Appends records to a file; each is on its way to disk when `append` returns.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            self._fd: int | None = os.open(self.path, flags, 0o644)
+            _cut_torn_line(self._fd)
+        except OSError as error:
+            raise errors.OutputError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def append(self, record: Record) -> None:
+        """Write one record as one line."""
+        if self._fd is None:
+            raise errors.OutputError(f"{self.path} is closed")
+        line = (record.to_json() + "\n").encode()
+        try:
+            while line:  # one write, but for a full disk or a signal
+                line = line[os.write(self._fd, line) :]
+        except OSError as error:
+            raise errors.OutputError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read(path: str | os.PathLike[str]) -> list[Record]:
+    """All records of a file, in order; a torn last line is skipped.
+
+    Raises:
+        RecordError: the file cannot be read, or a complete line is malformed.
+    """
+    return list(iterate(path))
+
+
+def iterate(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """`read`, one record at a time."""
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return  # torn: the writer was killed here
+                try:
+                    yield Record.from_json(line.decode())
+                except (errors.RecordError, UnicodeDecodeError) as error:
+                    raise errors.RecordError(f"{path}, line {number}: {error}") from error
+    except OSError as error:
+        raise errors.RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DatabaseEntry:
+    """A schedule of a workload as MetaSchedule's database keeps it."""
+
+    mod: tvm.IRModule
+    trace: Any
+    latencies_us: tuple[float, ...]
+    target: Any
+
+
+def export_database(folder: str | os.PathLike[str], entries: Iterable[DatabaseEntry]) -> None:
+    """Write `database_workload.json` and `database_tuning_record.json` into `folder`.
+
+    Entries are added to a database that is there already.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("database_workload.json", "database_tuning_record.json"):
+            with open(folder / name, "ab"):
+                pass  # TVM would report an unwritable file as an internal error
+    except OSError as error:
+        raise errors.OutputError(f"cannot write {folder}: {error.strerror}") from error
+    database = ms.database.JSONDatabase(work_dir=str(folder))
+    for entry in entries:
+        mod = ms.tune_context._normalize_mod(entry.mod)
+        database.commit_tuning_record(
+            ms.database.TuningRecord(
+                trace=entry.trace,
+                workload=database.commit_workload(mod),
+                run_secs=[latency * 1e-6 for latency in entry.latencies_us],
+                target=entry.target,
+                args_info=ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=False),
+            )
+        )
+
+
+def import_database(folder: str | os.PathLike[str]) -> list[DatabaseEntry]:
+    """All valid tuning records of a MetaSchedule JSON database, the fastest first.
+
+    Records without run times, and TVM's sentinel for a failed run, are left out.
+
+    Raises:
+        RecordError: there is no database or it cannot be read.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
+    folder = pathlib.Path(folder)
+    for name in ("database_workload.json", "database_tuning_record.json"):
+        if not (folder / name).is_file():
+            raise errors.RecordError(f"no MetaSchedule database in {folder}: {name} is missing")
+    try:
+        database = ms.database.JSONDatabase(work_dir=str(folder), allow_missing=False)
+        found = database.get_all_tuning_records()
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        first = str(error).strip().splitlines() or ["unreadable"]
+        raise errors.RecordError(f"cannot read the database in {folder}: {first[-1]}") from error
+    entries = [
+        DatabaseEntry(
+            mod=record.workload.mod,
+            trace=record.trace,
+            latencies_us=tuple(float(seconds) * 1e6 for seconds in record.run_secs),
+            target=record.target,
+        )
+        for record in found
+        if record.run_secs and all(0 < float(s) < _FAILED_RUN_S for s in record.run_secs)
+    ]
+    return sorted(entries, key=lambda entry: sum(entry.latencies_us) / len(entry.latencies_us))
+
+
+#: TVM writes 1e9 s and more for a run that failed.
+_FAILED_RUN_S = 1e9
+
+
+def _cut_torn_line(fd: int) -> None:
+    """Shorten a file to its last complete line."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    end = size
+    while end > 0:
+        start = max(end - 65536, 0)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(fd, end)
+
+
+def _typed(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON values as a `Record` holds them; raises TypeError or ValueError on a wrong kind."""
+    measured = dict(fields["measurement"])
+    measured["latencies_us"] = tuple(float(value) for value in measured["latencies_us"])
+    if measured["error"] is not None:
+        measured["error"] = protocol.ErrorClass(measured["error"])
+    checked = fields | {
+        "decisions": _integers(fields["decisions"]),
+        "measurement": protocol.Measurement(**measured),
+    }
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "task_key": str,
+        "task_name": str,
+        "sketch_index": int,
+        "sketch_key": str,
+        "predicted_us": (int, float, type(None)),
+        "round": int,
+        "elapsed_s": (int, float),
+        "timestamp": (int, float),
+        "versions": dict,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(checked[name], kind):
+            raise TypeError(f"{name} is {checked[name]!r}")
+    return checked
+
+
+def _integers(values: Sequence[Any]) -> tuple[int, ...]:
+    if not all(type(value) is int for value in values):
+        raise TypeError(f"decisions are {values!r}")
+    return tuple(values)
