@@ -23,14 +23,14 @@ import pathlib
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm.target import Target, codegen
 
 from felix import errors, gpus
 
-TargetLike = str | Mapping[str, Any] | Target
+TargetLike: TypeAlias = str | Mapping[str, Any] | Target
 
 #: CUDA architecture used when neither the user nor a local GPU says another one.
 DEFAULT_ARCH = "sm_90"
@@ -137,7 +137,7 @@ def _config(spec: TargetLike) -> dict[str, Any]:
     if isinstance(spec, Target):
         return _given(_plain(spec.export()))
     if isinstance(spec, Mapping):
-        config = _plain(spec)
+        config: dict[str, Any] = _plain(spec)
         if "tag" in config and "kind" not in config:
             return _tagged(str(config.pop("tag"))) | config
         return _given(config)
@@ -173,7 +173,8 @@ def _tagged(head: str) -> dict[str, Any]:
         gpu = gpus.TABLE[short]
         return {"kind": "cuda", "arch": gpu.arch, "model": short}
     if head in tvm.target.list_tags():
-        return _given(_plain(Target(head).export())) | {"model": short}
+        config = _given(_plain(Target(head).export()))
+        return config | ({"model": short} if config["kind"] == "cuda" else {})
     known = ", ".join(["llvm", "cuda", *gpus.TABLE])
     raise errors.TargetError(f"unknown target {head!r}; use a TVM tag or one of {known}")
 
@@ -352,7 +353,7 @@ def _gpu_hardware(target: Target) -> Hardware:
         cores=gpu.sms,
         clock_ghz=gpu.clock_ghz,
         vector_lanes=4,
-        peak_fp32_gflops=2 * cores_fp32 * gpu.clock_ghz,
+        peak_fp32_gflops=round(2 * cores_fp32 * gpu.clock_ghz, 1),
         dram_bandwidth_gbs=gpu.dram_bandwidth_gbs,
         cache_line_bytes=128,
         l1_bytes=family.l1_bytes,
@@ -391,7 +392,7 @@ def _cpu_hardware(target: Target) -> Hardware:
         cores=cores,
         clock_ghz=clock_ghz,
         vector_lanes=lanes,
-        peak_fp32_gflops=cores * clock_ghz * lanes * 2 * _FMA_UNITS,
+        peak_fp32_gflops=round(cores * clock_ghz * lanes * 2 * _FMA_UNITS, 1),
         dram_bandwidth_gbs=_DEFAULT_CPU_DRAM_GBS,
         cache_line_bytes=line,
         l1_bytes=l1,

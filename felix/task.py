@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 import tvm_ffi
@@ -21,7 +21,7 @@ from tvm import te, tirx
 
 from felix import errors, target, tir_check, tir_cost
 
-TargetLike = target.TargetLike
+TargetLike: TypeAlias = target.TargetLike
 
 #: Version of the text `Task.to_json` writes.
 FORMAT = 1
@@ -194,7 +194,12 @@ def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]
         return text, None, 1.0, None
     if outer["felix_task"] != FORMAT:
         raise errors.WorkloadError(f"task format {outer['felix_task']!r} is not {FORMAT}")
-    expected = {"name": str, "weight": (int, float), "target": dict, "mod": str}
+    expected: dict[str, type | tuple[type, ...]] = {
+        "name": str,
+        "weight": (int, float),
+        "target": dict,
+        "mod": str,
+    }
     for field, kinds in expected.items():
         if not isinstance(outer.get(field), kinds):
             raise errors.WorkloadError(f"the task's field {field!r} is missing or malformed")

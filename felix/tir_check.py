@@ -161,8 +161,6 @@ def _check_function(func: tirx.PrimFunc) -> None:
                 "are not supported"
             )
         _check_buffer(parameter)
-    names = [str(parameter.name) for parameter in func.params]
-    check(len(set(names)) == len(names), "two parameters have the same name")
     root = func.body
     if type(root).__name__ != "SBlockRealize":
         raise errors.WorkloadError("the program has no root block (is it plain or lowered TIR?)")
@@ -250,7 +248,16 @@ def _check_annotations(annotations: Mapping[str, Any]) -> None:
 def _check_store(store: Any) -> int:
     for expr in (store.value, *store.indices):
         _check_expression(expr)
+    check(not any(is_load(part) for index in store.indices for part in expressions(index)),
+          f"an index of {store.buffer.name!r} depends on data (scatter); unsupported")  # fmt: skip
     return 1
+
+
+def _check_load(load: Any) -> None:
+    """Random measuring data must not choose addresses: it would read outside the buffer."""
+    if any(is_load(part) for index in load.indices for part in expressions(index)):
+        name = source(load).name
+        raise errors.WorkloadError(f"an index of {name!r} depends on data (gather); unsupported")
 
 
 def _check_branch(branch: Any) -> int:
@@ -260,8 +267,9 @@ def _check_branch(branch: Any) -> int:
 
 
 def _check_expression(expr: Any) -> None:
-    for _ in expressions(expr):
-        pass
+    for part in expressions(expr):
+        if is_load(part):
+            _check_load(part)
 
 
 def _check_bounds(mod: tvm.IRModule) -> None:

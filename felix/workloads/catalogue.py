@@ -143,13 +143,14 @@ def parse_params(text: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = text.strip().partition(":")
     operator = find(name.strip())
     by_name = {parameter.name: parameter for parameter in operator.parameters}
+    positional = [parameter.name for parameter in operator.parameters if parameter.positional]
     params: dict[str, Any] = {}
     for position, item in enumerate(rest.split(",") if rest.strip() else []):
         key, named, value = (part.strip() for part in item.partition("="))
         if not named:
-            if len(params) < position or position >= len(operator.parameters):
+            if list(params) != positional[:position] or position >= len(positional):
                 raise errors.WorkloadError(f"{name}: unexpected positional value {key!r}")
-            key, value = operator.parameters[position].name, key
+            key, value = positional[position], key
         if key in params:
             raise errors.WorkloadError(f"{name}: {key} is given twice")
         params[key] = _value(name, by_name[key], value) if key in by_name else value
@@ -161,11 +162,11 @@ def _value(owner: str, parameter: common.Parameter, text: str) -> Any:
         case "int":
             return None if parameter.optional and text == "none" else _int(owner, parameter, text)
         case "ints":
-            items = text.replace("+", "x").split("x") if text else []
-            return tuple(_int(owner, parameter, item) for item in items)
+            words = text.replace("+", "x").split("x") if text else []
+            return tuple(_int(owner, parameter, word) for word in words)
         case "per_axis":
-            items = [_int(owner, parameter, item) for item in text.split("x")]
-            return items[0] if len(items) == 1 else tuple(items)
+            values = [_int(owner, parameter, word) for word in text.split("x")]
+            return values[0] if len(values) == 1 else tuple(values)
         case "names" | "words":
             return tuple(item for item in text.split("+") if item)
         case "choice":

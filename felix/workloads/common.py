@@ -15,13 +15,13 @@ import inspect
 import operator as operators
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from tvm import te, tirx
 
 from felix import errors, target, task
 
-Tensor = Any
+Tensor: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class OneOf:
 
 EPILOGUES = ("bias", "relu", "gelu", "residual")
 
-Extent = Annotated[int, AtLeast(1)]
-Shape = Annotated[tuple[int, ...], AtLeast(1)]
-Axes = tuple[int, ...]
-PerAxis = Annotated[int | Sequence[int], AtLeast(1)]
-Padding = Annotated[int | Sequence[int], AtLeast(0)]
-Epilogue = Annotated[Sequence[str], OneOf(EPILOGUES)]
-DType = Literal["float32", "float64", "float16"]
-TargetLike = target.TargetLike
+Extent: TypeAlias = Annotated[int, AtLeast(1)]
+Shape: TypeAlias = Annotated[tuple[int, ...], AtLeast(1)]
+Axes: TypeAlias = tuple[int, ...]
+PerAxis: TypeAlias = Annotated[int | Sequence[int], AtLeast(1)]
+Padding: TypeAlias = Annotated[int | Sequence[int], AtLeast(0)]
+Epilogue: TypeAlias = Annotated[Sequence[str], OneOf(EPILOGUES)]
+DType: TypeAlias = Literal["float32", "float64", "float16"]
+TargetLike: TypeAlias = target.TargetLike
 
 P = typing.ParamSpec("P")
 Build = Callable[P, task.Task]
@@ -61,6 +61,7 @@ class Parameter:
     kind: Literal["int", "ints", "per_axis", "names", "choice", "bool", "float", "words"]
     required: bool
     default: Any
+    positional: bool = False
     optional: bool = False
     minimum: int | None = None
     choices: tuple[str, ...] = ()
@@ -72,14 +73,14 @@ def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
     texts = _descriptions(inspect.getdoc(function) or "")
     return tuple(
-        _parameter(name, hints[name], given.default, texts.get(name, ""))
+        _parameter(given, hints[name], texts.get(name, ""))
         for name, given in inspect.signature(function).parameters.items()
         if name != "target"
     )
 
 
-def _parameter(name: str, hint: Any, default: Any, description: str) -> Parameter:
-    required = default is inspect.Parameter.empty
+def _parameter(given: inspect.Parameter, hint: Any, description: str) -> Parameter:
+    required = given.default is inspect.Parameter.empty
     optional = type(None) in typing.get_args(hint)
     if optional:
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
@@ -90,10 +91,11 @@ def _parameter(name: str, hint: Any, default: Any, description: str) -> Paramete
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
     return Parameter(
-        name=name,
+        name=given.name,
         kind=_kind(hint, choices),
         required=required,
-        default=None if required else default,
+        default=None if required else given.default,
+        positional=given.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD,
         optional=optional,
         minimum=minimum,
         choices=choices,
@@ -163,7 +165,10 @@ def normalise(owner: str, parameter: Parameter, value: Any) -> Any:
         case "int":
             return _integer(where, value, parameter.minimum)
         case "ints":
-            return _integers(where, value, parameter.minimum)
+            values = _integers(where, value, parameter.minimum)
+            if parameter.minimum is not None and not values:
+                raise errors.WorkloadError(f"{where} must have at least one extent")
+            return values
         case "per_axis":
             if isinstance(value, Iterable):
                 return _integers(where, value, parameter.minimum)
@@ -270,15 +275,20 @@ def wide_dtype(dtype: str) -> str:
     return "float32" if dtype == "float16" else dtype
 
 
+def dtype_of(value: Any) -> str:
+    """The element type of a tensor or an expression."""
+    return str(value.dtype if hasattr(value, "dtype") else value.ty.dtype)
+
+
 def wide(value: Any) -> Any:
     """The value in its accumulation type."""
-    dtype = wide_dtype(str(value.dtype))
-    return value if dtype == str(value.dtype) else value.astype(dtype)
+    dtype = wide_dtype(dtype_of(value))
+    return value if dtype == dtype_of(value) else value.astype(dtype)
 
 
 def const(value: float, like: Any) -> Any:
     """A floating-point constant of the type of `like`."""
-    return tirx.const(value, str(like.dtype))
+    return tirx.const(value, dtype_of(like))
 
 
 def gelu_of(x: Any) -> Any:
@@ -322,7 +332,7 @@ def _stage(stage: str, x: Tensor, extra: Tensor, channel_axis: int) -> Callable[
 
 def cast(tensor: Tensor, dtype: str) -> Tensor:
     """The tensor in type `dtype`; itself when it already is."""
-    if str(tensor.dtype) == dtype:
+    if dtype_of(tensor) == dtype:
         return tensor
     return compute("cast", shape_of(tensor), lambda *i: tensor[i].astype(dtype))
 

@@ -296,7 +296,7 @@ def _average(
             first = te.max(x * s - p, tirx.IntImm("int64", 0))
             last = te.min(x * s - p + k, tirx.IntImm("int64", extent))
             cells = cells * (last - first)
-        return sums[index] / cells.astype(str(sums.dtype))
+        return sums[index] / cells.astype(common.dtype_of(sums))
 
     return common.compute("avg_pool", common.shape_of(sums), body)
 

@@ -7,22 +7,34 @@ tests of the symbolic program and features, and `felix features --check`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from felix import task
 from felix.workloads import common, convolution, matmul, pointwise, reduction, transposed
 
-Instance = Callable[[common.TargetLike], task.Task]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Instance:
+    """One operator with all its parameters; call it with a target to build the task."""
+
+    operator: str
+    function: Callable[..., task.Task]
+    params: Mapping[str, Any]
+
+    def __call__(self, target: common.TargetLike = "llvm") -> task.Task:
+        """The task of this instance for a target."""
+        return self.function(**self.params, target=target)
 
 
 def _instance(function: Callable[..., task.Task], *args: Any, **kwargs: Any) -> Instance:
-    @functools.wraps(function)
-    def make(target: common.TargetLike) -> task.Task:
-        return function(*args, target=target, **kwargs)
-
-    return make
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    params = {name: value for name, value in bound.arguments.items() if name != "target"}
+    return Instance(function.__name__, function, params)
 
 
 _gemm = functools.partial(_instance, matmul.gemm)
@@ -31,7 +43,7 @@ _pool2d = functools.partial(_instance, reduction.pool2d)
 _reduce = functools.partial(_instance, reduction.reduce)
 _elementwise = functools.partial(_instance, pointwise.elementwise)
 
-#: name -> function of a target that builds the task
+#: name -> instance; `CHECK_SUITE[name](target)` builds the task
 CHECK_SUITE: Mapping[str, Instance] = {
     "gemm": _gemm(64, 48, 32),
     "gemm_primes": _gemm(37, 53, 29),

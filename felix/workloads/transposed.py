@@ -13,8 +13,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common
-from felix.workloads.convolution import Window, place, split
+from felix.workloads import common, convolution
 
 
 @common.operator
@@ -52,7 +51,7 @@ def conv_transpose2d(
         target: what to tune for.
     """
     owner = "conv_transpose2d"
-    win = Window(
+    win = convolution.Window(
         (h, w),
         common.per_axis(f"{owner}: kernel", kernel, 2),
         common.per_axis(f"{owner}: stride", stride, 2),
@@ -62,7 +61,7 @@ def conv_transpose2d(
     extra_cells = common.per_axis(f"{owner}: output_padding", output_padding, 2)
     outputs = _transposed_outputs(owner, win, extra_cells)
     channels_last = layout.endswith("C")
-    data = common.placeholder("data", place(layout, n, ci, (h, w)), dtype)
+    data = common.placeholder("data", convolution.place(layout, n, ci, (h, w)), dtype)
     kernel_shape = (*win.kernel, ci, co) if channels_last else (ci, co, *win.kernel)
     weights = common.placeholder("kernel", kernel_shape, dtype)
     spread = _spread(data, layout, win, outputs)
@@ -70,14 +69,14 @@ def conv_transpose2d(
     taps = [common.reduce_axis(f"r{a}", k) for a, k in zip("hw", win.kernel, strict=True)]
 
     def body(*index: Any) -> Any:
-        i, oc, at = split(layout, index)
+        i, oc, at = convolution.split(layout, index)
         moved = [x + r for x, r in zip(at, taps, strict=True)]
         flipped = [k - 1 - r for k, r in zip(win.kernel, taps, strict=True)]
         weight = weights[(*flipped, rc, oc) if channels_last else (rc, oc, *flipped)]
-        value = common.wide(spread[place(layout, i, rc, moved)]) * common.wide(weight)
+        value = common.wide(spread[convolution.place(layout, i, rc, moved)]) * common.wide(weight)
         return te.sum(value, axis=[rc, *taps])
 
-    result = common.compute(owner, place(layout, n, co, outputs), body)
+    result = common.compute(owner, convolution.place(layout, n, co, outputs), body)
     extra, output = common.add_epilogue(result, epilogue, 3 if channels_last else 1, dtype)
     name = common.name_of(
         owner,
@@ -92,7 +91,7 @@ def conv_transpose2d(
 
 
 def _transposed_outputs(
-    owner: str, win: Window, output_padding: tuple[int, ...]
+    owner: str, win: convolution.Window, output_padding: tuple[int, ...]
 ) -> tuple[int, ...]:
     axes = list(zip(win.extents, win.kernel, win.stride, win.padding, output_padding, strict=True))
     if any(p >= k for _, k, _, p, _ in axes):
@@ -106,21 +105,21 @@ def _transposed_outputs(
 
 
 def _spread(
-    data: common.Tensor, layout: str, win: Window, outputs: tuple[int, ...]
+    data: common.Tensor, layout: str, win: convolution.Window, outputs: tuple[int, ...]
 ) -> common.Tensor:
     """Input cells `stride` apart with zeros between, and the border a full correlation needs."""
-    n, c, _ = split(layout, common.shape_of(data))
+    n, c, _ = convolution.split(layout, common.shape_of(data))
     border = [k - 1 - p for k, p in zip(win.kernel, win.padding, strict=True)]
     extents = [o + k - 1 for o, k in zip(outputs, win.kernel, strict=True)]
 
     def body(*index: Any) -> Any:
-        i, ch, at = split(layout, index)
+        i, ch, at = convolution.split(layout, index)
         moved, inside = [], []
         for x, b, s, extent in zip(at, border, win.stride, win.extents, strict=True):
             inside += [x >= b, x <= (extent - 1) * s + b]
             inside += [te.indexmod(x - b, s).equal(0)] if s > 1 else []
             moved.append(te.indexdiv(x - b, s) if s > 1 else x - b)
-        cell = data[place(layout, i, ch, moved)]
+        cell = data[convolution.place(layout, i, ch, moved)]
         return tirx.if_then_else(tirx.all(*inside), cell, common.const(0.0, data))
 
-    return common.compute("spread", place(layout, n, c, extents), body)
+    return common.compute("spread", convolution.place(layout, n, c, extents), body)
