@@ -2,7 +2,8 @@
 
 Layers of real networks (at batch 1, the larger ones reduced in image size or rows so that a
 typical random schedule runs in well under 0.1 s on two cores) and odd shapes: primes, 197
-tokens, extents of 1. Reads nothing; feeds `collect`.
+tokens, extents of 1. None is a workload of `benchmarks/`, so that a model trained on them has not
+seen those. Reads nothing; feeds `collect`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 LLVM = """
 # gemm: ResNet/MobileNet heads, BERT and ViT projections, attention products, LLaMA slices
 gemm:64,1000,512,epilogue=bias
-gemm:128,768,768,epilogue=bias
+gemm:96,768,768,epilogue=bias
 gemm:128,768,192,epilogue=bias+gelu
 gemm:197,384,384,epilogue=bias+residual
 gemm:50,768,768,transpose_b=true
@@ -29,10 +30,10 @@ gemm:128,64,128,batch=12
 gemm:197,64,197,batch=3
 gemm:31,80,61,batch=7,epilogue=relu
 # conv2d: ResNet-18/50, VGG, Inception, MobileNet pointwise, YOLO stem, grouped, dilated
-conv2d:1,56,56,64,64,3,padding=1
-conv2d:1,28,28,128,128,3,padding=1,epilogue=bias+relu
-conv2d:1,14,14,256,256,3,padding=1
-conv2d:1,7,7,512,512,3,padding=1
+conv2d:1,56,56,32,32,3,padding=1
+conv2d:1,28,28,64,128,3,padding=1,epilogue=bias+relu
+conv2d:1,14,14,128,256,3,padding=1
+conv2d:1,7,7,512,256,3,padding=1
 conv2d:1,56,56,64,128,1,stride=2
 conv2d:1,56,56,64,256,1
 conv2d:1,28,28,256,128,1,epilogue=bias+relu
@@ -40,7 +41,7 @@ conv2d:1,14,14,256,512,1,epilogue=bias+residual+relu
 conv2d:1,112,112,3,32,7,stride=2,padding=3
 conv2d:1,112,112,16,24,1
 conv2d:1,17,17,96,128,1x7,padding=0x3
-conv2d:1,35,35,48,64,5,padding=2
+conv2d:1,35,35,48,32,5,padding=2
 conv2d:1,32,32,64,64,3,padding=2,dilation=2,layout=NCHW
 conv2d:1,28,28,64,64,3,padding=1,layout=NCHW
 conv2d:1,14,14,128,128,3,padding=1,groups=8
@@ -56,11 +57,11 @@ depthwise_conv2d:1,56,56,64,3,padding=1,layout=NCHW
 conv1d:1,512,80,128,3,padding=1
 conv1d:4,256,64,64,5,stride=2,padding=2,epilogue=bias+relu
 conv1d:1,1000,32,48,9,padding=4,layout=NCW
-conv3d:1,8,28,28,16,32,3,padding=1
-conv3d:1,4,14,14,64,64,3,padding=1,epilogue=relu
+conv3d:1,8,28,28,16,16,3,padding=1
+conv3d:1,4,14,14,64,32,3,padding=1,epilogue=relu
 conv3d:1,8,56,56,3,16,3x7x7,stride=1x2x2,padding=1x3x3
-conv_transpose2d:1,8,8,256,128,4
-conv_transpose2d:1,16,16,128,64,4,epilogue=relu
+conv_transpose2d:1,8,8,128,64,4
+conv_transpose2d:1,16,16,64,32,4,epilogue=relu
 conv_transpose2d:1,32,32,64,3,4
 # pooling
 pool2d:1,112,112,64,3,stride=2,padding=1

@@ -12,11 +12,13 @@ protocols and a measurer; feeds `dataset`.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +31,8 @@ from felix import errors
 
 #: Error classes that are no property of the schedule; such a result is not kept.
 TRANSIENT = "infrastructure"
+#: A workload that loses more candidates to such errors is given up for this run.
+MAX_LOST = 20
 
 
 class Sketch(Protocol):
@@ -52,11 +56,15 @@ class Sketch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A workload ready to be measured: its sketches, and where to submit their modules."""
+    """A workload ready to be measured: its sketches, and where to submit their modules.
+
+    `computing` is held while this process computes, so that timing can wait for it.
+    """
 
     workload: data.Workload
     sketches: Sequence[Sketch]
     submit: Callable[[Any], Future[Any]]
+    computing: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 
 
 #: ln(latency_us) predicted for a batch of decisions of a sketch.
@@ -117,6 +125,7 @@ class _Job:
     ran: list[tuple[float, str, tuple[int, ...]]] = field(default_factory=list)
     submitted: int = 0
     draws: int = 0
+    lost: int = 0
     exhausted: set[str] = field(default_factory=set)
     #: sampled rows not used yet, by sketch key
     stock: defaultdict[str, list[NDArray[np.int64]]] = field(
@@ -194,9 +203,11 @@ class _Collector:
                 return False
             self.jobs[workload.key] = self._open(workload)
         job = self.jobs[workload.key]
+        self._harvest(wait_s=0)
         self.progress.workload = workload.name
         want = min(self.options.turn, self.options.per_workload - job.submitted)
-        candidates = list(self._propose(job, want)) if want > 0 else []
+        with job.space.computing():
+            candidates = list(self._propose(job, want)) if want > 0 else []
         for candidate in candidates:
             self._submit(job, candidate)
         sketches = {sketch.key for sketch in job.space.sketches}
@@ -241,8 +252,7 @@ class _Collector:
             sketch = min(open_sketches, key=lambda s: (job.per_sketch[s.key], s.index))
             stock = job.stock[sketch.key]
             if not stock:
-                rows = sketch.sample(self.options.turn, self._seed(job, sketch))
-                stock += [row for row in rows if not self._is_known(job, sketch, row)]
+                stock += self._fresh(job, sketch)
             if not stock:  # a small space: only repeats come
                 job.exhausted.add(sketch.key)
             while stock:
@@ -280,6 +290,15 @@ class _Collector:
         text = f"{self.options.seed}:{job.space.workload.key}:{sketch.index}:{job.draws}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) % (2**31 - 2) + 1
 
+    def _fresh(self, job: _Job, sketch: Sketch) -> list[NDArray[np.int64]]:
+        """Samples that were not tried yet; looks harder when all of a few were."""
+        for count in (self.options.turn, 16 * self.options.turn):
+            rows = sketch.sample(count, self._seed(job, sketch))
+            fresh = [row for row in rows if not self._is_known(job, sketch, row)]
+            if fresh:
+                return fresh
+        return []
+
     def _is_known(self, job: _Job, sketch: Sketch, row: NDArray[np.int64]) -> bool:
         return (sketch.key, tuple(map(int, row))) in job.seen
 
@@ -292,7 +311,9 @@ class _Collector:
 
     def _submit(self, job: _Job, candidate: _Candidate) -> None:
         try:
-            schedule = candidate.sketch.schedule(np.array(candidate.decisions, dtype=np.int64))
+            with job.space.computing():
+                row = np.array(candidate.decisions, dtype=np.int64)
+                schedule = candidate.sketch.schedule(row)
         except errors.InvalidSchedule:
             self.progress.invalid += 1
             key = candidate.sketch.key
@@ -305,20 +326,28 @@ class _Collector:
         job.submitted += 1
         self.flying[job.space.submit(schedule.mod)] = (job, candidate)
 
-    def _harvest(self) -> None:
-        done, _ = wait(self.flying, return_when=FIRST_COMPLETED)
+    def _harvest(self, wait_s: float | None = None) -> None:
+        """Keep what is done; without `wait_s` wait until something is."""
+        done, _ = wait(self.flying, wait_s, return_when=FIRST_COMPLETED)
         for future in done:
             self._keep(*self.flying.pop(future), future.result())
 
     def _keep(self, job: _Job, candidate: _Candidate, measurement: Any) -> None:
         if measurement.error is not None and str(measurement.error) == TRANSIENT:
             self.progress.lost += 1
-            job.submitted -= 1
-            job.seen.discard((candidate.sketch.key, candidate.decisions))
+            self._lose(job, candidate)
         else:
             self._write(job, candidate, measurement)
         if self.report is not None:
             self.report(self.progress)
+
+    def _lose(self, job: _Job, candidate: _Candidate) -> None:
+        """Let a candidate be tried again; give up a workload that loses too many."""
+        job.submitted -= 1
+        job.lost += 1
+        job.seen.discard((candidate.sketch.key, candidate.decisions))
+        if job.lost > MAX_LOST:
+            job.exhausted |= {sketch.key for sketch in job.space.sketches}
 
     def _write(self, job: _Job, candidate: _Candidate, measurement: Any) -> None:
         error = None if measurement.error is None else str(measurement.error)

@@ -84,14 +84,19 @@ def _workload_text(options: argparse.Namespace) -> str:
 def _space_opener(
     target: str, stack: contextlib.ExitStack
 ) -> Callable[[data.Workload], collecting.Space]:
-    """Opens workloads for measuring on this machine; `stack` closes the pools."""
+    """Opens workloads for measuring on this machine in one pool, which `stack` closes."""
     from costmodel import collect as collecting
     from costmodel import featurize
 
+    pools: list[Any] = []
+
     def open_space(workload: data.Workload) -> collecting.Space:
         task = featurize.task_of(workload, target)
-        pool = stack.enter_context(featurize.pool_for(task))
-        return collecting.Space(workload, featurize.sketches_of(task), pool.submit)
+        if not pools:
+            pools.append(stack.enter_context(featurize.pool_for(task)))
+        view = pools[0].for_task(task)
+        sketches = featurize.sketches_of(task)
+        return collecting.Space(workload, sketches, view.submit, pools[0].gate.shared)
 
     return open_space
 

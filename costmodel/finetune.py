@@ -44,6 +44,7 @@ class FineTuneOptions:
         hold_out: one record in so many is held out, once there are that many per check set.
         shrinkage: records a task needs before its offset counts half.
         anchor: weight of the squared distance to the pretrained weights.
+        lr: learning rate; fresh_lr: instead of it for a network that was never pretrained.
         rank_weight, huber, clip, seed: as in training.
     """
 
@@ -52,6 +53,7 @@ class FineTuneOptions:
     batch: int = 64
     replay: int = 32
     lr: float = 1e-3
+    fresh_lr: float = 5e-3
     hold_out: int = 8
     shrinkage: float = 4.0
     anchor: float = 1e-3
@@ -129,6 +131,7 @@ class FineTuner:
         self._replay = None if replay is None else _replay_records(replay)
         self._records: _Records | None = None
         self._updates = 0
+        self._is_fresh = False
         self._anchor: dict[str, Tensor] = {}
         self._moor()
 
@@ -153,6 +156,7 @@ class FineTuner:
         if records is None or len(records) == 0:
             return Outcome(0, math.nan, math.nan, False)
         if mlp.fit_normalisers(self.model, records.rows, records.mask):
+            self._is_fresh = True
             self._moor()
         training, held_out = self._divide(records)
         self.offsets = self._fit_offsets(training)
@@ -173,6 +177,7 @@ class FineTuner:
             "anchor": {k: v.clone() for k, v in self._anchor.items()},
             "offsets": dict(self.offsets),
             "updates": self._updates,
+            "fresh": self._is_fresh,
             "records": None
             if records is None
             else {n: getattr(records, n).clone() for n in ("rows", "mask", "y", "tasks")},
@@ -184,7 +189,7 @@ class FineTuner:
             self.model.load_state_dict(state["model"])
             self._anchor = dict(state["anchor"])
             self.offsets = {int(k): float(v) for k, v in state["offsets"].items()}
-            self._updates = int(state["updates"])
+            self._updates, self._is_fresh = int(state["updates"]), bool(state["fresh"])
             records = state["records"]
             self._records = None if records is None else _Records(**records)
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -259,7 +264,8 @@ class FineTuner:
         """Train; the best weights and offsets by the held-out loss, `start` if none is better."""
         options = self.options
         draws = torch.Generator().manual_seed(options.seed + self._updates)
-        optimiser = torch.optim.Adam(self.model.parameters(), lr=options.lr)
+        lr = options.fresh_lr if self._is_fresh else options.lr
+        optimiser = torch.optim.Adam(self.model.parameters(), lr=lr)
         best, best_loss = start, before
         every = max(1, options.steps // options.checks)
         for step in range(1, options.steps + 1):

@@ -154,9 +154,11 @@ def _task(
 
 def _usable(rows: Rows) -> NDArray[np.bool_]:
     """Schedules whose features are numbers and that have a row at all [N]."""
-    n = len(rows.values)
-    finite: NDArray[np.bool_] = np.isfinite(rows.values.reshape(n, -1)).all(axis=1)
-    return np.logical_and(finite, rows.mask.any(axis=1))
+    usable: NDArray[np.bool_] = np.array(
+        [np.isfinite(v).all() and m.any() for v, m in zip(rows.values, rows.mask, strict=True)],
+        dtype=np.bool_,
+    )
+    return usable
 
 
 def stack(parts: Iterable[Rows]) -> Rows:

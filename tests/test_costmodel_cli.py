@@ -1,0 +1,193 @@
+"""`python -m costmodel`: end to end on a made-up data set, and its error lines."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel import __main__ as cli
+from costmodel import card, checkpoint, dataset, featurize, model, registry, tasks
+
+NAMES = ("trip_count", "float_ops", "buf0.bytes", "buf0.unique_bytes", "grid_blocks")
+TIME = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+
+
+class FakeFeaturizer:
+    """Rows that are functions of the decisions."""
+
+    version = 5
+
+    def names(self) -> tuple[str, ...]:
+        return NAMES
+
+    def rows(self, owner: Any, target: str, sketch: int, key: str, batch: Any) -> tasks.Rows:
+        values = np.zeros((len(batch), 2, len(NAMES)), dtype=np.float32)
+        values[..., 0] = 4
+        values[..., 1:4] = batch[:, None, :3]
+        return tasks.Rows(values, values[..., 0] > 0)
+
+
+def write_data(folder: Path) -> None:
+    draws = np.random.default_rng(0)
+    with dataset.Writer(folder) as writer:
+        for number in range(24):
+            operator = ("gemm", "conv2d", "softmax")[number % 3]
+            params = json.dumps({"m": number})
+            key = dataset.workload_key(operator, params, None)
+            name = f"{operator}_{number}"
+            writer.add_workloads([dataset.Workload(key, name, operator, params, None, 1, 1)])
+            for row in draws.integers(0, 20, (30, 3)).tolist():
+                us = float(np.exp(2 + 0.2 * row[0] + 0.1 * abs(row[1] - 10)))
+                bad = row[2] == 3
+                writer.add(
+                    dataset.Record(
+                        key, '{"kind":"llvm"}', 0, "s", tuple(row), () if bad else (us,),
+                        "build" if bad else None, "testcpu", "0.27", "random", TIME,
+                    )
+                )  # fmt: skip
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(featurize, "FelixFeaturizer", FakeFeaturizer)
+    write_data(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_train_then_evaluate_then_load(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "llvm" / registry.FILE_NAME
+    arguments = ["train", "--data", str(data), "--out", str(out), "--epochs", "30"]
+    arguments += [
+        "--hidden",
+        "16",
+        "--threads",
+        "1",
+        "--cache",
+        str(tmp_path / "cache"),
+        "--final",
+    ]
+    assert cli.main(arguments) == 0
+    assert str(out) in capsys.readouterr().out
+    module, metadata = checkpoint.load(out, NAMES, 5)
+    assert isinstance(module, model.SegmentSumMLP) and module.options.hidden == 16
+    assert metadata.device == "llvm" and metadata.device_name == "testcpu"
+    assert metadata.data["workloads"] == 24
+    assert metadata.command.startswith("python -m costmodel train --data")
+    network = metadata.scores["reports"][0]["overall"]
+    assert network["pairwise"] > 0.8
+
+    scores = tmp_path / "scores.json"
+    arguments = ["evaluate", "--data", str(data), "--model", str(out), "--out", str(scores)]
+    assert cli.main([*arguments, "--part", "all", "--baselines", "--per-task"]) == 0
+    table = capsys.readouterr().out
+    assert "pairwise" in table and "gemm_0" in table and "analytic" in table
+    content = json.loads(scores.read_text())
+    assert content["part"] == "all" and len(content["reports"][0]["tasks"]) == 24
+
+    _, info = registry.load_for("llvm", NAMES, 5, root=tmp_path)
+    assert info.source == "checkpoint"
+    text = (out.parent / "MODEL_CARD.md").read_text()
+    for part in (
+        "digest",
+        "conv2d 8",
+        "trained once more on all",
+        "| network |",
+        "--final",
+        "Limits",
+    ):
+        assert part in text
+
+
+def test_card_without_scores_says_so() -> None:
+    metadata = checkpoint.Metadata(1, NAMES, "llvm")
+    text = card.render("m", model.SegmentSumMLP(NAMES), metadata)
+    assert "Not scored." in text and "an unrecorded command" in text
+
+
+def test_compact_through_the_command_line(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compact", str(data), str(tmp_path / "small")]) == 0
+    assert dataset.read(data).digest in capsys.readouterr().out
+    assert dataset.read(tmp_path / "small").digest == dataset.read(data).digest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "{tmp}/none", "--out", "{tmp}/m"], "not a data set"),
+        (["evaluate", "--data", "{data}", "--model", "{tmp}/none"], "cannot read"),
+        (["evaluate", "--data", "{data}", "--model", "{tmp}/old"], "features version 4"),
+        (["evaluate", "--data", "{data}"], "give --model"),
+        (["train", "--data", "{data}", "--out", "{tmp}/m", "--test", "0.9"], "sum below 1"),
+        (["train", "--data", "{data}", "--out", "{tmp}/m", "--prior", "nope"], "'nope'"),
+        (["train", "--data", "{data}", "--out", "/proc/none/m", "--epochs", "1"], "cannot write"),
+        (["compact", "{tmp}", "{tmp}/c"], "not a data set"),
+        (["collect", "--out", "{tmp}/o", "--target", "quantum"], "unknown target"),
+        (["collect", "--out", "{tmp}/o", "--workloads", "{tmp}/none"], "cannot read"),
+        (["collect", "--out", "{tmp}/o", "--workloads", "{tmp}/bad"], "unknown operator"),
+        (["collect", "--out", "{tmp}/o", "--workloads", "{tmp}/empty"], "no workloads"),
+        (["collect", "--out", "/proc/none", "--workloads", "{tmp}/good"], "cannot write"),
+    ],
+)
+def test_mistakes_get_one_line_and_exit_code_1(
+    arguments: list[str],
+    message: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    old = checkpoint.Metadata(4, NAMES, "llvm")
+    checkpoint.save(tmp_path / "old", model.SegmentSumMLP(NAMES), old)
+    for name, text in {"bad": "nope:1\n", "empty": "# nothing\n", "good": "gemm:8,8,8\n"}.items():
+        (tmp_path / name).write_text(text)
+    filled = [a.replace("{tmp}", str(tmp_path)).replace("{data}", str(data)) for a in arguments]
+    assert cli.main(filled) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("costmodel: ") and message in last
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nope"], ["train"], ["collect", "--out", "x", "--per-workload", "0"],
+                  ["collect", "--out", "x", "--seconds", "-1"]],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+
+
+def test_interrupt_exits_with_130(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "load_features", interrupt)
+    assert cli.main(["train", "--data", str(data), "--out", "m"]) == 130
+
+
+def test_help_and_import_are_light() -> None:
+    code = (
+        "import sys, costmodel, costmodel.__main__ as m\n"
+        "m.parser().format_help()\n"
+        "print(sorted({'torch', 'tvm', 'pyarrow'} & set(sys.modules)))"
+    )
+    root = Path(__file__).parent.parent
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert found.stdout.strip() == "[]"
