@@ -61,6 +61,10 @@ def _train(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rank-weight", type=float, default=0.5)
     sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
     sub.add_argument(
+        "--replay", type=int, default=1000, metavar="N",
+        help="schedules kept beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
+    )  # fmt: skip
+    sub.add_argument(
         "--final", action="store_true", help="after scoring, train again on all workloads"
     )
     sub.set_defaults(run=commands.train)

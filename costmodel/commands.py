@@ -145,11 +145,14 @@ def _collect_reporter(every_s: float = 5.0) -> Callable[[collecting.Progress], N
 
 def train(options: argparse.Namespace, command: str) -> None:
     """Train, score on the test part, write checkpoint and card."""
-    from costmodel import card, checkpoint
+    from costmodel import card, checkpoint, tensorfile
     from costmodel import model as mlp
+    from costmodel import replay as replaying
     from costmodel import split as splitting
     from costmodel import train as training
 
+    out = Path(options.out)
+    tensorfile.check_writable(out)
     with _threads(options.threads):
         dataset, features = _features(options)
         parts = splitting.split(features.tasks, _split_options(options))
@@ -178,8 +181,12 @@ def train(options: argparse.Namespace, command: str) -> None:
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=command,
     )
-    out = Path(options.out)
     checkpoint.save(out, trained.model, metadata)
+    if options.replay:
+        seen = features.tasks if options.final else parts.train
+        sample = replaying.sample(seen, options.replay, options.seed)
+        beside = out.with_name(replaying.FILE_NAME)
+        replaying.save(beside, sample, features.names, features.version)
     print(f"wrote {out} and {card.write(out, trained.model, metadata)}")
 
 

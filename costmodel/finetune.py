@@ -30,6 +30,7 @@ from torch.nn import functional
 
 from costmodel import metrics, train
 from costmodel import model as mlp
+from costmodel import replay as replaying
 from felix import errors
 
 
@@ -61,16 +62,6 @@ class FineTuneOptions:
     huber: float = 1.0
     clip: float = 1.0
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A sample of pretraining data: rows [M, R, F], mask [M, R], y [M], task [M]."""
-
-    rows: NDArray[np.float32]
-    mask: NDArray[np.bool_]
-    ln_latency: NDArray[np.float64]
-    task_ids: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +113,7 @@ class FineTuner:
     def __init__(
         self,
         model: nn.Module,
-        replay: Replay | None = None,
+        replay: replaying.Replay | None = None,
         options: FineTuneOptions | None = None,
     ) -> None:
         self.model = model
@@ -322,7 +313,7 @@ def _records(
     )
 
 
-def _replay_records(replay: Replay) -> _Records:
+def _replay_records(replay: replaying.Replay) -> _Records:
     records = _records(replay.rows, replay.mask, replay.ln_latency, replay.task_ids)
     if len(records) == 0:
         raise errors.RecordError("the replay sample has no schedule that ran")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel import analytic, checkpoint
+from costmodel import replay as replaying
 from felix import errors
 
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -31,12 +32,14 @@ class ModelInfo:
         message: one line for the person who tunes.
         path: the checkpoint, None for the analytic prior.
         metadata: of the checkpoint, None for the analytic prior.
+        replay: sample of its training data for `FineTuner`, None where there is none.
     """
 
     source: str
     message: str
     path: Path | None = None
     metadata: checkpoint.Metadata | None = None
+    replay: replaying.Replay | None = None
 
 
 def device_key(target: Any) -> str:
@@ -89,7 +92,8 @@ def load_for(
     if chosen is not None:
         try:
             model, metadata = checkpoint.load(chosen, feature_names, features_version)
-            return model, ModelInfo("checkpoint", f"cost model {chosen}", chosen, metadata)
+            replay = _replay_beside(chosen, feature_names, features_version)
+            return model, ModelInfo("checkpoint", f"cost model {chosen}", chosen, metadata, replay)
         except errors.CheckpointError as error:
             if path is not None:
                 raise
@@ -97,6 +101,15 @@ def load_for(
     model = analytic.corrected(feature_names, analytic_options(target, feature_names), seed=seed)
     model.eval()
     return model, ModelInfo("analytic", f"analytic cost model ({reason})")
+
+
+def _replay_beside(
+    path: Path, feature_names: Sequence[str], features_version: int
+) -> replaying.Replay | None:
+    beside = path.with_name(replaying.FILE_NAME)
+    if not beside.is_file():
+        return None
+    return replaying.load(beside, feature_names, features_version)
 
 
 def analytic_options(target: Any, feature_names: Sequence[str]) -> analytic.AnalyticOptions:

@@ -65,6 +65,16 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise errors.OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Raise OutputError now if `write` could not put a file there later."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise errors.OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of `path`; raises CheckpointError when it is not such a file."""
     try:

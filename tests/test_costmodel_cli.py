@@ -96,6 +96,7 @@ def test_train_then_evaluate_then_load(
 
     _, info = registry.load_for("llvm", NAMES, 5, root=tmp_path)
     assert info.source == "checkpoint"
+    assert info.replay is not None and len(set(info.replay.task_ids)) == 24
     text = (out.parent / "MODEL_CARD.md").read_text()
     for part in (
         "digest",

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from costmodel import (
     losses,
     metrics,
     model,
+    replay,
     split,
     tasks,
     train,
@@ -307,11 +309,11 @@ def simple_law(t: tasks.TaskData) -> tasks.TaskData:
     return dataclasses.replace(t, ln_latency=0.3 * t.rows[..., :2].sum(axis=(1, 2)))
 
 
-def replay_of(all_tasks: list[tasks.TaskData]) -> finetune.Replay:
+def replay_of(all_tasks: list[tasks.TaskData]) -> replay.Replay:
     stacked = tasks.stack(tasks.Rows(t.rows, t.mask) for t in all_tasks)
     ids = np.concatenate([np.full(len(t.ln_latency), i) for i, t in enumerate(all_tasks)])
     y = np.concatenate([t.ln_latency for t in all_tasks])
-    return finetune.Replay(stacked.values, stacked.mask, y, ids)
+    return replay.Replay(stacked.values, stacked.mask, y, ids)
 
 
 def pairwise(module: torch.nn.Module, t: tasks.TaskData) -> float:
@@ -419,3 +421,23 @@ def test_update_is_quick() -> None:
     start = time.process_time()
     tuner.update(rows, np.ones((300, 8)), draws.normal(0, 1, 300), np.zeros(300, dtype=np.int64))
     assert time.process_time() - start < 4.0  # 0.7 s alone on one core; others may share it
+
+
+def test_replay_sample_is_even_and_survives_the_disk(tmp_path: Path) -> None:
+    short = task(3, 10)
+    ln = short.ln_latency.copy()
+    ln[:4] = math.nan
+    short = dataclasses.replace(short, ln_latency=ln)
+    sample = replay.sample([task(1, 40), task(2, 40), short], 24, seed=1)
+    assert np.bincount(sample.task_ids).tolist() == [8, 8, 6]
+    assert np.isfinite(sample.ln_latency).all() and sample.rows.shape[1] == 3
+    replay.save(tmp_path / "r", sample, NAMES, 4)
+    loaded = replay.load(tmp_path / "r", NAMES, 4)
+    np.testing.assert_allclose(loaded.rows, sample.rows, atol=5e-3)
+    assert np.array_equal(loaded.ln_latency, sample.ln_latency)
+    assert np.array_equal(loaded.mask, sample.mask)
+    with pytest.raises(errors.CheckpointError, match="features version 4"):
+        replay.load(tmp_path / "r", NAMES, 5)
+    with pytest.raises(errors.CheckpointError, match="damaged"):
+        (tmp_path / "r").write_text("x")
+        replay.load(tmp_path / "r", NAMES, 4)
