@@ -37,8 +37,9 @@ class Variable:
 
 
 def divisors(extent: int, limit: int | None = None) -> tuple[int, ...]:
-    return tuple(d for d in range(1, extent + 1)
-                 if extent % d == 0 and (limit is None or d <= limit))  # fmt: skip
+    small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
+    both = sorted({*small, *(extent // d for d in small)})
+    return tuple(d for d in both if limit is None or d <= limit)
 
 
 def tiles(name: str, group: int, extent: int, parts: int, limit: int = 64) -> list[Variable]:

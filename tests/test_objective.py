@@ -195,6 +195,8 @@ def test_every_operator_compiles() -> None:
     for operator in expr.OPERATORS:
         n = int(operator.nargs.args[0])
         args = (x / 3 - y,) if n == 1 else (expr.Less(x, y), y, z)[3 - n :]
+        if operator is expr.Not:
+            args = (expr.Less(x, y),)
         if operator in (expr.And, expr.Or):
             args = (expr.Less(x, y), expr.Less(y, z))
         formulas.append(operator(*args))

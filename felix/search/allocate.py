@@ -1,0 +1,151 @@
+"""Which task gets the next round of measurements: the gradient rule of Ansor and Felix.
+
+Notation, for task i
+    w_i     weight: how often the task occurs in the network
+    g_i(t)  best latency after t of its rounds, in microseconds
+    G_i     expected gain of one more round in w_i g_i, the quantity being minimised
+
+    G_i = w_i [ alpha (g_i(t-D) - g_i(t)) / D + (1 - alpha) (g_i(t) - floor_i) / t ]
+
+The first term extrapolates the last D rounds, the second assumes that the rest shrinks like
+1/t; floor_i is a speed-of-light bound (0 if unknown), below which no gain can be expected. The
+task of the largest gain goes next.
+
+Every task gets one warm-up round first. A task without a legal result after `patience` rounds
+is dead, and one whose search returns nothing new for `patience` rounds is exhausted: neither is
+chosen again, so a run always ends. The original gives failing tasks a latency of 1e10, which
+makes them the most promising for ever, and loops endlessly on an empty candidate list.
+
+Reads nothing; feeds the round loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from felix import errors
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationOptions:
+    """Constants of the rule; alpha and window as in Ansor."""
+
+    alpha: float = 0.2
+    window: int = 3
+    patience: int = 3
+
+
+@dataclass(slots=True)
+class TaskProgress:
+    """Rounds of one task."""
+
+    weight: float
+    floor_us: float = 0.0
+    #: best latency after each measured round; None while nothing has succeeded
+    best_us: list[float | None] = field(default_factory=list)
+    #: rounds in a row that found nothing new to measure
+    n_empty: int = 0
+
+    @property
+    def latency_us(self) -> float | None:
+        """Best latency so far."""
+        return self.best_us[-1] if self.best_us else None
+
+
+class Allocator:
+    """Deals rounds to tasks; deterministic."""
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        floors_us: Sequence[float] | None = None,
+        options: AllocationOptions | None = None,
+    ) -> None:
+        floors = floors_us if floors_us is not None else [0.0] * len(weights)
+        self.options = options or AllocationOptions()
+        self.tasks = [TaskProgress(w, f) for w, f in zip(weights, floors, strict=True)]
+
+    def next(self) -> int | None:
+        """Index of the task of the next round; None if no task can improve."""
+        open_tasks = [i for i in range(len(self.tasks)) if self.is_open(i)]
+        if not open_tasks:
+            return None
+        fresh = [i for i in open_tasks if not self.tasks[i].best_us and not self.tasks[i].n_empty]
+        if fresh:
+            return fresh[0]
+        # a task without any result yet may still have its patience, in turns, before gains count
+        unsolved = [i for i in open_tasks if self.tasks[i].latency_us is None]
+        if unsolved:
+            return min(unsolved, key=lambda i: (self._rounds(i), i))
+        return max(open_tasks, key=lambda i: (self.gain_us(i), -i))
+
+    def record(self, task: int, latency_us: float | None, n_measured: int) -> None:
+        """One round is over.
+
+        Args:
+            task: its index.
+            latency_us: best latency among this round's measurements; None if all failed.
+            n_measured: candidates measured; 0 if the search found none.
+        """
+        progress = self.tasks[task]
+        if not n_measured:
+            progress.n_empty += 1
+            return
+        progress.n_empty = 0
+        known = [value for value in (progress.latency_us, latency_us) if value is not None]
+        progress.best_us.append(min(known) if known else None)
+
+    def is_open(self, task: int) -> bool:
+        """Neither dead nor exhausted."""
+        progress = self.tasks[task]
+        if progress.n_empty >= self.options.patience:
+            return False
+        return progress.latency_us is not None or self._rounds(task) < self.options.patience
+
+    def gain_us(self, task: int) -> float:
+        """G_i in weighted microseconds; 0 without a latency. An empty round halves it."""
+        progress, options = self.tasks[task], self.options
+        latency_us = progress.latency_us
+        if latency_us is None:
+            return 0.0
+        backward = 0.0
+        if len(progress.best_us) > options.window:
+            before = progress.best_us[-1 - options.window]
+            if before is not None:
+                backward = (before - latency_us) / options.window
+        forward = max(0.0, latency_us - progress.floor_us) / len(progress.best_us)
+        gain = options.alpha * backward + (1.0 - options.alpha) * forward
+        return progress.weight * gain * 0.5**progress.n_empty
+
+    def _rounds(self, task: int) -> int:
+        return len(self.tasks[task].best_us) + self.tasks[task].n_empty
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {"tasks": [asdict(task) for task in self.tasks]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state.
+
+        Raises:
+            RecordError: the state is malformed or has another number of tasks.
+        """
+        try:
+            tasks = [
+                TaskProgress(
+                    float(t["weight"]),
+                    float(t["floor_us"]),
+                    [None if b is None else float(b) for b in t["best_us"]],
+                    int(t["n_empty"]),
+                )
+                for t in state["tasks"]
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.RecordError(f"cannot read the allocation state: {error!r}") from error
+        if len(tasks) != len(self.tasks):
+            raise errors.RecordError(
+                f"the state has {len(tasks)} tasks, this run has {len(self.tasks)}"
+            )
+        self.tasks = tasks

@@ -1,0 +1,135 @@
+"""The gradient search: legal seeds, descent, rounding, exact ranking, selection.
+
+One round (`suggest`):
+  1. sample legal decisions of every sketch and score them exactly;
+  2. take seeds from the best of them, from random ones and from the best measured so far,
+     under at most a few structures a sketch (structural choices have no gradient: they change
+     between rounds, with the samples and by mutation);
+  3. descend from all seeds of all sketches together (`search.descent`);
+  4. round the points on the way to several legal decisions each (`search.rounding`);
+  5. add neighbours of the best measured; score everything exactly; select (`search.selection`).
+
+A round depends only on the seed, its number, what was proposed and measured, and the model, so
+the state to store is small and a resumed search goes on as if it had never stopped.
+
+Reads all of `search`; feeds the round loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from felix.search import base, descent, moves, rounding, scoring, selection, space, types
+
+
+@dataclass(frozen=True, slots=True)
+class GradientOptions:
+    """Sizes of a round."""
+
+    #: seeds of a sketch
+    n_seeds: int = 8
+    #: structures of a sketch that are descended in one round
+    n_structures: int = 2
+    #: legal samples of a sketch, from which seeds are taken
+    n_samples: int = 64
+    #: share of the seeds that start at the best measured candidates
+    measured_share: float = 0.25
+    #: share of the seeds that start at random samples; the rest are the best predicted
+    random_share: float = 0.25
+    #: roundings of each recorded point
+    n_roundings: int = 4
+    #: best measured candidates that get neighbours, and how many each
+    n_parents: int = 4
+    n_neighbours: int = 24
+    descent: descent.DescentOptions = field(default_factory=descent.DescentOptions)
+    selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
+
+
+class GradientSearch(base.ModelSearch):
+    """Multi-seed gradient descent through the formulas and the cost model (`search.types.Search`).
+
+    Args:
+        sketches: sketches of one task; a suggestion's `sketch_index` counts in this order.
+        model: predicts ln(latency_us); may be retrained or replaced (`model`) between rounds.
+        options: sizes of a round.
+        seed: everything random follows from it.
+    """
+
+    kind = "gradient"
+
+    def __init__(
+        self,
+        sketches: Sequence[types.Sketch],
+        model: types.CostModel,
+        options: GradientOptions | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(sketches, model, seed)
+        self.options = options or GradientOptions()
+        self._descent = descent.Descent(self.scorer, self.options.descent)
+        self._rounders = [rounding.Rounder(s.variables) for s in sketches]
+        self._moves = [moves.Moves(s.variables) for s in sketches]
+
+    def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
+        pool = selection.Pool(self.scorer, self.history)
+        entries: list[descent.Entry] = []
+        for index, sketch in enumerate(self.sketches):
+            samples = scoring.legal_samples(sketch, index, max(self.options.n_samples, n), rng)
+            pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
+            entries += self._entries(index, samples, rng)
+        for visited in self._descent.run(entries):
+            index = visited.entry.sketch_index
+            rounded, _ = self._rounders[index].round(visited.values, self.options.n_roundings)
+            rows = rounded.reshape(-1, rounded.shape[-1]).tolist()
+            pool.offer(index, rows, selection.Source.DESCENT)
+        for index, decisions in self.history.best(self.options.n_parents):
+            near = self._moves[index].neighbours(decisions, self.options.n_neighbours, rng)
+            pool.offer(index, near, selection.Source.NEIGHBOUR)
+        self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
+        return selection.select(pool, n, self.options.selection, rng)
+
+    def _entries(
+        self, index: int, samples: types.Decisions, rng: np.random.Generator
+    ) -> list[descent.Entry]:
+        """Seeds of one sketch, grouped by structure."""
+        ranked = self._ranked_seeds(index, samples, rng)
+        if not ranked:
+            return []
+        variables = self.sketches[index].variables
+        groups: dict[types.Structure, list[tuple[int, ...]]] = {}
+        for row in ranked:
+            groups.setdefault(space.structure(variables, row), []).append(row)
+        chosen = list(groups)[: max(1, self.options.n_structures - 1)]
+        others = list(groups)[len(chosen) :]
+        if others and self.options.n_structures > 1:
+            chosen.append(others[int(rng.integers(len(others)))])
+        share = -(-self.options.n_seeds // len(chosen))
+        return [
+            descent.Entry(index, structure, np.asarray(groups[structure][:share], np.int64))
+            for structure in chosen
+        ]
+
+    def _ranked_seeds(
+        self, index: int, samples: types.Decisions, rng: np.random.Generator
+    ) -> list[tuple[int, ...]]:
+        """Distinct starts: best measured, best predicted and random ones, the former first.
+
+        More than `n_seeds` are returned, so that every structure finds its own.
+        """
+        options = self.options
+        n_measured = round(options.measured_share * options.n_seeds)
+        n_random = round(options.random_share * options.n_seeds)
+        measured = [decisions for _, decisions in self.history.best(n_measured, index)]
+        rows = [tuple(row) for row in samples.tolist()]
+        if rows:
+            scores = self.scorer.predict(index, samples)
+            by_score = [rows[i] for i in np.argsort(scores, kind="stable")]
+        else:
+            by_score = []
+        n_best = max(0, options.n_seeds - len(measured) - n_random)
+        shuffled = [rows[i] for i in rng.permutation(len(rows))]
+        ordered = [*measured, *by_score[:n_best], *shuffled[:n_random], *by_score]
+        return list(dict.fromkeys(ordered))

@@ -1,0 +1,128 @@
+"""Exact scores of decisions: legality and the cost model's prediction, batched.
+
+A *structure* is a tuple of values of the structural variables; each has its own compiled
+formulas. Candidates are grouped by structure, evaluated exactly, and only the legal ones are
+shown to the model. Every array keeps the order of the decisions it came from: a candidate and
+its prediction are never zipped from lists filtered apart.
+
+Reads `search.types`, `objective`; feeds the searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from felix.search import space, types
+
+Array = NDArray[np.float64]
+#: A constraint holds up to this much: they are logarithms of integer ratios, and rounding in
+#: the last place must not make an exact fit illegal.
+TOLERANCE = 1e-9
+#: Candidates shown to the model in one call.
+MODEL_BATCH = 512
+
+
+@dataclass(slots=True)
+class Scorer:
+    """Scores candidates of all sketches of a task with one cost model."""
+
+    sketches: Sequence[types.Sketch]
+    model: types.CostModel
+    #: how many candidates the model has been asked about
+    n_predictions: int = 0
+    _variants: dict[tuple[int, types.Structure], types.Variant] = field(default_factory=dict)
+
+    def variant(self, sketch_index: int, structure: types.Structure) -> types.Variant:
+        """The formulas of a sketch under a structure; compiled once."""
+        key = (sketch_index, structure)
+        if key not in self._variants:
+            formulas = self.sketches[sketch_index].formulas
+            self._variants[key] = formulas.variant(structure)
+        return self._variants[key]
+
+    def features(self, sketch_index: int, structure: types.Structure, values: Array) -> Array:
+        """Exact features [n, n_rows, n_features] of decisions of one structure."""
+        variant = self.variant(sketch_index, structure)
+        n_features = self.sketches[sketch_index].formulas.n_features
+        return variant.program.exact(values).reshape(len(values), variant.n_rows, n_features)
+
+    def legal(self, sketch_index: int, decisions: types.Decisions) -> NDArray[np.bool_]:
+        """Which decisions meet all constraints exactly."""
+        result = np.zeros(len(decisions), bool)
+        for structure, rows in self._by_structure(sketch_index, decisions):
+            program = self.variant(sketch_index, structure).constraint_program
+            residuals = program.exact(decisions[rows])
+            result[rows] = (residuals <= TOLERANCE).all(axis=1)
+        return result
+
+    def predict(self, sketch_index: int, decisions: types.Decisions) -> Array:
+        """Predicted ln(latency_us) of each row of decisions, legal or not."""
+        result = np.empty(len(decisions))
+        for structure, rows in self._by_structure(sketch_index, decisions):
+            features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
+            result[rows] = self._ask(features)
+        return result
+
+    def score(self, sketch_index: int, decisions: types.Decisions) -> Array:
+        """Predicted ln(latency_us); NaN for the illegal, which the model never sees."""
+        result = np.full(len(decisions), np.nan)
+        legal = np.flatnonzero(self.legal(sketch_index, decisions))
+        if len(legal):
+            result[legal] = self.predict(sketch_index, decisions[legal])
+        return result
+
+    def _ask(self, features: Array) -> Array:
+        self.n_predictions += len(features)
+        answers = []
+        with torch.no_grad():
+            for start in range(0, len(features), MODEL_BATCH):
+                rows = torch.from_numpy(features[start : start + MODEL_BATCH])
+                rows = rows.to(dtype_of(self.model))
+                answers.append(self.model(rows, row_mask(rows)).double())
+        return torch.cat(answers).cpu().numpy()
+
+    def _by_structure(
+        self, sketch_index: int, decisions: types.Decisions
+    ) -> Iterator[tuple[types.Structure, NDArray[np.intp]]]:
+        """Row numbers of each structure among decisions, in order of first appearance."""
+        variables = self.sketches[sketch_index].variables
+        columns = [i for i, v in enumerate(variables) if v.structural]
+        if not columns:
+            yield (), np.arange(len(decisions))
+            return
+        groups: dict[types.Structure, list[int]] = {}
+        for row, values in enumerate(decisions[:, columns].tolist()):
+            groups.setdefault(tuple(values), []).append(row)
+        for structure, rows in groups.items():
+            yield structure, np.asarray(rows, np.intp)
+
+
+def row_mask(rows: torch.Tensor) -> torch.Tensor:
+    """1 for rows that exist: a row of a block that a structure leaves out is all zeros."""
+    return (rows != 0).any(dim=-1).to(rows.dtype)
+
+
+def dtype_of(model: types.CostModel) -> torch.dtype:
+    """The floating type a model computes in: its first parameter's, or float32."""
+    if isinstance(model, torch.nn.Module):
+        for parameter in model.parameters():
+            return parameter.dtype
+    return torch.float32
+
+
+def legal_samples(
+    sketch: types.Sketch, sketch_index: int, n: int, rng: np.random.Generator
+) -> types.Decisions:
+    """n legal random decisions, from a seed in TVM's range."""
+    rows = sketch.sample(n, int(rng.integers(1, 2**31 - 1)))
+    return np.asarray(rows, np.int64).reshape(-1, len(sketch.variables))
+
+
+def structures_of(sketch: types.Sketch, decisions: types.Decisions) -> list[types.Structure]:
+    """The structure of each row."""
+    return [space.structure(sketch.variables, row) for row in decisions.tolist()]

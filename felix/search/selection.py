@@ -1,0 +1,133 @@
+"""Which scored candidates to measure: mostly the best, not all alike.
+
+`Pool` collects candidates of all sketches, each once and never one that was proposed before,
+together with its own score. `select` ranks them with three rules against a model that is sure
+and wrong: no structure takes more than a share of the picks while others have candidates, a
+share is kept for neighbours of what measured best, and a share is drawn at random.
+
+Reads `search.history`, `search.scoring`; feeds the searches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from felix.search import history, scoring, space, types
+
+
+class Source(Enum):
+    """Where a candidate came from."""
+
+    DESCENT = "descent"
+    NEIGHBOUR = "neighbour"
+    SAMPLE = "sample"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A new legal candidate with its own score."""
+
+    sketch_index: int
+    decisions: tuple[int, ...]
+    structure: types.Structure
+    #: predicted ln(latency_us)
+    score: float
+    source: Source
+
+    def suggestion(self) -> types.Suggestion:
+        """As a suggestion."""
+        # a model far from its data may say anything; exp must not overflow
+        predicted_us = math.exp(min(max(self.score, -50.0), 50.0))
+        return types.Suggestion(self.sketch_index, self.decisions, predicted_us)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionOptions:
+    """Shares of the picks."""
+
+    #: drawn at random among legal candidates of any predicted quality
+    random_share: float = 0.1
+    #: kept for neighbours of the best measured
+    neighbour_share: float = 0.2
+    #: most that one (sketch, structure) may take while others have candidates
+    structure_share: float = 0.6
+
+
+@dataclass(slots=True)
+class Pool:
+    """Candidates of one round."""
+
+    scorer: scoring.Scorer
+    past: history.History
+    candidates: dict[types.Key, Candidate] = field(default_factory=dict)
+    #: rows offered, of which new (each once), of which legal
+    n_offered: int = 0
+    n_new: int = 0
+    n_legal: int = 0
+
+    def offer(self, sketch_index: int, rows: Iterable[Sequence[int]], source: Source) -> None:
+        """Score rows that are new and keep the legal ones."""
+        fresh: dict[tuple[int, ...], None] = {}
+        for row in rows:
+            self.n_offered += 1
+            decisions = tuple(int(v) for v in row)
+            key = (sketch_index, decisions)
+            if key not in self.past and key not in self.candidates:
+                fresh[decisions] = None
+        if not fresh:
+            return
+        self.n_new += len(fresh)
+        decisions_list = list(fresh)
+        scores = self.scorer.score(sketch_index, np.asarray(decisions_list, np.int64))
+        variables = self.scorer.sketches[sketch_index].variables
+        for decisions, score in zip(decisions_list, scores.tolist(), strict=True):
+            if math.isnan(score):
+                continue
+            self.n_legal += 1
+            self.candidates[(sketch_index, decisions)] = Candidate(
+                sketch_index, decisions, space.structure(variables, decisions), score, source
+            )
+
+    def ranked(self) -> list[Candidate]:
+        """Best predicted first; ties by key, so that the order is the same everywhere."""
+        return sorted(
+            self.candidates.values(), key=lambda c: (c.score, c.sketch_index, c.decisions)
+        )
+
+
+def select(
+    pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
+) -> list[Candidate]:
+    """Up to n candidates of the pool, best predicted first, random ones last."""
+    ranked = pool.ranked()
+    n = min(n, len(ranked))
+    n_random = min(n, round(options.random_share * n)) if n > 1 else 0
+    n_greedy = n - n_random
+    limit = max(1, math.ceil(options.structure_share * n_greedy))
+    near = [c for c in ranked if c.source is Source.NEIGHBOUR]
+    chosen: dict[types.Key, Candidate] = {}
+    taken: dict[tuple[int, types.Structure], int] = {}
+
+    def take(candidates: list[Candidate], upto: int, capped: bool) -> None:
+        for candidate in candidates:
+            if len(chosen) >= upto:
+                return
+            key = (candidate.sketch_index, candidate.decisions)
+            kind = (candidate.sketch_index, candidate.structure)
+            if key in chosen or (capped and taken.get(kind, 0) >= limit):
+                continue
+            chosen[key] = candidate
+            taken[kind] = taken.get(kind, 0) + 1
+
+    take(near, round(options.neighbour_share * n_greedy), True)
+    take(ranked, n_greedy, True)
+    take(ranked, n_greedy, False)  # one structure is all there is
+    greedy = sorted(chosen.values(), key=lambda c: (c.score, c.sketch_index, c.decisions))
+    rest = [c for c in ranked if (c.sketch_index, c.decisions) not in chosen]
+    picks = rng.permutation(len(rest))[:n_random]
+    return [*greedy, *(rest[i] for i in picks)]

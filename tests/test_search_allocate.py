@@ -1,0 +1,116 @@
+"""Allocation of rounds: warm-up, gains, dead and exhausted tasks (defect d)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from felix import errors
+from felix.search import allocate
+
+
+def run(
+    allocator: allocate.Allocator, rounds: int, latency: dict[int, list[float | None]]
+) -> list[int]:
+    """Deal rounds; task i's k-th round gives latency[i][k], its last value thereafter."""
+    order, done = [], [0] * len(allocator.tasks)
+    for _ in range(rounds):
+        task = allocator.next()
+        if task is None:
+            break
+        values = latency[task]
+        allocator.record(task, values[min(done[task], len(values) - 1)], n_measured=8)
+        done[task] += 1
+        order.append(task)
+    return order
+
+
+def test_every_task_is_warmed_up_once_first() -> None:
+    allocator = allocate.Allocator([1.0, 5.0, 1.0])
+    assert run(allocator, 3, {0: [9.0], 1: [9.0], 2: [9.0]}) == [0, 1, 2]
+
+
+def test_heavier_and_slower_tasks_go_first() -> None:
+    allocator = allocate.Allocator([1.0, 4.0, 1.0])
+    order = run(allocator, 30, {0: [10.0], 1: [10.0], 2: [40.0]})
+    assert order.count(1) > order.count(0) and order.count(2) > order.count(0)
+
+
+def test_a_task_at_its_floor_gets_no_more_rounds() -> None:
+    allocator = allocate.Allocator([1.0, 1.0], floors_us=[10.0, 1.0])
+    assert run(allocator, 20, {0: [10.0], 1: [10.0]}) == [0, *[1] * 19]
+
+
+def test_a_task_that_still_improves_is_preferred() -> None:
+    falling = [100.0, 80.0, 60.0, 50.0, 40.0, 30.0, 20.0]
+    allocator = allocate.Allocator([1.0, 1.0])
+    order = run(allocator, 12, {0: falling, 1: [20.0]})
+    assert order.count(0) > order.count(1)
+
+
+def test_a_task_that_always_fails_dies() -> None:
+    """Defect d: such a task kept a latency of 1e10 and was picked for ever."""
+    allocator = allocate.Allocator([1.0, 1.0])
+    order = run(allocator, 50, {0: [None], 1: [5.0]})
+    assert order.count(0) == 3 and not allocator.is_open(0)
+    assert allocator.gain_us(0) == 0.0
+
+
+def test_a_task_that_succeeds_late_lives() -> None:
+    allocator = allocate.Allocator([1.0])
+    assert len(run(allocator, 10, {0: [None, None, 7.0]})) == 10
+    assert allocator.tasks[0].latency_us == 7.0
+
+
+def test_empty_rounds_end_the_run() -> None:
+    """Defect d: an empty candidate list added no measurements, so the loop never ended."""
+    allocator = allocate.Allocator([1.0, 1.0])
+    allocator.record(0, 5.0, 8)
+    for _ in range(100):
+        task = allocator.next()
+        if task is None:
+            break
+        allocator.record(task, None, 0)
+    assert allocator.next() is None
+
+
+def test_an_empty_round_is_forgiven_by_a_full_one() -> None:
+    allocator = allocate.Allocator([1.0])
+    for _ in range(5):
+        allocator.record(0, 5.0, 8)
+        allocator.record(0, None, 0)
+        allocator.record(0, None, 0)
+        assert allocator.next() == 0
+
+
+def test_a_worse_round_does_not_lose_the_best() -> None:
+    allocator = allocate.Allocator([1.0])
+    allocator.record(0, 5.0, 8)
+    allocator.record(0, 9.0, 8)
+    allocator.record(0, None, 8)
+    assert allocator.tasks[0].best_us == [5.0, 5.0, 5.0]
+
+
+def test_options_change_the_rule() -> None:
+    falling = [100.0, 80.0, 60.0, 40.0, 39.0]
+    greedy = allocate.AllocationOptions(alpha=1.0, window=1)
+    allocator = allocate.Allocator([1.0, 1.0], options=greedy)
+    assert run(allocator, 7, {0: falling, 1: [30.0]})[2:4] == [0, 0]
+    impatient = allocate.Allocator([1.0], options=allocate.AllocationOptions(patience=1))
+    assert run(impatient, 9, {0: [None]}) == [0]
+
+
+def test_the_state_survives_json() -> None:
+    allocator = allocate.Allocator([1.0, 2.0], floors_us=[0.5, 0.0])
+    run(allocator, 9, {0: [None, 5.0], 1: [6.0, 4.0]})
+    state = json.loads(json.dumps(allocator.state_dict()))
+    again = allocate.Allocator([1.0, 2.0])
+    again.load_state_dict(state)
+    assert again.tasks == allocator.tasks and again.next() == allocator.next()
+
+
+@pytest.mark.parametrize("state", [{}, {"tasks": []}, {"tasks": [{}, {}]}, {"tasks": 3}])
+def test_a_damaged_state_is_one_clear_error(state: dict) -> None:
+    with pytest.raises(errors.RecordError):
+        allocate.Allocator([1.0, 2.0]).load_state_dict(state)
