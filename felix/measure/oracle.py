@@ -115,7 +115,9 @@ def _statement(block: Any, names: _Names) -> tuple[str, str]:
     store = block.body
     if type(store).__name__ != "BufferStore" or str(store.buffer.dtype) not in _DTYPES:
         raise _Unknown
-    letters = {v.var: letter for v, letter in zip(block.iter_vars, string.ascii_letters)}
+    if len(block.iter_vars) > len(string.ascii_letters):
+        raise _Unknown
+    letters = {v.var: string.ascii_letters[i] for i, v in enumerate(block.iter_vars)}
     reduced = [letters[v.var] for v in block.iter_vars if v.iter_type == _REDUCTION]
     axes, indexer = _axes(store.indices, letters)
     spatial = [letter for letter in letters.values() if letter not in reduced]
@@ -138,9 +140,9 @@ def _statement(block: Any, names: _Names) -> tuple[str, str]:
 
 def _reduction(store: Any, letters: Any, axes: str, reduced: str, names: _Names) -> str:
     kind = type(store.value).__name__
-    own, term = getattr(store.value, "a", None), getattr(store.value, "b", None)
-    if kind not in _REDUCERS or type(own).__name__ != "TensorLoad":
+    if kind not in _REDUCERS or type(store.value.a).__name__ != "TensorLoad":
         raise _Unknown
+    own, term = store.value.a, store.value.b
     if not own.source.same_as(store.buffer):
         raise _Unknown
     factors = _factors(term)
@@ -195,7 +197,8 @@ def _load(load: Any, letters: Any, names: _Names) -> tuple[str, str]:
 
 def _axes(indices: Any, letters: Any) -> tuple[str, list[int | None]]:
     """Letters of the plain indices; the value of each constant index, None for a plain one."""
-    axes, indexer = "", []
+    axes = ""
+    indexer: list[int | None] = []
     for index in indices:
         if type(index).__name__ == "IntImm":
             indexer.append(int(index.value))

@@ -1,0 +1,221 @@
+"""Load, check and time a tuned kernel: `python run.py` in its folder.
+
+Needs TVM and numpy, not Felix. It verifies the files against the manifest, runs the kernel on
+random inputs, compares the outputs with the unscheduled program (`workload.json`, built here)
+and with `oracle.py` (plain numpy) where there is one, then times the kernel with cold caches.
+Exit status: 0 if everything agrees, 1 with one line on stderr otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Failure(Exception):
+    """The bundle is damaged, cannot run here or gives a wrong result."""
+
+
+def main() -> int:
+    """Check and time; the exit status."""
+    parser = argparse.ArgumentParser(description="Check and time this tuned kernel.")
+    parser.add_argument("--repeats", type=int, default=30, help="timed calls (default 30)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    try:
+        report = run(_manifest(), max(options.repeats, 1))
+    except Failure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    print(f"{report['task']} on {report['device']}")
+    for name, error in report["checked_against"].items():
+        print(f"  agrees with {name} (largest relative error {error:.1e})")
+    print(
+        f"  {report['latency_us']:.2f} us, {report['gflops']:.1f} GFLOP/s"
+        f" (tuned: {report['tuned_us']:.2f} us)"
+    )
+    return 0
+
+
+def run(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """Everything `main` does after reading the manifest."""
+    threads = manifest["target"].get("num-cores")
+    if threads:
+        os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    try:  # without torch, which TVM would spend seconds on and nothing here needs
+        import tvm
+    except ImportError as error:
+        raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
+    kind = manifest["target"]["kind"]
+    device = tvm.runtime.device("cpu" if kind == "llvm" else kind, 0)
+    if not device.exist:
+        raise Failure(f"this kernel needs a {kind} device and there is none here")
+    kernel = _kernel(tvm, manifest)
+    inputs, expected = _references(tvm, manifest)
+    arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
+    tensors = [tvm.runtime.tensor(array, device) for array in arrays]
+    kernel["main"](*tensors)
+    device.sync()
+    outputs = {
+        arg["name"]: tensor.numpy()
+        for arg, tensor in zip(manifest["arguments"], tensors, strict=True)
+        if arg["is_output"]
+    }
+    checked = {
+        name: max(_compare(outputs[key], want[key], manifest, key, name) for key in outputs)
+        for name, want in expected.items()
+    }
+    latency_us = _time_us(tvm, kernel, device, tensors, repeats)
+    return {
+        "task": manifest["task"]["name"],
+        "device": manifest["device"]
+        if kind == "llvm"
+        else f"{kind} (tuned: {manifest['device']})",
+        "checked_against": checked,
+        "latency_us": latency_us,
+        "gflops": manifest["task"]["flops"] / latency_us / 1e3,
+        "tuned_us": manifest["best"]["latency_us"],
+    }
+
+
+def _manifest() -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((HERE / "manifest.json").read_text())
+        files = manifest["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Failure(f"manifest.json cannot be read: {error}") from None
+    for name, expected in files.items():
+        try:
+            found = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise Failure(f"{name} cannot be read: {error.strerror}") from None
+        if found != expected:
+            raise Failure(f"{name} is not the file the manifest names (sha256 differs)")
+    return manifest
+
+
+def _kernel(tvm: Any, manifest: dict[str, Any]) -> Any:
+    if manifest["library"] is None:
+        raise Failure("this bundle has no compiled library; see the notes in manifest.json")
+    try:
+        return tvm.runtime.load_module(str(HERE / manifest["library"]))
+    except (RuntimeError, ValueError, OSError) as error:
+        lines = str(error).strip().splitlines()
+        raise Failure(f"{manifest['library']} cannot be loaded here: {lines[-1:]}") from None
+
+
+def _references(tvm: Any, manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs by name, and expected outputs by reference and name."""
+    text = (HERE / "workload.json").read_text()
+    program = tvm.tirx.build(tvm.ir.load_json(text), "llvm")["main"]
+    for positive in (False, True):
+        inputs = {
+            arg["name"]: _random(arg, manifest["seed"] + index, positive)
+            for index, arg in enumerate(manifest["arguments"])
+            if arg["is_input"]
+        }
+        arrays = [inputs.get(arg["name"], _poison(arg)) for arg in manifest["arguments"]]
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        program(*tensors)
+        outputs = {
+            arg["name"]: tensor.numpy()
+            for arg, tensor in zip(manifest["arguments"], tensors, strict=True)
+            if arg["is_output"]
+        }
+        if all(np.isfinite(output.astype(np.float64)).all() for output in outputs.values()):
+            break
+    expected = {"the unscheduled program": outputs}
+    if "oracle.py" in manifest["files"]:
+        spec = importlib.util.spec_from_file_location("oracle", HERE / "oracle.py")
+        assert spec is not None and spec.loader is not None
+        oracle = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(oracle)
+        expected["numpy"] = oracle.compute(inputs)
+    return inputs, expected
+
+
+def _dtype(name: str) -> Any:
+    if name.startswith(("bfloat", "float8")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def _is_float(arg: dict[str, Any]) -> bool:
+    return str(arg["dtype"]).startswith(("float", "bfloat"))
+
+
+def _random(arg: dict[str, Any], seed: int, positive: bool) -> Any:
+    rng = np.random.default_rng(seed)
+    dtype = _dtype(arg["dtype"])
+    if _is_float(arg):
+        values = rng.random(arg["shape"]) + 0.5 if positive else rng.standard_normal(arg["shape"])
+        return values.astype(dtype)
+    low, high = (0, 2) if dtype == np.bool_ else (0, 16) if dtype.kind == "u" else (-8, 8)
+    if arg["index_bound"] is not None:
+        low, high = 0, arg["index_bound"]
+    return rng.integers(low, high, arg["shape"]).astype(dtype)
+
+
+def _poison(arg: dict[str, Any]) -> Any:
+    value = np.nan if _is_float(arg) else 0
+    return np.full(arg["shape"], value, dtype=_dtype(arg["dtype"]))
+
+
+def _compare(got: Any, want: Any, manifest: dict[str, Any], output: str, reference: str) -> float:
+    """The largest relative error, or a Failure if it exceeds the tolerance."""
+    if got.dtype.kind in "iub":
+        if not np.array_equal(got, want):
+            raise Failure(f"output {output} differs from {reference}")
+        return 0.0
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    rms = math.sqrt(np.mean(np.square(want, where=np.isfinite(want), out=np.zeros_like(want))))
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got - want) / np.maximum(np.abs(want) + rms, np.finfo(np.float64).tiny)
+    error[(got == want) | (np.isnan(got) & np.isnan(want))] = 0.0
+    worst = float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
+    if worst > manifest["tolerance"]:
+        raise Failure(
+            f"output {output} differs from {reference}: relative error {worst:.1e},"
+            f" tolerance {manifest['tolerance']:.1e}"
+        )
+    return worst
+
+
+def _time_us(tvm: Any, kernel: Any, device: Any, tensors: list[Any], repeats: int) -> float:
+    """Median latency of single calls with cold caches."""
+    settings: dict[str, Any] = {"cache_flush_bytes": 1 << 28}
+    if device.dlpack_device_type() == 1:
+        flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+        spared = tvm.runtime.tensor(np.zeros(1, "int32"))
+        tvm.register_global_func("run.flush", lambda *args: flush(spared, *args), override=True)
+        settings = {"f_preproc": "run.flush"}
+    start = time.perf_counter()
+    once = kernel.time_evaluator("main", device, number=1, repeat=1, **settings)(*tensors)
+    spent = time.perf_counter() - start
+    affordable = max(1, min(repeats, int(30.0 / max(spent, 1e-6))))  # at most half a minute
+    timer = kernel.time_evaluator("main", device, number=1, repeat=affordable, **settings)
+    results: list[float] = [*once.results, *timer(*tensors).results]
+    return statistics.median(results) * 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())
