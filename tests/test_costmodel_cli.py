@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import test_costmodel_data as fakes
 
 from costmodel import __main__ as cli
 from costmodel import card, checkpoint, dataset, featurize, model, registry, tasks
@@ -121,6 +123,55 @@ def test_compact_through_the_command_line(
     assert cli.main(["compact", str(data), str(tmp_path / "small")]) == 0
     assert dataset.read(data).digest in capsys.readouterr().out
     assert dataset.read(tmp_path / "small").digest == dataset.read(data).digest
+
+
+class FakePool:
+    """A pool over the fake bench; one for all tasks, closed at the end."""
+
+    def __init__(self) -> None:
+        self.bench = fakes.Bench()
+        self.gate = types.SimpleNamespace(shared=self.bench.computing)
+        self.served: list[str] = []
+        self.closed = False
+
+    def for_task(self, task: Any) -> FakePool:
+        self.served.append(task.name)
+        return self
+
+    def submit(self, mod: Any) -> Any:
+        return self.bench.submit(mod)
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+
+def test_collect_measures_in_one_pool_and_resumes_with_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools: list[FakePool] = []
+    monkeypatch.setattr(featurize, "pool_for", lambda task: pools.append(FakePool()) or pools[-1])
+    monkeypatch.setattr(featurize, "sketches_of", lambda task: [fakes.FakeSketch(0)])
+    monkeypatch.setattr(featurize, "features_version", lambda: 7)
+    (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
+    arguments = ["collect", "--out", str(tmp_path / "d"), "--workloads", str(tmp_path / "w")]
+    assert cli.main([*arguments, "--per-workload", "5"]) == 0
+    assert "10 of 10 schedules" in capsys.readouterr().out
+    (pool,) = pools
+    assert len(pool.served) == 2 and pool.closed
+
+    network = model.seeded(fakes.NAMES, model.ModelOptions(hidden=8))
+    checkpoint.save(tmp_path / "m", network, checkpoint.Metadata(7, fakes.NAMES, "llvm"))
+    assert cli.main([*arguments, "--per-workload", "12", "--model", str(tmp_path / "m")]) == 0
+    read = dataset.read(tmp_path / "d")
+    assert len(read.records) == 24 and {w.operator for w in read.workloads.values()} == {
+        "gemm",
+        "softmax",
+    }
+    assert {"random"} < {r.source for r in read.records}
+    assert json.loads(read.records[0].target)["kind"] == "llvm"
 
 
 @pytest.mark.parametrize(
