@@ -397,6 +397,17 @@ def test_builders_stand_still_while_timing(task: Task, pause: bool) -> None:
         assert not busy.done()
 
 
+def test_timing_waits_for_who_computes_and_is_not_charged_for_it(task: Task) -> None:
+    options = local.LocalOptions(builders=1, run_timeout_s=0.5)
+    with local.LocalPool(task, options) as pool:
+        assert pool.measure([_mod(gemm)])[0].ok
+        with pool.gate.shared():
+            future = pool.submit(_mod(gemm))
+            time.sleep(1.5)
+            assert not future.done()
+        assert future.result(timeout=10).ok
+
+
 def _states(pid: int | None, until: Callable[[], bool]) -> set[str]:
     seen = set()
     while not until():

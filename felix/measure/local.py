@@ -70,7 +70,6 @@ class _TaskState:
     target: tvm.target.Target
     folder: str
     payload: str
-    prepared: bool = False
     failure: str | None = None
     best_us: float | None = None
 
@@ -176,14 +175,15 @@ class LocalPool:
 
     def _state_of(self, task: Task) -> _TaskState:
         with self._lock:
-            if task.key not in self._states:
+            key = task.key
+            if key not in self._states:
                 folder = self._host.work_dir / f"task-{len(self._states)}"
                 folder.mkdir()
                 payload = building.payload(task.mod, task.target)
                 state = _TaskState(target=task.target, folder=str(folder), payload=payload)
-                self._states[task.key] = state
+                self._states[key] = state
                 self._to_run.put(state)  # the reference is made while the first builds go on
-            return self._states[task.key]
+            return self._states[key]
 
     def _submit(self, mod: tvm.IRModule, state: _TaskState) -> Future[protocol.Measurement]:
         payload = building.payload(mod, state.target)
@@ -244,7 +244,6 @@ class LocalPool:
             state.failure = reply.get("message")
         except (process.WorkerDied, process.WorkerTimeout, errors.MeasureError) as error:
             state.failure = str(error)
-        state.prepared = True
 
     def _run(self, job: _Job) -> None:
         state = job.state

@@ -188,7 +188,7 @@ class Worker:
         timeout_s: float,
         quiet: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Send a request and wait; time spent paused does not count.
+        """Send a request and wait; time spent paused or waiting for quiet does not count.
 
         Raises:
             WorkerDied, WorkerTimeout: the request cost the worker its life.
@@ -213,7 +213,9 @@ class Worker:
                     reply: dict[str, Any] = content
                     return reply
                 if kind == "quiet" and quiet is not None:
+                    waiting = time.monotonic()
                     quiet()
+                    self._paused_s += time.monotonic() - waiting
                     self._conn.send("go")
             except (EOFError, OSError):
                 raise self._died() from None
