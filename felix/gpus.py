@@ -124,9 +124,9 @@ def slug(device_name: str) -> str:
         return "h100-pcie" if "pcie" in text or "nvl" in text else "h100"
     if text.startswith("a100"):
         return "a100-40gb" if "40gb" in text else "a100"
-    known = [name for name in TABLE if text.startswith(f"{name}-")]
-    exact = [name for name in known if not text.startswith((f"{name}-ti", f"{name}-super"))]
-    return max(exact, key=len) if exact else text
+    # Boards of one chip: "v100-sxm2-16gb"; but "rtx-3090-ti" and "-laptop-gpu" are other chips.
+    boards = [name for name in TABLE if re.fullmatch(rf"{name}-(sxm|pcie|hgx|\d+gb).*", text)]
+    return boards[0] if boards else text
 
 
 def _nearest(rows: dict[tuple[int, int], _Row], arch: str) -> _Row:

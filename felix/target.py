@@ -370,6 +370,8 @@ def _gpu_hardware(target: Target) -> Hardware:
     )
 
 
+#: Where Linux lists the caches of the first CPU.
+CACHE_FOLDER = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 #: Data caches of an unknown CPU: (L1 per core, L2 per core, L3 of the chip, line), in bytes.
 _DEFAULT_CACHES = (32 * 1024, 1024 * 1024, 16 * 1024 * 1024, 64)
 #: No file of the OS tells DRAM bandwidth: two channels of DDR4-3200 at half their peak.
@@ -419,7 +421,7 @@ def _vector_lanes(target: Target) -> int:
 def _caches() -> tuple[int, int, int, int]:
     """(L1 data, L2, L3, line) bytes from sysfs; the default where a level is not listed."""
     sizes, line = {}, _DEFAULT_CACHES[3]
-    for folder in sorted(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+    for folder in sorted(CACHE_FOLDER.glob("index*")):
         try:
             if (folder / "type").read_text().strip() == "Instruction":
                 continue

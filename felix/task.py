@@ -172,7 +172,7 @@ def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
         raise errors.WorkloadError("the text names no target; pass one")
     chosen = target.parse(spec if spec is not None else own or "")
     if not trusted:
-        tir_check.try_in_child(body)
+        tir_check.try_in_child(body, _describe(chosen))
     return _make(tir_check.load(body), chosen, name, weight)
 
 
@@ -182,7 +182,7 @@ def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]
         raise errors.WorkloadError(f"a task's JSON must be text, got {type(text).__name__}")
     if len(text) > tir_check.MAX_JSON_CHARACTERS:
         raise errors.WorkloadError(
-            f"a task's JSON may have {tir_check.MAX_JSON_CHARACTERS} characters"
+            f"a task's JSON may have at most {tir_check.MAX_JSON_CHARACTERS} characters"
         )
     try:
         outer = json.loads(text)

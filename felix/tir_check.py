@@ -9,13 +9,13 @@ process, since TVM's reader may crash on malformed text. Reads TIR; feeds `felix
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
 import pathlib
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,6 +33,8 @@ CHILD_SECONDS = 60
 CHILD_BYTES = 8 * 2**30
 #: Index products up to here stay below 2^31 after the padding of a split into threads.
 _NARROW_LIMIT = 2**30
+
+_ITER_TYPES = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or")
@@ -187,6 +189,7 @@ def _check_buffer(buffer: Any) -> None:
     scope = str(kind.storage_scope)
     check(scope in ("", "global"), f"buffer {name!r} has the storage scope {scope!r}")
     check(not kind.strides, f"buffer {name!r} has explicit strides; it must be compact")
+    check(not kind.allocated_addr, f"buffer {name!r} has a fixed address")
     offset = kind.elem_offset
     check(offset is None or constant(offset) == 0, f"buffer {name!r} has an element offset")
 
@@ -231,6 +234,10 @@ def _check_realize(realize: Any) -> int:
         extent = constant(iter_var.dom.extent)
         check(extent is not None and extent > 0 and constant(iter_var.dom.min) == 0,
               f"block {block.name_hint!r} has an iterator without a constant domain")  # fmt: skip
+        check(
+            int(iter_var.iter_type) in _ITER_TYPES,
+            f"block {block.name_hint!r} has an iterator that is neither spatial nor a reduction",
+        )
     for buffer in block.alloc_buffers:
         _check_buffer(buffer)
     check(not block.match_buffers, f"block {block.name_hint!r} matches a buffer region")
@@ -336,8 +343,12 @@ def load(text: str) -> tirx.PrimFunc:
     return functions[0]
 
 
-def try_in_child(text: str) -> None:
-    """Read and check TVM JSON in a process of its own, with limits of time and memory.
+def try_in_child(text: str, target_text: str) -> None:
+    """Read, check and rehearse TVM JSON in a process of its own, limited in time and memory.
+
+    Args:
+        text: the JSON of the program.
+        target_text: JSON of the target whose default design space is rehearsed.
 
     Raises:
         WorkloadError: it is refused, or the child crashed, ran out of memory or of time.
@@ -348,7 +359,7 @@ def try_in_child(text: str) -> None:
     try:
         done = subprocess.run(
             command,
-            input=text.encode("utf-8", "surrogatepass"),
+            input=json.dumps([text, target_text]).encode(),
             capture_output=True,
             timeout=CHILD_SECONDS,
             env=os.environ | {"PYTHONPATH": path},
@@ -362,7 +373,7 @@ def try_in_child(text: str) -> None:
     verdict = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
     if verdict is None:
         raise errors.WorkloadError(
-            "the program crashed TVM's reader: it is malformed "
+            "the program crashed TVM: it is malformed "
             f"(child process ended with status {done.returncode})"
         )
     if verdict["error"] is not None:
@@ -370,11 +381,11 @@ def try_in_child(text: str) -> None:
 
 
 def child_main() -> None:
-    """Entry of the child process: TVM JSON on stdin, one JSON line with the verdict on stdout."""
-    text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
+    """Entry of the child process: [program, target] on stdin, a line with the verdict on stdout."""
+    text, target_text = json.loads(sys.stdin.buffer.read())
     _limit_resources()
     try:
-        normalise(load(text))
+        _rehearse(normalise(load(text)), tvm.target.Target(json.loads(target_text)))
         message = None
     except errors.WorkloadError as error:
         message = str(error)
@@ -383,7 +394,6 @@ def child_main() -> None:
     os._exit(0)
 
 
-@functools.cache
 def _limit_resources() -> None:
     import resource
 
@@ -391,3 +401,26 @@ def _limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CHILD_SECONDS, CHILD_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
+    """Do to the program what the tuner's own process will do: make the spaces, postprocess."""
+    # A TuneContext first parses every tensor intrinsic, for many seconds; default spaces use none.
+    sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tensor_intrin"))
+    from tvm.s_tir import meta_schedule
+
+    kind = full.kind.name
+    space = meta_schedule.space_generator.PostOrderApply(
+        sch_rules=kind, postprocs=kind, mutator_probs=kind
+    )
+    mod = tvm.IRModule({"main": func})
+    try:
+        context = meta_schedule.TuneContext(
+            mod=mod, target=full, space_generator=space, num_threads=1
+        )
+        for schedule in context.generate_design_space():
+            all(postproc.apply(schedule) for postproc in space.postprocs)
+    except TVM_ERRORS as error:
+        raise errors.WorkloadError(
+            f"TVM cannot make schedules of the program: {first_line(error)}"
+        ) from error
