@@ -11,16 +11,14 @@ a TVM Target. `parse` completes it with what MetaSchedule needs:
 `hardware` gives a `Hardware`; units are in the field names (bytes, GB/s = 1e9 B/s, GFLOP/s,
 GHz). CPU values come from the operating system where the target is this machine's CPU; what
 the system does not tell (DRAM bandwidth, FMA units) is a stated default, so rates are scales
-to compare schedules by, not promises. Reads the OS and the CUDA driver; feeds everything.
+to compare schedules by, not promises. Reads `felix.cpus`, `felix.gpus` and the CUDA driver;
+feeds everything.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import pathlib
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -28,7 +26,7 @@ from typing import Any, TypeAlias
 import tvm
 from tvm.target import Target, codegen
 
-from felix import errors, gpus
+from felix import cpus, errors, gpus
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target
 
@@ -221,7 +219,7 @@ def _complete_llvm(config: dict[str, Any]) -> dict[str, Any]:
         raise errors.TargetError(
             f"LLVM knows no CPU {config.get('mcpu')!r} for {config['mtriple']!r}"
         )
-    config.setdefault("num-cores", available_cores())
+    config.setdefault("num-cores", cpus.available_cores())
     return config
 
 
@@ -269,25 +267,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def available_cores() -> int:
-    """CPU cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _machine(triple: str) -> str:
     return triple.partition("-")[0]
-
-
-def _cpuinfo() -> str:
-    path = pathlib.Path("/proc/cpuinfo")
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _cpuinfo_flags() -> frozenset[str]:
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", _cpuinfo(), re.MULTILINE)
-    return frozenset(match.group(1).split()) if match else frozenset()
 
 
 def _features(target: Target) -> frozenset[str]:
@@ -300,7 +281,7 @@ def _features(target: Target) -> frozenset[str]:
 
 def _hidden_features(mcpu: str) -> list[str]:
     """`mattr` items that switch off what the CPU model has and this machine hides."""
-    flags = _cpuinfo_flags()
+    flags = cpus.flags()
     if not flags:
         return []
     features = _features(Target({"kind": "llvm", "mcpu": mcpu}))
@@ -370,13 +351,8 @@ def _gpu_hardware(target: Target) -> Hardware:
     )
 
 
-#: Where Linux lists the caches of the first CPU.
-CACHE_FOLDER = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
-#: Data caches of an unknown CPU: (L1 per core, L2 per core, L3 of the chip, line), in bytes.
-_DEFAULT_CACHES = (32 * 1024, 1024 * 1024, 16 * 1024 * 1024, 64)
 #: No file of the OS tells DRAM bandwidth: two channels of DDR4-3200 at half their peak.
 _DEFAULT_CPU_DRAM_GBS = 25.0
-_DEFAULT_CPU_GHZ = 2.5
 _FMA_UNITS = 2
 
 
@@ -384,8 +360,8 @@ def _cpu_hardware(target: Target) -> Hardware:
     local = parse("llvm")
     same = target.attrs.get("mcpu") == local.attrs.get("mcpu")
     is_local = same and target.attrs["mtriple"] == local.attrs["mtriple"]
-    l1, l2, l3, line = _caches() if is_local else _DEFAULT_CACHES
-    clock_ghz = _clock_ghz() if is_local else _DEFAULT_CPU_GHZ
+    l1, l2, l3, line = cpus.caches() if is_local else cpus.DEFAULT_CACHES
+    clock_ghz = cpus.clock_ghz() if is_local else cpus.DEFAULT_GHZ
     lanes = _vector_lanes(target)
     cores = int(target.attrs["num-cores"])
     return Hardware(
@@ -416,45 +392,3 @@ def _vector_lanes(target: Target) -> int:
     if "avx512f" in features:
         return 16
     return 8 if features & {"avx", "avx2", "sve"} else 4
-
-
-def _caches() -> tuple[int, int, int, int]:
-    """(L1 data, L2, L3, line) bytes from sysfs; the default where a level is not listed."""
-    sizes, line = {}, _DEFAULT_CACHES[3]
-    for folder in sorted(CACHE_FOLDER.glob("index*")):
-        try:
-            if (folder / "type").read_text().strip() == "Instruction":
-                continue
-            level = int((folder / "level").read_text())
-            sizes[level] = _bytes((folder / "size").read_text().strip())
-            line = int((folder / "coherency_line_size").read_text())
-        except (OSError, ValueError):
-            continue
-    if not sizes:
-        return _DEFAULT_CACHES
-    return (
-        sizes.get(1, _DEFAULT_CACHES[0]),
-        sizes.get(2, _DEFAULT_CACHES[1]),
-        sizes.get(3, 0),
-        line,
-    )
-
-
-def _bytes(text: str) -> int:
-    """A size as sysfs writes it: 32K, 1024K, 32M."""
-    scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1], 1)
-    return int(text.rstrip("KMG")) * scale
-
-
-def _clock_ghz() -> float:
-    """The nominal clock of this machine's CPU, the same at every call."""
-    highest = pathlib.Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
-    if highest.exists():
-        return int(highest.read_text()) / 1e6
-    info = _cpuinfo()
-    if match := re.search(r"@ ([\d.]+)GHz", info):
-        return float(match.group(1))
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
-    if is_x86 and (match := re.search(r"^bogomips\s*:\s*([\d.]+)", info, re.M | re.I)):
-        return round(float(match.group(1)) / 2000, 2)
-    return _DEFAULT_CPU_GHZ

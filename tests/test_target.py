@@ -9,7 +9,7 @@ import types
 import pytest
 import tvm
 
-from felix import errors, gpus, target
+from felix import cpus, errors, gpus, target
 
 CUDA_LIMITS = {
     "max_threads_per_block": 1024,
@@ -145,7 +145,7 @@ def test_bad_targets_are_one_clear_line(spec, words):
 
 
 def test_hidden_cpu_features_are_switched_off(monkeypatch):
-    monkeypatch.setattr(target, "_cpuinfo_flags", lambda: frozenset({"avx", "avx2", "fma"}))
+    monkeypatch.setattr(cpus, "flags", lambda: frozenset({"avx", "avx2", "fma"}))
     monkeypatch.setattr(tvm.target.codegen, "llvm_get_system_cpu", lambda: "znver4")
     if tvm.target.codegen.llvm_get_system_triple().startswith("x86_64"):
         made = target.parse("llvm")
@@ -175,11 +175,11 @@ def test_local_cpu_caches_come_from_the_system(tmp_path, monkeypatch):
         for name, text in {"level": level, "type": kind, "size": size,
                            "coherency_line_size": "128"}.items():  # fmt: skip
             (folder / name).write_text(text + "\n")
-    monkeypatch.setattr(target, "CACHE_FOLDER", tmp_path)
+    monkeypatch.setattr(cpus, "CACHE_FOLDER", tmp_path)
     rates = target.hardware("llvm")
     assert (rates.l1_bytes, rates.l2_bytes, rates.l3_bytes) == (48 * 2**10, 2**21, 30 * 2**20)
     assert rates.cache_line_bytes == 128
-    monkeypatch.setattr(target, "CACHE_FOLDER", tmp_path / "absent")
+    monkeypatch.setattr(cpus, "CACHE_FOLDER", tmp_path / "absent")
     assert target.hardware("llvm").l1_bytes == 32 * 2**10
 
 

@@ -13,7 +13,7 @@ from tvm import te
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
-from felix import errors, target, tir_check, workloads
+from felix import errors, target, tir_child, workloads
 from felix.task import Task
 
 # TVM's script parser evaluates annotations, which this file postpones: the functions below are
@@ -295,7 +295,7 @@ def test_text_without_a_target_needs_one():
 
 
 def test_long_text_is_refused():
-    text = json.dumps({"root_index": 0, "pad": " " * tir_check.MAX_JSON_CHARACTERS})
+    text = json.dumps({"root_index": 0, "pad": " " * tir_child.MAX_JSON_CHARACTERS})
     with pytest.raises(errors.WorkloadError, match="at most"):
         Task.from_json(text, "llvm")
 
@@ -333,9 +333,9 @@ def test_hostile_json_is_one_error_not_a_crash(what):
 
 
 def test_a_child_that_hangs_or_crashes_is_an_error(monkeypatch):
-    monkeypatch.setattr(tir_check, "CHILD_SECONDS", 0.05)
+    monkeypatch.setattr(tir_child, "CHILD_SECONDS", 0.05)
     with pytest.raises(errors.WorkloadError, match="took longer than"):
-        tir_check.try_in_child("{}", "{}")
+        tir_child.try_in_child("{}", "{}")
 
 
 @pytest.mark.parametrize("count, message", [(0, "0 functions"), (2, "2 functions")])
@@ -343,7 +343,7 @@ def test_modules_must_have_one_function(count, message):
     func = workloads.gemm(2, 2, 2).func
     mod = tvm.IRModule({f"f{i}": func.with_attr("global_symbol", f"f{i}") for i in range(count)})
     with pytest.raises(errors.WorkloadError, match=message):
-        tir_check.load(tvm.ir.save_json(mod))
+        tir_child.load(tvm.ir.save_json(mod))
 
 
 def test_relax_functions_are_not_tasks():
@@ -354,7 +354,7 @@ def test_relax_functions_are_not_tasks():
     with builder.function("main", [x]):
         builder.emit_func_output(x)
     with pytest.raises(errors.WorkloadError, match="not a TIR PrimFunc"):
-        tir_check.load(tvm.ir.save_json(builder.get()))
+        tir_child.load(tvm.ir.save_json(builder.get()))
 
 
 def test_describe_is_canonical():
