@@ -181,6 +181,14 @@ def _cache_buffer(program: Program, source: Buffer, scope: str) -> Buffer:
     return buffer
 
 
+def set_scope(program: Program, buffer: Buffer, scope: str) -> None:
+    """sch.set_scope: move a buffer to another memory; TVM renames it after the scope."""
+    if buffer.scope == scope:
+        return
+    buffer.name, buffer.scope = f"{buffer.name}_{scope}", scope
+    program.buffers = {b.name: b for b in program.buffers.values()}
+
+
 def _copy_block(source: Buffer, target: Buffer, name: str) -> tuple[Block, Loop | Block]:
     iters = [
         Iter(load.iter_symbol(f"v{i}"), extent, "spatial") for i, extent in enumerate(source.shape)
@@ -227,6 +235,7 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
     """
     partners = _partners(program, block, loop, reverse)
     domains = _domains(program, block, loop, partners, reverse)
+    program.conditions += [d.dynamic for d in domains if not scalar.is_static(d.dynamic, 0)]
     _remove(program, block)
     digits = [Digit(f"ax{i}", interval.extent) for i, interval in enumerate(domains)]
     block.bindings = [
@@ -386,7 +395,7 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
     shape = list(old.shape)
     axis = factor_axis if factor_axis >= 0 else len(shape) + 1 + factor_axis
     shape.insert(axis, rf_digit.extent)
-    buffer = Buffer(f"{old.name}_rf", tuple(shape), old.dtype, old.dtype_bytes, old.scope)
+    buffer = Buffer(f"{old.name}.rf", tuple(shape), old.dtype, old.dtype_bytes, old.scope)
     program.buffers[buffer.name] = buffer
     rf_block, copies = _rfactor_block(block, loops, rf_digit, buffer, axis)
     rf_nest: Loop | Block = rf_block

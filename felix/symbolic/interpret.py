@@ -84,13 +84,11 @@ class State:
     Attributes:
         values: random variable -> Block, Loop, Scalar, or INLINE / ROOT for a location.
         decide: sampling instruction -> values of its outputs.
-        conditions: expressions that must be <= 0 for the decisions to be legal.
     """
 
     program: Program
     decide: Callable[[Instruction], Sequence[Scalar]]
     values: dict[Ref, Any] = dataclasses.field(default_factory=dict)
-    conditions: list[Scalar] = dataclasses.field(default_factory=list)
 
     def get(self, operand: Any) -> Any:
         return self.values[operand] if isinstance(operand, Ref) else operand
@@ -167,7 +165,7 @@ def _sample_location(state: State, inst: Instruction) -> list[Any]:
     loops = state.program.loops_of(readers[0]) if readers else []
     if location >= len(loops):
         raise UnsupportedSchedule(f"compute location {location} does not exist")
-    state.conditions += location_conditions(loops, location)
+    state.program.conditions += location_conditions(loops, location)
     return [loops[location]]
 
 
@@ -292,7 +290,7 @@ def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
 
 def _set_scope(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
-    block.store.target.buffer.scope = inst.attrs[1]
+    instructions.set_scope(state.program, block.store.target.buffer, inst.attrs[1])
     return []
 
 

@@ -217,11 +217,15 @@ class Block:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Program:
-    """A whole function: buffers by name and the trees of its root block."""
+    """A whole function: buffers by name and the trees of its root block.
+
+    `conditions` are expressions that must be <= 0 for TVM to accept the decisions.
+    """
 
     buffers: dict[str, Buffer]
     body: list[Loop | Block]
     root_annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    conditions: list[Scalar] = dataclasses.field(default_factory=list)
 
     def walk(self) -> Iterator[tuple[list[Loop], Block]]:
         """(enclosing loops outermost first, block) of every block, in program order."""

@@ -270,7 +270,7 @@ def _stride(block: Block, access: ir.Access, loop: Loop) -> Scalar:
 def _coefficient(index: sympy.Expr, block: Block, loop: Loop) -> Scalar:
     """Coefficient of a loop variable in an index; 0 under //, % or a minus sign."""
     affine = regions.index_affine(index, block)
-    if affine is None:
+    if affine is None or _has_minus(affine):
         return 0
     found = [
         (i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms
@@ -279,13 +279,16 @@ def _coefficient(index: sympy.Expr, block: Block, loop: Loop) -> Scalar:
         return 0
     if len(loop.digits) == 1:
         coefficient = found[0][1]
-        if isinstance(coefficient, int) and coefficient < 0:
-            return 0
         digit = loop.digits[0]
         if isinstance(digit.extent, int) and not affine.mentions(digit):
             return 0
         return coefficient
     return _fused_coefficient(found, loop, affine)
+
+
+def _has_minus(affine: Affine) -> bool:
+    """TVM writes a negative term as a subtraction, through which its extractor does not look."""
+    return any(isinstance(c, int) and c < 0 for c in [affine.constant, *affine.terms.values()])
 
 
 def _fused_coefficient(found: list[tuple[int, Scalar]], loop: Loop, affine: Affine) -> Scalar:

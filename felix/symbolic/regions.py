@@ -8,6 +8,7 @@ time). Reads `symbolic.ir`; feeds `symbolic.instructions` and `symbolic.allocati
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable, Sequence
 
 import sympy
 
@@ -22,10 +23,14 @@ SCOPE_RANK = {"global": 0, "shared": 1, "local": 3}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
-    """{minimum + t : 0 <= t < extent}."""
+    """{minimum + t : 0 <= t < extent}.
+
+    `dynamic` is the condition (0/1) that TVM finds no constant extent and gives up.
+    """
 
     minimum: Affine
     extent: Scalar
+    dynamic: Scalar = 0
 
     def anchored(self) -> Scalar:
         """Condition that the minimum is a constant for TVM (every digit left in it is unit)."""
@@ -36,7 +41,7 @@ class Interval:
 
 
 def index_affine(index: sympy.Expr, block: Block) -> Affine | None:
-    """`index`, an expression in the block's iters, as an affine form of digits; None if it is not."""
+    """`index`, an expression in the block's iters, as an affine form of digits, or None."""
     total = Affine({}, 0)
     bindings = {it.symbol: affine for it, affine in zip(block.iters, block.bindings, strict=True)}
     for term in sympy.Add.make_args(index):
@@ -49,13 +54,22 @@ def index_affine(index: sympy.Expr, block: Block) -> Affine | None:
     return total
 
 
-def relax(affine: Affine, relaxed: set[Digit]) -> Interval:
+def relax(
+    affine: Affine, relaxed: set[Digit], guards: Sequence[tuple[Affine, Scalar]] = ()
+) -> Interval:
     """Interval of `affine` while `relaxed` digits run over their extents.
 
-    A derived digit counts as relaxed when all digits of its source are.
+    A derived digit counts as relaxed when all digits of its source are. Digits that a guard
+    (flat < bound) governs together reach no farther than the bound.
     """
     minimum, extent = Affine({}, affine.constant), 1
-    for digit, coefficient in affine.terms.items():
+    terms = dict(affine.terms)
+    for flat, bound in guards:
+        factor = _guarded(terms, flat, relaxed)
+        if factor is not None:
+            extent = extent + factor * (bound - 1)
+            terms = {d: c for d, c in terms.items() if d not in flat.terms}
+    for digit, coefficient in terms.items():
         if is_relaxed(digit, relaxed):
             width = (digit.extent - 1) * coefficient
             if isinstance(coefficient, int) and coefficient < 0:
@@ -65,6 +79,17 @@ def relax(affine: Affine, relaxed: set[Digit]) -> Interval:
         else:
             minimum = minimum.plus(Affine({digit: coefficient}))
     return Interval(minimum, extent)
+
+
+def _guarded(terms: dict[Digit, Scalar], flat: Affine, relaxed: set[Digit]) -> Scalar | None:
+    """The factor by which the guarded flat index enters the terms, if it does as a whole."""
+    factors = []
+    for digit, coefficient in flat.terms.items():
+        if digit not in terms or digit not in relaxed:
+            return None
+        factors.append(terms[digit] / sympy.sympify(coefficient))
+    same = factors and all(sympy.expand(f - factors[0]) == 0 for f in factors)
+    return scalar.plain(factors[0]) if same else None
 
 
 def is_relaxed(digit: Digit, relaxed: set[Digit]) -> bool:
@@ -80,49 +105,77 @@ def index_interval(index: sympy.Expr, block: Block, relaxed: set[Digit]) -> Inte
     """Interval an index expression covers while `relaxed` digits run."""
     affine = index_affine(index, block)
     if affine is not None:
-        return relax(affine, relaxed)
+        return relax(affine, relaxed, block.guards)
     if isinstance(index, expr.FloorDiv) and index.args[1].is_Integer:
         inner = index_interval(index.args[0], block, relaxed)
         return _floordiv(inner, int(index.args[1]))
     if isinstance(index, expr.FloorMod) and index.args[1].is_Integer:
         inner = index_interval(index.args[0], block, relaxed)
-        modulus = int(index.args[1])
-        fits = scalar.both(inner.anchored(), scalar.less_equal(inner.extent, modulus))
-        return Interval(Affine({}, 0), scalar.select(fits, inner.extent, modulus))
+        return _floormod(inner, int(index.args[1]))
     if isinstance(index, sympy.Add):
         return _sum([index_interval(arg, block, relaxed) for arg in index.args])
     if isinstance(index, sympy.Mul) and index.args[0].is_Integer:
         factor = int(index.args[0])
         inner = index_interval(index / factor, block, relaxed)
         if factor > 0:
-            return Interval(inner.minimum.scaled(factor), (inner.extent - 1) * factor + 1)
+            width = (inner.extent - 1) * factor + 1
+            return Interval(inner.minimum.scaled(factor), width, inner.dynamic)
     raise UnsupportedSchedule(f"the region of index {index} in block {block.name} is not modelled")
 
 
 def _sum(parts: list[Interval]) -> Interval:
-    minimum, extent = Affine({}, 0), 1
+    minimum, extent, dynamic = Affine({}, 0), 1, 0
     for part in parts:
         minimum = minimum.plus(part.minimum)
         extent = extent + part.extent - 1
-    return Interval(minimum, extent)
+        dynamic = scalar.either(dynamic, part.dynamic)
+    return Interval(minimum, extent, dynamic)
 
 
 def _floordiv(inner: Interval, divisor: int) -> Interval:
-    """floor(interval / divisor), where digits left in the minimum have multiples of it."""
-    terms = {}
-    for digit, coefficient in inner.minimum.terms.items():
-        if isinstance(coefficient, int) and coefficient % divisor == 0:
-            terms[digit] = coefficient // divisor
-        elif isinstance(coefficient, int) and not scalar.is_static(digit.extent, 1):
-            raise UnsupportedSchedule("a region divides a tiled index unevenly")
-        else:
-            quotient = coefficient / divisor if not isinstance(coefficient, int) else 0
-            terms[digit] = quotient
+    """floor(interval / divisor).
+
+    The extent does not depend on the loops outside, as TVM needs, where the coefficients left in
+    the minimum are multiples of the divisor, or where the interval is a single point.
+    """
+    clean: Scalar = 1
+    for coefficient in inner.minimum.terms.values():
+        clean = scalar.both(clean, scalar.equal(scalar.floor_mod(coefficient, divisor), 0))
     start = inner.minimum.constant
     extent = (
         scalar.floor_div(start + inner.extent - 1, divisor) - scalar.floor_div(start, divisor) + 1
     )
-    return Interval(Affine(terms, scalar.floor_div(start, divisor)), extent)
+    single = scalar.equal(inner.extent, 1)
+    extent = scalar.select(clean, extent, scalar.select(single, 1, extent))
+    dynamic = scalar.either(inner.dynamic, scalar.negated(scalar.either(clean, single)))
+    if scalar.is_static(clean, 1):
+        terms = {d: scalar.floor_div(c, divisor) for d, c in inner.minimum.terms.items()}
+        minimum = Affine(terms, scalar.floor_div(start, divisor))
+    else:
+        minimum = Affine({_derived(inner.minimum, divisor, None): 1})
+    return Interval(minimum, extent, dynamic)
+
+
+def _floormod(inner: Interval, divisor: int) -> Interval:
+    """interval mod divisor: within one period it stays as long as it is, else it is everything."""
+    extent = scalar.minimum(inner.extent, divisor)
+    single = scalar.equal(inner.extent, 1)
+    if scalar.is_static(single, 0) or not inner.minimum.terms:
+        start = inner.minimum.constant
+        fits = scalar.less_equal(scalar.floor_mod(start, divisor) + inner.extent, divisor)
+        low = scalar.select(fits, scalar.floor_mod(start, divisor), 0)
+        extent = scalar.select(fits, extent, divisor)
+        return Interval(Affine({}, low), extent, inner.dynamic)
+    return Interval(Affine({_derived(inner.minimum, 1, divisor): 1}), extent, inner.dynamic)
+
+
+def _derived(flat: Affine, inner: int, modulus: int | None) -> Digit:
+    """A digit standing for (flat // inner), or flat % modulus."""
+    reach = flat.constant + 1
+    for digit, coefficient in flat.terms.items():
+        reach = reach + coefficient * (digit.extent - 1)
+    extent = scalar.ceil_div(reach, inner) if modulus is None else modulus
+    return Digit("derived", extent, False, ir.Source(flat, inner, outermost=modulus is None))
 
 
 def path_digits(loops: list[Loop], below: Loop | None, scope: str | None) -> set[Digit]:
@@ -148,26 +201,51 @@ def path_digits(loops: list[Loop], below: Loop | None, scope: str | None) -> set
 
 def union(a: Interval, b: Interval, extent: Scalar) -> Interval:
     """Smallest interval over both, inside a dimension of `extent`; minima must be comparable."""
-    if not _same(a.minimum, b.minimum):
+    dynamic = scalar.either(a.dynamic, b.dynamic)
+    left, right = _keyed(a.minimum), _keyed(b.minimum)
+    keys = set(left) | set(right)
+    if any(not _equal(left.get(k, 0), right.get(k, 0)) for k in keys):
         for part in (a, b):
             if not part.minimum.terms and part.minimum.constant == 0 and part.extent == extent:
                 return part
-        difference = b.minimum.plus(a.minimum.scaled(-1))
-        if any(not scalar.is_static(c, 0) for c in difference.terms.values()):
-            raise UnsupportedSchedule("two consumers need regions that cannot be compared")
-        shift = difference.constant
-        low = a.minimum if shift >= 0 else b.minimum
-        first, second = (a, b) if shift >= 0 else (b, a)
-        return Interval(low, scalar.maximum(first.extent, second.extent + abs(shift)))
-    return Interval(a.minimum, scalar.maximum(a.extent, b.extent))
+        raise UnsupportedSchedule("two consumers need regions that cannot be compared")
+    shift = b.minimum.constant - a.minimum.constant
+    if not isinstance(shift, int):
+        low = scalar.minimum(a.minimum.constant, b.minimum.constant)
+        high = scalar.maximum(a.minimum.constant + a.extent, b.minimum.constant + b.extent)
+        return Interval(Affine(a.minimum.terms, low), high - low, dynamic)
+    first, second = (a, b) if shift >= 0 else (b, a)
+    reach = scalar.maximum(first.extent, second.extent + abs(shift))
+    return Interval(first.minimum, reach, dynamic)
 
 
-def _same(a: Affine, b: Affine) -> bool:
-    keys = set(a.terms) | set(b.terms)
-    return a.constant == b.constant and all(a.terms.get(k, 0) == b.terms.get(k, 0) for k in keys)
+def _equal(a: Scalar, b: Scalar) -> bool:
+    return bool(a == b) or bool(sympy.expand(a - b) == 0)
 
 
-def solve_domains(block: Block, provided: list[tuple[sympy.Expr, Interval, int]]) -> list[Interval]:
+def _keyed(affine: Affine) -> dict[Hashable, Scalar]:
+    """Terms by what their digit means, so that derived digits of equal make compare equal.
+
+    Digits that are visibly 0 are left out.
+    """
+    return {
+        digit_key(d): c for d, c in affine.terms.items() if not scalar.is_static(d.extent, 1)
+    }
+
+
+def digit_key(digit: Digit) -> Hashable:
+    """Identity of a digit: itself, or for a derived one its formula."""
+    source = digit.source
+    if source is None:
+        return id(digit)
+    flat = frozenset((k, str(c)) for k, c in _keyed(source.flat).items())
+    modulus = None if source.outermost else str(digit.extent)
+    return (flat, str(source.flat.constant), str(source.inner), modulus)
+
+
+def solve_domains(
+    block: Block, provided: list[tuple[sympy.Expr, Interval, Scalar]]
+) -> list[Interval]:
     """Domain of every iter of `block` so that it covers the required intervals.
 
     Args:
@@ -196,7 +274,8 @@ def _solve(index: sympy.Expr, required: Interval) -> tuple[sympy.Symbol, Interva
         return index, required
     if isinstance(index, expr.FloorDiv) and index.args[0].is_Symbol:
         factor = int(index.args[1])
-        return index.args[0], Interval(required.minimum.scaled(factor), required.extent * factor)
+        scaled = required.minimum.scaled(factor)
+        return index.args[0], Interval(scaled, required.extent * factor, required.dynamic)
     if isinstance(index, expr.FloorMod) and index.args[0].is_Symbol:
         return index.args[0], None
     raise UnsupportedSchedule(f"a block that provides index {index} cannot be computed at a loop")
@@ -207,7 +286,7 @@ def clip(interval: Interval, extent: Scalar) -> Interval:
     low, size = interval.minimum.constant, interval.extent
     if not interval.minimum.terms and scalar.is_static(size, 1):
         return interval
-    inside = isinstance(low, int) and low >= 0 and _at_most(interval, extent)
+    inside = isinstance(low, int) and low >= 0 and within(interval, extent)
     if inside:
         return interval
     start = scalar.maximum(low, 0)
@@ -215,13 +294,13 @@ def clip(interval: Interval, extent: Scalar) -> Interval:
     if isinstance(clipped, int) and isinstance(interval.anchored(), int):
         if not interval.anchored():
             return interval
-        return Interval(Affine({}, start), clipped)
+        return Interval(Affine({}, start), clipped, interval.dynamic)
     anchored = interval.anchored()
     minimum = Affine(interval.minimum.terms, scalar.select(anchored, start, low))
-    return Interval(minimum, scalar.select(anchored, clipped, size))
+    return Interval(minimum, scalar.select(anchored, clipped, size), interval.dynamic)
 
 
-def _at_most(interval: Interval, extent: Scalar) -> bool:
+def within(interval: Interval, extent: Scalar) -> bool:
     """True if the interval visibly never passes `extent`, whatever the variables are.
 
     Digits range over tilings of a domain already within bounds, so an interval whose farthest
