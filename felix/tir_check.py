@@ -268,6 +268,8 @@ def _check_expression(expr: Any) -> None:
     for part in expressions(expr):
         if is_load(part):
             _check_load(part)
+        elif type(part).__name__ == "Call":
+            check(len(part.args) > 0, f"{function_name(part)!r} is called without arguments")
 
 
 def _check_bounds(mod: tvm.IRModule) -> None:

@@ -164,7 +164,7 @@ def _touched(
 ) -> Values:
     """The values of an index expression that lie in [0, extent); None when it is all of them."""
     parts = list(tir_check.expressions(index))
-    if any(tir_check.is_load(part) for part in parts):
+    if not all(_is_evaluable(part) for part in parts):
         return None
     variables = list(dict.fromkeys(p for p in parts if type(p).__name__ == "Var"))
     if any(variable not in domains for variable in variables):
@@ -174,7 +174,8 @@ def _touched(
     sizes = [_size(variable, domains, limits) for variable in variables]
     if math.prod(sizes) > _MAX_ENUMERATED:
         return None
-    values = np.unique(_evaluate(index, _grid(variables, domains, limits)))
+    with np.errstate(all="ignore"):
+        values = np.unique(_evaluate(index, _grid(variables, domains, limits)))
     values = values[(values >= 0) & (values < extent)]
     return None if len(values) == extent else values
 
@@ -194,6 +195,12 @@ def _grid(
         values = np.arange(domains[variable], dtype=np.int64) if limit is None else limit
         grid[variable] = values.reshape([-1 if a == axis else 1 for a in range(len(variables))])
     return grid
+
+
+def _is_evaluable(expr: Any) -> bool:
+    kind = type(expr).__name__
+    name = tir_check.function_name(expr) if kind == "Call" else kind
+    return kind in ("IntImm", "Var") or name in _NUMPY
 
 
 def _evaluate(expr: Any, grid: Mapping[Any, npt.NDArray[np.int64]]) -> Any:

@@ -361,3 +361,8 @@ def test_describe_is_canonical():
     left = target.parse({"kind": "llvm", "num-cores": 2, "mcpu": "haswell"})
     right = target.parse({"mcpu": "haswell", "kind": "llvm", "num-cores": 2})
     assert target.describe(left) == target.describe(right)
+
+
+def test_indices_that_wrap_around_are_counted_once():
+    body = COPY.format(value="A[v % 2] + A[T.max(v - 1, 0) // 3]")
+    assert Task.from_prim_func(function(body, A4, B4)).min_bytes == 4 * (2 + 4)
