@@ -11,7 +11,7 @@ Reads `common`; feeds `catalogue`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from tvm import te, tirx
@@ -107,62 +107,101 @@ def pad(data: common.Tensor, layout: str, win: Window, value: Any) -> common.Ten
     return common.compute("pad", place(layout, n, c, padded), body)
 
 
-def _convolve(
-    owner: str,
-    spatial: tuple[int, ...],
-    win: Window,
-    channels: tuple[int, int, int],
-    groups: int,
-    layout: str,
-    epilogue: Sequence[str],
-    dtype: str,
-    target: common.TargetLike,
-) -> task.Task:
-    n, ci, co = channels
-    if ci % groups or co % groups:
-        raise errors.WorkloadError(
-            f"{owner}: groups must divide ci and co, got groups={groups}, ci={ci}, co={co}"
+@dataclasses.dataclass(frozen=True, slots=True)
+class Convolution:
+    """The parameters all convolutions share; `groups` = `ci` makes it depthwise."""
+
+    owner: str
+    window: Window
+    n: int
+    ci: int
+    co: int
+    groups: int
+    layout: str
+    dtype: str
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether channels are the innermost axis of the data."""
+        return self.layout.endswith("C")
+
+    @property
+    def per_group(self) -> int:
+        """Input channels of one group."""
+        return self.ci // self.groups
+
+    @property
+    def kind(self) -> str:
+        """Name of the block and the task."""
+        return f"depthwise_{self.owner}" if self.is_depthwise else self.owner
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every group has one input channel, so no reduction over channels."""
+        return self.per_group == 1 and self.groups > 1
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """Extents of the kernel tensor in the layout's order."""
+        if self.channels_last:
+            return (*self.window.kernel, self.per_group, self.co)
+        return (self.co, self.per_group, *self.window.kernel)
+
+    def task_name(self, epilogue: Sequence[str]) -> str:
+        """Extents, window and what differs from the defaults."""
+        extents = (self.n, *self.window.extents, self.ci, self.co)
+        groups = f"g{self.groups}" if self.groups > 1 and not self.is_depthwise else ""
+        layout = "" if self.channels_last else self.layout.lower()
+        dtype = "" if self.dtype == "float32" else self.dtype
+        return common.name_of(
+            self.kind, extents, self.window.tag, groups, layout, *epilogue, dtype
         )
-    per_group = ci // groups
-    channels_last = layout.endswith("C")
-    data = common.placeholder("data", place(layout, n, ci, spatial), dtype)
-    kernel_shape = (*win.kernel, per_group, co) if channels_last else (co, per_group, *win.kernel)
-    kernel = common.placeholder("kernel", kernel_shape, dtype)
-    padded = pad(data, layout, win, common.const(0.0, data))
-    taps = [common.reduce_axis(f"r{letter}", k) for letter, k in zip(
-        "dhw"[3 - len(spatial):], win.kernel, strict=True)]  # fmt: skip
-    depthwise = per_group == 1 and groups > 1
-    rc = None if depthwise else common.reduce_axis("rc", per_group)
+
+
+def _convolve(conv: Convolution, epilogue: Sequence[str], target: common.TargetLike) -> task.Task:
+    if conv.ci % conv.groups or conv.co % conv.groups:
+        raise errors.WorkloadError(
+            f"{conv.owner}: groups must divide ci and co, got groups={conv.groups}, "
+            f"ci={conv.ci}, co={conv.co}"
+        )
+    data_shape = place(conv.layout, conv.n, conv.ci, conv.window.extents)
+    data = common.placeholder("data", data_shape, conv.dtype)
+    kernel = common.placeholder("kernel", conv.kernel_shape, conv.dtype)
+    padded = pad(data, conv.layout, conv.window, common.const(0.0, data))
+    out_shape = place(conv.layout, conv.n, conv.co, conv.window.outputs)
+    result = common.compute(conv.kind, out_shape, _products(conv, padded, kernel))
+    channel_axis = len(out_shape) - 1 if conv.channels_last else 1
+    extra, output = common.add_epilogue(result, epilogue, channel_axis, conv.dtype)
+    return common.finish(conv.task_name(epilogue), [data, kernel, *extra, output], target)
+
+
+def _products(
+    conv: Convolution, padded: common.Tensor, kernel: common.Tensor
+) -> Callable[..., Any]:
+    """The sum of products over channels of the group and kernel taps, at an output index."""
+    win = conv.window
+    letters = "dhw"[3 - len(win.extents) :]
+    taps = [common.reduce_axis(f"r{a}", k) for a, k in zip(letters, win.kernel, strict=True)]
+    rc = [] if conv.is_depthwise else [common.reduce_axis("rc", conv.per_group)]
 
     def body(*index: Any) -> Any:
-        i, oc, at = split(layout, index)
-        moved = [
-            x * s + r * d for x, s, r, d in zip(at, win.stride, taps, win.dilation, strict=True)
-        ]
-        group = oc if co == groups else te.indexdiv(oc, co // groups)
-        ic = (group if groups > 1 else 0) if rc is None else rc
-        ic = group * per_group + rc if groups > 1 and rc is not None else ic
-        inner = 0 if rc is None else rc
-        weight = kernel[(*taps, inner, oc) if channels_last else (oc, inner, *taps)]
-        value = common.wide(padded[place(layout, i, ic, moved)]) * common.wide(weight)
-        return te.sum(value, axis=[*([] if rc is None else [rc]), *taps])
+        i, oc, at = split(conv.layout, index)
+        steps = zip(at, win.stride, taps, win.dilation, strict=True)
+        moved = [x * s + r * d for x, s, r, d in steps]
+        inner = rc[0] if rc else 0
+        weight = kernel[(*taps, inner, oc) if conv.channels_last else (oc, inner, *taps)]
+        cell = padded[place(conv.layout, i, _input_channel(conv, oc, inner), moved)]
+        return te.sum(common.wide(cell) * common.wide(weight), axis=[*rc, *taps])
 
-    kind = "depthwise_" if depthwise else ""
-    out_shape = place(layout, n, co, win.outputs)
-    result = common.compute(f"{kind}{owner}", out_shape, body)
-    extra, output = common.add_epilogue(
-        result, epilogue, len(out_shape) - 1 if channels_last else 1, dtype
-    )
-    name = common.name_of(
-        f"{kind}{owner}",
-        (n, *spatial, ci, co),
-        win.tag,
-        f"g{groups}" if groups > 1 and not depthwise else "",
-        "" if channels_last else layout.lower(),
-        *epilogue,
-        "" if dtype == "float32" else dtype,
-    )
-    return common.finish(name, [data, kernel, *extra, output], target)
+    return body
+
+
+def _input_channel(conv: Convolution, oc: Any, inner: Any) -> Any:
+    """The input channel of output channel `oc` and channel `inner` of its group."""
+    if conv.groups == 1:
+        return inner
+    group = oc if conv.co == conv.groups else te.indexdiv(oc, conv.co // conv.groups)
+    return group if conv.is_depthwise else group * conv.per_group + inner
 
 
 @common.operator
@@ -199,7 +238,8 @@ def conv1d(
         target: what to tune for.
     """
     win = window("conv1d", (w,), kernel, stride, padding, dilation)
-    return _convolve("conv1d", (w,), win, (n, ci, co), groups, layout, epilogue, dtype, target)
+    conv = Convolution("conv1d", win, n, ci, co, groups, layout, dtype)
+    return _convolve(conv, epilogue, target)
 
 
 @common.operator
@@ -237,7 +277,8 @@ def conv2d(
         target: what to tune for.
     """
     win = window("conv2d", (h, w), kernel, stride, padding, dilation)
-    return _convolve("conv2d", (h, w), win, (n, ci, co), groups, layout, epilogue, dtype, target)
+    conv = Convolution("conv2d", win, n, ci, co, groups, layout, dtype)
+    return _convolve(conv, epilogue, target)
 
 
 @common.operator
@@ -275,9 +316,9 @@ def conv3d(
         dtype: type of inputs and output.
         target: what to tune for.
     """
-    spatial = (d, h, w)
-    win = window("conv3d", spatial, kernel, stride, padding, dilation)
-    return _convolve("conv3d", spatial, win, (n, ci, co), groups, layout, epilogue, dtype, target)
+    win = window("conv3d", (d, h, w), kernel, stride, padding, dilation)
+    conv = Convolution("conv3d", win, n, ci, co, groups, layout, dtype)
+    return _convolve(conv, epilogue, target)
 
 
 @common.operator
@@ -314,5 +355,5 @@ def depthwise_conv2d(
         target: what to tune for.
     """
     win = window("depthwise_conv2d", (h, w), kernel, stride, padding, dilation)
-    channels = (n, c, c * multiplier)
-    return _convolve("conv2d", (h, w), win, channels, c, layout, epilogue, dtype, target)
+    conv = Convolution("conv2d", win, n, c, c * multiplier, c, layout, dtype)
+    return _convolve(conv, epilogue, target)
