@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,13 +162,17 @@ def test_failures_are_remembered_without_a_latency() -> None:
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
     """Defect f: no seed, no resume. The state survives JSON."""
-    sketches = two_sketches()
+
+    def many_structures() -> list[synthetic.FakeSketch]:
+        return [synthetic.FakeSketch(structural=tuple(range(20))), *two_sketches()]
+
+    sketches = many_structures()
     search = make(kind, sketches, 5)
     for _ in range(2):
         suggestions = search.suggest(6)
         search.update([(s, Result(true_us(sketches, s))) for s in suggestions[:4]])
     stored = json.loads(json.dumps(search.state_dict()))
-    resumed = make(kind, two_sketches(), 99)
+    resumed = make(kind, many_structures(), 99)
     resumed.load_state_dict(stored)
     assert resumed.state_dict() == search.state_dict()
     assert resumed.suggest(6) == search.suggest(6)
@@ -173,11 +180,12 @@ def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"kind": "other"}, {"round": "x"}, {"history": {}}, {"history": {"format": 0}},
+    [{"kind": "other"}, {"structures": 1}, {"round": "x"}, {"history": {}},
+     {"history": {"format": 0}},
      {"history": {"format": 1, "measured": [[0, [1], -3]], "pending": []}}],
 )  # fmt: skip
 def test_a_damaged_state_is_one_clear_error(damage: dict) -> None:
-    search = make("random", two_sketches())
+    search = make("gradient", two_sketches())
     with pytest.raises(errors.RecordError):
         search.load_state_dict({**search.state_dict(), **damage})
 
@@ -201,7 +209,7 @@ def test_structures_change_between_rounds() -> None:
 
 def scored(pool: selection.Pool, n: int, structure: int, first: float) -> None:
     for i in range(n):
-        decisions = (structure, i)
+        decisions = (structure, *[i] * 4)
         pool.candidates[(0, decisions)] = selection.Candidate(
             0, decisions, (structure,), first + i, selection.Source.DESCENT
         )
@@ -229,8 +237,8 @@ def test_selection_leaves_room_for_other_structures_and_chance() -> None:
 def test_selection_keeps_a_share_for_neighbours() -> None:
     pool = empty_pool()
     scored(pool, 50, 0, 0.0)
-    near = selection.Candidate(0, (7, 7), (0,), 999.0, selection.Source.NEIGHBOUR)
-    pool.candidates[(0, (7, 7))] = near
+    near = selection.Candidate(0, (7,) * 5, (0,), 999.0, selection.Source.NEIGHBOUR)
+    pool.candidates[near.key] = near
     options = selection.SelectionOptions(random_share=0.0)
     assert near in selection.select(pool, 10, options, np.random.default_rng(0))
     options = selection.SelectionOptions(random_share=0.0, neighbour_share=0.0)
@@ -243,6 +251,59 @@ def test_selection_of_one_structure_is_not_capped() -> None:
     options = selection.SelectionOptions(random_share=0.0)
     picks = selection.select(pool, 10, options, np.random.default_rng(0))
     assert [c.score for c in picks] == list(range(10))
+
+
+def test_near_copies_of_picks_wait() -> None:
+    pool = empty_pool()
+    for i in range(20):  # alike, and the best
+        decisions = (0, 0, 0, i)
+        pool.candidates[(0, decisions)] = selection.Candidate(
+            0, decisions, (), float(i), selection.Source.DESCENT
+        )
+    scored(pool, 20, 5, 100.0)
+    options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, crowd=3)
+    pool.candidates = {k: v for k, v in pool.candidates.items() if len(k[1]) == 4} | {
+        (1, k[1]): dataclasses.replace(v, sketch_index=1)
+        for k, v in pool.candidates.items() if len(k[1]) == 5
+    }  # fmt: skip
+    picks = selection.select(pool, 10, options, np.random.default_rng(0))
+    assert sum(c.sketch_index == 0 for c in picks) == 3
+    options = dataclasses.replace(options, crowd=100)
+    picks = selection.select(pool, 10, options, np.random.default_rng(0))
+    assert sum(c.sketch_index == 0 for c in picks) == 10
+
+
+@pytest.mark.parametrize("kind", ["gradient", "evolutionary"])
+def test_a_round_compiles_few_new_structures(kind: str) -> None:
+    sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 60)))]
+    search = make(kind, sketches)
+    limit = search.options.n_new_structures
+    for round_number in range(1, 4):
+        assert search.suggest(8)
+        assert len(sketches[0].calls) <= limit * round_number
+
+
+def test_polishing_finds_what_rounding_missed() -> None:
+    def best(n_polish: int) -> float:
+        options = gradient.GradientOptions(
+            n_polish=n_polish, n_seeds=2, n_roundings=1,
+            descent=descent.DescentOptions(steps=4, record_every=4),
+        )  # fmt: skip
+        sketch = synthetic.FakeSketch(extents=(512, 512, 512))
+        search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
+        return search.suggest(1)[0].predicted_us
+
+    assert best(8) < 0.5 * best(0)
+
+
+def test_torch_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        descend(steps=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def descend(capacity: int = 1024, **options: float) -> descent.Visited:
@@ -310,6 +371,11 @@ def test_a_model_that_returns_nan_gradients_does_not_break_the_descent() -> None
         [sketch], Broken(), gradient.GradientOptions(descent=descent.DescentOptions(steps=5))
     )
     assert len(search.suggest(4)) == 4
+
+
+def test_loading_the_package_does_not_load_torch() -> None:
+    code = "import sys, felix.search; sys.exit('torch' in sys.modules or 'tvm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_no_sketch_is_an_error() -> None:

@@ -105,6 +105,20 @@ class ModelSearch(BaseSearch):
     def model(self, model: types.CostModel) -> None:
         self.scorer.model = model
 
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        known = [[index, list(structure)] for index, structure in sorted(self.scorer.known)]
+        return {**super().state_dict(), "structures": known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state; see `BaseSearch.load_state_dict`."""
+        try:
+            known = {(int(i), tuple(int(v) for v in s)) for i, s in state["structures"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
+        super().load_state_dict(state)
+        self.scorer.known = known
+
     def _suggest(self, n: int, rng: np.random.Generator) -> list[types.Suggestion]:
         return [candidate.suggestion() for candidate in self._candidates(n, rng)]
 

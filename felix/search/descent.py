@@ -24,7 +24,8 @@ Reads `search.space`, `search.scoring`, `objective`; feeds `search.gradient`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +52,12 @@ class DescentOptions:
     cold: float = 0.05
     kernel: str = smoothing.DEFAULT_KERNEL
     #: penalty weight at the start, its growth a step while illegal, its decay while legal
-    penalty: float = 4.0
+    penalty: float = 2.0
     penalty_growth: float = 1.1
     penalty_decay: float = 0.98
+    #: torch threads while descending. The tensors are small, and threads that wait for each other
+    #: on cores busy with building and measuring made a descent 20 times slower
+    threads: int = 1
     #: every how many steps the points are recorded; the start and the end always are
     record_every: int = 10
 
@@ -136,8 +140,9 @@ class Descent:
         joint = self._joint(tuple((e.sketch_index, e.structure) for e in entries))
         n_seeds = max(len(e.starts) for e in entries)
         padded = [e.starts[np.arange(n_seeds) % len(e.starts)] for e in entries]
-        points, costs = self._descend(joint, np.concatenate(padded, axis=1), _mask(entries, joint,
-                                      self.scorer))  # fmt: skip
+        mask = _mask(entries, joint, self.scorer)
+        with _torch_threads(self.options.threads):
+            points, costs = self._descend(joint, np.concatenate(padded, axis=1), mask)
         result, column = [], 0
         for number, entry in enumerate(entries):
             width = entry.starts.shape[1]
@@ -222,6 +227,17 @@ class Adam:
         mean = self.first / (1 - beta1**self.steps)
         size = torch.sqrt(self.second / (1 - beta2**self.steps))
         return self.x.detach() - rate * mean / (size + 1e-8)
+
+
+@contextmanager
+def _torch_threads(n: int) -> Iterator[None]:
+    """Run with n torch threads, and with as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _cosine(first: float, last: float, progress: float) -> float:

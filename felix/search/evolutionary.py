@@ -26,6 +26,8 @@ class EvolutionOptions:
     crossover_share: float = 0.3
     #: share of the first population taken from the best measured
     measured_share: float = 0.2
+    #: structures of a sketch that a round may compile beyond those compiled before
+    n_new_structures: int = 8
     selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
 
@@ -46,6 +48,7 @@ class EvolutionarySearch(base.ModelSearch):
         self._moves = [moves.Moves(s.variables) for s in sketches]
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
+        self.scorer.begin_round(self.options.n_new_structures)
         pool = selection.Pool(self.scorer, self.history)
         size = max(1, self.options.population // len(self.sketches))
         for index, sketch in enumerate(self.sketches):

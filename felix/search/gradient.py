@@ -7,7 +7,9 @@ One round (`suggest`):
      between rounds, with the samples and by mutation);
   3. descend from all seeds of all sketches together (`search.descent`);
   4. round the points on the way to several legal decisions each (`search.rounding`);
-  5. add neighbours of the best measured; score everything exactly; select (`search.selection`).
+  5. polish: for a few generations score everything one small change away from the best found,
+     exactly; rounding leaves a point near an optimum of the relaxed problem, seldom on it;
+  6. add neighbours of the best measured and select (`search.selection`).
 
 A round depends only on the seed, its number, what was proposed and measured, and the model, so
 the state to store is small and a resumed search goes on as if it had never stopped.
@@ -33,6 +35,8 @@ class GradientOptions:
     n_seeds: int = 8
     #: structures of a sketch that are descended in one round
     n_structures: int = 2
+    #: structures of a sketch that a round may compile beyond those compiled before
+    n_new_structures: int = 4
     #: legal samples of a sketch, from which seeds are taken
     n_samples: int = 64
     #: share of the seeds that start at the best measured candidates
@@ -41,6 +45,9 @@ class GradientOptions:
     random_share: float = 0.25
     #: roundings of each recorded point
     n_roundings: int = 4
+    #: generations of polishing, and candidates of each that are surrounded
+    n_polish: int = 8
+    n_polished: int = 8
     #: best measured candidates that get neighbours, and how many each
     n_parents: int = 4
     n_neighbours: int = 24
@@ -74,28 +81,41 @@ class GradientSearch(base.ModelSearch):
         self._moves = [moves.Moves(s.variables) for s in sketches]
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
+        self.scorer.begin_round(self.options.n_new_structures)
         pool = selection.Pool(self.scorer, self.history)
         entries: list[descent.Entry] = []
         for index, sketch in enumerate(self.sketches):
             samples = scoring.legal_samples(sketch, index, max(self.options.n_samples, n), rng)
             pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
-            entries += self._entries(index, samples, rng)
+            entries += self._entries(index, pool, rng)
         for visited in self._descent.run(entries):
             index = visited.entry.sketch_index
             rounded, _ = self._rounders[index].round(visited.values, self.options.n_roundings)
             rows = rounded.reshape(-1, rounded.shape[-1]).tolist()
             pool.offer(index, rows, selection.Source.DESCENT)
+        self._polish(pool)
         for index, decisions in self.history.best(self.options.n_parents):
             near = self._moves[index].neighbours(decisions, self.options.n_neighbours, rng)
             pool.offer(index, near, selection.Source.NEIGHBOUR)
         self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
         return selection.select(pool, n, self.options.selection, rng)
 
+    def _polish(self, pool: selection.Pool) -> None:
+        """Surround the best candidates that have not been surrounded yet."""
+        done: set[types.Key] = set()
+        for _ in range(self.options.n_polish):
+            parents = [c for c in pool.ranked() if c.key not in done][: self.options.n_polished]
+            done.update(c.key for c in parents)
+            for index in range(len(self.sketches)):
+                rows = [r for c in parents if c.sketch_index == index
+                        for r in self._moves[index].around(c.decisions)]  # fmt: skip
+                pool.offer(index, rows, selection.Source.DESCENT)
+
     def _entries(
-        self, index: int, samples: types.Decisions, rng: np.random.Generator
+        self, index: int, pool: selection.Pool, rng: np.random.Generator
     ) -> list[descent.Entry]:
         """Seeds of one sketch, grouped by structure."""
-        ranked = self._ranked_seeds(index, samples, rng)
+        ranked = self._ranked_seeds(index, pool, rng)
         if not ranked:
             return []
         variables = self.sketches[index].variables
@@ -113,7 +133,7 @@ class GradientSearch(base.ModelSearch):
         ]
 
     def _ranked_seeds(
-        self, index: int, samples: types.Decisions, rng: np.random.Generator
+        self, index: int, pool: selection.Pool, rng: np.random.Generator
     ) -> list[tuple[int, ...]]:
         """Distinct starts: best measured, best predicted and random ones, the former first.
 
@@ -123,13 +143,8 @@ class GradientSearch(base.ModelSearch):
         n_measured = round(options.measured_share * options.n_seeds)
         n_random = round(options.random_share * options.n_seeds)
         measured = [decisions for _, decisions in self.history.best(n_measured, index)]
-        rows = [tuple(row) for row in samples.tolist()]
-        if rows:
-            scores = self.scorer.predict(index, samples)
-            by_score = [rows[i] for i in np.argsort(scores, kind="stable")]
-        else:
-            by_score = []
+        by_score = [c.decisions for c in pool.ranked() if c.sketch_index == index]
         n_best = max(0, options.n_seeds - len(measured) - n_random)
-        shuffled = [rows[i] for i in rng.permutation(len(rows))]
+        shuffled = [by_score[i] for i in rng.permutation(len(by_score))]
         ordered = [*measured, *by_score[:n_best], *shuffled[:n_random], *by_score]
         return list(dict.fromkeys(ordered))

@@ -64,6 +64,17 @@ class Moves:
                     result[position] = int(b[position])
         return result
 
+    def around(self, row: Sequence[int]) -> list[tuple[int, ...]]:
+        """All rows one small change away."""
+        found = []
+        for group in self.movable:
+            for chosen in self._steps([int(v) for v in row], group):
+                moved = [int(v) for v in row]
+                for position, value in zip(group, chosen, strict=True):
+                    moved[position] = value
+                found.append(tuple(moved))
+        return found
+
     def neighbours(
         self, row: Sequence[int], n: int, rng: np.random.Generator
     ) -> list[tuple[int, ...]]:

@@ -2,8 +2,10 @@
 
 A *structure* is a tuple of values of the structural variables; each has its own compiled
 formulas. Candidates are grouped by structure, evaluated exactly, and only the legal ones are
-shown to the model. Every array keeps the order of the decisions it came from: a candidate and
-its prediction are never zipped from lists filtered apart.
+shown to the model. Compiling a structure can take a second and a space may have dozens, so a
+round has an allowance of new ones; rows beyond it score like illegal ones. Every array keeps
+the order of the decisions it came from: a candidate and its prediction are never zipped from
+lists filtered apart.
 
 Reads `search.types`, `objective`; feeds the searches.
 """
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from felix.search import space, types
+from felix.search import types
 
 Array = NDArray[np.float64]
 #: A constraint holds up to this much: they are logarithms of integer ratios, and rounding in
@@ -35,12 +37,29 @@ class Scorer:
     model: types.CostModel
     #: how many candidates the model has been asked about
     n_predictions: int = 0
+    #: new structures of each sketch that this round may still compile; None: any number
+    _allowance: list[int] | None = None
+    #: structures admitted so far; stored with the search, so that a resumed one goes on alike
+    known: set[tuple[int, types.Structure]] = field(default_factory=set)
     _variants: dict[tuple[int, types.Structure], types.Variant] = field(default_factory=dict)
+
+    def begin_round(self, n_new_structures: int) -> None:
+        """Allow this many new structures a sketch until the next call."""
+        self._allowance = [n_new_structures] * len(self.sketches)
+
+    def admits(self, sketch_index: int, structure: types.Structure) -> bool:
+        """Whether rows of a structure may be scored in this round."""
+        if (sketch_index, structure) in self.known or self._allowance is None:
+            return True
+        return self._allowance[sketch_index] > 0
 
     def variant(self, sketch_index: int, structure: types.Structure) -> types.Variant:
         """The formulas of a sketch under a structure; compiled once."""
         key = (sketch_index, structure)
         if key not in self._variants:
+            if self._allowance is not None and key not in self.known:
+                self._allowance[sketch_index] -= 1
+            self.known.add(key)
             formulas = self.sketches[sketch_index].formulas
             self._variants[key] = formulas.variant(structure)
         return self._variants[key]
@@ -52,9 +71,11 @@ class Scorer:
         return variant.program.exact(values).reshape(len(values), variant.n_rows, n_features)
 
     def legal(self, sketch_index: int, decisions: types.Decisions) -> NDArray[np.bool_]:
-        """Which decisions meet all constraints exactly."""
+        """Which decisions meet all constraints exactly, of structures admitted now."""
         result = np.zeros(len(decisions), bool)
         for structure, rows in self._by_structure(sketch_index, decisions):
+            if not self.admits(sketch_index, structure):
+                continue
             program = self.variant(sketch_index, structure).constraint_program
             residuals = program.exact(decisions[rows])
             result[rows] = (residuals <= TOLERANCE).all(axis=1)
@@ -121,8 +142,3 @@ def legal_samples(
     """n legal random decisions, from a seed in TVM's range."""
     rows = sketch.sample(n, int(rng.integers(1, 2**31 - 1)))
     return np.asarray(rows, np.int64).reshape(-1, len(sketch.variables))
-
-
-def structures_of(sketch: types.Sketch, decisions: types.Decisions) -> list[types.Structure]:
-    """The structure of each row."""
-    return [space.structure(sketch.variables, row) for row in decisions.tolist()]

@@ -2,8 +2,9 @@
 
 `Pool` collects candidates of all sketches, each once and never one that was proposed before,
 together with its own score. `select` ranks them with three rules against a model that is sure
-and wrong: no structure takes more than a share of the picks while others have candidates, a
-share is kept for neighbours of what measured best, and a share is drawn at random.
+and wrong: no structure takes more than a share of the picks while others have candidates, near
+copies of picks wait, a share is kept for neighbours of what measured best, and a share is drawn
+at random.
 
 Reads `search.history`, `search.scoring`; feeds the searches.
 """
@@ -39,6 +40,11 @@ class Candidate:
     score: float
     source: Source
 
+    @property
+    def key(self) -> types.Key:
+        """Identity of the candidate."""
+        return self.sketch_index, self.decisions
+
     def suggestion(self) -> types.Suggestion:
         """As a suggestion."""
         # a model far from its data may say anything; exp must not overflow
@@ -56,6 +62,8 @@ class SelectionOptions:
     neighbour_share: float = 0.2
     #: most that one (sketch, structure) may take while others have candidates
     structure_share: float = 0.6
+    #: a candidate waits while so many picks differ from it in at most two values (one move)
+    crowd: int = 3
 
 
 @dataclass(slots=True)
@@ -95,9 +103,7 @@ class Pool:
 
     def ranked(self) -> list[Candidate]:
         """Best predicted first; ties by key, so that the order is the same everywhere."""
-        return sorted(
-            self.candidates.values(), key=lambda c: (c.score, c.sketch_index, c.decisions)
-        )
+        return sorted(self.candidates.values(), key=lambda c: (c.score, c.key))
 
 
 def select(
@@ -117,17 +123,31 @@ def select(
         for candidate in candidates:
             if len(chosen) >= upto:
                 return
-            key = (candidate.sketch_index, candidate.decisions)
+            key = candidate.key
             kind = (candidate.sketch_index, candidate.structure)
-            if key in chosen or (capped and taken.get(kind, 0) >= limit):
+            if key in chosen:
+                continue
+            if capped and (taken.get(kind, 0) >= limit or _crowded(candidate, chosen, options)):
                 continue
             chosen[key] = candidate
             taken[kind] = taken.get(kind, 0) + 1
 
     take(near, round(options.neighbour_share * n_greedy), True)
     take(ranked, n_greedy, True)
-    take(ranked, n_greedy, False)  # one structure is all there is
-    greedy = sorted(chosen.values(), key=lambda c: (c.score, c.sketch_index, c.decisions))
-    rest = [c for c in ranked if (c.sketch_index, c.decisions) not in chosen]
+    take(ranked, n_greedy, False)  # one structure, or one neighbourhood, is all there is
+    greedy = sorted(chosen.values(), key=lambda c: (c.score, c.key))
+    rest = [c for c in ranked if c.key not in chosen]
     picks = rng.permutation(len(rest))[:n_random]
     return [*greedy, *(rest[i] for i in picks)]
+
+
+def _crowded(
+    candidate: Candidate, chosen: dict[types.Key, Candidate], options: SelectionOptions
+) -> bool:
+    """Whether enough picks of the same sketch are one move away."""
+    near = 0
+    for sketch_index, decisions in chosen:
+        if sketch_index == candidate.sketch_index:
+            differ = sum(a != b for a, b in zip(decisions, candidate.decisions, strict=True))
+            near += differ <= 2
+    return near >= options.crowd
