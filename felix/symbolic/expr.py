@@ -20,14 +20,26 @@ ZERO, ONE = Integer(0), Integer(1)
 
 
 class _Operator(sympy.Function):
-    """Base of the operators: integer valued, never rewritten by sympy after construction."""
+    """Base of the operators: real valued, never rewritten by sympy after construction."""
 
-    is_integer = True
     is_real = True
     is_commutative = True
 
 
-class FloorDiv(_Operator):
+class _Whole(_Operator):
+    """Base of the operators whose value is an integer, whatever the arguments."""
+
+    is_integer = True
+
+
+class _Picked(_Operator):
+    """Base of the operators whose value is one of the arguments: an integer if they all are."""
+
+    def _eval_is_integer(self) -> bool | None:
+        return True if all(a.is_integer for a in self.args) else None
+
+
+class FloorDiv(_Whole):
     """floor(a / b)."""
 
     nargs = 2
@@ -43,7 +55,7 @@ class FloorDiv(_Operator):
         return quotient if divides(quotient) else None
 
 
-class CeilDiv(_Operator):
+class CeilDiv(_Whole):
     """ceil(a / b)."""
 
     nargs = 2
@@ -59,7 +71,7 @@ class CeilDiv(_Operator):
         return quotient if divides(quotient) else None
 
 
-class FloorMod(_Operator):
+class FloorMod(_Whole):
     """a - b * floor(a / b), in [0, b)."""
 
     nargs = 2
@@ -74,7 +86,7 @@ class FloorMod(_Operator):
         return ZERO if divides(a / b) else None
 
 
-class Minimum(_Operator):
+class Minimum(_Picked):
     """min(a, b)."""
 
     nargs = 2
@@ -88,7 +100,7 @@ class Minimum(_Operator):
         return None
 
 
-class Maximum(_Operator):
+class Maximum(_Picked):
     """max(a, b)."""
 
     nargs = 2
@@ -102,7 +114,7 @@ class Maximum(_Operator):
         return None
 
 
-class Absolute(_Operator):
+class Absolute(_Picked):
     """|a|."""
 
     nargs = 1
@@ -115,7 +127,7 @@ class Absolute(_Operator):
         return a if a.is_nonnegative else None
 
 
-class Floor(_Operator):
+class Floor(_Whole):
     """Largest integer not above a (any real a)."""
 
     nargs = 1
@@ -127,7 +139,7 @@ class Floor(_Operator):
         return a if a.is_integer else None
 
 
-class Ceiling(_Operator):
+class Ceiling(_Whole):
     """Smallest integer not below a (any real a)."""
 
     nargs = 1
@@ -139,7 +151,7 @@ class Ceiling(_Operator):
         return a if a.is_integer else None
 
 
-class Less(_Operator):
+class Less(_Whole):
     """1 if a < b else 0."""
 
     nargs = 2
@@ -154,7 +166,7 @@ class Less(_Operator):
         return None
 
 
-class LessEqual(_Operator):
+class LessEqual(_Whole):
     """1 if a <= b else 0."""
 
     nargs = 2
@@ -169,7 +181,7 @@ class LessEqual(_Operator):
         return None
 
 
-class Equal(_Operator):
+class Equal(_Whole):
     """1 if a == b else 0."""
 
     nargs = 2
@@ -184,7 +196,7 @@ class Equal(_Operator):
         return None
 
 
-class And(_Operator):
+class And(_Whole):
     """Both conditions: 1 if a and b are 1, else 0."""
 
     nargs = 2
@@ -199,7 +211,7 @@ class And(_Operator):
         return a if b is ONE else None
 
 
-class Or(_Operator):
+class Or(_Whole):
     """Either condition: 1 if a or b is 1, else 0."""
 
     nargs = 2
@@ -214,7 +226,7 @@ class Or(_Operator):
         return a if b is ZERO else None
 
 
-class Not(_Operator):
+class Not(_Whole):
     """1 - a, for a condition a."""
 
     nargs = 1
@@ -227,7 +239,7 @@ class Not(_Operator):
         return a.args[0] if isinstance(a, Not) else None
 
 
-class Select(_Operator):
+class Select(_Picked):
     """a if condition is 1, b if it is 0."""
 
     nargs = 3
