@@ -24,6 +24,9 @@ class _Operator(sympy.Function):
 
     is_real = True
     is_commutative = True
+    is_finite = True
+    is_infinite = False
+    is_extended_real = True
 
 
 class _Whole(_Operator):
@@ -33,10 +36,11 @@ class _Whole(_Operator):
 
 
 class _Picked(_Operator):
-    """Base of the operators whose value is one of the arguments: an integer if they all are."""
+    """Base of the operators whose value is one of the arguments.
 
-    def _eval_is_integer(self) -> bool | None:
-        return True if all(a.is_integer for a in self.args) else None
+    Whether that is an integer is left open: asking the arguments costs seconds where such
+    operators are nested deeply, and no rule here needs the answer.
+    """
 
 
 class FloorDiv(_Whole):

@@ -15,7 +15,6 @@ from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, load, regions, scalar
 from felix.symbolic.ir import Access, Affine, Block, Buffer, Digit, Iter, Loop, Program, Scalar
 
-
 # ---------------------------------------------------------------- loops
 
 

@@ -87,7 +87,7 @@ class State:
     """
 
     program: Program
-    decide: Callable[[Instruction], Sequence[Scalar]]
+    decide: Callable[[Instruction, State], Sequence[Scalar]]
     values: dict[Ref, Any] = dataclasses.field(default_factory=dict)
 
     def get(self, operand: Any) -> Any:
@@ -97,7 +97,7 @@ class State:
 def interpret(
     program: Program,
     trace: Sequence[Instruction],
-    decide: Callable[[Instruction], Sequence[Scalar]],
+    decide: Callable[[Instruction, State], Sequence[Scalar]],
 ) -> State:
     """Run the trace on `program`, which is changed.
 
@@ -153,11 +153,11 @@ def _producers(state: State, inst: Instruction) -> list[Any]:
 
 
 def _sample(state: State, inst: Instruction) -> list[Any]:
-    return list(state.decide(inst))
+    return list(state.decide(inst, state))
 
 
 def _sample_location(state: State, inst: Instruction) -> list[Any]:
-    (location,) = state.decide(inst)
+    (location,) = state.decide(inst, state)
     block: Block = state.get(inst.inputs[0])
     if location in (INLINE, ROOT):
         return [location]

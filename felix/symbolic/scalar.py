@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+
 from felix.symbolic import expr
 
 Scalar = Any  # int | sympy.Expr
@@ -78,6 +80,11 @@ def select(condition: Scalar, a: Scalar, b: Scalar) -> Scalar:
 def is_static(value: Scalar, number: int) -> bool:
     """True if `value` is that number whatever the variables are."""
     return bool(value == number)
+
+
+def rational(value: Scalar) -> Scalar:
+    """A number that divides exactly in formulas (a sympy rational)."""
+    return sympy.sympify(value)
 
 
 def plain(value: Scalar) -> Scalar:

@@ -1,0 +1,154 @@
+"""The table of features: name, unit, transform and meaning, in the order of the feature vector.
+
+One vector describes one row: a store of the program. Kernel features are repeated in every row
+of the kernel. `formulas.raw` gives the values as stated here; `formulas.exact` and `.smooth`
+give log2(1 + value) where `log` is set. Values are >= 0.
+
+Notation: `trip` is the number of iterations of the store over the whole launch, counting those
+a boundary guard then skips; a loop bound twice to one thread axis counts once. `origin` is the
+iteration where every loop variable is 0. Sources: [A] Ansor's per-store features as in TVM's
+PerStoreFeature, [F] Felix (ASPLOS'24) section 3.3, [M] the multi-level roofline of this project.
+Reads nothing; feeds every module of `felix.features` and the cost model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+#: Increased whenever a name, an order or a meaning changes; checkpoints carry it.
+FEATURES_VERSION = 1
+
+#: Buffers described per store: the destination, then operands in program order.
+SLOTS = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feature:
+    """One column. `log`: whether `exact` and `smooth` give log2(1 + value)."""
+
+    name: str
+    unit: str
+    log: bool
+    meaning: str
+    source: str
+
+
+def _row() -> list[Feature]:
+    def count(name: str, meaning: str) -> Feature:
+        return Feature(name, "operations", True, f"trip x {meaning} in the stored value", "[A]")
+
+    return [
+        count("float_add", "float additions and subtractions"),
+        count("float_mul", "float multiplications"),
+        count("float_div", "float divisions and remainders"),
+        count("float_cmp", "float min and max"),
+        count("float_math", "float math-function calls (exp, sqrt, ...)"),
+        count("select_ops", "selections (Select, if_then_else)"),
+        count("bool_ops", "and, or, not"),
+        count("int_ops", "integer operations and comparisons outside of buffer indices"),
+        Feature("float_ops", "operations", True, "sum of the float_* counts", "[A]"),
+        Feature("trip_count", "iterations", True, "product of the loop extents", "[A] outer_prod"),
+        Feature("active_trips", "iterations", True, "trip that pass the boundary guards", "[M]"),
+        Feature("serial_trips", "iterations", True,
+                "iterations one CPU task or one GPU thread executes in sequence", "[M]"),
+        Feature("reduce_trips", "iterations", True,
+                "product of extents of unbound loops that feed a reduction iterator", "[A]"),
+        Feature("thread_reduce", "threads", True,
+                "product of extents of thread loops that feed a reduction iterator", "[M]"),
+        Feature("parallel_extent", "iterations", True, "extent of the parallel loop", "[A]"),
+        Feature("vector_extent", "lanes", True, "extent of the vectorized loop", "[A]"),
+        Feature("innermost_extent", "iterations", True,
+                "extent of the innermost loop with more than one iteration", "[A]"),
+        Feature("unroll_step", "statements", True,
+                "auto_unroll_max_step of the enclosing nest; 0 where absent", "[A]"),
+        Feature("alloc_bytes", "bytes", True,
+                "size of the destination buffer after compaction; of the whole tensor for a "
+                "parameter", "[A]"),
+        Feature("alloc_trips", "times", True, "how often that buffer is allocated", "[A]"),
+        Feature("is_init", "0/1", False, "the store initialises a reduction", "[M]"),
+        Feature("is_reduction", "0/1", False, "the store updates a reduction", "[M]"),
+    ]  # fmt: skip
+
+
+def _slot(i: int) -> list[Feature]:
+    p = f"buf{i}."
+    return [
+        Feature(p + "read", "0/1", False, "the store reads the buffer", "[A]"),
+        Feature(p + "write", "0/1", False, "the store writes the buffer", "[A]"),
+        Feature(p + "global", "0/1", False, "global memory", "[M]"),
+        Feature(p + "shared", "0/1", False, "GPU shared memory", "[M]"),
+        Feature(p + "bytes", "bytes", True, "trip x element size", "[A]"),
+        Feature(p + "unique_bytes", "bytes", True,
+                "distinct elements touched over the launch x element size; boundary guards and "
+                "if_then_else conditions respected", "[A]"),
+        Feature(p + "task_bytes", "bytes", True,
+                "footprint of one parallel task (CPU) or one thread block (GPU)", "[M]"),
+        Feature(p + "stride", "elements", True,
+                "address step of the innermost loop with more than one iteration", "[A]"),
+        Feature(p + "vector_stride", "elements", True,
+                "address step of the innermost loop if it is vectorized, else 0", "[M]"),
+        Feature(p + "reuse", "times", True,
+                "extent of the innermost loop with more than one iteration over which the "
+                "address at the origin stays the same; 0 if there is none", "[A]"),
+        Feature(p + "reuse_trips", "iterations", True, "iterations between two such uses", "[A]"),
+        Feature(p + "reuse_bytes", "bytes", True,
+                "footprint of all buffers of the store between two such uses", "[A]"),
+        Feature(p + "l1_bytes", "bytes", True,
+                "CPU: bytes moved into the L1 cache if it keeps what fits; 0 on a GPU", "[M]"),
+        Feature(p + "l2_bytes", "bytes", True, "the same for the L2 cache", "[M]"),
+        Feature(p + "l3_bytes", "bytes", True, "the same for the L3 cache", "[M]"),
+        Feature(p + "warp_sectors", "sectors", True,
+                "GPU: 32-byte sectors one warp access touches, from the lane offsets", "[M]"),
+        Feature(p + "bank_ways", "ways", True,
+                "GPU: shared-memory bank conflict degree of one warp access", "[M]"),
+    ]  # fmt: skip
+
+
+def _kernel() -> list[Feature]:
+    return [
+        Feature("grid_blocks", "blocks", True, "product of the blockIdx extents; 1 on a CPU", "[A]"),
+        Feature("block_threads", "threads", True, "product of the threadIdx extents", "[A]"),
+        Feature("vthreads", "threads", True, "product of the virtual thread extents", "[A]"),
+        Feature("shared_bytes", "bytes", True, "shared memory of one block", "[F]"),
+        Feature("local_bytes", "bytes", True, "thread-local buffers of one thread, all vthreads",
+                "[F]"),
+        Feature("unroll_body", "statements", True,
+                "stores of one thread or task inside the loops that can unroll", "[M]"),
+        Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits", "[M]"),
+        Feature("occupancy", "fraction", False, "resident threads over the SM's limit", "[M]"),
+        Feature("waves", "waves", True, "ceil(grid blocks / resident blocks of the chip)", "[M]"),
+        Feature("tail", "fraction", False, "filled share of all waves; CPU: of all task slots",
+                "[M]"),
+        Feature("kernels", "kernels", True, "kernels (GPU) or parallel regions (CPU) in all",
+                "[M]"),
+        Feature("analytic.compute_us", "us", True, "float operations at the usable peak rate",
+                "[M]"),
+        Feature("analytic.l1_us", "us", True, "bytes into L1 (GPU: shared memory) at its rate",
+                "[M]"),
+        Feature("analytic.l2_us", "us", True, "bytes into L2 at its rate", "[M]"),
+        Feature("analytic.dram_us", "us", True, "bytes from DRAM at its bandwidth", "[M]"),
+        Feature("analytic.issue_us", "us", True, "iterations of all loops at one a cycle", "[M]"),
+        Feature("analytic.launch_us", "us", True, "kernel launches or fork-joins", "[M]"),
+        Feature("roofline_us", "us", True,
+                "launch + max(compute, l1, l2, dram, issue) of the whole program", "[M]"),
+    ]  # fmt: skip
+
+
+FEATURES: tuple[Feature, ...] = tuple(
+    _row() + [feature for i in range(SLOTS) for feature in _slot(i)] + _kernel()
+)
+NAMES: tuple[str, ...] = tuple(f.name for f in FEATURES)
+LOG: tuple[bool, ...] = tuple(f.log for f in FEATURES)
+SLOT_NAMES: tuple[str, ...] = tuple(f.name.removeprefix("buf0.") for f in _slot(0))
+
+
+def table() -> str:
+    """The feature table as Markdown, for the documentation."""
+    lines = ["| feature | unit | scale | meaning | source |", "|---|---|---|---|---|"]
+    for f in FEATURES:
+        if f.name.startswith("buf") and not f.name.startswith("buf0."):
+            continue
+        name = f.name.replace("buf0.", "buf*i*.")
+        scale = "log2(1+v)" if f.log else "v"
+        lines.append(f"| `{name}` | {f.unit} | {scale} | {f.meaning} | {f.source} |")
+    return "\n".join(lines)

@@ -1,0 +1,326 @@
+"""How many distinct elements of a buffer a store touches over the whole launch.
+
+A block's iterators visit either their whole domain, or, for a block computed at a loop, the
+union of the tiles its consumers need: copies of an interval at multiples of some steps. Where
+neighbouring tiles touch or overlap, the union is an interval again; its length does not depend
+on the tiling then, and conditions such as padding can be counted once, by enumeration.
+
+Reads `features.nest`; feeds `features.memory`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import sympy
+from numpy.typing import NDArray
+
+from felix.features import nest
+from felix.symbolic import expr, ir, scalar
+from felix.symbolic.ir import Access, Affine, Block, Scalar
+
+#: Points enumerated at most for one group of linked indices.
+ENUMERATION_LIMIT = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Visited:
+    """Values an iterator takes: start, start + 1, ... if `dense`; `count` values in any case."""
+
+    start: Scalar
+    length: Scalar
+    count: Scalar
+
+    @property
+    def dense(self) -> bool:
+        return self.count is self.length and isinstance(self.length, int)
+
+
+def elements(row: nest.Row, accesses: list[Access]) -> Scalar:
+    """Distinct elements touched by the accesses (all to one buffer)."""
+    visited = {
+        it.symbol: visit(binding, row.block, it.extent)
+        for it, binding in zip(row.block.iters, row.block.bindings, strict=True)
+    }
+    conditions = {access: _conditions(row.store.value, access) for access in accesses}
+    if len(accesses) == 1:
+        return _one(accesses[0], conditions[accesses[0]], visited)
+    counts = [_one(a, conditions[a], visited) for a in accesses]
+    return _several(accesses, conditions, visited, counts)
+
+
+def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
+    """Values a binding takes over the launch, cut to the iterator's domain."""
+    guarded = [g for g, _ in block.guards]
+    if any(d.source is not None for d in binding.terms) or _is_guarded(binding, guarded):
+        return Visited(0, extent, extent)
+    start = binding.constant
+    for digit, coefficient in binding.terms.items():
+        if isinstance(coefficient, int) and coefficient < 0:
+            start = start + coefficient * (digit.extent - 1)
+    steps = [(abs(c) if isinstance(c, int) else c, d.extent) for d, c in binding.terms.items()]
+    length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
+    count = _union(steps, length)
+    if isinstance(length, int) and isinstance(start, int) and isinstance(extent, int):
+        low, high = max(start, 0), min(start + length, extent)
+        if count is length:
+            return Visited(low, high - low, high - low)
+        return Visited(low, high - low, count)
+    if isinstance(extent, int) and isinstance(start, int) and count is length:
+        return Visited(start, extent, extent)
+    return Visited(start, length, count)
+
+
+def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
+    return any(d in flat.terms for flat in guarded for d in binding.terms)
+
+
+def _union(steps: list[tuple[Scalar, Scalar]], length: Scalar) -> Scalar:
+    """Size of {sum c_k x_k : 0 <= x_k < e_k}; `length` itself if that is every value.
+
+    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Two
+    orders are tried; the set is dense if it is in either.
+    """
+    steps = [(c, e) for c, e in steps if not scalar.is_static(e, 1)]
+    inner = [s for s in steps if scalar.is_static(s[0], 1)]
+    outer = [s for s in steps if not scalar.is_static(s[0], 1)]
+    best: Scalar = 0
+    dense_any: Scalar = 0
+    first: Scalar | None = None
+    for order in (outer, outer[::-1]):
+        size: Scalar = 1
+        reach: Scalar = 1
+        dense: Scalar = 1
+        for c, e in [*inner, *order]:
+            closed = 1 if _at_least(reach, c) else scalar.less_equal(c, reach)
+            dense = scalar.both(dense, scalar.either(closed, scalar.equal(e, 1)))
+            reach = reach + c * (e - 1)
+            size = scalar.select(dense, reach, size * e)
+        if scalar.is_static(dense, 1):
+            return length
+        first = size if first is None else first
+        dense_any = scalar.either(dense_any, dense)
+    best = scalar.select(dense_any, length, first)
+    return best
+
+
+def _at_least(a: Scalar, b: Scalar) -> bool:
+    """a >= b for every value >= 1 of the variables, visibly: all coefficients of the difference
+    in (variable - 1) are nonnegative."""
+    difference = sympy.sympify(a - b)
+    if difference.is_number:
+        return bool(difference >= 0)
+    shifted = sympy.expand(
+        sympy.expand(difference).xreplace({s: s + 1 for s in difference.free_symbols})
+    )
+    if any(f.is_Pow and f.exp.is_negative for f in shifted.atoms(sympy.Pow)):
+        return False
+    return all(term.as_coeff_Mul()[0] >= 0 for term in sympy.Add.make_args(shifted))
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def _conditions(value: ir.Value, access: Access) -> list[ir.Value]:
+    """Conditions of the if_then_else nodes around the load of `access`; none for the store."""
+    path = _path(value, access)
+    return path if path is not None else []
+
+
+def _path(value: ir.Value, access: Access) -> list[ir.Value] | None:
+    if value.access == access:
+        return []
+    for number, arg in enumerate(value.args):
+        below = _path(arg, access)
+        if below is not None:
+            if value.op == "if" and number > 0:
+                condition = value.args[0]
+                if number == 2:
+                    condition = ir.Value("not", False, (condition,))
+                return [condition, *below]
+            return below
+    return None
+
+
+def _conjuncts(conditions: list[ir.Value]) -> list[ir.Value]:
+    result = []
+    for condition in conditions:
+        if condition.op == "and":
+            result += _conjuncts(list(condition.args))
+        else:
+            result.append(condition)
+    return result
+
+
+def _symbols(value: ir.Value) -> set[sympy.Symbol]:
+    found: set[sympy.Symbol] = set()
+    for node in value.walk():
+        if node.expr is not None:
+            found |= node.expr.free_symbols
+        if node.access is not None:
+            for index in node.access.indices:
+                found |= index.free_symbols
+    return found
+
+
+# ---------------------------------------------------------------- counting
+
+
+def _one(
+    access: Access, conditions: list[ir.Value], visited: dict[sympy.Symbol, Visited]
+) -> Scalar:
+    """Distinct index tuples of one access: a product over groups of linked dimensions."""
+    tests = _conjuncts(conditions)
+    total: Scalar = 1
+    for indices, symbols in _groups(access, tests, visited):
+        own = [t for t in tests if _symbols(t) & symbols]
+        total = total * _group(indices, symbols, own, visited)
+    return total
+
+
+def _groups(
+    access: Access, tests: list[ir.Value], visited: dict[sympy.Symbol, Visited]
+) -> list[tuple[list[sympy.Expr], set[sympy.Symbol]]]:
+    groups: list[tuple[list[sympy.Expr], set[sympy.Symbol]]] = []
+    items: list[tuple[sympy.Expr | None, set[sympy.Symbol]]] = [
+        (index, index.free_symbols & set(visited)) for index in access.indices
+    ]
+    items += [(None, _symbols(test) & set(visited)) for test in tests]
+    for index, symbols in items:
+        if not symbols:
+            continue
+        linked = [g for g in groups if g[1] & symbols]
+        groups = [g for g in groups if not g[1] & symbols]
+        indices = [i for g in linked for i in g[0]] + ([index] if index is not None else [])
+        groups.append((indices, set().union(symbols, *[g[1] for g in linked])))
+    return groups
+
+
+def _group(
+    indices: list[sympy.Expr],
+    symbols: set[sympy.Symbol],
+    tests: list[ir.Value],
+    visited: dict[sympy.Symbol, Visited],
+) -> Scalar:
+    if not indices:
+        return 1
+    if not tests and len(indices) == 1 and indices[0].is_Symbol:
+        return visited[indices[0]].count
+    if all(visited[s].dense for s in symbols):
+        points = ir.product(visited[s].length for s in symbols)
+        if points <= ENUMERATION_LIMIT:
+            return _enumerate(indices, sorted(symbols, key=str), tests, visited)
+    return _estimate(indices, symbols, visited)
+
+
+def _enumerate(
+    indices: list[sympy.Expr],
+    symbols: list[sympy.Symbol],
+    tests: list[ir.Value],
+    visited: dict[sympy.Symbol, Visited],
+) -> int:
+    axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in symbols]
+    grid = dict(zip(symbols, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
+    shape = tuple(len(a) for a in axes)
+    keep = np.ones(shape, dtype=bool)
+    for test in tests:
+        keep &= np.broadcast_to(evaluate(test, grid).astype(bool), shape)
+    columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in indices]
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        low, high = (column.min(), column.max()) if len(column) else (0, 0)
+        key = key * int(high - low + 1) + (column - low)
+    return len(np.unique(key))
+
+
+def _estimate(
+    indices: list[sympy.Expr], symbols: set[sympy.Symbol], visited: dict[sympy.Symbol, Visited]
+) -> Scalar:
+    """Where tiles leave gaps, or there are too many points: at most one element a visit."""
+    visits = ir.product(visited[s].count for s in symbols)
+    spans = {s: visited[s].length for s in symbols}
+    origin = {s: visited[s].start for s in symbols}
+    box = ir.product(nest.index_span(i, spans, origin) for i in indices)
+    return scalar.minimum(visits, box)
+
+
+def _several(
+    accesses: list[Access],
+    conditions: dict[Access, list[ir.Value]],
+    visited: dict[sympy.Symbol, Visited],
+    counts: list[Scalar],
+) -> Scalar:
+    """Union over several accesses: enumerated where possible, else their sum."""
+    symbols = sorted(visited, key=str)
+    used = [
+        s for s in symbols if any(s in i.free_symbols for a in accesses for i in a.indices)
+    ]
+    points = ir.product(visited[s].length for s in used)
+    if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
+        return sum(counts[1:], start=counts[0])
+    seen: set[tuple[int, ...]] = set()
+    axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in used]
+    grid = dict(zip(used, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
+    shape = tuple(len(a) for a in axes)
+    for access in accesses:
+        keep = np.ones(shape, dtype=bool)
+        for test in _conjuncts(conditions[access]):
+            keep &= np.broadcast_to(evaluate(test, grid).astype(bool), shape)
+        columns = [
+            np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices
+        ]
+        seen.update(zip(*(c.tolist() for c in columns), strict=True))
+    return len(seen)
+
+
+_Grid = dict[sympy.Symbol, NDArray[np.int64]]
+
+_COMPARE = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+}
+
+
+def evaluate(value: ir.Value, grid: _Grid) -> NDArray[np.int64]:
+    """A condition over iterators on a grid of points; loads of data count as true."""
+    if value.expr is not None:
+        return evaluate_index(value.expr, grid)
+    if value.op == "not":
+        return np.logical_not(evaluate(value.args[0], grid)).astype(np.int64)
+    if value.op in _COMPARE:
+        a, b = (evaluate(x, grid) for x in value.args)
+        return np.asarray(_COMPARE[value.op](a, b), dtype=np.int64)
+    return np.ones((1,) * max(1, len(grid)), dtype=np.int64)
+
+
+def evaluate_index(index: sympy.Expr, grid: _Grid) -> NDArray[np.int64]:
+    """An index expression on a grid of points."""
+    if index.is_Symbol:
+        return grid[index]
+    if index.is_Integer:
+        return np.full((1,) * max(1, len(grid)), int(index), dtype=np.int64)
+    args = [evaluate_index(a, grid) for a in index.args]
+    if isinstance(index, sympy.Add):
+        return _fold(np.add, args)
+    if isinstance(index, sympy.Mul):
+        return _fold(np.multiply, args)
+    operations = {
+        expr.FloorDiv: np.floor_divide,
+        expr.FloorMod: np.mod,
+        expr.Minimum: np.minimum,
+        expr.Maximum: np.maximum,
+    }
+    return np.asarray(operations[type(index)](*args), dtype=np.int64)
+
+
+def _fold(operation: np.ufunc, args: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    *_, last = itertools.accumulate(args, operation)
+    return np.asarray(last, dtype=np.int64)
