@@ -48,3 +48,7 @@ class CheckpointError(FelixError):
 
 class OutputError(FelixError):
     """The output folder cannot be written."""
+
+
+class TuningError(FelixError):
+    """Tuning cannot start or found no schedule that runs correctly."""

@@ -1,0 +1,109 @@
+"""What a tuning run tells while it works: one small frozen record per thing that happened.
+
+`felix.tune(..., on_event=f)` calls `f(event)` in the tuner's thread, in the order of happening;
+`f` should be quick. Latencies are in microseconds, durations in seconds; `elapsed_s` is since
+the start of tuning, earlier sessions that were resumed included. `task` is a task's name,
+`trial` counts measured candidates from 1 over all tasks, `round` the rounds of a task from 0.
+
+Reads nothing; feeds progress displays, services and tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Tuning begins (or goes on, with `resumed_trials` measured before)."""
+
+    tasks: tuple[str, ...]
+    strategy: str
+    trials: int | None
+    seconds: float | None
+    resumed_trials: int
+    #: where the cost model came from, in words
+    model: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The sketches of a task are ready."""
+
+    task: str
+    n_sketches: int
+    extract_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The unscheduled program was timed; None where it failed or took too long."""
+
+    task: str
+    latency_us: float | None
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStarted:
+    """Candidates of a round were chosen and are being built."""
+
+    task: str
+    round: int
+    n_candidates: int
+    #: rejected by TVM although chosen as legal
+    n_invalid: int
+    predicted_us: float | None
+    elapsed_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A candidate was measured: a latency, or an error class with a message."""
+
+    task: str
+    trial: int
+    round: int
+    latency_us: float | None
+    error: str | None
+    message: str
+    #: the task's best so far, this candidate included
+    best_us: float | None
+    is_best: bool
+    elapsed_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The cost model was fine-tuned; losses are those of `costmodel.FineTuner`."""
+
+    n_records: int
+    loss_before: float
+    loss_after: float
+    accepted: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """Something a person should know; tuning goes on."""
+
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Tuning ended: why, and the weighted latency of all tasks (None if one has no result)."""
+
+    reason: str
+    trials: int
+    latency_us: float | None
+    elapsed_s: float
+
+
+Event: TypeAlias = Started | Opened | Baseline | RoundStarted | Trial | Trained | Warned | Finished
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as plain values, with its kind under `event`."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}

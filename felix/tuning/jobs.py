@@ -1,0 +1,182 @@
+"""One task during a run: its search, what it measured, and its part of the checkpoint.
+
+Reads `felix.sketch`, `felix.search`, records; feeds `felix.tune`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from felix import errors, records
+from felix.measure import protocol
+from felix.search import types
+from felix.tuning import options as options_module
+from felix.tuning import pacing, results
+
+if TYPE_CHECKING:
+    from felix.task import Task
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Flight:
+    """A candidate that is being built or run."""
+
+    job: Job
+    suggestion: types.Suggestion
+    future: Future[protocol.Measurement]
+    round: int
+    #: when its measurement was there, in the run's elapsed seconds; None until then
+    done_s: float | None = None
+    #: whether it is in the books
+    kept: bool = False
+
+
+class Job:
+    """A task of the run, by its `index`. `open` makes the sketches, when its turn comes."""
+
+    def __init__(self, index: int, task: Task, measurer: protocol.Measurer) -> None:
+        self.index = index
+        self.task = task
+        self.measurer = measurer
+        self.search: Any = None
+        self.sketches: list[Any] = []
+        self.records: list[records.Record] = []
+        self.curve: list[tuple[int, float, float]] = []
+        self.best: records.Record | None = None
+        self.n_rounds = 0
+        #: best latency since the allocator was told last
+        self.recent_us: float | None = None
+        self.unscheduled: protocol.Measurement | None = None
+        self.pending_baseline: Future[protocol.Measurement] | None = None
+
+    @property
+    def best_us(self) -> float | None:
+        """Best latency so far."""
+        return None if self.best is None else self.best.measurement.latency_us
+
+    def open(self, strategy: str, model: Any, options: Any, seed: int) -> None:
+        """Make the sketches and the search.
+
+        Raises:
+            TuningError: the task has no sketch.
+        """
+        self.sketches = sketches_of(self.task)
+        if not self.sketches:
+            raise errors.TuningError(f"{self.task.name} has no design space for this target")
+        own = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
+        self.search = options_module.make_search(strategy, self.sketches, model, options, own)
+
+    def schedules(
+        self, suggestions: Sequence[types.Suggestion], pacer: pacing.Pacer
+    ) -> list[tuple[types.Suggestion, Any]]:
+        """The scheduled modules; what TVM rejects is remembered as failed and left out."""
+        made = []
+        with pacer.computing("schedule"):
+            for suggestion in suggestions:
+                pacer.breathe()
+                sketch = self.sketches[suggestion.sketch_index]
+                try:
+                    schedule = sketch.schedule(np.asarray(suggestion.decisions, np.int64))
+                except errors.InvalidSchedule as error:
+                    failed = protocol.Measurement(
+                        error=protocol.ErrorClass.BUILD, message=str(error)
+                    )
+                    self.search.update([(suggestion, failed)])
+                    continue
+                made.append((suggestion, schedule.mod))
+        return made
+
+    def keep(self, record: records.Record) -> bool:
+        """Take one measurement into the books; whether it is the new best."""
+        measurement = record.measurement
+        self.records.append(record)
+        if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
+            suggestion = types.Suggestion(
+                record.sketch_index, record.decisions, record.predicted_us
+            )
+            self.search.update([(suggestion, measurement)])
+        latency_us = measurement.latency_us
+        if latency_us is None or not measurement.checked:
+            return False
+        self.recent_us = min(latency_us, self.recent_us or latency_us)
+        if self.best_us is not None and self.best_us <= latency_us:
+            return False
+        self.best = record
+        self.curve.append((len(self.records), record.elapsed_s, latency_us))
+        return True
+
+    def owns(self, record: records.Record) -> bool:
+        """Whether a stored record is of this task and its sketches are still the same.
+
+        Raises:
+            RecordError: it is of this task, but its sketch is another one by now.
+        """
+        if record.task_key != self.task.key:
+            return False
+        index = record.sketch_index
+        if not 0 <= index < len(self.sketches) or self.sketches[index].key != record.sketch_key:
+            raise errors.RecordError(
+                f"{self.task.name}: the records are of other sketches than this version makes"
+            )
+        return True
+
+    def result(self, reason: str, breakdown: pacing.Breakdown) -> results.TuneResult:
+        """The task's result as it stands."""
+        found = None
+        if self.best is not None:
+            found = results.Best(self.best, self.sketches[self.best.sketch_index])
+        curve = list(self.curve)
+        if curve and len(self.records) > curve[-1][0]:  # to the end of the run
+            curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
+        return results.TuneResult(
+            task=self.task,
+            records=tuple(self.records),
+            curve=tuple(curve),
+            found=found,
+            unscheduled_us=None if self.unscheduled is None else self.unscheduled.latency_us,
+            reason=reason,
+            breakdown=breakdown,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The checkpoint's part of this task."""
+        return {
+            "n_rounds": self.n_rounds,
+            "recent_us": self.recent_us,
+            "search": None if self.search is None else self.search.state_dict(),
+            "unscheduled": None
+            if self.unscheduled is None
+            else {
+                "latency_us": self.unscheduled.latency_us,
+                "message": self.unscheduled.message,
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the task must be open if it was then."""
+        self.n_rounds, self.recent_us = int(state["n_rounds"]), state["recent_us"]
+        if state["search"] is not None:
+            self.search.load_state_dict(state["search"])
+            self.search.forget_pending()
+        if state["unscheduled"] is not None:
+            self.unscheduled = _baseline(**state["unscheduled"])
+
+
+def _baseline(latency_us: float | None, message: str) -> protocol.Measurement:
+    error = protocol.ErrorClass.LAUNCH if latency_us is None else None
+    return protocol.Measurement(latency_us=latency_us, error=error, message=message)
+
+
+def sketches_of(task: Task) -> list[Any]:
+    """The sketches with their formulas made."""
+    from felix import sketch as sketching
+
+    found = list(sketching.sketches(task))
+    for sketch in found:
+        sketch.formulas  # noqa: B018  (makes and caches them now)
+    return found

@@ -1,0 +1,121 @@
+"""The cost model during a run: loaded, copied for the searches, fine-tuned on measurements.
+
+Searches get copies whose weights never change, so a search and training may not disturb each
+other. Every call of a model, copy or original, first lets waiting kernels be timed (`pause`).
+
+Notation: rows [N, R, F] exact features of N candidates, mask [N, R], 1 for rows that exist.
+Reads `costmodel` and a search's scorer; feeds `felix.tune`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from costmodel import finetune, registry
+from felix import errors
+from felix.search import base, scoring, space, types
+
+if TYPE_CHECKING:
+    import tvm
+
+#: A cost model as the caller gives it: a checkpoint file, a module, or None for the shipped one.
+ModelLike = str | pathlib.Path | nn.Module | None
+
+#: Search of the task, index of the task, and what was measured of it.
+Learnt = tuple[base.ModelSearch, int, types.Suggestion, types.Measured]
+
+
+class Learner:
+    """Owns the cost model of a run."""
+
+    def __init__(
+        self,
+        model: ModelLike,
+        target: tvm.target.Target,
+        seed: int,
+        pause: Callable[[], None],
+        options: finetune.FineTuneOptions | None = None,
+        learn: bool = True,
+    ) -> None:
+        """Load the model.
+
+        Raises:
+            CheckpointError: the given checkpoint does not fit the features.
+        """
+        from felix.features import spec
+
+        replay = None
+        if isinstance(model, nn.Module):
+            module, self.message = model, f"given model {type(model).__name__}"
+        else:
+            module, info = registry.load_for(
+                target, spec.NAMES, spec.FEATURES_VERSION, model, seed=seed
+            )
+            self.message, replay = info.message, info.replay
+        module.register_forward_pre_hook(lambda *_: pause())
+        self._module = module
+        trainable = learn and any(p.requires_grad for p in module.parameters())
+        options = options or finetune.FineTuneOptions(seed=seed)
+        self._tuner = finetune.FineTuner(module, replay, options) if trainable else None
+
+    def copy_for(self, task_index: int) -> nn.Module:
+        """A copy that predicts ln(latency_us) for one task and stays as it is."""
+        live = self._module if self._tuner is None else self._tuner.for_task(task_index)
+        return copy.deepcopy(live).eval().requires_grad_(False)
+
+    def learn(self, results: Sequence[Learnt]) -> finetune.Outcome | None:
+        """Fine-tune on new results and all before; None if there is nothing to learn."""
+        ran = [r for r in results if r[3].latency_us is not None]
+        if self._tuner is None or not ran:
+            return None
+        features = [_features(search, suggestion) for search, _, suggestion, _ in ran]
+        height = max(len(rows) for rows in features)
+        rows = np.stack([np.pad(f, ((0, height - len(f)), (0, 0))) for f in features])
+        mask = scoring.row_mask(torch.from_numpy(rows)).numpy()
+        ln_latency = np.log([float(measured.latency_us or 0) for _, _, _, measured in ran])
+        return self._tuner.update(rows, mask, ln_latency, np.asarray([r[1] for r in ran]))
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """JSON-able values and tensors with flat names."""
+        if self._tuner is None:
+            return {}, {}
+        state = self._tuner.state_dict()
+        tensors = {}
+        for group in ("model", "anchor", "records"):
+            for name, tensor in (state.pop(group) or {}).items():
+                tensors[f"{group}/{name}"] = tensor
+        return json.loads(json.dumps(state)), tensors
+
+    def load_state_dict(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Go on from `state_dict`.
+
+        Raises:
+            CheckpointError: the state is of another model.
+        """
+        if self._tuner is None:
+            return
+        if not plain:
+            raise errors.CheckpointError("the session has no state of the cost model")
+        groups: dict[str, dict[str, torch.Tensor]] = {"model": {}, "anchor": {}, "records": {}}
+        for name, tensor in tensors.items():
+            group, _, rest = name.partition("/")
+            groups.setdefault(group, {})[rest] = tensor
+        self._tuner.load_state_dict({**plain, **groups, "records": groups["records"] or None})
+
+
+def _features(search: base.ModelSearch, suggestion: types.Suggestion) -> NDArray[np.float32]:
+    """Rows of one candidate [R, F], as the search ranked it."""
+    index, decisions = suggestion.sketch_index, suggestion.decisions
+    structure = space.structure(search.sketches[index].variables, decisions)
+    values = np.asarray([decisions], np.float64)
+    rows = search.scorer.features(index, structure, values)[0]
+    return np.asarray(rows, np.float32)

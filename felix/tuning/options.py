@@ -1,0 +1,105 @@
+"""Options of a tuning run, and the choice of a search strategy by name.
+
+Reads `felix.search`; feeds `felix.tune`. Loading this module loads neither TVM nor torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from felix import errors
+from felix.measure import gate, protocol
+from felix.search import allocate
+
+if TYPE_CHECKING:
+    from costmodel.finetune import FineTuneOptions
+    from felix.search import EvolutionOptions, GradientOptions, types
+    from felix.task import Task
+
+#: Strategy names, the default first.
+STRATEGIES = ("gradient", "evolutionary", "random")
+
+
+class Pool(Protocol):
+    """Where candidates of all tasks are measured (`felix.measure.local.LocalPool`)."""
+
+    @property
+    def gate(self) -> gate.Gate:
+        """Held shared while the tuner computes; timing holds it exclusively."""
+        ...
+
+    def for_task(self, task: Task) -> protocol.Measurer:
+        """The measurer of one task."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """How a run works; the defaults suit most."""
+
+    #: Candidates of a round.
+    round_size: int = 16
+    #: Share of a round that may still be building or running while the next one is searched.
+    #: 0: the search knows all results, and the machine idles meanwhile; 1: it is a round behind.
+    lookahead: float = 0.5
+    #: Stop when no task has improved for this many of its rounds; None: never.
+    patience_rounds: int | None = None
+    #: A smaller relative gain is no improvement in that sense.
+    min_improvement: float = 0.01
+    #: Fine-tune the cost model on what is measured.
+    learn: bool = True
+    #: Time the unscheduled program, for the speed-up.
+    baseline: bool = True
+    #: torch threads of the tuner. Its tensors are small; more threads than idle cores are slow.
+    torch_threads: int = 1
+    #: Sizes of the strategy's round.
+    search: GradientOptions | EvolutionOptions | None = None
+    fine_tuning: FineTuneOptions | None = None
+    allocation: allocate.AllocationOptions | None = None
+    #: Makes the pool from the first task; None: processes on this machine.
+    pool: Callable[[Task], Pool] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When to stop, and everything random."""
+
+    trials: int | None
+    seconds: float | None
+    seed: int
+    strategy: str
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            known = ", ".join(STRATEGIES)
+            raise errors.TuningError(f"unknown strategy {self.strategy!r}; use one of {known}")
+        if self.trials is None and self.seconds is None:
+            raise errors.TuningError("give a number of trials, of seconds, or both")
+        if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
+            raise errors.TuningError(f"trials must be a positive integer, got {self.trials!r}")
+        if self.seconds is not None and not 0 < self.seconds < 1e9:
+            raise errors.TuningError(f"seconds must be a positive number, got {self.seconds!r}")
+        if type(self.seed) is not int or self.seed < 0:
+            raise errors.TuningError(f"the seed must be an integer >= 0, got {self.seed!r}")
+
+
+def make_search(
+    strategy: str, sketches: Sequence[types.Sketch], model: Any, options: Any, seed: int
+) -> Any:
+    """The search of a strategy; `model` is ignored where it ranks nothing."""
+    from felix import search
+
+    match strategy:
+        case "gradient":
+            return search.GradientSearch(sketches, model, options, seed)
+        case "evolutionary":
+            return search.EvolutionarySearch(sketches, model, options, seed)
+        case "random":
+            return search.RandomSearch(sketches, seed)
+    raise errors.TuningError(f"unknown strategy {strategy!r}")

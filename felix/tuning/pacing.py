@@ -1,0 +1,115 @@
+"""Who computes when, and where the wall time goes.
+
+`Pacer` holds the measuring pool's gate in shared mode while the tuner computes, and lets a
+waiting kernel be timed first at every call of the cost model (about every 10 ms). `Breakdown`
+adds up wall seconds of the tuner's thread; its parts do not overlap and sum to nearly all.
+
+Reads `felix.measure.gate`; feeds `felix.tune` and the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+from felix.measure import gate
+
+
+@dataclasses.dataclass(slots=True)
+class Breakdown:
+    """Wall seconds of the tuner's thread by what it did; workers' seconds beside."""
+
+    #: loading libraries and the cost model, starting workers
+    start_s: float = 0.0
+    #: sketches and their formulas
+    extract_s: float = 0.0
+    #: choosing candidates
+    search_s: float = 0.0
+    #: making their schedules with TVM
+    schedule_s: float = 0.0
+    #: fine-tuning the cost model
+    train_s: float = 0.0
+    #: waiting while candidates were built
+    build_wait_s: float = 0.0
+    #: waiting while candidates were checked and timed
+    measure_s: float = 0.0
+    #: checkpoints
+    save_s: float = 0.0
+    total_s: float = 0.0
+    #: worker seconds, which overlap with all of the above
+    build_work_s: float = 0.0
+    run_work_s: float = 0.0
+
+    @contextlib.contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Add the block's wall time to `part` (a field's name without `_s`)."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(part, time.perf_counter() - start)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add seconds to a part."""
+        name = f"{part}_s"
+        setattr(self, name, getattr(self, name) + seconds)
+
+    @property
+    def other_s(self) -> float:
+        """What no part names."""
+        named = (self.start_s, self.extract_s, self.search_s, self.schedule_s, self.train_s,
+                 self.build_wait_s, self.measure_s, self.save_s)  # fmt: skip
+        return max(0.0, self.total_s - sum(named))
+
+
+class Pacer:
+    """The tuner's side of the gate; used by one thread."""
+
+    def __init__(self, shared_gate: gate.Gate, breakdown: Breakdown) -> None:
+        self._gate = shared_gate
+        self._breakdown = breakdown
+        self._held: contextlib.AbstractContextManager[None] | None = None
+        self._waited_s = 0.0
+
+    @contextlib.contextmanager
+    def computing(self, part: str) -> Iterator[None]:
+        """Compute while no kernel is timed; the time goes to `part`, waiting to `measure`."""
+        start, before = time.perf_counter(), self._waited_s
+        try:
+            self._enter()
+            yield
+        finally:
+            self._leave()
+            waited = self._waited_s - before
+            self._breakdown.add(part, time.perf_counter() - start - waited)
+            self._breakdown.add("measure", waited)
+
+    def breathe(self) -> None:
+        """Let a waiting kernel be timed now."""
+        if self._held is not None:
+            self._leave()
+            self._enter()
+
+    def resume(self, breakdown: Breakdown) -> Breakdown:
+        """Go on with the seconds of an earlier session; returns them with this one's added."""
+        for field in dataclasses.fields(breakdown):
+            total = getattr(breakdown, field.name) + getattr(self._breakdown, field.name)
+            setattr(breakdown, field.name, total)
+        self._breakdown = breakdown
+        return breakdown
+
+    def _enter(self) -> None:
+        start = time.perf_counter()
+        held = self._gate.shared()
+        try:
+            held.__enter__()
+            self._held = held
+        finally:
+            self._waited_s += time.perf_counter() - start
+
+    def _leave(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(None, None, None)

@@ -1,0 +1,188 @@
+"""What tuning gives: `TuneResult` of one task, `NetworkResult` of several.
+
+Latencies in microseconds, durations in seconds; a curve holds (trial, elapsed_s, best_us).
+Reads records and sketches; feeds callers, `felix.artifact` and `felix.report`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from felix import errors, records
+from felix.tuning import pacing
+
+if TYPE_CHECKING:
+    import tvm
+
+    from felix.task import Task
+
+#: (trials so far, elapsed seconds, best latency in us so far)
+Curve = tuple[tuple[int, float, float], ...]
+
+
+class Best:
+    """The fastest schedule whose output agreed with the reference."""
+
+    def __init__(self, record: records.Record, sketch: Any) -> None:
+        self.record = record
+        self._sketch = sketch
+
+    @property
+    def latency_us(self) -> float:
+        """Median measured latency."""
+        assert self.record.measurement.latency_us is not None
+        return self.record.measurement.latency_us
+
+    @property
+    def sketch_index(self) -> int:
+        """Which of `felix.sketches(task)`."""
+        return self.record.sketch_index
+
+    @property
+    def decisions(self) -> tuple[int, ...]:
+        """Values of the sketch's variables, in order."""
+        return self.record.decisions
+
+    @functools.cached_property
+    def schedule(self) -> tvm.s_tir.Schedule:
+        """The schedule, made by TVM from the decisions."""
+        return self._sketch.schedule(np.asarray(self.decisions, np.int64))
+
+    def __repr__(self) -> str:
+        return f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.decisions})"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """One task after tuning.
+
+    `reason` says why tuning ended: trials, seconds, converged, exhausted, failed, interrupted.
+    """
+
+    task: Task
+    records: tuple[records.Record, ...]
+    curve: Curve
+    #: None while no candidate ran correctly
+    found: Best | None
+    #: of the unscheduled program; None if it was not measured
+    unscheduled_us: float | None
+    reason: str
+    breakdown: pacing.Breakdown
+
+    @property
+    def best(self) -> Best:
+        """The best schedule.
+
+        Raises:
+            TuningError: no candidate ran correctly; the message says what happened to most.
+        """
+        if self.found is None:
+            raise errors.TuningError(self.failure())
+        return self.found
+
+    @property
+    def gflops(self) -> float:
+        """Rate of the best schedule, in GFLOP/s."""
+        return self.task.flops / self.best.latency_us / 1e3
+
+    @property
+    def speedup(self) -> float | None:
+        """Unscheduled over best latency."""
+        return None if self.unscheduled_us is None else self.unscheduled_us / self.best.latency_us
+
+    def failure(self) -> str:
+        """Why there is no best schedule, in one line."""
+        if not self.records:
+            return f"{self.task.name}: nothing was measured ({self.reason})"
+        kinds = collections.Counter(str(r.measurement.error) for r in self.records)
+        kind, count = kinds.most_common(1)[0]
+        said = next(r.measurement.message for r in self.records
+                    if str(r.measurement.error) == kind)  # fmt: skip
+        return (
+            f"{self.task.name}: none of {len(self.records)} candidates ran correctly; "
+            f"{count} had a {kind} error: {said}"
+        )
+
+    def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
+        """Write the artifact bundle (`felix.artifact`).
+
+        Raises:
+            OutputError: the folder cannot be written.
+            TuningError: there is no best schedule.
+        """
+        from felix import artifact
+
+        self.best  # noqa: B018  (raises before anything is written)
+        return artifact.export(self, folder)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkResult:
+    """Several tasks after tuning, in the order they were given."""
+
+    results: tuple[TuneResult, ...]
+    #: weighted sum of best latencies over trials of all tasks, once each task has one
+    curve: Curve
+    reason: str
+    breakdown: pacing.Breakdown
+
+    @property
+    def latency_us(self) -> float | None:
+        """Sum of weight x best latency; None if a task has no result."""
+        total = 0.0
+        for result in self.results:
+            if result.found is None:
+                return None
+            total += result.task.weight * result.found.latency_us
+        return total
+
+    def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
+        """Write one artifact bundle a task, in folders named by number and task.
+
+        Raises:
+            OutputError: a folder cannot be written.
+        """
+        for path, result in zip(folders(folder, self.results), self.results, strict=True):
+            if result.found is not None:
+                result.export(path)
+        return pathlib.Path(folder)
+
+
+def network_curve(every: Sequence[records.Record], weights: Mapping[str, float]) -> Curve:
+    """Weighted sum of the best latencies after each record that lowered it.
+
+    Args:
+        every: records of all tasks in the order of measuring.
+        weights: weight of each task by its key.
+    """
+    best: dict[str, float] = {}
+    curve = []
+    for number, record in enumerate(every, start=1):
+        latency_us = record.measurement.latency_us
+        if latency_us is None or not record.measurement.checked:
+            continue
+        if best.get(record.task_key, math.inf) <= latency_us:
+            continue
+        best[record.task_key] = latency_us
+        if len(best) == len(weights):
+            total = sum(weights[key] * value for key, value in best.items())
+            curve.append((number, record.elapsed_s, total))
+    return tuple(curve)
+
+
+def folders(folder: str | os.PathLike[str], results: Sequence[TuneResult]) -> list[pathlib.Path]:
+    """Where the bundle of each of several results goes."""
+    return [
+        pathlib.Path(folder, f"{index:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', r.task.name)[:60]}")
+        for index, r in enumerate(results)
+    ]

@@ -1,0 +1,476 @@
+"""The state of one tuning run and the steps of a round; `felix.tune` puts them in order.
+
+Candidates fly in the order they were submitted: the run waits for the oldest, so what a search
+knows when it starts depends on the measurements alone, not on which build was quicker, and a
+measurer that answers the same gives the same run.
+
+Reads all of `felix.tuning`, `felix.session`; feeds `felix.tune`.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from felix import errors, events, records, session, target
+from felix.measure import protocol
+from felix.search import allocate, types
+from felix.tuning import jobs, pacing, results
+from felix.tuning import options as options_module
+
+if TYPE_CHECKING:
+    from felix.task import Task
+    from felix.tuning import learning
+
+OnEvent = Callable[[events.Event], None]
+
+#: A bound on the wait for the unscheduled program after the last candidate, in seconds.
+BASELINE_WAIT_S = 20.0
+
+
+class Run:
+    """A run; `close` ends the measuring processes and the session.
+
+    Raises:
+        FelixError: the run cannot start: output folder, session, model, device or options.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        budget: options_module.Budget,
+        options: options_module.TuneOptions,
+        model: learning.ModelLike,
+        out: pathlib.Path | None,
+        resume: bool,
+        on_event: OnEvent | None,
+    ) -> None:
+        self.budget, self.options = budget, options
+        self.emit: OnEvent = on_event or (lambda event: None)
+        self.breakdown = pacing.Breakdown()
+        self._started_s = time.monotonic()
+        self._before_s = 0.0
+        self.flights: collections.deque[jobs.Flight] = collections.deque()
+        self._fresh: list[tuple[jobs.Job, types.Suggestion, protocol.Measurement]] = []
+        with contextlib.ExitStack() as stack:
+            self._session = _open_session(tasks, budget, out, resume)
+            if self._session is not None:
+                stack.callback(self._session.close)
+            pool = (options.pool or _local_pool)(tasks[0])
+            stack.callback(pool.close)
+            stack.enter_context(_torch_threads(options.torch_threads))
+            self.pacer = pacing.Pacer(pool.gate, self.breakdown)
+            self.jobs = [jobs.Job(i, t, pool.for_task(t)) for i, t in enumerate(tasks)]
+            weights, floors = [t.weight for t in tasks], [floor_us(t) for t in tasks]
+            self.allocator = allocate.Allocator(weights, floors, options.allocation)
+            self.learner = self._learner(model, tasks[0])
+            self.breakdown.add("start", time.monotonic() - self._started_s)
+            self._restore()
+            self._cleanup = stack.pop_all()
+
+    def close(self) -> None:
+        """End all processes and close the session."""
+        self._cleanup.close()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of tuning, resumed ones included."""
+        return self._before_s + time.monotonic() - self._started_s
+
+    @property
+    def n_measured(self) -> int:
+        """Candidates measured."""
+        return sum(len(job.records) for job in self.jobs)
+
+    def start(self) -> None:
+        """Tell that tuning begins."""
+        self.emit(
+            events.Started(
+                tasks=tuple(job.task.name for job in self.jobs),
+                strategy=self.budget.strategy,
+                trials=self.budget.trials,
+                seconds=self.budget.seconds,
+                resumed_trials=self.n_measured,
+                model="none" if self.learner is None else self.learner.message,
+            )
+        )
+
+    def stop_reason(self) -> str | None:
+        """Why no further round begins; None to go on."""
+        budget = self.budget
+        if budget.trials is not None and self.n_measured + len(self.flights) >= budget.trials:
+            return "trials"
+        if budget.seconds is not None and self.elapsed_s >= budget.seconds:
+            return "seconds"
+        return "converged" if self._has_converged() else None
+
+    def next_job(self) -> jobs.Job | None:
+        """The task of the next round, opened; None if no task can improve."""
+        index = self.allocator.next()
+        if index is None:
+            return None
+        job = self.jobs[index]
+        if job.search is None:
+            self._open(job)
+        return job
+
+    def search(self, job: jobs.Job) -> list[types.Suggestion]:
+        """Choose the candidates of a round."""
+        budget, n = self.budget, self.options.round_size
+        if budget.trials is not None:
+            if not job.records:  # every task gets its warm-up, however many there are
+                n = min(n, max(1, budget.trials // len(self.jobs)))
+            n = min(n, budget.trials - self.n_measured - len(self.flights))
+        with self.pacer.computing("search"):
+            if self.learner is not None:
+                job.search.model = self.learner.copy_for(job.index)
+            found: list[types.Suggestion] = job.search.suggest(n)
+        return found
+
+    def submit(self, job: jobs.Job, suggestions: Sequence[types.Suggestion]) -> int:
+        """Make the schedules and send them to be measured; how many were sent."""
+        made = job.schedules(suggestions, self.pacer)
+        predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
+        self.emit(
+            events.RoundStarted(
+                task=job.task.name,
+                round=job.n_rounds,
+                n_candidates=len(made),
+                n_invalid=len(suggestions) - len(made),
+                predicted_us=min(predicted, default=None),
+                elapsed_s=self.elapsed_s,
+            )
+        )
+        for suggestion, mod in made:
+            flight = jobs.Flight(job, suggestion, job.measurer.submit(mod), job.n_rounds)
+            flight.future.add_done_callback(self._stamp(flight))
+            self.flights.append(flight)
+        return len(made)
+
+    def collect(self, leave: int = 0) -> None:
+        """Wait until at most `leave` candidates are still flying."""
+        while len(self.flights) > leave:
+            flight = self.flights[0]
+            measurement = self._await(flight)
+            if measurement is not None:
+                self._keep(flight, measurement)
+            self.flights.popleft()
+
+    def settle(self) -> bool:
+        """Wait for everything and tell the allocator; whether there was news for it."""
+        self.collect()
+        late = [job for job in self.jobs if job.recent_us is not None]
+        for job in late:
+            self.allocator.record(job.index, job.recent_us, 1)
+            job.recent_us = None
+        return bool(late)
+
+    def end_round(self, job: jobs.Job, n_candidates: int) -> None:
+        """Tell the allocator what the round gave so far; late results count to the next one."""
+        self.allocator.record(job.index, job.recent_us, n_candidates)
+        job.recent_us = None
+        job.n_rounds += 1
+
+    def learn(self) -> None:
+        """Fine-tune the cost model on what is new."""
+        if self.learner is None or not self._fresh:
+            return
+        with self.pacer.computing("train"):
+            outcome = self.learner.learn(
+                [(job.search, job.index, s, measured) for job, s, measured in self._fresh]
+            )
+        self._fresh.clear()
+        if outcome is not None:
+            self.emit(
+                events.Trained(
+                    n_records=outcome.records,
+                    loss_before=outcome.before,
+                    loss_after=outcome.after,
+                    accepted=outcome.accepted,
+                )
+            )
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        self.breakdown.total_s = self.elapsed_s
+        if self._session is None:
+            return
+        with self.breakdown.of("save"):
+            model, tensors = ({}, {}) if self.learner is None else self.learner.state_dict()
+            state = {
+                "elapsed_s": self.elapsed_s,
+                "n_learnt": self.n_measured - len(self._fresh),
+                "jobs": [job.state_dict() for job in self.jobs],
+                "allocator": self.allocator.state_dict(),
+                "breakdown": dataclasses.asdict(self.breakdown),
+                "model": model,
+            }
+            self._session.save(state, tensors)
+
+    def abandon(self) -> None:
+        """Keep what is measured by now; let go of the rest."""
+        for flight in list(self.flights):
+            if flight.future.cancel() or not flight.future.done() or flight.kept:
+                continue
+            self._keep(flight, flight.future.result())
+        self.flights.clear()
+
+    def finish(self, reason: str) -> None:
+        """Take the last results in, write the last checkpoint, tell the end."""
+        if reason == "interrupted":
+            self.abandon()
+        self.collect()
+        for job in self.jobs:
+            if job.pending_baseline is not None and reason != "interrupted":
+                with self.breakdown.of("measure"):
+                    concurrent.futures.wait([job.pending_baseline], BASELINE_WAIT_S)
+        self._take_baselines()
+        self.save()
+        self.emit(
+            events.Finished(
+                reason=reason,
+                trials=self.n_measured,
+                latency_us=self.latency_us(),
+                elapsed_s=self.elapsed_s,
+            )
+        )
+
+    def n_working(self) -> int:
+        """Tasks with a schedule that runs."""
+        return sum(job.best is not None for job in self.jobs)
+
+    def latency_us(self) -> float | None:
+        """Sum of weight x best latency; None while a task has none."""
+        total = 0.0
+        for job in self.jobs:
+            if job.best_us is None:
+                return None
+            total += job.task.weight * job.best_us
+        return total
+
+    def result(self, reason: str) -> results.NetworkResult:
+        """All results as they stand."""
+        every = sorted((r for job in self.jobs for r in job.records), key=lambda r: r.elapsed_s)
+        return results.NetworkResult(
+            results=tuple(job.result(reason, self.breakdown) for job in self.jobs),
+            curve=results.network_curve(every, {j.task.key: j.task.weight for j in self.jobs}),
+            reason=reason,
+            breakdown=self.breakdown,
+        )
+
+    def _learner(self, model: learning.ModelLike, task: Task) -> learning.Learner | None:
+        if self.budget.strategy == "random":
+            return None
+        from felix.tuning import learning
+
+        options = self.options
+        return learning.Learner(
+            model, task.target, self.budget.seed, self.pacer.breathe, options.fine_tuning,
+            options.learn,
+        )  # fmt: skip
+
+    def _restore(self) -> None:
+        """Take over what an earlier session left."""
+        if self._session is None or not self._session.records:
+            return
+        stored, state = self._session.records, self._session.state
+        saved = state["jobs"] if state is not None else [None] * len(self.jobs)
+        try:
+            for job, own in zip(self.jobs, saved, strict=True):
+                known = any(record.task_key == job.task.key for record in stored)
+                if known or (own is not None and own["search"] is not None):
+                    self._open(job, is_resumed=own is not None)
+                if own is not None:
+                    job.load_state_dict(own)
+            n_learnt = 0
+            if state is not None:
+                n_learnt = int(state["n_learnt"])
+                self.allocator.load_state_dict(state["allocator"])
+                self.breakdown = self.pacer.resume(pacing.Breakdown(**state["breakdown"]))
+                if self.learner is not None:
+                    self.learner.load_state_dict(state["model"], self._session.tensors)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise errors.RecordError(
+                f"the checkpoint in {self._session.folder} is malformed: {error!r}"
+            ) from error
+        self._replay(stored, n_learnt)
+        last_s = max(record.elapsed_s for record in stored)
+        self._before_s = max(last_s, float(state["elapsed_s"]) if state is not None else 0.0)
+        self._started_s = time.monotonic()
+
+    def _replay(self, stored: Sequence[records.Record], n_learnt: int) -> None:
+        """All records into the books; those the model has not seen are learnt next."""
+        for number, record in enumerate(stored):
+            job = next((job for job in self.jobs if job.owns(record)), None)
+            if job is None:
+                raise errors.RecordError("the records hold a task that is not tuned here")
+            job.keep(record)
+            job.n_rounds = max(job.n_rounds, record.round + 1)
+            if number >= n_learnt:
+                suggestion = types.Suggestion(record.sketch_index, record.decisions)
+                self._fresh.append((job, suggestion, record.measurement))
+
+    def _open(self, job: jobs.Job, is_resumed: bool = False) -> None:
+        if self.options.baseline and not is_resumed:
+            job.pending_baseline = job.measurer.submit(job.task.mod)
+        before = self.breakdown.extract_s
+        with self.pacer.computing("extract"):
+            model = None if self.learner is None else self.learner.copy_for(job.index)
+            budget = self.budget
+            job.open(budget.strategy, model, self.options.search, budget.seed)
+        self.emit(
+            events.Opened(
+                task=job.task.name,
+                n_sketches=len(job.sketches),
+                extract_s=self.breakdown.extract_s - before,
+            )
+        )
+
+    def _await(self, flight: jobs.Flight) -> protocol.Measurement | None:
+        """The measurement of a candidate; None if it was cancelled for lack of time."""
+        start = time.perf_counter()
+        seconds = self.budget.seconds
+        left = None if seconds is None else max(0.0, seconds - self.elapsed_s)
+        try:
+            try:
+                measurement = flight.future.result(left)
+            except TimeoutError:  # time is up: what has not begun never will
+                for waiting in self.flights:
+                    waiting.future.cancel()
+                measurement = flight.future.result()
+        except concurrent.futures.CancelledError:
+            return None
+        waited = time.perf_counter() - start
+        running = min(waited, measurement.run_s)  # a result ends with its run
+        self.breakdown.add("measure", running)
+        self.breakdown.add("build_wait", waited - running)
+        return measurement
+
+    def _keep(self, flight: jobs.Flight, measurement: protocol.Measurement) -> None:
+        """Write a measurement down, then let everything know it."""
+        job, suggestion = flight.job, flight.suggestion
+        record = records.Record(
+            task_key=job.task.key,
+            task_name=job.task.name,
+            sketch_index=suggestion.sketch_index,
+            sketch_key=job.sketches[suggestion.sketch_index].key,
+            decisions=suggestion.decisions,
+            measurement=measurement,
+            predicted_us=suggestion.predicted_us,
+            round=flight.round,
+            elapsed_s=self.elapsed_s if flight.done_s is None else flight.done_s,
+            timestamp=time.time(),
+            versions=records.versions(),
+        )
+        if self._session is not None:
+            self._session.append(record)
+        flight.kept = True
+        is_best = job.keep(record)
+        self._fresh.append((job, suggestion, measurement))
+        self.breakdown.add("build_work", measurement.build_s)
+        self.breakdown.add("run_work", measurement.run_s)
+        self._take_baselines()
+        self.emit(
+            events.Trial(
+                task=job.task.name,
+                trial=self.n_measured,
+                round=flight.round,
+                latency_us=measurement.latency_us,
+                error=None if measurement.error is None else str(measurement.error),
+                message=measurement.message,
+                best_us=job.best_us,
+                is_best=is_best,
+                elapsed_s=record.elapsed_s,
+            )
+        )
+
+    def _take_baselines(self) -> None:
+        for job in self.jobs:
+            future = job.pending_baseline
+            if future is None or not future.done() or future.cancelled():
+                continue
+            job.unscheduled, job.pending_baseline = future.result(), None
+            found = job.unscheduled
+            self.emit(
+                events.Baseline(
+                    task=job.task.name, latency_us=found.latency_us, message=found.message
+                )
+            )
+
+    def _has_converged(self) -> bool:
+        """No task that is still open gained enough over its last rounds."""
+        patience = self.options.patience_rounds
+        if patience is None:
+            return False
+        progress = [p for i, p in enumerate(self.allocator.tasks) if self.allocator.is_open(i)]
+        return bool(progress) and all(self._is_flat(p.best_us, patience) for p in progress)
+
+    def _is_flat(self, best_us: Sequence[float | None], patience: int) -> bool:
+        if len(best_us) <= patience:
+            return False
+        before, now = best_us[-1 - patience], best_us[-1]
+        if before is None or now is None:
+            return False
+        return now > before * (1.0 - self.options.min_improvement)
+
+    def _stamp(self, flight: jobs.Flight) -> Callable[[Any], None]:
+        def stamp(_: Any) -> None:
+            flight.done_s = self.elapsed_s
+
+        return stamp
+
+
+def floor_us(task: Task) -> float:
+    """A latency that no schedule of the task can go below, for the allocation of rounds.
+
+    Half the time at the device's peak rates, which are estimates.
+    """
+    hardware = target.hardware(task.target)
+    compute_us = task.flops / (hardware.peak_fp32_gflops * 1e3)
+    memory_us = task.min_bytes / (hardware.dram_bandwidth_gbs * 1e3)
+    return 0.5 * max(compute_us, memory_us) if math.isfinite(compute_us + memory_us) else 0.0
+
+
+def _open_session(
+    tasks: Sequence[Task], budget: options_module.Budget, out: pathlib.Path | None, resume: bool
+) -> session.Session | None:
+    if out is None:
+        if resume:
+            raise errors.TuningError("resuming needs the output folder of the earlier run")
+        return None
+    from felix.features import spec
+
+    identity = session.Identity(
+        task_keys=tuple(task.key for task in tasks),
+        strategy=budget.strategy,
+        seed=budget.seed,
+        features_version=spec.FEATURES_VERSION,
+        versions=records.versions(),
+    )
+    return session.Session(out / session.FOLDER, tasks, identity, resume)
+
+
+def _local_pool(task: Task) -> options_module.Pool:
+    from felix.measure import local
+
+    return local.LocalPool(task)
+
+
+@contextlib.contextmanager
+def _torch_threads(n: int) -> Iterator[None]:
+    """Run with n torch threads, and with as many as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
