@@ -106,6 +106,9 @@ def constraints(
     Sizes are left as `value - limit`; `objective.relative_constraint` makes them comparable.
     """
     result = [(f"structure{i}", c) for i, c in enumerate(program.conditions)]
+    pipelined = {id(lp): lp for lps, _ in program.walk() for lp in lps if lp.annotations.get(STAGES)}
+    # A unit pipeline loop drops out of the reduction, whose init then ends up inside the pipeline.
+    result += [(f"pipeline{i}", 2 - lp.extent) for i, lp in enumerate(pipelined.values())]
     for kernel in kernels(program):
         if not kernel.threads:
             continue
