@@ -148,6 +148,23 @@ def test_rejected_schedules_are_no_trials(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(e.n_invalid for e in seen if isinstance(e, events.RoundStarted)) > 0
 
 
+def test_a_sketch_without_legal_schedules_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hopeless(fakes.Sketch):
+        def sample(self, n: int, seed: int) -> Any:
+            raise errors.InvalidSchedule("nothing is legal")
+
+    good = fakes.Sketch(extents=(1024, 1024), index=1)
+    fakes.use(monkeypatch, lambda task: [Hopeless(index=0), good])
+    seen: list[Any] = []
+    found = _tune(on_event=seen.append)
+    assert {r.sketch_index for r in found.records} == {1}
+    assert found.best.sketch_index == 1 and found.best.schedule.mod.sketch == 1
+    assert ["nothing is legal" in e.message for e in seen if isinstance(e, events.Warned)] == [True]
+    fakes.use(monkeypatch, lambda task: [Hopeless(index=0)])
+    with pytest.raises(errors.TuningError, match="nothing is legal"):
+        _tune()
+
+
 def test_all_rejected_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     picky = fakes.Sketch(extents=(64, 64))
     picky.reject = lambda decisions: True

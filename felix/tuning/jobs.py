@@ -44,7 +44,9 @@ class Job:
         self.task = task
         self.measurer = measurer
         self.search: Any = None
+        #: those with legal schedules; a search counts in this list
         self.sketches: list[Any] = []
+        self._position: dict[int, int] = {}
         self.records: list[records.Record] = []
         self.curve: list[tuple[int, float, float]] = []
         self.best: records.Record | None = None
@@ -59,17 +61,27 @@ class Job:
         """Best latency so far."""
         return None if self.best is None else self.best.measurement.latency_us
 
-    def open(self, strategy: str, model: Any, options: Any, seed: int) -> None:
-        """Make the sketches and the search.
+    def open(self, strategy: str, model: Any, options: Any, seed: int) -> list[str]:
+        """Make the sketches and the search; says which sketches are left out and why.
 
         Raises:
-            TuningError: the task has no sketch.
+            TuningError: the task has no sketch with legal schedules.
         """
-        self.sketches = sketches_of(self.task)
+        left_out = []
+        for sketch in sketches_of(self.task):
+            try:
+                sketch.sample(1, seed=1)  # makes its formulas, too
+                self.sketches.append(sketch)
+            except (errors.InvalidSchedule, errors.UnsupportedSchedule) as error:
+                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {error}")
         if not self.sketches:
-            raise errors.TuningError(f"{self.task.name} has no design space for this target")
+            raise errors.TuningError(
+                "; ".join(left_out) or f"{self.task.name} has no design space for this target"
+            )
+        self._position = {sketch.index: i for i, sketch in enumerate(self.sketches)}
         own = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
         self.search = options_module.make_search(strategy, self.sketches, model, options, own)
+        return left_out
 
     def schedules(
         self, suggestions: Sequence[types.Suggestion], pacer: pacing.Pacer
@@ -96,10 +108,7 @@ class Job:
         measurement = record.measurement
         self.records.append(record)
         if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
-            suggestion = types.Suggestion(
-                record.sketch_index, record.decisions, record.predicted_us
-            )
-            self.search.update([(suggestion, measurement)])
+            self.search.update([(self.suggestion(record), measurement)])
         latency_us = measurement.latency_us
         if latency_us is None or not measurement.checked:
             return False
@@ -110,6 +119,11 @@ class Job:
         self.curve.append((len(self.records), record.elapsed_s, latency_us))
         return True
 
+    def suggestion(self, record: records.Record) -> types.Suggestion:
+        """A record's candidate as the search counts its sketches."""
+        position = self._position[record.sketch_index]
+        return types.Suggestion(position, record.decisions, record.predicted_us)
+
     def owns(self, record: records.Record) -> bool:
         """Whether a stored record is of this task and its sketches are still the same.
 
@@ -118,8 +132,8 @@ class Job:
         """
         if record.task_key != self.task.key:
             return False
-        index = record.sketch_index
-        if not 0 <= index < len(self.sketches) or self.sketches[index].key != record.sketch_key:
+        position = self._position.get(record.sketch_index)
+        if position is None or self.sketches[position].key != record.sketch_key:
             raise errors.RecordError(
                 f"{self.task.name}: the records are of other sketches than this version makes"
             )
@@ -129,7 +143,7 @@ class Job:
         """The task's result as it stands."""
         found = None
         if self.best is not None:
-            found = results.Best(self.best, self.sketches[self.best.sketch_index])
+            found = results.Best(self.best, self.sketches[self._position[self.best.sketch_index]])
         curve = list(self.curve)
         if curve and len(self.records) > curve[-1][0]:  # to the end of the run
             curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
@@ -173,10 +187,7 @@ def _baseline(latency_us: float | None, message: str) -> protocol.Measurement:
 
 
 def sketches_of(task: Task) -> list[Any]:
-    """The sketches with their formulas made."""
+    """All sketches of a task."""
     from felix import sketch as sketching
 
-    found = list(sketching.sketches(task))
-    for sketch in found:
-        sketch.formulas  # noqa: B018  (makes and caches them now)
-    return found
+    return list(sketching.sketches(task))

@@ -314,8 +314,7 @@ class Run:
             job.keep(record)
             job.n_rounds = max(job.n_rounds, record.round + 1)
             if number >= n_learnt:
-                suggestion = types.Suggestion(record.sketch_index, record.decisions)
-                self._fresh.append((job, suggestion, record.measurement))
+                self._fresh.append((job, job.suggestion(record), record.measurement))
 
     def _open(self, job: jobs.Job, is_resumed: bool = False) -> None:
         if self.options.baseline and not is_resumed:
@@ -324,7 +323,9 @@ class Run:
         with self.pacer.computing("extract"):
             model = None if self.learner is None else self.learner.copy_for(job.index)
             budget = self.budget
-            job.open(budget.strategy, model, self.options.search, budget.seed)
+            left_out = job.open(budget.strategy, model, self.options.search, budget.seed)
+        for message in left_out:
+            self.emit(events.Warned(message=message))
         self.emit(
             events.Opened(
                 task=job.task.name,
@@ -356,11 +357,12 @@ class Run:
     def _keep(self, flight: jobs.Flight, measurement: protocol.Measurement) -> None:
         """Write a measurement down, then let everything know it."""
         job, suggestion = flight.job, flight.suggestion
+        sketch = job.sketches[suggestion.sketch_index]
         record = records.Record(
             task_key=job.task.key,
             task_name=job.task.name,
-            sketch_index=suggestion.sketch_index,
-            sketch_key=job.sketches[suggestion.sketch_index].key,
+            sketch_index=sketch.index,
+            sketch_key=sketch.key,
             decisions=suggestion.decisions,
             measurement=measurement,
             predicted_us=suggestion.predicted_us,
