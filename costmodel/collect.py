@@ -77,6 +77,7 @@ class CollectOptions:
 
     Attributes:
         target: canonical target JSON, stored with each record.
+        device: what records say of the machine; by default what the measurer says.
         per_workload: schedules wanted of each workload, those already there included.
         seconds: stop submitting after this long; None for no limit.
         turn: schedules a workload gets before the next one's turn.
@@ -86,6 +87,7 @@ class CollectOptions:
 
     target: str
     tvm: str
+    device: str = ""
     per_workload: int = 80
     seconds: float | None = None
     seed: int = 0
@@ -359,7 +361,7 @@ class _Collector:
             decisions=candidate.decisions,
             latencies_us=tuple(measurement.latencies_us) if error is None else (),
             error=error,
-            device=measurement.device,
+            device=self.options.device or measurement.device,
             tvm=self.options.tvm,
             source=candidate.source,
             measured_at=self.now(),

@@ -55,6 +55,7 @@ def collect(options: argparse.Namespace, command: str) -> None:
             collecting.CollectOptions(
                 target=target,
                 tvm=importlib.metadata.version("apache-tvm"),
+                device=featurize.device_text(target),
                 per_workload=options.per_workload,
                 seconds=options.seconds,
                 seed=options.seed,
@@ -334,7 +335,14 @@ def _device(tasks: Sequence[task_data.TaskData]) -> str:
 
 
 def _device_name(tasks: Sequence[task_data.TaskData]) -> str:
-    return ", ".join(sorted({task.device for task in tasks if task.device}))
+    """Names of the devices; their records describe them in full."""
+    from costmodel import featurize
+
+    names = set()
+    for task in tasks:
+        machine = featurize.hardware_of(task.device)
+        names.add(f"{machine.name} ({machine.cores} cores)" if machine else task.device)
+    return ", ".join(sorted(names - {""}))
 
 
 def _data_facts(

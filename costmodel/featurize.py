@@ -7,6 +7,7 @@ tested with fakes. Reads `felix.workloads`, `felix.sketch`, `felix.features.spec
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -87,10 +88,14 @@ class FelixFeaturizer:
         return self._names
 
     def rows(
-        self, workload: data.Workload, target: str, sketch: int, key: str, batch: NDArray[np.int64]
+        self,
+        machine: task_data.Machine,
+        workload: data.Workload,
+        sketch: tuple[int, str],
+        batch: task_data.Batch,
     ) -> task_data.Rows | None:
         """Exact features of the decisions; None when that sketch changed or is gone."""
-        found = [s for s in self._sketches(workload, target) if s.key == key]
+        found = [s for s in self._sketches(workload, machine) if s.key == sketch[1]]
         if not found or batch.shape[1] != len(found[0].variables):
             return None
         formulas = found[0].formulas
@@ -98,15 +103,34 @@ class FelixFeaturizer:
         values = np.asarray(formulas.exact(batch), dtype=np.float32)
         return task_data.Rows(values, mask_of(values, self._names))
 
-    def _make_sketches(self, workload: data.Workload, target: str) -> list[Any]:
-        return sketches_of(task_of(workload, target))
+    def _make_sketches(self, workload: data.Workload, machine: task_data.Machine) -> list[Any]:
+        return sketches_of(task_of(workload, machine.target), hardware_of(machine.device))
 
 
-def sketches_of(task: Any) -> list[Any]:
-    """The sketches of a task."""
+def sketches_of(task: Any, hardware: Any = None) -> list[Any]:
+    """The sketches of a task, with formulas for the given hardware (default: this machine's)."""
     import felix
 
-    return list(felix.sketches(task))
+    return list(felix.sketches(task, hardware))
+
+
+def device_text(target: str) -> str:
+    """What records say of this machine: its hardware as JSON, the caches and rates included."""
+    from felix import target as felix_target
+
+    return json.dumps(dataclasses.asdict(felix_target.hardware(target)), sort_keys=True)
+
+
+def hardware_of(device: str) -> Any:
+    """The hardware a record's device describes; None where it is only a name."""
+    from felix import target as felix_target
+
+    if not device.startswith("{"):
+        return None
+    try:
+        return felix_target.Hardware(**json.loads(device))
+    except (TypeError, ValueError) as error:
+        raise errors.RecordError(f"a record's device cannot be read: {device[:80]}") from error
 
 
 def pool_for(task: Any) -> Any:

@@ -34,6 +34,21 @@ class Rows:
     mask: NDArray[np.bool_]
 
 
+Batch = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where schedules were measured: the TVM target, and the device as records describe it.
+
+    Features depend on the measured machine's caches and rates, not on those of the machine
+    that computes them.
+    """
+
+    target: str
+    device: str
+
+
 class Featurizer(Protocol):
     """Turns decisions into rows; `featurize.FelixFeaturizer` is the real one."""
 
@@ -44,7 +59,7 @@ class Featurizer(Protocol):
         ...
 
     def rows(
-        self, workload: data.Workload, target: str, sketch: int, key: str, batch: NDArray[np.int64]
+        self, machine: Machine, workload: data.Workload, sketch: tuple[int, str], batch: Batch
     ) -> Rows | None:
         """Rows of a batch of decisions; None when that sketch no longer exists."""
         ...
@@ -131,7 +146,8 @@ def _task(
     parts: list[Rows] = []
     for (sketch, key), group in sorted(by_sketch.items()):
         batch = np.array([r.decisions for r in group], dtype=np.int64)
-        rows = _cached_rows(workload, records[0].target, sketch, key, batch, featurizer, cache)
+        machine = Machine(records[0].target, records[0].device)
+        rows = _cached_rows(workload, machine, (sketch, key), batch, featurizer, cache)
         if rows is not None:
             usable = _usable(rows)
             parts.append(Rows(rows.values[usable], rows.mask[usable]))
@@ -172,21 +188,20 @@ def stack(parts: Iterable[Rows]) -> Rows:
 
 def _cached_rows(
     workload: data.Workload,
-    target: str,
-    sketch: int,
-    key: str,
-    batch: NDArray[np.int64],
+    machine: Machine,
+    sketch: tuple[int, str],
+    batch: Batch,
     featurizer: Featurizer,
     cache: Path | None,
 ) -> Rows | None:
     if cache is None:
-        return featurizer.rows(workload, target, sketch, key, batch)
-    content = json.dumps([workload.key, target, sketch, key]).encode() + batch.tobytes()
+        return featurizer.rows(machine, workload, sketch, batch)
+    content = json.dumps([workload.key, machine.target, machine.device, *sketch]).encode() + batch.tobytes()
     path = cache / f"v{featurizer.version}" / f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
     found = _read_cache(path)
     if found is not None:
         return found
-    rows = featurizer.rows(workload, target, sketch, key, batch)
+    rows = featurizer.rows(machine, workload, sketch, batch)
     if rows is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".writing.npz")

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from felix import formulas, sampling
 from felix.errors import DecisionError, InvalidSchedule, UnsupportedSchedule
 from felix.symbolic import expr, interpret, ir, load, postprocs, scalar
-from felix.target import hardware
+from felix.target import Hardware, hardware
 from felix.task import Task
 
 INLINE, ROOT = interpret.INLINE, interpret.ROOT
@@ -60,8 +60,11 @@ class Variable:
 class Sketch:
     """One design space of a task: a MetaSchedule trace with its variables and formulas."""
 
-    def __init__(self, task: Task, index: int, trace: Any, context: Any) -> None:
+    def __init__(
+        self, task: Task, index: int, trace: Any, context: Any, machine: Hardware
+    ) -> None:
         self.task = task
+        self.hardware = machine
         self.index = index
         self.trace = trace
         self._context = context
@@ -86,10 +89,10 @@ class Sketch:
         source = formulas.Source(
             self.variables,
             self.symbolic,
-            hardware(self.task.target),
+            self.hardware,
             int(limits["max_threads_per_block"]) if is_gpu else 0,
             int(limits["max_shared_memory_per_block"]) if is_gpu else 0,
-            f"{self.key}-{hardware(self.task.target)}",
+            f"{self.key}-{self.hardware}",
         )
         return formulas.Formulas(source)
 
@@ -252,15 +255,19 @@ class Sketch:
         return sampling.sample(self, n, seed)
 
 
-def sketches(task: Task) -> list[Sketch]:
+def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:
     """Every sketch of MetaSchedule's default design space for the task's target.
+
+    Args:
+        machine: limits and rates the formulas use; by default those of the task's target here.
 
     Raises:
         UnsupportedSchedule: a trace uses an instruction Felix does not model.
     """
     context = tune_context(task)
     spaces = context.generate_design_space()
-    return [Sketch(task, i, space.trace, context) for i, space in enumerate(spaces)]
+    machine = machine or hardware(task.target)
+    return [Sketch(task, i, space.trace, context, machine) for i, space in enumerate(spaces)]
 
 
 def tune_context(task: Task) -> Any:

@@ -30,7 +30,7 @@ class FakeFeaturizer:
     def names(self) -> tuple[str, ...]:
         return NAMES
 
-    def rows(self, owner: Any, target: str, sketch: int, key: str, batch: Any) -> tasks.Rows:
+    def rows(self, machine: Any, owner: Any, sketch: tuple[int, str], batch: Any) -> tasks.Rows:
         values = np.zeros((len(batch), 2, len(NAMES)), dtype=np.float32)
         values[..., 0] = 4
         values[..., 1:4] = batch[:, None, :3]
@@ -153,7 +153,7 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
 ) -> None:
     pools: list[FakePool] = []
     monkeypatch.setattr(featurize, "pool_for", lambda task: pools.append(FakePool()) or pools[-1])
-    monkeypatch.setattr(featurize, "sketches_of", lambda task: [fakes.FakeSketch(0)])
+    monkeypatch.setattr(featurize, "sketches_of", lambda task, hardware=None: [fakes.FakeSketch(0)])
     monkeypatch.setattr(featurize, "features_version", lambda: 7)
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
     arguments = ["collect", "--out", str(tmp_path / "d"), "--workloads", str(tmp_path / "w")]

@@ -156,12 +156,12 @@ class FakeFeaturizer:
         return NAMES
 
     def rows(
-        self, owner: dataset.Workload, target: str, sketch: int, key: str, batch: Any
+        self, machine: Any, owner: dataset.Workload, sketch: tuple[int, str], batch: Any
     ) -> tasks.Rows | None:
         self.calls += 1
-        if key == "gone":
+        if sketch[1] == "gone":
             return None
-        values = np.repeat(batch[:, None, :2].astype(np.float32), sketch + 1, axis=1)
+        values = np.repeat(batch[:, None, :2].astype(np.float32), sketch[0] + 1, axis=1)
         values[batch[:, 0] == 13] = np.nan
         return tasks.Rows(values, values[..., 0] > 0)
 
