@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from felix import errors
 from felix.measure import gate, protocol
 from felix.search import allocate
+from felix.tuning import strategies
 
 if TYPE_CHECKING:
     from costmodel.finetune import FineTuneOptions
     from felix.search import EvolutionOptions, GradientOptions, types
     from felix.task import Task
-
-#: Strategy names, the default first.
-STRATEGIES = ("gradient", "evolutionary", "random")
 
 
 class Pool(Protocol):
@@ -76,8 +74,8 @@ class Budget:
     strategy: str
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            known = ", ".join(STRATEGIES)
+        if self.strategy not in strategies.NAMES:
+            known = ", ".join(strategies.NAMES)
             raise errors.TuningError(f"unknown strategy {self.strategy!r}; use one of {known}")
         if self.trials is None and self.seconds is None:
             raise errors.TuningError("give a number of trials, of seconds, or both")

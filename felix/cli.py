@@ -1,0 +1,154 @@
+"""The command line: `felix tune | features | compile | devices`.
+
+Results go to stdout, progress and errors to stderr; `--json` makes the result machine-readable.
+
+Exit codes: 0 done; 1 a `FelixError`, told in one line `felix: error: ...`; 2 wrong usage;
+130 interrupted (what was found by then is still reported and written).
+
+Reads `felix.commands`, which load TVM and torch when they need them: `felix --help` does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import felix
+from felix import errors
+from felix.tuning import strategies
+
+INTERRUPTED = 130
+
+_EPILOG = """\
+WORKLOAD is an operator with its parameters, or a file with a task or TIR function as JSON:
+  gemm:512,512,512,epilogue=bias+relu   conv2d:1,56,56,64,64,3,padding=1   softmax:512x1000
+  path/to/task.json
+TARGET is llvm (this CPU), cuda, a GPU such as h100, or any TVM target, e.g. "llvm -num-cores 4".
+exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        command = importlib.import_module(f"felix.commands.{options.command}")
+        with _terminable():
+            return int(command.run(options))
+    except errors.FelixError as error:
+        print(f"felix: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("felix: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+class _terminable:
+    """SIGTERM ends a command as Ctrl-C does, so that it keeps what it found."""
+
+    def __enter__(self) -> None:
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        self._before = signal.signal(signal.SIGTERM, stop)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def _one_line(error: errors.FelixError) -> str:
+    return " ".join(str(error).split())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="felix",
+        description="Tune tensor programs by gradient descent, on stock Apache TVM.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"felix {felix.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
+    _features(_add(commands, "features", "show, export or check the features of a program"))
+    _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
+    _add(commands, "devices", "list what this machine can tune for")
+    for name in ("tune", "features", "compile", "devices"):
+        commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
+    return parser
+
+
+def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def _tune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("workload", metavar="WORKLOAD", nargs="+", help="one or several (tuned together)")
+    add("--target", default="llvm", help="what to tune for (default: llvm, this CPU)")
+    add("--trials", type=_positive(int), default=None, metavar="N",
+        help="candidates to measure (default: 64 a workload, or until --seconds)")  # fmt: skip
+    add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
+    add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
+    add("--strategy", choices=strategies.NAMES, default=strategies.NAMES[0], help="how to search")
+    add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
+    add("--round", type=_positive(int), default=16, metavar="N", help="candidates a round")
+    add("--patience", type=_positive(int), metavar="ROUNDS",
+        help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
+    add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
+    add("--no-numpy", action="store_true", help="do not time numpy for comparison")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def _features(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("workload", metavar="WORKLOAD")
+    add("--target", default="llvm", help="what the program is scheduled for (default: llvm)")
+    add("--sketch", type=_natural, metavar="I", help="only this sketch")
+    add("--samples", type=_positive(int), default=1, metavar="N",
+        help="random legal schedules to show of each sketch (default 1)")  # fmt: skip
+    add("--seed", type=_natural, default=0, help="of the random schedules (default 0)")
+    add("--all", action="store_true", help="show features that are zero everywhere, too")
+    add("--csv", action="store_true", help="values as CSV, one line a store")
+    add("--check", type=_positive(int), metavar="N",
+        help="compare N random schedules of every sketch with what TVM makes of them")  # fmt: skip
+
+
+def _compile(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", metavar="OUTDIR_OR_RECORDS", help="folder of a run, or its records.jsonl")
+    add("--out", metavar="DIR", help="where the artifact goes (default: the folder of the run)")
+
+
+def _positive(kind: type) -> Any:
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not 0 < value < 1e9:
+            raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse says "invalid int value"
+    return parse
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return value

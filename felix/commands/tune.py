@@ -1,0 +1,103 @@
+"""`felix tune`: tune, export, report. Reads `felix.tune`; feeds people and programs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from felix import artifact, cli, progress, report
+from felix.commands import inputs
+from felix.tuning import numpy_time, options, results
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Trials a workload when neither trials nor seconds are given.
+DEFAULT_TRIALS = 64
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Tune the workloads; the exit code."""
+    tasks = [inputs.task(text, chosen.target) for text in chosen.workload]
+    out = artifact.check_writable(chosen.out)
+    found = _tune(tasks, chosen, out)
+    artifacts = _export(found, out)
+    numpy = [_numpy(result, chosen.no_numpy) for result in found.results]
+    human = sys.stderr if chosen.json else sys.stdout
+    if not chosen.quiet or not chosen.json:
+        _show(_console(human), found, numpy, artifacts)
+    if chosen.json:
+        content = {**report.to_json(found, numpy, artifacts), "out": str(out)}
+        print(json.dumps(content, indent=1))
+    if found.reason == "interrupted":
+        return cli.INTERRUPTED
+    for result in found.results:
+        result.best  # noqa: B018  (no schedule: an error)
+    return 0
+
+
+def _tune(tasks: Sequence[Any], chosen: argparse.Namespace, out: pathlib.Path) -> Any:
+    tune = importlib.import_module("felix.tune").tune
+    trials = chosen.trials
+    if trials is None and chosen.seconds is None:
+        trials = DEFAULT_TRIALS * len(tasks)
+    with progress.reporter(quiet=chosen.quiet) as on_event:
+        return tune(
+            tasks,
+            trials=trials,
+            seconds=chosen.seconds,
+            seed=chosen.seed,
+            strategy=chosen.strategy,
+            model=chosen.model,
+            options=options.TuneOptions(round_size=chosen.round, patience_rounds=chosen.patience),
+            out=out,
+            resume=chosen.resume,
+            on_event=on_event,
+        )
+
+
+def _export(found: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Path | None]:
+    """Write the bundles; the folder of each task, None without a schedule."""
+    one = len(found.results) == 1
+    where = [out] if one else results.folders(out, found.results)
+    written: list[pathlib.Path | None] = []
+    for result, folder in zip(found.results, where, strict=True):
+        written.append(None if result.found is None else result.export(folder))
+    if not one and found.curve:
+        title = f"{len(found.results)} tasks: {report.duration(found.latency_us)}"
+        report.picture(found.curve, title, out / "convergence.svg")
+    return written
+
+
+def _numpy(result: results.TuneResult, skip: bool) -> numpy_time.NumpyTime:
+    if skip or result.found is None:
+        return numpy_time.NumpyTime(None, "not timed")
+    return numpy_time.measure(result.task)
+
+
+def _show(
+    console: Console,
+    found: results.NetworkResult,
+    numpy: Sequence[numpy_time.NumpyTime],
+    artifacts: Sequence[pathlib.Path | None],
+) -> None:
+    report.show(console, found.results, numpy, found.breakdown)
+    if len(found.results) > 1 and found.latency_us is not None:
+        console.print(f"all tasks, weighted: {report.duration(found.latency_us)}", highlight=False)
+    for folder in artifacts:
+        if folder is not None:
+            console.print(
+                f"run it: python {folder / 'run.py'}   convergence: {folder / 'convergence.svg'}",
+                soft_wrap=True, highlight=False,
+            )  # fmt: skip
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, width=None if stream.isatty() else 120)

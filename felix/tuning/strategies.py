@@ -1,0 +1,6 @@
+"""Names of the search strategies; loads nothing, for the command line."""
+
+from __future__ import annotations
+
+#: The default first.
+NAMES = ("gradient", "evolutionary", "random")
