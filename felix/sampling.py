@@ -36,6 +36,8 @@ def sample(sketch: Sketch, n: int, seed: int) -> Rows:
     Raises:
         InvalidSchedule: no legal row was found.
     """
+    if not sketch.variables:
+        return np.zeros((n, 0), dtype=np.int64)
     rng = np.random.default_rng([seed, 0x5EED])
     structures = _structures(sketch, rng)
     share = -(-n // len(structures))
