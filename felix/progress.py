@@ -19,8 +19,9 @@ OnEvent = Callable[[events.Event], None]
 
 
 @contextlib.contextmanager
-def reporter(stream: TextIO = sys.stderr, quiet: bool = False) -> Iterator[OnEvent]:
-    """A function that shows events until the block ends."""
+def reporter(stream: TextIO | None = None, quiet: bool = False) -> Iterator[OnEvent]:
+    """A function that shows events on a stream (stderr) until the block ends."""
+    stream = stream or sys.stderr
     if quiet:
         yield lambda event: None
     elif stream.isatty():
