@@ -310,6 +310,8 @@ def _remove(program: Program, block: Block) -> None:
 def compute_inline(program: Program, block: Block) -> None:
     """sch.compute_inline: substitute the block's value into its consumers."""
     target = block.store.target
+    if block.init is not None:
+        raise UnsupportedSchedule(f"a reduction cannot be inlined: {block.name}")
     for _, consumer in program.walk():
         if _consumes(consumer, block):
             consumer.store = ir.Store(
