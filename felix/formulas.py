@@ -20,10 +20,9 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from felix import formula_cache, objective
+from felix import formula_cache, objective, space
 from felix.features import build, spec
 from felix.features.nest import RowName
-from felix.search import space
 from felix.symbolic import kernels
 from felix.symbolic.ir import Program
 from felix.target import Hardware
@@ -143,7 +142,8 @@ class Formulas:
 
     def _compile(self, structure: Structure) -> formula_cache.Entry:
         program, values, rows = self._table(structure)
-        symbols = [sympy.Symbol(v.name, integer=True, positive=True) for v in self._source.variables]
+        names = [variable.name for variable in self._source.variables]
+        symbols = [sympy.Symbol(name, integer=True, positive=True) for name in names]
         features = objective.Program.compile(
             [value for row in values for value in row], symbols, spec.LOG * len(rows)
         )
@@ -174,9 +174,7 @@ class Formulas:
             result[where] = values.reshape(len(where), variant.n_rows, self.n_features)
         return result
 
-    def _groups(
-        self, batch: NDArray[np.int64]
-    ) -> list[tuple[Structure, NDArray[np.int64]]]:
+    def _groups(self, batch: NDArray[np.int64]) -> list[tuple[Structure, NDArray[np.int64]]]:
         if not self._structural:
             return [((), np.arange(len(batch)))]
         keys, inverse = np.unique(batch[:, self._structural], axis=0, return_inverse=True)
@@ -212,10 +210,9 @@ class Formulas:
 
     def constraints(self, x: torch.Tensor, temperature: float = 0.01) -> torch.Tensor:
         """Constraint values [B, C] at free coordinates, legal where <= 0, differentiable."""
-        flat = self._smooth(
+        return self._smooth(
             x, lambda v, values: v.constraint_program.smooth(values, temperature), features=False
         )
-        return flat
 
     def _smooth(
         self,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from felix.search import factors, rounding, space
+from felix import space
+from felix.search import factors, rounding
 from tests import synthetic
 
 EXTENTS = [1, 2, 7, 11, 13, 43, 55, 64, 197, 512, 1000, 11008, 18944, 30522, 50257, 151936]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from felix.search import space
+from felix import space
 from tests import synthetic
 
 SKETCH = synthetic.FakeSketch(extents=(512, 11008), structural=(-2, -1, 0, 3))

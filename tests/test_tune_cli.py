@@ -94,7 +94,7 @@ def test_resume_adds_to_the_run(
 ) -> None:
     import shutil
 
-    out, found = tuned
+    out, _ = tuned
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
     before = records.read(copy / "tuning" / "records.jsonl")
@@ -278,6 +278,26 @@ def test_features_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert re.search(r"trip_count\s+iterations\s+\d", out)
     assert "buf0.bytes" in out
+
+
+def test_check_agrees_with_tvm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["features", "gemm:16,16,16", "--check", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checked"] == 6 and found["mismatches"] == 0
+    assert cli.main(["features", "gemm:16,16,16", "--check", "1", "--target", "cuda"]) == 0
+    assert "0 mismatched" in capsys.readouterr().out
+
+
+def test_check_that_fails_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from felix.symbolic import check
+
+    wrong = check.Mismatch(0, (1,), next(iter(check.Kind.__args__)), "here", "1", "2")
+    report = check.Report("t", "llvm", (check.SketchReport(0, 1, 0, (wrong,), ()),))
+    monkeypatch.setattr(check, "check", lambda *_: report)
+    assert cli.main(["features", "gemm:16,16,16", "--check", "1"]) == 1
+    assert "felix: error:" in capsys.readouterr().err
 
 
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:

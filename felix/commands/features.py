@@ -50,8 +50,7 @@ def _check(task: Any, chosen: argparse.Namespace) -> int:
 
     found = check.check(task, chosen.check, chosen.seed)
     if chosen.json:
-        content = found.to_json()
-        print(content if isinstance(content, str) else json.dumps(content, indent=1))
+        print(found.to_json())
     else:
         for line in found.lines():
             print(line)

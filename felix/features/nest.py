@@ -202,7 +202,7 @@ def _span(affine: Affine, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
             terms = {d: c for d, c in terms.items() if d not in flat.terms}
     for digit, coefficient in terms.items():
         width = _digit_span(digit, block, extents) - 1
-        negative = isinstance(coefficient, int) and coefficient < 0
+        negative = scalar.is_negative(coefficient)
         span = span + width * (-coefficient if negative else coefficient)
     return span
 

@@ -58,9 +58,9 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
         return Visited(0, extent, extent)
     start = binding.constant
     for digit, coefficient in binding.terms.items():
-        if isinstance(coefficient, int) and coefficient < 0:
+        if scalar.is_negative(coefficient):
             start = start + coefficient * (digit.extent - 1)
-    steps = [(abs(c) if isinstance(c, int) else c, d.extent) for d, c in binding.terms.items()]
+    steps = [(-c if scalar.is_negative(c) else c, d.extent) for d, c in binding.terms.items()]
     length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
     count = _union(steps, length)
     if isinstance(length, int) and isinstance(start, int) and isinstance(extent, int):

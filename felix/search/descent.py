@@ -3,7 +3,7 @@
 Notation
     k       entries: one (sketch, structure) each, with its own formulas
     B       seeds of an entry (the same for all; shorter ones repeat)
-    x       coordinates [B, sum of n_free over entries] (`search.space`)
+    x       coordinates [B, sum of n_free over entries] (`space`)
     T       temperature of the smooth formulas, hot to cold in geometric steps
 
 All entries are merged into one program, so a step costs one forward and one reverse pass
@@ -20,7 +20,7 @@ problems it ended 0.10 nats above the best found, against 0.03 for the rule here
 *Bounds* are kept by projection, not by penalty: a tile size below 1 has no meaning, and all
 formulas stay in their domain. Adam's moments belong to one call: new seeds start fresh.
 
-Reads `search.space`, `search.scoring`, `objective`; feeds `search.gradient`.
+Reads `space`, `search.scoring`, `objective`; feeds `search.gradient`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from felix import objective, smoothing
-from felix.search import scoring, space, types
+from felix import objective, smoothing, space
+from felix.search import scoring, types
 
 Array = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class Entry:
     """Seeds of one sketch under one structure."""
 
     sketch_index: int
-    structure: types.Structure
+    structure: space.Structure
     #: legal decisions to start from, [n_seeds, n_variables]
     starts: types.Decisions
 
@@ -88,7 +88,7 @@ class Joint:
     """The merged formulas of several entries; depends on which, not on their seeds."""
 
     def __init__(
-        self, keys: Sequence[tuple[int, types.Structure]], scorer: scoring.Scorer
+        self, keys: Sequence[tuple[int, space.Structure]], scorer: scoring.Scorer
     ) -> None:
         variants = [scorer.variant(*key) for key in keys]
         self.n_rows = max(v.n_rows for v in variants)
@@ -131,7 +131,7 @@ class Descent:
     def __init__(self, scorer: scoring.Scorer, options: DescentOptions) -> None:
         self.scorer = scorer
         self.options = options
-        self._joints: dict[tuple[tuple[int, types.Structure], ...], Joint] = {}
+        self._joints: dict[tuple[tuple[int, space.Structure], ...], Joint] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Visited]:
         """Descend from the starts of all entries; returns where they went, one an entry."""
@@ -153,7 +153,7 @@ class Descent:
             column += width
         return result
 
-    def _joint(self, keys: tuple[tuple[int, types.Structure], ...]) -> Joint:
+    def _joint(self, keys: tuple[tuple[int, space.Structure], ...]) -> Joint:
         if keys not in self._joints:
             while len(self._joints) >= self.KEPT:
                 self._joints.pop(next(iter(self._joints)))

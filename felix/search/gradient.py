@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from felix.search import base, descent, moves, rounding, scoring, selection, space, types
+from felix import space
+from felix.search import base, descent, moves, rounding, scoring, selection, types
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class GradientSearch(base.ModelSearch):
         if not ranked:
             return []
         variables = self.sketches[index].variables
-        groups: dict[types.Structure, list[tuple[int, ...]]] = {}
+        groups: dict[space.Structure, list[tuple[int, ...]]] = {}
         for row in ranked:
             groups.setdefault(space.structure(variables, row), []).append(row)
         chosen = list(groups)[: max(1, self.options.n_structures - 1)]

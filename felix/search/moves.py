@@ -3,7 +3,7 @@
 All of them keep every tiling a perfect one within its domains and every choice within its
 domain; other constraints are for the caller to check. A random generator is passed in.
 
-Reads `search.space`, `search.factors`; feeds `search.gradient`, `search.evolutionary`.
+Reads `space`, `search.factors`; feeds `search.gradient`, `search.evolutionary`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from felix.search import factors, space, types
+from felix import space
+from felix.search import factors
 
 
 class Moves:
     """Moves within the decisions of one sketch."""
 
-    def __init__(self, variables: Sequence[types.Variable]) -> None:
+    def __init__(self, variables: Sequence[space.Variable]) -> None:
         self.variables = tuple(variables)
         self.tilings = space.tilings(variables)
         #: groups that move together: the parts of a tiling, or one choice

@@ -1,14 +1,14 @@
 """From relaxed points to legal decisions, several a point, nearest first: `Rounder`.
 
 Each perfect tiling and each choice is a *group* whose alternatives are ranked by distance from
-the point (squared, in the scale of `search.space`). The distance of a combination is the sum
+the point (squared, in the scale of `space`). The distance of a combination is the sum
 over groups, so the k nearest combinations come from folding groups one at a time and keeping
 the k best sums: exact, without enumerating the product.
 
 Every result is a legal perfect tiling with choices from their domains; other constraints
 (threads, memory) are for the caller to check exactly. Structural values are kept.
 
-Reads `search.space`, `search.factors`; feeds `search.gradient`.
+Reads `space`, `search.factors`; feeds `search.gradient`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from felix.search import factors, space, types
+from felix import space
+from felix.search import factors, types
 
 Array = NDArray[np.float64]
 
@@ -26,7 +27,7 @@ Array = NDArray[np.float64]
 class Rounder:
     """Rounds the points of one sketch."""
 
-    def __init__(self, variables: Sequence[types.Variable]) -> None:
+    def __init__(self, variables: Sequence[space.Variable]) -> None:
         self.variables = tuple(variables)
         self.space = space.Space.of(variables)
         self._tilings = space.tilings(variables)

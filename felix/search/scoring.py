@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from felix import errors, space
 from felix.search import types
 
 Array = NDArray[np.float64]
@@ -40,20 +41,24 @@ class Scorer:
     #: new structures of each sketch that this round may still compile; None: any number
     _allowance: list[int] | None = None
     #: structures admitted so far; stored with the search, so that a resumed one goes on alike
-    known: set[tuple[int, types.Structure]] = field(default_factory=set)
-    _variants: dict[tuple[int, types.Structure], types.Variant] = field(default_factory=dict)
+    known: set[tuple[int, space.Structure]] = field(default_factory=set)
+    _variants: dict[tuple[int, space.Structure], types.Variant] = field(default_factory=dict)
+    #: structures that no program has
+    _impossible: set[tuple[int, space.Structure]] = field(default_factory=set)
 
     def begin_round(self, n_new_structures: int) -> None:
         """Allow this many new structures a sketch until the next call."""
         self._allowance = [n_new_structures] * len(self.sketches)
 
-    def admits(self, sketch_index: int, structure: types.Structure) -> bool:
+    def admits(self, sketch_index: int, structure: space.Structure) -> bool:
         """Whether rows of a structure may be scored in this round."""
+        if (sketch_index, structure) in self._impossible:
+            return False
         if (sketch_index, structure) in self.known or self._allowance is None:
             return True
         return self._allowance[sketch_index] > 0
 
-    def variant(self, sketch_index: int, structure: types.Structure) -> types.Variant:
+    def variant(self, sketch_index: int, structure: space.Structure) -> types.Variant:
         """The formulas of a sketch under a structure; compiled once."""
         key = (sketch_index, structure)
         if key not in self._variants:
@@ -64,7 +69,7 @@ class Scorer:
             self._variants[key] = formulas.variant(structure)
         return self._variants[key]
 
-    def features(self, sketch_index: int, structure: types.Structure, values: Array) -> Array:
+    def features(self, sketch_index: int, structure: space.Structure, values: Array) -> Array:
         """Exact features [n, n_rows, n_features] of decisions of one structure."""
         variant = self.variant(sketch_index, structure)
         n_features = self.sketches[sketch_index].formulas.n_features
@@ -76,7 +81,11 @@ class Scorer:
         for structure, rows in self._by_structure(sketch_index, decisions):
             if not self.admits(sketch_index, structure):
                 continue
-            program = self.variant(sketch_index, structure).constraint_program
+            try:
+                program = self.variant(sketch_index, structure).constraint_program
+            except errors.UnsupportedSchedule:  # no such program: a location TVM never offers
+                self._impossible.add((sketch_index, structure))
+                continue
             residuals = program.exact(decisions[rows])
             result[rows] = (residuals <= TOLERANCE).all(axis=1)
         return result
@@ -109,14 +118,14 @@ class Scorer:
 
     def _by_structure(
         self, sketch_index: int, decisions: types.Decisions
-    ) -> Iterator[tuple[types.Structure, NDArray[np.intp]]]:
+    ) -> Iterator[tuple[space.Structure, NDArray[np.intp]]]:
         """Row numbers of each structure among decisions, in order of first appearance."""
         variables = self.sketches[sketch_index].variables
         columns = [i for i, v in enumerate(variables) if v.structural]
         if not columns:
             yield (), np.arange(len(decisions))
             return
-        groups: dict[types.Structure, list[int]] = {}
+        groups: dict[space.Structure, list[int]] = {}
         for row, values in enumerate(decisions[:, columns].tolist()):
             groups.setdefault(tuple(values), []).append(row)
         for structure, rows in groups.items():

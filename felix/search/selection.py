@@ -18,7 +18,8 @@ from enum import Enum
 
 import numpy as np
 
-from felix.search import history, scoring, space, types
+from felix import space
+from felix.search import history, scoring, types
 
 
 class Source(Enum):
@@ -35,7 +36,7 @@ class Candidate:
 
     sketch_index: int
     decisions: tuple[int, ...]
-    structure: types.Structure
+    structure: space.Structure
     #: predicted ln(latency_us)
     score: float
     source: Source
@@ -117,7 +118,7 @@ def select(
     limit = max(1, math.ceil(options.structure_share * n_greedy))
     near = [c for c in ranked if c.source is Source.NEIGHBOUR]
     chosen: dict[types.Key, Candidate] = {}
-    taken: dict[tuple[int, types.Structure], int] = {}
+    taken: dict[tuple[int, space.Structure], int] = {}
 
     def take(candidates: list[Candidate], upto: int, capped: bool) -> None:
         for candidate in candidates:

@@ -4,7 +4,7 @@ A search follows one protocol (`Search`): `suggest` what to measure, `update` wi
 measured. Suggestions stay *pending* until their update comes, so the next round can be searched
 while the last one is still being measured.
 
-Units: latencies in microseconds; a cost model predicts ln(latency_us). Reads `objective`;
+Units: latencies in microseconds; a cost model predicts ln(latency_us). Reads `objective`, `space`;
 feeds every module of `felix.search` and the round loop.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from felix import objective
+from felix import objective, space
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,6 @@ Array = NDArray[np.float64]
 Decisions = NDArray[np.int64]
 #: Sketch index and decisions: what makes two candidates the same.
 Key = tuple[int, tuple[int, ...]]
-#: Values of the structural variables of a sketch, in order.
-Structure = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +53,6 @@ class Measured(Protocol):
         ...
 
 
-class Variable(Protocol):
-    """A decision variable of a sketch (`felix.sketch.Variable`)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def domain(self) -> tuple[int, ...]: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def extent(self) -> int | None: ...
-    @property
-    def part(self) -> int: ...
-    @property
-    def structural(self) -> bool: ...
-    @property
-    def log_scale(self) -> bool: ...
-
-
 class Variant(Protocol):
     """The compiled formulas of a sketch under one structural choice."""
 
@@ -98,14 +75,14 @@ class Formulas(Protocol):
 
     @property
     def n_features(self) -> int: ...
-    def variant(self, structural_values: Structure, /) -> Variant: ...
+    def variant(self, structural_values: space.Structure, /) -> Variant: ...
 
 
 class Sketch(Protocol):
     """What a search needs of `felix.Sketch`."""
 
     @property
-    def variables(self) -> Sequence[Variable]: ...
+    def variables(self) -> Sequence[space.Variable]: ...
     @property
     def formulas(self) -> Formulas: ...
     def sample(self, n: int, seed: int) -> Decisions: ...

@@ -288,7 +288,7 @@ def _coefficient(index: sympy.Expr, block: Block, loop: Loop) -> Scalar:
 
 def _has_minus(affine: Affine) -> bool:
     """TVM writes a negative term as a subtraction, through which its extractor does not look."""
-    return any(isinstance(c, int) and c < 0 for c in [affine.constant, *affine.terms.values()])
+    return any(scalar.is_negative(c) for c in [affine.constant, *affine.terms.values()])
 
 
 def _fused_coefficient(found: list[tuple[int, Scalar]], loop: Loop, affine: Affine) -> Scalar:

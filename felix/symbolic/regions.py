@@ -72,7 +72,7 @@ def relax(
     for digit, coefficient in terms.items():
         if is_relaxed(digit, relaxed):
             width = (digit.extent - 1) * coefficient
-            if isinstance(coefficient, int) and coefficient < 0:
+            if scalar.is_negative(coefficient):
                 minimum = minimum.plus(Affine({}, width))
                 width = -width
             extent = extent + width

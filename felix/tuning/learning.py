@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from costmodel import finetune, registry
-from felix import errors
-from felix.search import base, scoring, space, types
+from felix import errors, space
+from felix.search import base, scoring, types
 
 if TYPE_CHECKING:
     import tvm

@@ -16,21 +16,43 @@ are linear, so `project` restores them exactly after a step, and formulas are ne
 outside their domain, where products of factors below 1 mean nothing. `bounds` gives the same
 conditions as g(x) <= 0 for optimisers that prefer a penalty.
 
-Reads `search.types`; feeds `search.descent`, `search.rounding`.
+Reads the variables of a sketch; feeds `formulas` and `search`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from felix.search import types
-
 Array = NDArray[np.float64]
+#: Values of the structural variables of a sketch, in order.
+Structure = tuple[int, ...]
+
+
+class Variable(Protocol):
+    """A decision variable of a sketch (`felix.sketch.Variable`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def domain(self) -> tuple[int, ...]: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def extent(self) -> int | None: ...
+    @property
+    def part(self) -> int: ...
+    @property
+    def structural(self) -> bool: ...
+    @property
+    def log_scale(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +88,7 @@ class Space:
         self.trainable = as_tensor(coordinates.trainable)
 
     @classmethod
-    def of(cls, variables: Sequence[types.Variable]) -> Space:
+    def of(cls, variables: Sequence[Variable]) -> Space:
         """The space of a sketch's variables."""
         return cls(_coordinates(variables))
 
@@ -137,12 +159,12 @@ class Space:
         return torch.cat([self._lower - x, x - self._upper, spread - self._room], dim=1)
 
 
-def structure(variables: Sequence[types.Variable], decisions: Sequence[int]) -> types.Structure:
+def structure(variables: Sequence[Variable], decisions: Sequence[int]) -> Structure:
     """The values of the structural variables among decisions."""
     return tuple(int(value) for v, value in zip(variables, decisions, strict=True) if v.structural)
 
 
-def tilings(variables: Sequence[types.Variable]) -> list[list[int]]:
+def tilings(variables: Sequence[Variable]) -> list[list[int]]:
     """Positions of the parts of each perfect tiling, in the order of its parts."""
     groups: dict[int, list[int]] = {}
     for position, variable in enumerate(variables):
@@ -151,7 +173,7 @@ def tilings(variables: Sequence[types.Variable]) -> list[list[int]]:
     return [sorted(g, key=lambda i: variables[i].part) for g in groups.values()]
 
 
-def _coordinates(variables: Sequence[types.Variable]) -> Coordinates:
+def _coordinates(variables: Sequence[Variable]) -> Coordinates:
     groups = tilings(variables)
     outermost = {group[0] for group in groups}
     owner = [i for i in range(len(variables)) if i not in outermost]
