@@ -82,13 +82,6 @@ def is_static(value: Scalar, number: int) -> bool:
     return bool(value == number)
 
 
-def is_negative(value: Scalar) -> bool:
-    """True if `value` is visibly negative: a product whose number is, all variables positive."""
-    if isinstance(value, int):
-        return value < 0
-    return bool(value.as_coeff_Mul()[0] < 0)
-
-
 def rational(value: Scalar) -> Scalar:
     """A number that divides exactly in formulas (a sympy rational)."""
     return sympy.sympify(value)
