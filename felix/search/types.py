@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from felix import objective, space
-
 if TYPE_CHECKING:
     import torch
+
+    from felix import objective, space
 
 Array = NDArray[np.float64]
 #: Decisions, one row a candidate, one column a variable.
