@@ -98,7 +98,7 @@ class Sketch:
 
     @property
     def is_gpu(self) -> bool:
-        return self.task.target.kind.name == "cuda"
+        return bool(self.task.target.kind.name == "cuda")
 
     # ------------------------------------------------------------ programs
 

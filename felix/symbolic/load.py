@@ -98,7 +98,7 @@ def make_buffer(buffer: Any, is_parameter: bool = False) -> ir.Buffer:
 
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one element; a bool takes one."""
-    return max(1, (tvm.DataType(dtype).bits + 7) // 8)
+    return max(1, (int(tvm.DataType(dtype).bits) + 7) // 8)
 
 
 def _constant(value: Any, what: str) -> int:
@@ -224,7 +224,7 @@ def load_value(node: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) -> ir.V
 
 def _fold(value: ir.Value) -> ir.Value:
     """Integer arithmetic of iterators only becomes one index expression."""
-    combine = {
+    combine: Any = {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,
         "mul": lambda a, b: a * b,
