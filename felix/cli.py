@@ -100,7 +100,7 @@ def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
 def _tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", metavar="WORKLOAD", nargs="+", help="one or several (tuned together)")
-    add("--target", default="llvm", help="what to tune for (default: llvm, this CPU)")
+    add("--target", help="what to tune for (default: llvm, this CPU, or what a file says)")
     add("--trials", type=_positive(int), default=None, metavar="N",
         help="candidates to measure (default: 64 a workload, or until --seconds)")  # fmt: skip
     add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
@@ -119,7 +119,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 def _features(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", metavar="WORKLOAD")
-    add("--target", default="llvm", help="what the program is scheduled for (default: llvm)")
+    add("--target", help="what the program is scheduled for (default: llvm, or what a file says)")
     add("--sketch", type=_natural, metavar="I", help="only this sketch")
     add("--samples", type=_positive(int), default=1, metavar="N",
         help="random legal schedules to show of each sketch (default 1)")  # fmt: skip

@@ -81,6 +81,7 @@ def _bar(stream: TextIO) -> Iterator[OnEvent]:
         progress.TextColumn("{task.fields[best]}"),
         progress.TimeElapsedColumn(),
         console=console.Console(file=stream),
+        refresh_per_second=1,  # drawing takes a core from a kernel that is being timed
     )
     with bar:
         number = bar.add_task("starting", total=None, of="", best="")

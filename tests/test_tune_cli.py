@@ -119,10 +119,7 @@ def test_resume_of_another_workload_is_refused(
     assert (out / "tuning" / "records.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_reports_what_it_found(
-    tmp_path: pathlib.Path, number: signal.Signals
-) -> None:
+def test_interrupted_run_reports_what_it_found(tmp_path: pathlib.Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "felix", "tune", GEMM, "--trials", "5000", "--out", str(tmp_path),
          "--json", "--no-numpy"],
@@ -134,7 +131,7 @@ def test_interrupted_run_reports_what_it_found(
         if log.exists() and log.read_bytes().count(b'"error":null') >= 3:
             break
         time.sleep(0.05)
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
@@ -142,6 +139,14 @@ def test_interrupted_run_reports_what_it_found(
     assert found["reason"] == "interrupted"
     assert found["trials"] == len(records.read(log)) >= 3
     assert (tmp_path / "manifest.json").exists()
+
+
+def test_termination_is_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), cli._terminable():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(
@@ -249,8 +254,12 @@ def test_help_and_version_load_nothing_heavy() -> None:
 def test_task_from_json_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "task.json"
     path.write_text(workloads.gemm(16, 16, 16, target="cuda").to_json())
-    assert cli.main(["features", str(path), "--json"]) == 0  # the option's target wins
-    assert json.loads(capsys.readouterr().out)["task"] == "gemm_16x16x16"
+    for option, threads in (([], True), (["--target", "llvm"], False)):
+        assert cli.main(["features", str(path), "--sketch", "0", "--json", *option]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["task"] == "gemm_16x16x16"
+        column = [feature["name"] for feature in found["features"]].index("block_threads")
+        assert (found["sketches"][0]["values"][0][0][column] > 1) == threads
 
 
 def test_features_as_json_and_csv_agree(capsys: pytest.CaptureFixture[str]) -> None:
