@@ -55,9 +55,10 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
     extents: dict[Digit, Scalar] = {}
     buffers = row.accesses
     loops = list(row.loops)
+    each = [[nest.hull(a, row.block, {}) for a in accesses] for _, accesses, _, _ in buffers]
     for depth in range(len(loops), -1, -1):
         loop = loops[depth - 1] if depth > 0 else None
-        hulls = [nest.union_hull(accesses, row.block, extents) for _, accesses, _, _ in buffers]
+        hulls = [nest.largest(own) for own in each]
         sizes = [
             ir.product(h) * buffer.dtype_bytes
             for (buffer, _, _, _), h in zip(buffers, hulls, strict=True)
@@ -77,6 +78,13 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
         result.append(Level(loop, outside, sizes, lines, allowed))
         if loop is not None:
             extents = {**extents, **{d: d.extent for d in loop.digits}}
+            each = [
+                [
+                    nest.hull(a, row.block, extents, (loop.digits, before))
+                    for a, before in zip(accesses, own, strict=True)
+                ]
+                for (_, accesses, _, _), own in zip(buffers, each, strict=True)
+            ]
     return result
 
 
@@ -123,7 +131,8 @@ def _invariant(access: ir.Access, row: nest.Row, loop: Loop) -> Scalar:
     """Condition that running `loop` alone leaves every index of the access where it is."""
     extents = {d: d.extent for d in loop.digits}
     result: Scalar = 1
-    for width in nest.hull(access, row.block, extents):
+    still: list[Scalar] = [1] * len(access.indices)
+    for width in nest.hull(access, row.block, extents, (loop.digits, still)):
         result = scalar.both(result, scalar.equal(width, 1))
     return result
 
@@ -182,7 +191,8 @@ def task_bytes(row: nest.Row, slot: int) -> Scalar:
         task = nest.is_task(loop)
         for digit in loop.digits:
             extents[digit] = scalar.select(task, 1, digit.extent)
-    return ir.product(nest.union_hull(accesses, row.block, extents)) * buffer.dtype_bytes
+    hulls = [nest.hull(access, row.block, extents) for access in accesses]
+    return ir.product(nest.largest(hulls)) * buffer.dtype_bytes
 
 
 def slot_values(

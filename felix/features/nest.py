@@ -12,6 +12,7 @@ the inner one. Reads `felix.symbolic`; feeds every other module of `felix.featur
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import NamedTuple
 
 import sympy
@@ -130,13 +131,31 @@ def digit_at(digit: Digit, point: dict[Digit, Scalar]) -> Scalar:
     return value if digit.source.outermost else scalar.floor_mod(value, digit.extent)
 
 
-def indices_at(access: Access, block: Block, point: dict[Digit, Scalar]) -> list[Scalar]:
-    """Buffer indices of the access at a point."""
+def index_at(index: sympy.Expr, block: Block, point: dict[Digit, Scalar]) -> Scalar:
+    """An index expression of the block's iterators at a point."""
+    used = index.free_symbols
     mapping = {
         it.symbol: sympy.sympify(value_at(binding, point))
         for it, binding in zip(block.iters, block.bindings, strict=True)
+        if it.symbol in used
     }
-    return [scalar.plain(index.xreplace(mapping)) for index in access.indices]
+    return scalar.plain(index.xreplace(mapping))
+
+
+def moved_dims(access: Access, block: Block, digits: Collection[Digit]) -> list[int]:
+    """Buffer dimensions whose index depends on any of the digits."""
+    iters = {
+        it.symbol
+        for it, binding in zip(block.iters, block.bindings, strict=True)
+        if any(_depends(d, digits) for d in binding.terms)
+    }
+    return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]
+
+
+def _depends(digit: Digit, digits: Collection[Digit]) -> bool:
+    if digit in digits:
+        return True
+    return digit.source is not None and any(_depends(d, digits) for d in digit.source.flat.terms)
 
 
 def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:
@@ -160,11 +179,11 @@ def offset(
     access: Access, block: Block, shape: tuple[Scalar, ...], loop: Loop, value: Scalar
 ) -> Scalar:
     """|address(loop = value) - address(origin)| in elements, other loops at 0."""
-    here = indices_at(access, block, loop_point(loop, value))
-    base = indices_at(access, block, {})
     total: Scalar = 0
-    for a, b, s in zip(here, base, strides(shape), strict=True):
-        total = total + (a - b) * s
+    steps = strides(shape)
+    for dim in moved_dims(access, block, loop.digits):
+        here = index_at(access.indices[dim], block, loop_point(loop, value))
+        total = total + (here - index_at(access.indices[dim], block, {})) * steps[dim]
     if isinstance(total, int):
         return abs(total)
     return expr.Absolute(total)
@@ -173,20 +192,29 @@ def offset(
 # ---------------------------------------------------------------- footprints
 
 
-def hull(access: Access, block: Block, extents: dict[Digit, Scalar]) -> list[Scalar]:
+def hull(
+    access: Access,
+    block: Block,
+    extents: dict[Digit, Scalar],
+    before: tuple[Collection[Digit], list[Scalar]] | None = None,
+) -> list[Scalar]:
     """Index range per dimension while each digit of `extents` runs over that many values.
 
     All other digits stay at 0. Guards keep a guarded flat index below its bound.
+
+    Args:
+        before: (digits, hull): the hull without those digits, of which the dimensions that do
+            not depend on them are taken over.
     """
-    spans = {
-        it.symbol: _span(binding, block, extents)
-        for it, binding in zip(block.iters, block.bindings, strict=True)
-    }
-    origin = {
-        it.symbol: value_at(binding, {})
-        for it, binding in zip(block.iters, block.bindings, strict=True)
-    }
-    return [scalar.plain(index_span(index, spans, origin)) for index in access.indices]
+    dims = range(len(access.indices)) if before is None else moved_dims(access, block, before[0])
+    used = {s for dim in dims for s in access.indices[dim].free_symbols}
+    own = [(it.symbol, b) for it, b in zip(block.iters, block.bindings, strict=True)]
+    spans = {symbol: _span(b, block, extents) for symbol, b in own if symbol in used}
+    origin = {symbol: value_at(b, {}) for symbol, b in own if symbol in used}
+    result: list[Scalar] = [1] * len(access.indices) if before is None else list(before[1])
+    for dim in dims:
+        result[dim] = scalar.plain(index_span(access.indices[dim], spans, origin))
+    return result
 
 
 def _span(affine: Affine, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
@@ -262,13 +290,9 @@ def index_span(
     raise NotImplementedError(f"footprint of index {index}")
 
 
-def union_hull(
-    accesses: list[Access], block: Block, extents: dict[Digit, Scalar]
-) -> list[Scalar]:
+def largest(hulls: list[list[Scalar]]) -> list[Scalar]:
     """Largest hull over several accesses to one buffer, per dimension."""
-    result = hull(accesses[0], block, extents)
-    for access in accesses[1:]:
-        result = [
-            scalar.maximum(a, b) for a, b in zip(result, hull(access, block, extents), strict=True)
-        ]
+    result = hulls[0]
+    for other in hulls[1:]:
+        result = [scalar.maximum(a, b) for a, b in zip(result, other, strict=True)]
     return result
