@@ -1,0 +1,61 @@
+# Everything runs in .venv, which `make setup` makes and every other target keeps up to date.
+
+PYTHON  ?= python3
+OUT     ?= out
+TRIALS  ?= 64
+BUDGET  ?= 120
+ARGS    ?=
+# Options of pip for torch alone, e.g. the index of CPU-only builds.
+TORCH_ARGS ?=
+
+BIN   := .venv/bin
+STAMP := .venv/felix-setup
+TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup tune test lint format docs clean
+
+help: ## show this help
+	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(STAMP) ## make .venv with everything installed (PYTHON: which Python, at least 3.11)
+
+tune: $(STAMP) ## tune a 512x512x512 GEMM+bias+ReLU on this CPU (OUT, TRIALS, BUDGET in seconds)
+	$(BIN)/felix tune gemm:512,512,512,epilogue=bias+relu --target llvm \
+		--trials $(TRIALS) --seconds $(BUDGET) --out $(OUT) $(ARGS)
+
+test: $(STAMP) ## run the tests (ARGS: options of pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff, mypy, import contracts: what CI checks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP) ## regenerate the generated pages of docs/
+	$(BIN)/python -m felix.features.spec > docs/features.md
+
+clean: ## remove the environment, caches and build outputs; results in out/ stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find felix costmodel tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first and alone: resolved together with packages that need it, pip may take its
+# CUDA build, which is gigabytes.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Felix needs Python 3.11 or newer; $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; \
+		exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+		echo "$(PYTHON) cannot make virtual environments" \
+			"(Debian, Ubuntu: apt-get install python3-venv)" >&2; \
+		rm -rf .venv; exit 1; }
+	$(BIN)/python -m pip install $(TORCH_ARGS) $(TORCH)
+	$(BIN)/python -m pip install -e '.[dev,plot,baselines,onnx]'
+	@touch $@
