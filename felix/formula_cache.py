@@ -21,9 +21,7 @@ from felix.features import spec
 from felix.features.nest import RowName
 
 #: (rows, constraint names, (features, constraints)).
-Entry = tuple[
-    tuple[RowName, ...], tuple[str, ...], tuple[objective.Program, objective.Program]
-]
+Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[objective.Program, objective.Program]]
 
 _SOURCES = ("symbolic", "features")
 

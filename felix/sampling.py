@@ -183,5 +183,3 @@ def factorize(value: int) -> list[tuple[int, int]]:
             result.append((prime, power))
         prime += 1
     return [*result, (value, 1)] if value > 1 else result
-
-

@@ -166,7 +166,9 @@ class Sketch:
             trace.apply_to_schedule(schedule, remove_postproc=True)
         except (RuntimeError, ValueError, TypeError, tvm.error.TVMError) as error:
             text = str(error).strip().splitlines()
-            raise InvalidSchedule(f"TVM cannot apply the trace: {text[-1] if text else error}") from error
+            raise InvalidSchedule(
+                f"TVM cannot apply the trace: {text[-1] if text else error}"
+            ) from error
         if self._locations(schedule.trace) != self._locations(trace):
             raise InvalidSchedule("a compute location is not offered for these tile sizes")
         return schedule
@@ -213,9 +215,7 @@ class Sketch:
 
     def _check(self, decisions: Sequence[int]) -> None:
         if len(decisions) != len(self.variables):
-            raise DecisionError(
-                f"{len(self.variables)} decisions needed, {len(decisions)} given"
-            )
+            raise DecisionError(f"{len(self.variables)} decisions needed, {len(decisions)} given")
         for variable, value in zip(self.variables, decisions, strict=True):
             if int(value) not in variable.domain:
                 raise DecisionError(f"{variable.name} = {value} is not one of {variable.domain}")

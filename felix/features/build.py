@@ -141,14 +141,10 @@ def _active(row: nest.Row) -> Scalar:
     return active
 
 
-def _allocation(
-    row: nest.Row, allocated: dict[str, allocation.Allocation]
-) -> dict[str, Scalar]:
+def _allocation(row: nest.Row, allocated: dict[str, allocation.Allocation]) -> dict[str, Scalar]:
     buffer = row.store.target.buffer
     if buffer.name not in allocated:
         return {"alloc_bytes": ir.product(buffer.shape) * buffer.dtype_bytes, "alloc_trips": 1}
     own = allocated[buffer.name]
     times = ir.product(lp.extent for lp in nest.distinct_threads(own.loops))
     return {"alloc_bytes": own.size_bytes, "alloc_trips": times}
-
-

@@ -278,9 +278,7 @@ def index_span(
     if isinstance(index, (expr.FloorDiv, expr.FloorMod)):
         inner, divisor = index.args
         span = index_span(inner, spans, origin)
-        start = scalar.plain(
-            inner.xreplace({s: sympy.sympify(v) for s, v in origin.items()})
-        )
+        start = scalar.plain(inner.xreplace({s: sympy.sympify(v) for s, v in origin.items()}))
         divisor = scalar.plain(divisor)
         if isinstance(index, expr.FloorDiv):
             last = scalar.floor_div(start + span - 1, divisor)

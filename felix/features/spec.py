@@ -106,7 +106,8 @@ def _slot(i: int) -> list[Feature]:
 
 def _kernel() -> list[Feature]:
     return [
-        Feature("grid_blocks", "blocks", True, "product of the blockIdx extents; 1 on a CPU", "[A]"),
+        Feature("grid_blocks", "blocks", True, "product of the blockIdx extents; 1 on a CPU",
+                "[A]"),
         Feature("block_threads", "threads", True, "product of the threadIdx extents", "[A]"),
         Feature("vthreads", "threads", True, "product of the virtual thread extents", "[A]"),
         Feature("shared_bytes", "bytes", True, "shared memory of one block", "[F]"),
@@ -114,7 +115,8 @@ def _kernel() -> list[Feature]:
                 "[F]"),
         Feature("unroll_body", "statements", True,
                 "stores of one thread or task inside the loops that can unroll", "[M]"),
-        Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits", "[M]"),
+        Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits",
+                "[M]"),
         Feature("occupancy", "fraction", False, "resident threads over the SM's limit", "[M]"),
         Feature("waves", "waves", True, "ceil(grid blocks / resident blocks of the chip)", "[M]"),
         Feature("tail", "fraction", False, "filled share of all waves; CPU: of all task slots",

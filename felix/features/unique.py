@@ -254,9 +254,7 @@ def _several(
 ) -> Scalar:
     """Union over several accesses: enumerated where possible, else their sum."""
     symbols = sorted(visited, key=str)
-    used = [
-        s for s in symbols if any(s in i.free_symbols for a in accesses for i in a.indices)
-    ]
+    used = [s for s in symbols if any(s in i.free_symbols for a in accesses for i in a.indices)]
     points = ir.product(visited[s].length for s in used)
     if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
         return sum(counts[1:], start=counts[0])
@@ -268,9 +266,7 @@ def _several(
         keep = np.ones(shape, dtype=bool)
         for test in _conjuncts(conditions[access]):
             keep &= np.broadcast_to(evaluate(test, grid).astype(bool), shape)
-        columns = [
-            np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices
-        ]
+        columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices]
         seen.update(zip(*(c.tolist() for c in columns), strict=True))
     return len(seen)
 

@@ -7,6 +7,7 @@ place. Reads `symbolic.ir`, `symbolic.regions`; feeds `symbolic.interpret`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import sympy
@@ -19,7 +20,7 @@ from felix.symbolic.ir import Access, Affine, Block, Buffer, Digit, Iter, Loop, 
 
 
 def split(program: Program, loop: Loop, factors: Sequence[Scalar | None]) -> list[Loop]:
-    """sch.split: replace `loop` by a nest with these extents; None is inferred by ceil-division."""
+    """sch.split: replace `loop` by a nest of these extents; None is inferred, rounded up."""
     extent = loop.extent
     known = ir.product(f for f in factors if f is not None)
     sizes = [scalar.ceil_div(extent, known) if f is None else f for f in factors]
@@ -83,7 +84,7 @@ def _replace_by_nest(loop: Loop, digits: list[Digit]) -> list[Loop]:
 
 def fuse(loops: Sequence[Loop]) -> Loop:
     """sch.fuse: one loop over all digits of a perfect nest of loops."""
-    for outer, inner in zip(loops, loops[1:], strict=False):
+    for outer, inner in itertools.pairwise(loops):
         if len(outer.body) != 1 or outer.body[0] is not inner:
             raise UnsupportedSchedule("fuse needs a perfect nest")
     first = loops[0]
@@ -102,7 +103,9 @@ def reorder(program: Program, order: Sequence[Loop]) -> None:
         raise UnsupportedSchedule("reorder needs loops of one nest")
     bodies = [lp.body for lp in chain]
     parents = [container(program, lp) for lp in chain]
-    places = [next(i for i, n in enumerate(p) if n is lp) for p, lp in zip(parents, chain, strict=True)]
+    places = [
+        next(i for i, n in enumerate(p) if n is lp) for p, lp in zip(parents, chain, strict=True)
+    ]
     for holder, place, loop in zip(parents, places, order, strict=True):
         holder[place] = loop
     for loop, body in zip(order, bodies, strict=True):
@@ -140,7 +143,9 @@ def tvm_reads(block: Block) -> list[Buffer]:
     return list(dict.fromkeys(a.buffer for a in block.reads if a.buffer is not own))
 
 
-def cache_read(program: Program, block: Block, index: int, scope: str, consumers: list[Block]) -> Block:
+def cache_read(
+    program: Program, block: Block, index: int, scope: str, consumers: list[Block]
+) -> Block:
     """sch.cache_read: copy a buffer the block reads into a new buffer of `scope`."""
     source = tvm_reads(block)[index]
     cached = _cache_buffer(program, source, scope)
@@ -286,7 +291,10 @@ def _domains(
             required[id(buffer)] = (
                 found
                 if before is None
-                else [regions.union(a, b, n) for a, b, n in zip(before, found, buffer.shape, strict=True)]
+                else [
+                    regions.union(a, b, n)
+                    for a, b, n in zip(before, found, buffer.shape, strict=True)
+                ]
             )
         if id(buffer) in required:
             provided += zip(access.indices, required[id(buffer)], buffer.shape, strict=True)
@@ -369,9 +377,7 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
             if not scalar.is_static(it.extent, 1):
                 raise UnsupportedSchedule("reverse inlining a block with an iterator of its own")
             mapping[it.symbol] = sympy.Integer(0)
-    value = _inlined(
-        substitute_value(block.store.value, mapping), stored, producer.store.value
-    )
+    value = _inlined(substitute_value(block.store.value, mapping), stored, producer.store.value)
     indices = tuple(replace(i, mapping) for i in block.store.target.indices)
     producer.store = ir.Store(Access(block.store.target.buffer, indices), value)
     _remove(program, block)
@@ -513,9 +519,7 @@ def _write_back(
         for d in _base_digits(binding)
     }
     spatial = [
-        (it, b)
-        for it, b in zip(block.iters, block.bindings, strict=True)
-        if it.kind == "spatial"
+        (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
     ]
     first = load.iter_symbol(f"v{rf_digit.name}")
     block.iters = [Iter(first, rf_digit.extent, "reduce"), *[it for it, _ in spatial]]
@@ -527,9 +531,7 @@ def _write_back(
     )
     value = ir.Value(block.store.value.op, block.store.value.is_float, (accumulator, operand))
     block.store = ir.Store(block.store.target, value)
-    kept = [
-        lp for lp in loops if lp is rf_loop or not any(d in reduce_digits for d in lp.digits)
-    ]
+    kept = [lp for lp in loops if lp is rf_loop or not any(d in reduce_digits for d in lp.digits)]
     holder = container(program, loops[0])
     place = next(i for i, n in enumerate(holder) if n is loops[0])
     node: Loop | Block = block

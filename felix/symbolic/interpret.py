@@ -146,9 +146,7 @@ def _producers(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
     read = {id(a.buffer) for a in block.reads}
     return [
-        b
-        for _, b in state.program.walk()
-        if b is not block and id(b.store.target.buffer) in read
+        b for _, b in state.program.walk() if b is not block and id(b.store.target.buffer) in read
     ]
 
 

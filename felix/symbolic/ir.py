@@ -248,9 +248,7 @@ class Program:
         return loops[-1].body if loops else self.body
 
 
-def _walk(
-    nodes: list[Loop | Block], outer: list[Loop]
-) -> Iterator[tuple[list[Loop], Block]]:
+def _walk(nodes: list[Loop | Block], outer: list[Loop]) -> Iterator[tuple[list[Loop], Block]]:
     for node in nodes:
         if isinstance(node, Block):
             yield outer, node
@@ -269,5 +267,3 @@ def product(values: Any) -> Scalar:
     for value in values:
         result = result * value
     return result
-
-

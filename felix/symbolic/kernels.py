@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from felix.symbolic import allocation, ir, scalar
+from felix.symbolic import allocation, ir
 from felix.symbolic.ir import Loop, Program, Scalar
 
-LOW, HIGH = "meta_schedule.thread_extent_low_inclusive", "meta_schedule.thread_extent_high_inclusive"
+LOW, HIGH = (
+    "meta_schedule.thread_extent_low_inclusive",
+    "meta_schedule.thread_extent_high_inclusive",
+)
 STAGES = "software_pipeline_stage"
 
 
@@ -106,7 +109,9 @@ def constraints(
     Sizes are left as `value - limit`; `objective.relative_constraint` makes them comparable.
     """
     result = [(f"structure{i}", c) for i, c in enumerate(program.conditions)]
-    pipelined = {id(lp): lp for lps, _ in program.walk() for lp in lps if lp.annotations.get(STAGES)}
+    pipelined = {
+        id(lp): lp for lps, _ in program.walk() for lp in lps if lp.annotations.get(STAGES)
+    }
     # A unit pipeline loop drops out of the reduction, whose init then ends up inside the pipeline.
     result += [(f"pipeline{i}", 2 - lp.extent) for i, lp in enumerate(pipelined.values())]
     for kernel in kernels(program):

@@ -272,9 +272,7 @@ def _coefficient(index: sympy.Expr, block: Block, loop: Loop) -> Scalar:
     affine = regions.index_affine(index, block)
     if affine is None or _has_minus(affine):
         return 0
-    found = [
-        (i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms
-    ]
+    found = [(i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms]
     if not found:
         return 0
     if len(loop.digits) == 1:
@@ -324,9 +322,7 @@ def _all_fusible(loops: list[Loop], chains: list[list[Scalar]]) -> bool:
     return all(scalar.is_static(c, 1) for c in full)
 
 
-def _vector_conditions(
-    loops: list[Loop], chains: list[list[Scalar]], limit: int
-) -> list[Scalar]:
+def _vector_conditions(loops: list[Loop], chains: list[list[Scalar]], limit: int) -> list[Scalar]:
     """Per loop: is it fused into the vectorized loop?"""
     ok: Scalar = 1
     size: Scalar = 1
@@ -346,9 +342,7 @@ def _vector_conditions(
     return [scalar.both(c, some) for c in conditions]
 
 
-def _parallel_conditions(
-    loops: list[Loop], vector: list[Scalar], limit: int
-) -> list[Scalar]:
+def _parallel_conditions(loops: list[Loop], vector: list[Scalar], limit: int) -> list[Scalar]:
     """Per loop: is it fused into the parallel loop?"""
     ok: Scalar = 1
     size: Scalar = 1
@@ -368,9 +362,7 @@ def _parallel_conditions(
         scalar.either(scalar.equal(n_vector, 0), scalar.less(i, len(loops) - n_vector))
         for i in range(len(loops))
     ]
-    return [
-        scalar.both(scalar.both(c, some), r) for c, r in zip(conditions, room, strict=True)
-    ]
+    return [scalar.both(scalar.both(c, some), r) for c, r in zip(conditions, room, strict=True)]
 
 
 # ---------------------------------------------------------------- reductions
@@ -383,7 +375,11 @@ def decompose_reductions(program: Program) -> None:
             continue
         loops = program.loops_of(block)
         point = next(
-            (i for i, lp in enumerate(loops) if not _concrete_true(interpret.is_data_parallel(lp))),
+            (
+                i
+                for i, lp in enumerate(loops)
+                if not _concrete_true(interpret.is_data_parallel(lp))
+            ),
             None,
         )
         if point is not None:
@@ -406,9 +402,7 @@ def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
 
 def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:
     pairs = [
-        (it, b)
-        for it, b in zip(block.iters, block.bindings, strict=True)
-        if it.kind == "spatial"
+        (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
     ]
     chosen = [
         lp

@@ -228,9 +228,7 @@ def _keyed(affine: Affine) -> dict[Hashable, Scalar]:
 
     Digits that are visibly 0 are left out.
     """
-    return {
-        digit_key(d): c for d, c in affine.terms.items() if not scalar.is_static(d.extent, 1)
-    }
+    return {digit_key(d): c for d, c in affine.terms.items() if not scalar.is_static(d.extent, 1)}
 
 
 def digit_key(digit: Digit) -> Hashable:
