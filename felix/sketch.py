@@ -121,7 +121,7 @@ class Sketch:
                 outer = outer / symbol
             return [outer, *symbols[1:]]
 
-        return self._interpret(decide)
+        return self._interpret(decide, rewrite=False)
 
     def concrete(self, decisions: Sequence[int]) -> ir.Program:
         """The same interpretation with every variable given its number."""
@@ -131,13 +131,13 @@ class Sketch:
             columns = self._columns.get(inst.position)
             return [inst.attrs[0][0]] if columns is None else [row[c] for c in columns]
 
-        return self._interpret(decide)
+        return self._interpret(decide, rewrite=True)
 
-    def _interpret(self, decide: Any) -> ir.Program:
+    def _interpret(self, decide: Any, rewrite: bool) -> ir.Program:
         program = load.load(self.task.mod["main"])
         interpret.interpret(program, self.instructions, decide)
         threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0
-        postprocs.apply(program, self.is_gpu, threads)
+        postprocs.apply(program, self.is_gpu, threads, rewrite)
         return program
 
     # ------------------------------------------------------------ schedules

@@ -1,9 +1,10 @@
 """What MetaSchedule's postprocessors do to the symbolic program.
 
-Two uses of the same rules. On a concrete program (all extents ints) `apply` rewrites the loops
-exactly as TVM does, unit loops included. On a symbolic program the rewrites whose shape depends
-on extents become conditions: which loops end up in the parallel or the vectorized loop
-(`Loop.parallel`, `Loop.vector`), and a fetch whose vector width is an expression.
+Two uses of the same rules. With `rewrite` (a concrete program, all extents ints) `apply` rewrites
+the loops exactly as TVM does, unit loops included. Without it, loops are not fused into the
+parallel and the vectorized loop but marked with the condition that they end up there
+(`Loop.parallel`, `Loop.vector`), also where the condition is a constant, so that one program is
+described in one way; and the vector width of a fetch may be an expression.
 
 Rules of RewriteCooperativeFetch, RewriteUnboundBlock, RewriteParallelVectorizeUnroll and
 RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`. Reads `symbolic.interpret`.
@@ -30,16 +31,19 @@ PRAGMA_EXPLICIT = "pragma_unroll_explicit"
 TILED = "meta_schedule.tiling_structure"
 
 
-def apply(program: Program, is_gpu: bool, max_threads_per_block: int = 1024) -> None:
+def apply(
+    program: Program, is_gpu: bool, max_threads_per_block: int = 1024, rewrite: bool = True
+) -> None:
     """Run the postprocessors of MetaSchedule's default CUDA or CPU space on `program`.
 
     Args:
+        rewrite: fuse parallel and vectorized loops as TVM does; else only mark them.
         max_threads_per_block: the target's limit; it bounds the threads given to unbound blocks.
     """
     if is_gpu:
         cooperative_fetch(program)
         bind_unbound(program, max_threads_per_block)
-    parallel_vectorize_unroll(program)
+    parallel_vectorize_unroll(program, rewrite)
     decompose_reductions(program)
 
 
@@ -151,7 +155,7 @@ class Limits:
     explicit: bool
 
 
-def parallel_vectorize_unroll(program: Program) -> None:
+def parallel_vectorize_unroll(program: Program, rewrite: bool) -> None:
     """RewriteParallelVectorizeUnroll on every block, in program order."""
     notes = program.root_annotations
     explicit = UNROLL_EXPLICIT in notes
@@ -167,7 +171,7 @@ def parallel_vectorize_unroll(program: Program) -> None:
         loops = program.loops_of(block)
         if not loops:
             continue
-        first = _parallelize(program, block, loops, limits)
+        first = _parallelize(program, block, loops, limits, rewrite)
         if limits.unroll is not None and block.is_reduction:
             _mark_unroll(first, limits)
 
@@ -179,8 +183,10 @@ def _mark_unroll(loop: Loop, limits: Limits) -> None:
     loop.annotations[PRAGMA_EXPLICIT] = int(limits.explicit)
 
 
-def _parallelize(program: Program, block: Block, loops: list[Loop], limits: Limits) -> Loop:
-    """Mark (symbolic) or rewrite (concrete) the loops; returns the block's outermost loop."""
+def _parallelize(
+    program: Program, block: Block, loops: list[Loop], limits: Limits, rewrite: bool
+) -> Loop:
+    """Mark or rewrite the loops; returns the block's outermost loop."""
     if limits.parallel is None or limits.vector is None:
         return loops[0]
     chains = [_contiguity(block, access, loops) for access in _regions(block)]
@@ -189,7 +195,7 @@ def _parallelize(program: Program, block: Block, loops: list[Loop], limits: Limi
     if everything:
         return _fuse_split(program, loops, limits.vector)
     parallel = _parallel_conditions(loops, vector, limits.parallel)
-    if all(isinstance(c, int) for c in [*vector, *parallel]):
+    if rewrite:
         return _rewrite(loops, sum(parallel), sum(vector))
     for loop, p, v in zip(loops, parallel, vector, strict=True):
         loop.parallel = p if scalar.is_static(loop.parallel, 0) else loop.parallel
