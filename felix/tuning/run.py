@@ -1,15 +1,13 @@
 """The state of one tuning run and the steps of a round; `felix.tune` puts them in order.
 
-Candidates fly in the order they were submitted: the run waits for the oldest, so what a search
-knows when it starts depends on the measurements alone, not on which build was quicker, and a
-measurer that answers the same gives the same run.
+Candidates fly until they are measured, and land in any order: one slow build holds up nobody. A
+measurer that answers the same in the same order gives the same run.
 
 Reads all of `felix.tuning`, `felix.session`; feeds `felix.tune`.
 """
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -57,7 +55,7 @@ class Run:
         self.breakdown = pacing.Breakdown()
         self._started_s = time.monotonic()
         self._before_s = 0.0
-        self.flights: collections.deque[jobs.Flight] = collections.deque()
+        self.flights: list[jobs.Flight] = []
         self._fresh: list[tuple[jobs.Job, types.Suggestion, protocol.Measurement]] = []
         with contextlib.ExitStack() as stack:
             self._session = _open_session(tasks, budget, out, resume)
@@ -157,11 +155,10 @@ class Run:
     def collect(self, leave: int = 0) -> None:
         """Wait until at most `leave` candidates are still flying."""
         while len(self.flights) > leave:
-            flight = self.flights[0]
-            measurement = self._await(flight)
-            if measurement is not None:
-                self._keep(flight, measurement)
-            self.flights.popleft()
+            flight = self._landed()
+            if not flight.future.cancelled():
+                self._keep(flight, flight.future.result())
+            self.flights.remove(flight)
 
     def settle(self) -> bool:
         """Wait for everything and tell the allocator; whether there was news for it."""
@@ -334,25 +331,24 @@ class Run:
             )
         )
 
-    def _await(self, flight: jobs.Flight) -> protocol.Measurement | None:
-        """The measurement of a candidate; None if it was cancelled for lack of time."""
+    def _landed(self) -> jobs.Flight:
+        """The oldest candidate that is measured, or cancelled because time is up; waits for it."""
         start = time.perf_counter()
-        seconds = self.budget.seconds
-        left = None if seconds is None else max(0.0, seconds - self.elapsed_s)
-        try:
-            try:
-                measurement = flight.future.result(left)
-            except TimeoutError:  # time is up: what has not begun never will
-                for waiting in self.flights:
-                    waiting.future.cancel()
-                measurement = flight.future.result()
-        except concurrent.futures.CancelledError:
-            return None
+        while (landed := next((f for f in self.flights if f.future.done()), None)) is None:
+            seconds = self.budget.seconds
+            left = None if seconds is None else max(0.0, seconds - self.elapsed_s)
+            futures = [flight.future for flight in self.flights]
+            first = concurrent.futures.FIRST_COMPLETED
+            if left == 0.0:  # what has not begun never will
+                cancelled = [future.cancel() for future in futures]
+                left = 0.0 if any(cancelled) else None
+            concurrent.futures.wait(futures, left, first)
         waited = time.perf_counter() - start
-        running = min(waited, measurement.run_s)  # a result ends with its run
+        run_s = 0.0 if landed.future.cancelled() else landed.future.result().run_s
+        running = min(waited, run_s)  # a result ends with its run
         self.breakdown.add("measure", running)
         self.breakdown.add("build_wait", waited - running)
-        return measurement
+        return landed
 
     def _keep(self, flight: jobs.Flight, measurement: protocol.Measurement) -> None:
         """Write a measurement down, then let everything know it."""
