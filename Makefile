@@ -39,7 +39,7 @@ format: $(STAMP) ## let ruff fix and format
 	$(BIN)/ruff format .
 
 docs: $(STAMP) ## regenerate the generated pages of docs/
-	$(BIN)/python -m felix.features.spec > docs/features.md
+	$(BIN)/python docs/generate.py
 
 clean: ## remove the environment, caches and build outputs; results in out/ stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
