@@ -18,6 +18,11 @@ from felix.tuning import pacing
 from tests import tuning_fakes as fakes
 
 
+@pytest.fixture(autouse=True)
+def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.use(monkeypatch)
+
+
 def _timer(shared: gate.Gate, timed: list[float]) -> threading.Thread:
     def work() -> None:
         shared.acquire()
