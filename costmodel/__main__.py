@@ -36,6 +36,10 @@ def _collect(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seconds", type=_seconds, help="stop after this long")
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--model", help="checkpoint that chooses half of the schedules")
+    sub.add_argument(
+        "--near", type=_share, default=0.3, metavar="SHARE",
+        help="without a model, share of neighbours of the fastest so far (%(default)s)",
+    )  # fmt: skip
     sub.set_defaults(run=commands.collect)
 
 
@@ -84,6 +88,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share in [0, 1)")
     return value
 
 

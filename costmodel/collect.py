@@ -1,10 +1,10 @@
-"""Measuring schedules for a data set: legal random ones, and with a model the promising ones.
+"""Measuring schedules for a data set: legal random ones and promising ones.
 
 Workloads take turns, a few schedules at a time, so that an interrupted or time-limited run
-leaves balanced data. Schedules are spread evenly over a workload's sketches. With a model, half
-of them are the fastest predicted among many samples and among neighbours of the best measured
-ones, so that the data also cover where a search goes. What the data set already has is never
-measured again. Every result is written soon after it is known.
+leaves balanced data. Schedules are spread evenly over a workload's sketches. So that the data
+also cover where a search goes, some are neighbours of the fastest measured so far; with a model,
+half are the fastest predicted among many samples and such neighbours. What the data set already
+has is never measured again. Every result is written soon after it is known.
 
 Units: seconds for `elapsed_s`, microseconds for latencies. Reads `felix` sketches through small
 protocols and a measurer; feeds `dataset`.
@@ -83,6 +83,7 @@ class CollectOptions:
         turn: schedules a workload gets before the next one's turn.
         in_flight: candidates submitted and not yet finished.
         pool: samples a model chooses from in each turn.
+        near: without a model, share of a turn taken from neighbours of the fastest measured.
     """
 
     target: str
@@ -94,6 +95,7 @@ class CollectOptions:
     turn: int = 16
     in_flight: int = 8
     pool: int = 256
+    near: float = 0.0
 
 
 @dataclass(slots=True)
@@ -235,10 +237,15 @@ class _Collector:
         return job
 
     def _propose(self, job: _Job, want: int) -> Iterator[_Candidate]:
-        """New candidates: by the model for every second one once something ran."""
-        guided = want // 2 if self.predict is not None and job.ran else 0
-        if guided:
-            yield from self._guided(job, guided)
+        """New candidates: once something ran, some by the model or near the fastest."""
+        guided = 0
+        if job.ran:
+            chosen = self._near(job, round(want * self.options.near))
+            if self.predict is not None:
+                chosen = self._guided(job, want // 2)
+            for candidate in chosen:
+                guided += 1
+                yield candidate
         for _ in range(want - guided):
             candidate = self._random(job)
             if candidate is None:
@@ -262,19 +269,32 @@ class _Collector:
                 if self._claim(job, sketch, row):
                     return _Candidate(sketch, tuple(map(int, row)), "random")
 
+    def _near(self, job: _Job, want: int) -> Iterator[_Candidate]:
+        """Random neighbours of the fastest measured."""
+        found: list[tuple[Sketch, NDArray[np.int64]]] = []
+        for sketch in job.space.sketches if want else ():
+            seed = self._seed(job, sketch)
+            found += [(sketch, row) for row in _around_best(job, sketch, want, seed)]
+        if not found:
+            return
+        draws = np.random.default_rng(self._seed(job, found[0][0]))
+        for place in draws.permutation(len(found)).tolist():
+            sketch, row = found[place]
+            if want and self._claim(job, sketch, row):
+                want -= 1
+                yield _Candidate(sketch, tuple(map(int, row)), "neighbour")
+
     def _guided(self, job: _Job, want: int) -> Iterator[_Candidate]:
         """The best predicted of samples and of neighbours of the best measured."""
         assert self.predict is not None
         rated: list[tuple[float, Sketch, NDArray[np.int64], str]] = []
         share = max(8, self.options.pool // len(job.space.sketches))
-        best = sorted(job.ran)[:8]
         for sketch in job.space.sketches:
             seed = self._seed(job, sketch)
-            near = [d for _, key, d in best if key == sketch.key]
-            batches = [("model", sketch.sample(share, seed))]
-            if near:
-                rows = neighbours.around(sketch, np.array(near, dtype=np.int64), 16, seed)
-                batches.append(("neighbour", rows))
+            batches = [
+                ("model", sketch.sample(share, seed)),
+                ("neighbour", _around_best(job, sketch, 16, seed)),
+            ]
             for source, rows in batches:
                 if len(rows):
                     costs = self.predict(sketch, rows)
@@ -372,3 +392,11 @@ class _Collector:
             self.progress.failed += 1
         else:
             job.ran.append((record.latency_us, record.sketch_key, record.decisions))
+
+
+def _around_best(job: _Job, sketch: Sketch, per_row: int, seed: int) -> NDArray[np.int64]:
+    """Neighbours of those of the workload's eight fastest schedules that are of this sketch."""
+    near = [d for _, key, d in sorted(job.ran)[:8] if key == sketch.key]
+    if not near or not sketch.variables:
+        return np.zeros((0, len(sketch.variables)), dtype=np.int64)
+    return neighbours.around(sketch, np.array(near, dtype=np.int64), per_row, seed)

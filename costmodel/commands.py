@@ -59,6 +59,7 @@ def collect(options: argparse.Namespace, command: str) -> None:
                 per_workload=options.per_workload,
                 seconds=options.seconds,
                 seed=options.seed,
+                near=options.near,
             ),
             time.monotonic,
             lambda: datetime.datetime.now(datetime.UTC),

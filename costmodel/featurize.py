@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -137,9 +138,11 @@ def pool_for(task: Any) -> Any:
     """A measuring pool on this machine that checks results against the task's program.
 
     Its timing stops sooner than in tuning: many schedules matter more here than the last
-    per cent of one.
+    per cent of one. Several collectors may share a machine, each with cores of its own
+    (`taskset`), so builders are counted by the cores that this process may use.
     """
     from felix.measure import local, timing
 
     quick = timing.TimingOptions(max_repeats=15, max_total_s=0.2)
-    return local.LocalPool(task, local.LocalOptions(timing=quick))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return local.LocalPool(task, local.LocalOptions(timing=quick, builders=usable))

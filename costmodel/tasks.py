@@ -196,7 +196,10 @@ def _cached_rows(
 ) -> Rows | None:
     if cache is None:
         return featurizer.rows(machine, workload, sketch, batch)
-    content = json.dumps([workload.key, machine.target, machine.device, *sketch]).encode() + batch.tobytes()
+    content = (
+        json.dumps([workload.key, machine.target, machine.device, *sketch]).encode()
+        + batch.tobytes()
+    )
     path = cache / f"v{featurizer.version}" / f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
     found = _read_cache(path)
     if found is not None:
