@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import brute_analytic
 import brute_programs as programs
@@ -63,6 +64,14 @@ def _times_allocated(site: Site) -> int:
     return math.prod(a.extent for a in site if a.thread is None or last[a.thread] is a)
 
 
+def is_index(node: Any) -> bool:
+    """Whether a value is +, -, *, //, % of iterators and constants only."""
+    if isinstance(node, (tirx.Var, tirx.IntImm)):
+        return True
+    index = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod)
+    return isinstance(node, index) and is_index(node.a) and is_index(node.b)
+
+
 def _operations(nest: Nest) -> dict[str, float]:
     """Operations of the stored value; arithmetic of iterators alone is part of an index."""
     counts = dict.fromkeys(
@@ -86,7 +95,7 @@ def _operations(nest: Nest) -> dict[str, float]:
         elif type(node) in names:
             if is_float:
                 counts[names[type(node)]] += 1
-            elif programs.reads_data(node):
+            elif not is_index(node):
                 counts["int_ops"] += 1
     counts["float_ops"] = sum(n for name, n in counts.items() if name.startswith("float_"))
     return {name: float(n * nest.trip) for name, n in counts.items()}
@@ -208,7 +217,8 @@ def _warp(nest: Nest, access: Access, shape: Sequence[int], element: int) -> tup
     sectors = ways = 1
     for axis in nest.axes:
         if axis.thread == "threadIdx.x":
-            for lane in (x for x in WARP_LANES if x < axis.extent):
+            passing = Points(nest, [axis]).passing
+            for lane in (x for x in WARP_LANES if x < axis.extent and passing[x]):
                 away = abs(_step(nest, access, shape, axis, lane)) * element
                 sectors *= 2 if away >= SECTOR_BYTES else 1
                 ways *= 2 if away > 0 and away % BANK_BYTES == 0 else 1

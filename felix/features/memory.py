@@ -163,8 +163,8 @@ def warp(
     """(32-byte sectors, bank-conflict ways) of one warp access.
 
     Built from the byte offsets of lanes 1, 2, 4, 8, 16: each offset of a sector or more doubles
-    the sectors, each nonzero multiple of 128 bytes doubles the ways. Exact for lanes whose
-    address is a sum over the bits of the lane.
+    the sectors, each nonzero multiple of 128 bytes doubles the ways; lanes that a boundary guard
+    excludes do neither. Exact for lanes whose address is a sum over the bits of the lane.
     """
     threads = [lp for lp in row.loops if lp.thread == "threadIdx.x"]
     sectors: Scalar = 1
@@ -174,7 +174,7 @@ def warp(
     loop = threads[0]
     for lane in LANES:
         distance = nest.offset(access, row.block, shape, loop, lane) * element
-        present = scalar.less(lane, loop.extent)
+        present = scalar.both(scalar.less(lane, loop.extent), nest.passes(row.block, loop, lane))
         far = scalar.both(present, scalar.less_equal(SECTOR_BYTES, distance))
         sectors = sectors * scalar.select(far, 2, 1)
         bank = scalar.equal(scalar.floor_mod(distance, BANKS_BYTES), 0)

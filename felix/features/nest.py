@@ -189,6 +189,16 @@ def offset(
     return expr.Absolute(total)
 
 
+def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
+    """Condition that the iteration loop = value, other loops at 0, passes the block's guards."""
+    point = loop_point(loop, value)
+    result: Scalar = 1
+    for flat, bound in block.guards:
+        if any(d in point for d in flat.terms):
+            result = scalar.both(result, scalar.less(value_at(flat, point), bound))
+    return result
+
+
 # ---------------------------------------------------------------- footprints
 
 
@@ -247,11 +257,27 @@ def _digit_span(digit: Digit, block: Block, extents: dict[Digit, Scalar]) -> Sca
     if digit.source is None:
         return extents.get(digit, 1)
     flat = digit.source.flat
-    reach = _span(flat, _unguarded(block), extents)
+    reach = _span(_turning(digit.source, digit.extent, extents), _unguarded(block), extents)
     for guarded, bound in block.guards:
         if guarded is flat or guarded.terms == flat.terms:
             reach = scalar.minimum(reach, bound)
     return scalar.minimum(digit.extent, scalar.ceil_div(reach, digit.source.inner))
+
+
+def _turning(source: ir.Source, extent: Scalar, extents: dict[Digit, Scalar]) -> Affine:
+    """The flat index of a derived digit without the terms that take it round whole periods.
+
+    Where a term with coefficient 1 runs, the flat index has no gaps and its range says all.
+    """
+    running = [c for d, c in source.flat.terms.items() if d.source is not None or d in extents]
+    if source.outermost or any(scalar.is_static(c, 1) for c in running):
+        return source.flat
+    period = source.inner * extent
+    terms = {
+        d: scalar.select(scalar.equal(scalar.floor_mod(c, period), 0), 0, c)
+        for d, c in source.flat.terms.items()
+    }
+    return Affine(terms, source.flat.constant)
 
 
 def index_span(

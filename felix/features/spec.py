@@ -45,7 +45,8 @@ def _row() -> list[Feature]:
         count("float_math", "float math-function calls (exp, sqrt, ...)"),
         count("select_ops", "selections (Select, if_then_else)"),
         count("bool_ops", "and, or, not"),
-        count("int_ops", "integer operations and comparisons outside of buffer indices"),
+        count("int_ops", "comparisons and integer operations outside of buffer indices; + - * // "
+              "% of iterators and constants alone count as an index"),
         Feature("float_ops", "operations", True, "sum of the float_* counts", "[A]"),
         Feature("trip_count", "iterations", True, "product of the loop extents", "[A] outer_prod"),
         Feature("active_trips", "iterations", True, "trip that pass the boundary guards", "[M]"),

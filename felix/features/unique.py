@@ -45,16 +45,61 @@ def elements(row: nest.Row, accesses: list[Access]) -> Scalar:
         for it, binding in zip(row.block.iters, row.block.bindings, strict=True)
     }
     conditions = {access: _conditions(row.store.value, access) for access in accesses}
+    joined = _joined(accesses, visited)
+    if joined:
+        conditions = {
+            _renamed_access(a, joined): [_renamed(c, joined) for c in conditions[a]]
+            for a in accesses
+        }
+        accesses = list(conditions)
     if len(accesses) == 1:
         return _one(accesses[0], conditions[accesses[0]], visited)
     counts = [_one(a, conditions[a], visited) for a in accesses]
     return _several(accesses, conditions, visited, counts)
 
 
+def _joined(
+    accesses: list[Access], visited: dict[sympy.Symbol, Visited]
+) -> dict[sympy.Expr, sympy.Symbol]:
+    """Sums n * a + b of two iterators, b < n, that a split (rfactor) made of one iterator.
+
+    Each is given a symbol of its own, which is added to `visited`.
+    """
+    found: dict[sympy.Expr, sympy.Symbol] = {}
+    if all(isinstance(v.length, int) for v in visited.values()):
+        return found
+    sums = {s for a in accesses for index in a.indices for s in index.atoms(sympy.Add)}
+    for total in sums:
+        pair = {term.as_independent(*visited)[1]: term for term in total.args}
+        if len(pair) != 2 or not pair.keys() <= visited.keys():
+            continue
+        for outer, inner in (tuple(pair), tuple(pair)[::-1]):
+            n, size = pair[outer] / outer, visited[inner].length
+            length = scalar.plain(sympy.expand(visited[outer].length * size))
+            if pair[inner] == inner and sympy.expand(n - size) == 0 and isinstance(length, int):
+                found[total] = sympy.Dummy(integer=True, nonnegative=True)
+                visited[found[total]] = Visited(0, length, length)
+                break
+    return found
+
+
+def _renamed_access(access: Access, names: dict[sympy.Expr, sympy.Symbol]) -> Access:
+    return Access(access.buffer, tuple(index.xreplace(names) for index in access.indices))
+
+
+def _renamed(value: ir.Value, names: dict[sympy.Expr, sympy.Symbol]) -> ir.Value:
+    return dataclasses.replace(
+        value,
+        args=tuple(_renamed(a, names) for a in value.args),
+        access=None if value.access is None else _renamed_access(value.access, names),
+        expr=None if value.expr is None else value.expr.xreplace(names),
+    )
+
+
 def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     """Values a binding takes over the launch, cut to the iterator's domain."""
     guarded = [g for g, _ in block.guards]
-    if any(d.source is not None for d in binding.terms) or _is_guarded(binding, guarded):
+    if _is_guarded(binding, guarded) or not all(map(_is_full, binding.terms)):
         return Visited(0, extent, extent)
     start = binding.constant
     for digit, coefficient in binding.terms.items():
@@ -73,6 +118,11 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     return Visited(start, length, count)
 
 
+def _is_full(digit: ir.Digit) -> bool:
+    """Whether the digit visibly takes all of its values, independently of its neighbours."""
+    return digit.source is None or digit.source.radix
+
+
 def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
     return any(d in flat.terms for flat in guarded for d in binding.terms)
 
@@ -80,30 +130,41 @@ def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
 def _union(steps: list[tuple[Scalar, Scalar]], length: Scalar) -> Scalar:
     """Size of {sum c_k x_k : 0 <= x_k < e_k}; `length` itself if that is every value.
 
-    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Two
-    orders are tried; the set is dense if it is in either.
+    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Steps
+    that close visibly are added first, in any order; if all do, the set is dense. Of the others
+    two orders are tried; the set is dense if it is in either.
     """
-    steps = [(c, e) for c, e in steps if not scalar.is_static(e, 1)]
-    inner = [s for s in steps if scalar.is_static(s[0], 1)]
-    outer = [s for s in steps if not scalar.is_static(s[0], 1)]
-    best: Scalar = 0
+    reach, outer = _closed(steps)
+    if not outer:
+        return length
     dense_any: Scalar = 0
     first: Scalar | None = None
     for order in (outer, outer[::-1]):
-        size: Scalar = 1
-        reach: Scalar = 1
-        dense: Scalar = 1
-        for c, e in [*inner, *order]:
-            closed = 1 if _at_least(reach, c) else scalar.less_equal(c, reach)
-            dense = scalar.both(dense, scalar.either(closed, scalar.equal(e, 1)))
-            reach = reach + c * (e - 1)
-            size = scalar.select(dense, reach, size * e)
-        if scalar.is_static(dense, 1):
-            return length
+        size, far, dense = reach, reach, 1
+        for c, e in order:
+            closed = scalar.either(scalar.less_equal(c, far), scalar.equal(e, 1))
+            dense = scalar.both(dense, closed)
+            far = far + c * (e - 1)
+            size = scalar.select(dense, far, size * e)
         first = size if first is None else first
         dense_any = scalar.either(dense_any, dense)
-    best = scalar.select(dense_any, length, first)
-    return best
+    return scalar.select(dense_any, length, first)
+
+
+def _closed(
+    steps: list[tuple[Scalar, Scalar]],
+) -> tuple[Scalar, list[tuple[Scalar, Scalar]]]:
+    """(length, rest): the interval that steps without gaps form, and the steps left over."""
+    reach: Scalar = 1
+    rest = [(c, e) for c, e in steps if not scalar.is_static(e, 1)]
+    while True:
+        for step in rest:
+            if _at_least(reach, step[0]):
+                break
+        else:
+            return reach, rest
+        reach = scalar.plain(sympy.expand(reach + step[0] * (step[1] - 1)))
+        rest = [s for s in rest if s is not step]
 
 
 def _at_least(a: Scalar, b: Scalar) -> bool:

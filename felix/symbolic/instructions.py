@@ -7,6 +7,7 @@ place. Reads `symbolic.ir`, `symbolic.regions`; feeds `symbolic.interpret`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -423,8 +424,8 @@ def _rfactor_block(
         copies[digit] = Digit(digit.name, digit.extent, digit.sticky)
     for digit in sources:
         assert digit.source is not None
-        copies[digit].source = ir.Source(
-            copied(digit.source.flat, copies), digit.source.inner, digit.source.outermost
+        copies[digit].source = dataclasses.replace(
+            digit.source, flat=copied(digit.source.flat, copies)
         )
     first = load.iter_symbol(f"v{rf_digit.name}")
     iters, bindings = [Iter(first, rf_digit.extent, "spatial")], [Affine({copies[rf_digit]: 1})]

@@ -48,11 +48,16 @@ class Digit:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Source:
-    """How a derived digit is computed: (flat // inner) [% extent]."""
+    """How a derived digit is computed: (flat // inner) [% extent].
+
+    `radix`: it is one digit of a loop that was split, which together take every combination of
+    values; False for a quotient or remainder in the minimum of a region.
+    """
 
     flat: Affine
     inner: Scalar
     outermost: bool
+    radix: bool = True
 
 
 @dataclasses.dataclass(eq=False, slots=True)

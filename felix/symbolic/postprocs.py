@@ -466,6 +466,9 @@ def _copy_sources(affines: list[Affine], copies: dict[Digit, Digit]) -> None:
                     digit.extent,
                     digit.sticky,
                     ir.Source(
-                        instructions.copied(source.flat, copies), source.inner, source.outermost
+                        instructions.copied(source.flat, copies),
+                        source.inner,
+                        source.outermost,
+                        source.radix,
                     ),
                 )

@@ -175,7 +175,7 @@ def _derived(flat: Affine, inner: int, modulus: int | None) -> Digit:
     for digit, coefficient in flat.terms.items():
         reach = reach + coefficient * (digit.extent - 1)
     extent = scalar.ceil_div(reach, inner) if modulus is None else modulus
-    return Digit("derived", extent, False, ir.Source(flat, inner, outermost=modulus is None))
+    return Digit("derived", extent, False, ir.Source(flat, inner, modulus is None, False))
 
 
 def path_digits(loops: list[Loop], below: Loop | None, scope: str | None) -> set[Digit]:
