@@ -381,3 +381,15 @@ def test_loading_the_package_does_not_load_torch() -> None:
 def test_no_sketch_is_an_error() -> None:
     with pytest.raises(ValueError, match="sketch"):
         make("random", [])
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_sketch_without_decisions_has_one_candidate(kind: str) -> None:
+    import felix
+
+    sketches = felix.sketches(felix.workloads.elementwise((16, 300), ("relu",), target="llvm"))
+    bare = [sketch for sketch in sketches if not sketch.variables]
+    assert bare, "this operator is expected to have a sketch that leaves nothing to decide"
+    search = make(kind, bare[:1])  # type: ignore[arg-type]
+    assert [s.decisions for s in search.suggest(4)] == [()]
+    assert search.suggest(4) == []

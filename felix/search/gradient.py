@@ -115,11 +115,13 @@ class GradientSearch(base.ModelSearch):
     def _entries(
         self, index: int, pool: selection.Pool, rng: np.random.Generator
     ) -> list[descent.Entry]:
-        """Seeds of one sketch, grouped by structure."""
+        """Seeds of one sketch, grouped by structure; none where nothing has a gradient."""
+        variables = self.sketches[index].variables
+        if all(variable.structural for variable in variables):
+            return []
         ranked = self._ranked_seeds(index, pool, rng)
         if not ranked:
             return []
-        variables = self.sketches[index].variables
         groups: dict[space.Structure, list[tuple[int, ...]]] = {}
         for row in ranked:
             groups.setdefault(space.structure(variables, row), []).append(row)

@@ -150,4 +150,4 @@ def legal_samples(
 ) -> types.Decisions:
     """n legal random decisions, from a seed in TVM's range."""
     rows = sketch.sample(n, int(rng.integers(1, 2**31 - 1)))
-    return np.asarray(rows, np.int64).reshape(-1, len(sketch.variables))
+    return np.asarray(rows, np.int64).reshape(len(rows), len(sketch.variables))
