@@ -57,13 +57,13 @@ conv2d:1,14,14,128,128,3,padding=1,groups=8
 conv2d:2,13,13,67,53,3,padding=1,epilogue=relu
 conv2d:1,64,64,3,48,4,stride=4
 conv2d:1,28,28,128,128,3,stride=2,padding=1,epilogue=bias+relu
-conv2d:1,56,56,48,48,3,padding=1,epilogue=bias+relu
+conv2d:1,56,56,32,48,3,padding=1,epilogue=bias+relu
 conv2d:1,7,7,512,1024,1
 conv2d:1,56,56,24,144,1,epilogue=bias+relu
 conv2d:1,28,28,96,32,1
 conv2d:1,14,14,64,96,5,padding=2
 conv2d:1,75,75,24,36,3,padding=1
-conv2d:4,14,14,96,96,3,padding=1
+conv2d:3,14,14,96,96,3,padding=1
 conv2d:1,14,14,96,96,3,padding=1,layout=NCHW
 # depthwise: MobileNet-v2, EfficientNet
 depthwise_conv2d:1,112,112,32,3,padding=1
@@ -81,7 +81,7 @@ conv1d:1,128,256,256,3,padding=1
 conv3d:1,8,28,28,16,16,3,padding=1
 conv3d:1,4,14,14,64,32,3,padding=1,epilogue=relu
 conv3d:1,8,56,56,3,16,3x7x7,stride=1x2x2,padding=1x3x3
-conv3d:1,8,14,14,32,64,3,padding=1
+conv3d:1,8,14,14,32,32,3,padding=1
 conv_transpose2d:1,8,8,128,64,4
 conv_transpose2d:1,16,16,64,32,4,epilogue=relu
 conv_transpose2d:1,32,32,64,3,4
