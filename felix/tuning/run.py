@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from felix import errors, events, records, session, target
+from felix import events, records
 from felix.measure import protocol
 from felix.search import allocate, types
-from felix.tuning import jobs, pacing, results
+from felix.tuning import checkpoint, jobs, pacing, results, setup
 from felix.tuning import options as options_module
 
 if TYPE_CHECKING:
@@ -53,24 +51,24 @@ class Run:
         self.budget, self.options = budget, options
         self.emit: OnEvent = on_event or (lambda event: None)
         self.breakdown = pacing.Breakdown()
-        self._started_s = time.monotonic()
-        self._before_s = 0.0
+        self.started_s = time.monotonic()
+        self.before_s = 0.0
         self.flights: list[jobs.Flight] = []
-        self._fresh: list[tuple[jobs.Job, types.Suggestion, protocol.Measurement]] = []
+        self.fresh: list[tuple[jobs.Job, types.Suggestion, protocol.Measurement]] = []
         with contextlib.ExitStack() as stack:
-            self._session = _open_session(tasks, budget, out, resume)
-            if self._session is not None:
-                stack.callback(self._session.close)
-            pool = (options.pool or _local_pool)(tasks[0])
+            self.session = setup.open_session(tasks, budget, out, resume)
+            if self.session is not None:
+                stack.callback(self.session.close)
+            pool = (options.pool or setup.local_pool)(tasks[0])
             stack.callback(pool.close)
-            stack.enter_context(_torch_threads(options.torch_threads))
+            stack.enter_context(setup.torch_threads(options.torch_threads))
             self.pacer = pacing.Pacer(pool.gate, self.breakdown)
             self.jobs = [jobs.Job(i, t, pool.for_task(t)) for i, t in enumerate(tasks)]
-            weights, floors = [t.weight for t in tasks], [floor_us(t) for t in tasks]
+            weights, floors = [t.weight for t in tasks], [setup.floor_us(t) for t in tasks]
             self.allocator = allocate.Allocator(weights, floors, options.allocation)
             self.learner = self._learner(model, tasks[0])
-            self.breakdown.add("start", time.monotonic() - self._started_s)
-            self._restore()
+            self.breakdown.add("start", time.monotonic() - self.started_s)
+            checkpoint.restore(self)
             self._cleanup = stack.pop_all()
 
     def close(self) -> None:
@@ -80,7 +78,7 @@ class Run:
     @property
     def elapsed_s(self) -> float:
         """Seconds of tuning, resumed ones included."""
-        return self._before_s + time.monotonic() - self._started_s
+        return self.before_s + time.monotonic() - self.started_s
 
     @property
     def n_measured(self) -> int:
@@ -107,7 +105,7 @@ class Run:
             return "trials"
         if budget.seconds is not None and self.elapsed_s >= budget.seconds:
             return "seconds"
-        return "converged" if self._has_converged() else None
+        return "converged" if setup.has_converged(self.allocator, self.options) else None
 
     def next_job(self) -> jobs.Job | None:
         """The task of the next round, opened; None if no task can improve."""
@@ -116,7 +114,7 @@ class Run:
             return None
         job = self.jobs[index]
         if job.search is None:
-            self._open(job)
+            self.open(job)
         return job
 
     def search(self, job: jobs.Job) -> list[types.Suggestion]:
@@ -177,13 +175,13 @@ class Run:
 
     def learn(self) -> None:
         """Fine-tune the cost model on what is new."""
-        if self.learner is None or not self._fresh:
+        if self.learner is None or not self.fresh:
             return
         with self.pacer.computing("train"):
             outcome = self.learner.learn(
-                [(job.search, job.index, s, measured) for job, s, measured in self._fresh]
+                [(job.search, job.index, s, measured) for job, s, measured in self.fresh]
             )
-        self._fresh.clear()
+        self.fresh.clear()
         if outcome is not None:
             self.emit(
                 events.Trained(
@@ -197,19 +195,9 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint."""
         self.breakdown.total_s = self.elapsed_s
-        if self._session is None:
-            return
-        with self.breakdown.of("save"):
-            model, tensors = ({}, {}) if self.learner is None else self.learner.state_dict()
-            state = {
-                "elapsed_s": self.elapsed_s,
-                "n_learnt": self.n_measured - len(self._fresh),
-                "jobs": [job.state_dict() for job in self.jobs],
-                "allocator": self.allocator.state_dict(),
-                "breakdown": dataclasses.asdict(self.breakdown),
-                "model": model,
-            }
-            self._session.save(state, tensors)
+        if self.session is not None:
+            with self.breakdown.of("save"):
+                self.session.save(*checkpoint.take(self))
 
     def abandon(self) -> None:
         """Keep what is measured by now; let go of the rest."""
@@ -273,47 +261,7 @@ class Run:
             options.learn,
         )  # fmt: skip
 
-    def _restore(self) -> None:
-        """Take over what an earlier session left."""
-        if self._session is None or not self._session.records:
-            return
-        stored, state = self._session.records, self._session.state
-        saved = state["jobs"] if state is not None else [None] * len(self.jobs)
-        try:
-            for job, own in zip(self.jobs, saved, strict=True):
-                known = any(record.task_key == job.task.key for record in stored)
-                if known or (own is not None and own["search"] is not None):
-                    self._open(job, is_resumed=own is not None)
-                if own is not None:
-                    job.load_state_dict(own)
-            n_learnt = 0
-            if state is not None:
-                n_learnt = int(state["n_learnt"])
-                self.allocator.load_state_dict(state["allocator"])
-                self.breakdown = self.pacer.resume(pacing.Breakdown(**state["breakdown"]))
-                if self.learner is not None:
-                    self.learner.load_state_dict(state["model"], self._session.tensors)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise errors.RecordError(
-                f"the checkpoint in {self._session.folder} is malformed: {error!r}"
-            ) from error
-        self._replay(stored, n_learnt)
-        last_s = max(record.elapsed_s for record in stored)
-        self._before_s = max(last_s, float(state["elapsed_s"]) if state is not None else 0.0)
-        self._started_s = time.monotonic()
-
-    def _replay(self, stored: Sequence[records.Record], n_learnt: int) -> None:
-        """All records into the books; those the model has not seen are learnt next."""
-        for number, record in enumerate(stored):
-            job = next((job for job in self.jobs if job.owns(record)), None)
-            if job is None:
-                raise errors.RecordError("the records hold a task that is not tuned here")
-            job.keep(record)
-            job.n_rounds = max(job.n_rounds, record.round + 1)
-            if number >= n_learnt:
-                self._fresh.append((job, job.suggestion(record), record.measurement))
-
-    def _open(self, job: jobs.Job, is_resumed: bool = False) -> None:
+    def open(self, job: jobs.Job, is_resumed: bool = False) -> None:
         if self.options.baseline and not is_resumed:
             job.pending_baseline = job.measurer.submit(job.task.mod)
         before = self.breakdown.extract_s
@@ -367,11 +315,11 @@ class Run:
             timestamp=time.time(),
             versions=records.versions(),
         )
-        if self._session is not None:
-            self._session.append(record)
+        if self.session is not None:
+            self.session.append(record)
         flight.kept = True
         is_best = job.keep(record)
-        self._fresh.append((job, suggestion, measurement))
+        self.fresh.append((job, suggestion, measurement))
         self.breakdown.add("build_work", measurement.build_s)
         self.breakdown.add("run_work", measurement.run_s)
         self._take_baselines()
@@ -402,73 +350,8 @@ class Run:
                 )
             )
 
-    def _has_converged(self) -> bool:
-        """No task that is still open gained enough over its last rounds."""
-        patience = self.options.patience_rounds
-        if patience is None:
-            return False
-        progress = [p for i, p in enumerate(self.allocator.tasks) if self.allocator.is_open(i)]
-        return bool(progress) and all(self._is_flat(p.best_us, patience) for p in progress)
-
-    def _is_flat(self, best_us: Sequence[float | None], patience: int) -> bool:
-        if len(best_us) <= patience:
-            return False
-        before, now = best_us[-1 - patience], best_us[-1]
-        if before is None or now is None:
-            return False
-        return now > before * (1.0 - self.options.min_improvement)
-
     def _stamp(self, flight: jobs.Flight) -> Callable[[Any], None]:
         def stamp(_: Any) -> None:
             flight.done_s = self.elapsed_s
 
         return stamp
-
-
-def floor_us(task: Task) -> float:
-    """A latency that no schedule of the task can go below, for the allocation of rounds.
-
-    Half the time at the device's peak rates, which are estimates.
-    """
-    hardware = target.hardware(task.target)
-    compute_us = task.flops / (hardware.peak_fp32_gflops * 1e3)
-    memory_us = task.min_bytes / (hardware.dram_bandwidth_gbs * 1e3)
-    return 0.5 * max(compute_us, memory_us) if math.isfinite(compute_us + memory_us) else 0.0
-
-
-def _open_session(
-    tasks: Sequence[Task], budget: options_module.Budget, out: pathlib.Path | None, resume: bool
-) -> session.Session | None:
-    if out is None:
-        if resume:
-            raise errors.TuningError("resuming needs the output folder of the earlier run")
-        return None
-    from felix.features import spec
-
-    identity = session.Identity(
-        task_keys=tuple(task.key for task in tasks),
-        strategy=budget.strategy,
-        seed=budget.seed,
-        features_version=spec.FEATURES_VERSION,
-        versions=records.versions(),
-    )
-    return session.Session(out / session.FOLDER, tasks, identity, resume)
-
-
-def _local_pool(task: Task) -> options_module.Pool:
-    from felix.measure import local
-
-    return local.LocalPool(task)
-
-
-@contextlib.contextmanager
-def _torch_threads(n: int) -> Iterator[None]:
-    """Run with n torch threads, and with as many as before afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
