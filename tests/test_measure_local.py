@@ -177,9 +177,10 @@ def test_good_candidates_have_latency_and_are_checked(pool: local.LocalPool) -> 
     for result in results:
         assert result.ok and result.checked and result.error is None
         assert result.latency_us is not None and 0 < result.latency_us < 1e5
-        assert len(result.latencies_us) >= 3 and result.spread is not None
         assert result.build_s > 0 and result.run_s > 0
         assert result.device
+    best = min(results, key=lambda result: result.latency_us or 0.0)  # the other may be hopeless
+    assert len(best.latencies_us) >= 3 and best.spread is not None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,224 @@
+"""The package as users get it: light import, pins, wheel contents, docs, set-up messages."""
+
+from __future__ import annotations
+
+import ast
+import email
+import importlib
+import os
+import pathlib
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from typing import Any
+
+import pytest
+
+import costmodel
+import felix
+from felix import cli, workloads
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import felix",
+        "import costmodel",
+        "import felix; dir(felix); felix.FelixError, felix.InvalidSchedule, felix.errors",
+        "import felix.search, felix.measure, felix.events, felix.tuning.options",
+        "import felix.cli; felix.cli._parser()",
+    ],
+)
+def test_import_is_light(use: str) -> None:
+    heavy = "{'torch', 'tvm', 'sympy', 'matplotlib', 'pyarrow'}"
+    assert _python(f"{use}\nimport sys; print(sorted({heavy} & set(sys.modules)))") == "[]\n"
+
+
+@pytest.mark.parametrize("package", [felix, costmodel], ids=["felix", "costmodel"])
+def test_public_names_resolve(package: Any) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert name in dir(package) or package is costmodel
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        package.nonsense  # noqa: B018
+
+
+def test_versions_are_pinned_exactly() -> None:
+    project = PROJECT["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in [r for group in groups for r in group]:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", requirement), requirement
+    assert project["version"] == felix.__version__
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel, built from a copy so that nothing is left in the tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("felix", "costmodel"):
+        shutil.copytree(
+            ROOT / name, folder / "tree" / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "tree")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
+         "--wheel-dir", str(folder), str(folder / "tree")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("felix_tuner-*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_has_every_file(wheel: zipfile.ZipFile) -> None:
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for name in ("felix", "costmodel")
+        for path in (ROOT / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == wanted
+    assert {"felix/py.typed", "costmodel/py.typed"} <= packed
+
+
+def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
+    info = f"felix_tuner-{felix.__version__}.dist-info"
+    told = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
+    required = {r for r in told.get_all("Requires-Dist", []) if "extra ==" not in r}
+    assert required == set(PROJECT["project"]["dependencies"])
+    assert set(told.get_all("Provides-Extra", [])) == {"plot", "baselines", "onnx", "dev"}
+    assert b"felix = felix.cli:main" in wheel.read(f"{info}/entry_points.txt")
+    assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
+
+
+def test_the_wheel_runs_by_itself(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
+    wheel.extractall(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "felix", "devices", "--json"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"kind": "llvm"' in done.stdout
+
+
+# ---------------------------------------------------------------- documentation
+
+
+def _blocks(page: pathlib.Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert (ROOT / "docs" / "features.md").read_text() == pages["features"](), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: pathlib.Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)#]+)", prose):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_documented_commands_parse() -> None:
+    lines = [
+        line.partition("  #")[0].strip()
+        for page in PAGES
+        for block in _blocks(page, "(?:bash|sh)?")
+        for line in block.splitlines()
+        if line.startswith("felix ")
+    ]
+    assert len(lines) > 5
+    for line in lines:
+        options = cli._parser().parse_args(shlex.split(line)[1:])
+        given = getattr(options, "workload", [])
+        for workload in [given] if isinstance(given, str) else given:
+            if not workload.endswith(".json") and workload != "WORKLOAD":
+                workloads.catalogue.parse_params(workload)
+
+
+def test_documented_names_exist() -> None:
+    """`felix.a.b` in an example resolves, so far as it goes through modules."""
+    seen = 0
+    for page in PAGES:
+        for block in _blocks(page, "python"):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    if node.value.id in ("felix", "costmodel"):
+                        assert hasattr(importlib.import_module(node.value.id), node.attr)
+                        seen += 1
+    assert seen > 5
+
+
+def test_the_readme_example_of_the_parts_runs() -> None:
+    (block,) = [b for b in _blocks(ROOT / "README.md", "python") if "temperature" in b]
+    names: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["values"].shape == (
+        256,
+        len(names["formulas"].rows),
+        len(names["formulas"].names),
+    )
+    assert names["smooth"].shape == names["values"].shape and names["smooth"].requires_grad
+    assert (names["trips"] > 0).any()
+    assert names["schedule"].mod is not None
+
+
+# ---------------------------------------------------------------- Makefile
+
+
+def _make(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    return subprocess.run(
+        ["make", *arguments], capture_output=True, text=True, check=False, cwd=folder,
+        env={k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))},
+    )  # fmt: skip
+
+
+def test_make_alone_helps(tmp_path: pathlib.Path) -> None:
+    done = _make(tmp_path)
+    assert done.returncode == 0
+    for target in ("setup", "tune", "test", "lint", "clean"):
+        assert re.search(rf"^  {target} ", done.stdout, re.M), done.stdout
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_refuses_an_old_python(tmp_path: pathlib.Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2 || exit 1\n')
+    old.chmod(0o755)
+    done = _make(tmp_path, "test", f"PYTHON={old}")
+    assert done.returncode != 0
+    assert "Felix needs Python 3.11 or newer" in done.stderr and "Python 3.9.2" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_installs_the_pinned_torch_first(tmp_path: pathlib.Path) -> None:
+    (pin,) = [r for r in PROJECT["project"]["dependencies"] if r.startswith("torch==")]
+    done = _make(tmp_path, "-n", "setup", f"PYTHON={sys.executable}")
+    assert done.returncode == 0, done.stderr
+    installs = [line for line in done.stdout.splitlines() if "pip install" in line]
+    assert installs[0].split()[-1] == pin
+    assert ".[dev," in installs[1]
