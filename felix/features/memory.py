@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from felix.features import nest, unique
-from felix.symbolic import interpret, ir, scalar
+from felix.symbolic import ir, scalar, usage
 from felix.symbolic.ir import Digit, Loop, Scalar
 
 LANES = (1, 2, 4, 8, 16)
@@ -247,7 +247,7 @@ def reduce_trips(row: nest.Row) -> tuple[Scalar, Scalar]:
         for it, binding in zip(row.block.iters, row.block.bindings, strict=True):
             if it.kind == "reduce":
                 for digit in loop.digits:
-                    feeding = scalar.either(feeding, interpret.mentions(binding, digit))
+                    feeding = scalar.either(feeding, usage.mentions(binding, digit))
         factor = scalar.select(feeding, loop.extent, 1)
         if loop.thread is None:
             unbound = unbound * factor

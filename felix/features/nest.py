@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import sympy
 
-from felix.symbolic import expr, interpret, ir, scalar
+from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.ir import Access, Affine, Block, Digit, Loop, Program, Scalar
 
 
@@ -93,7 +93,7 @@ def feeds_reduction(loop: Loop, block: Block) -> bool:
     for it, binding in zip(block.iters, block.bindings, strict=True):
         if it.kind == "reduce":
             for digit in loop.digits:
-                if not scalar.is_static(interpret.mentions(binding, digit), 0):
+                if not scalar.is_static(usage.mentions(binding, digit), 0):
                     return True
     return False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from felix.symbolic import interpret, ir, regions, scalar
+from felix.symbolic import ir, regions, scalar, usage
 from felix.symbolic.ir import Block, Buffer, Loop, Program, Scalar
 
 
@@ -113,7 +113,7 @@ def _above_reduction(loops: list[Loop], block: Block, depth: int) -> int:
     for i, loop in enumerate(loops[:depth]):
         for it, binding in zip(block.iters, block.bindings, strict=True):
             if it.kind == "reduce" and any(
-                not scalar.is_static(interpret.mentions(binding, d), 0) for d in loop.digits
+                not scalar.is_static(usage.mentions(binding, d), 0) for d in loop.digits
             ):
                 return i
     return depth

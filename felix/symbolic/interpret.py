@@ -2,7 +2,7 @@
 
 `parse` turns a TVM trace into plain instructions once; `interpret` runs them, with a value for
 each sampling instruction: numbers give a concrete program, symbols a symbolic one. Compute
-locations are always numbers, for they choose the structure. Reads `symbolic.instructions`;
+locations are always numbers, for they choose the structure. Reads the `*_rules` modules;
 feeds `symbolic.postprocs`, `felix.sketch`.
 """
 
@@ -13,7 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import instructions, ir, scalar
+from felix.symbolic import (
+    cache_rules,
+    inline_rules,
+    ir,
+    loop_rules,
+    placement_rules,
+    reduction_rules,
+    scalar,
+    usage,
+)
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
 INLINE, ROOT = -2, -1
@@ -174,7 +183,7 @@ def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
     (CollectComputeLocation).
     """
     conditions: list[Scalar] = [2 - loops[location].extent]
-    parallel = [is_data_parallel(lp) for lp in loops[: location + 1]]
+    parallel = [usage.is_data_parallel(lp) for lp in loops[: location + 1]]
     for k in range(location + 1):
         for j in range(k):
             broken = scalar.both(scalar.negated(parallel[j]), parallel[k])
@@ -185,41 +194,18 @@ def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
     return conditions
 
 
-def is_data_parallel(loop: Loop) -> Scalar:
-    """Condition that no reduction iterator below is bound to the loop (GetLoopIterType)."""
-    reduced: Scalar = 0
-    for block in ir.blocks_under(loop):
-        for it, binding in zip(block.iters, block.bindings, strict=True):
-            if it.kind == "reduce":
-                for digit in loop.digits:
-                    reduced = scalar.either(reduced, mentions(binding, digit))
-    return scalar.negated(reduced)
-
-
-def mentions(binding: ir.Affine, digit: ir.Digit) -> Scalar:
-    """Condition that a loop's digit occurs in a binding, directly or through a derived digit."""
-    found = binding.mentions(digit)
-    for other in binding.terms:
-        if other.source is not None:
-            occurs = scalar.both(
-                scalar.negated(scalar.equal(other.extent, 1)), mentions(other.source.flat, digit)
-            )
-            found = scalar.either(found, occurs)
-    return found
-
-
 def _split(state: State, inst: Instruction) -> list[Any]:
     loop = state.get(inst.inputs[0])
     factors = [state.get(x) for x in inst.inputs[1:]]
-    return list(instructions.split(state.program, loop, factors))
+    return list(loop_rules.split(state.program, loop, factors))
 
 
 def _fuse(state: State, inst: Instruction) -> list[Any]:
-    return [instructions.fuse([state.get(x) for x in inst.inputs])]
+    return [loop_rules.fuse([state.get(x) for x in inst.inputs])]
 
 
 def _reorder(state: State, inst: Instruction) -> list[Any]:
-    instructions.reorder(state.program, [state.get(x) for x in inst.inputs])
+    loop_rules.reorder(state.program, [state.get(x) for x in inst.inputs])
     return []
 
 
@@ -256,48 +242,48 @@ def _cache_read(state: State, inst: Instruction) -> list[Any]:
     block = state.get(inst.inputs[0])
     readers = [state.get(x) for x in inst.inputs[1]] if len(inst.inputs) > 1 else []
     index, scope = inst.attrs[0], inst.attrs[1]
-    return [instructions.cache_read(state.program, block, index, scope, readers)]
+    return [cache_rules.cache_read(state.program, block, index, scope, readers)]
 
 
 def _cache_write(state: State, inst: Instruction) -> list[Any]:
     block = state.get(inst.inputs[0])
-    return [instructions.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
+    return [cache_rules.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
 
 
 def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
     def handler(state: State, inst: Instruction) -> list[Any]:
         block, loop = (state.get(x) for x in inst.inputs)
         if loop == INLINE:
-            instructions.compute_inline(state.program, block)
+            inline_rules.compute_inline(state.program, block)
         elif loop != ROOT:
-            instructions.compute_at(state.program, block, loop, reverse)
+            placement_rules.compute_at(state.program, block, loop, reverse)
         return []
 
     return handler
 
 
 def _compute_inline(state: State, inst: Instruction) -> list[Any]:
-    instructions.compute_inline(state.program, state.get(inst.inputs[0]))
+    inline_rules.compute_inline(state.program, state.get(inst.inputs[0]))
     return []
 
 
 def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
-    instructions.reverse_compute_inline(state.program, state.get(inst.inputs[0]))
+    inline_rules.reverse_compute_inline(state.program, state.get(inst.inputs[0]))
     return []
 
 
 def _set_scope(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
-    instructions.set_scope(state.program, block.store.target.buffer, inst.attrs[1])
+    cache_rules.set_scope(state.program, block.store.target.buffer, inst.attrs[1])
     return []
 
 
 def _rfactor(state: State, inst: Instruction) -> list[Any]:
-    return [instructions.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
+    return [reduction_rules.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
 
 
 def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
-    return [instructions.add_unit_loop(state.program, state.get(inst.inputs[0]))]
+    return [loop_rules.add_unit_loop(state.program, state.get(inst.inputs[0]))]
 
 
 #: Instruction name -> what it does; the whole vocabulary of the default design spaces.

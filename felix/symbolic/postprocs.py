@@ -13,13 +13,12 @@ RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`. Reads `symbolic.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import instructions, interpret, ir, regions, scalar
-from felix.symbolic.ir import Affine, Block, Digit, Loop, Program, Scalar
+from felix.symbolic import ir, loop_rules, reduction_rules, regions, scalar, usage
+from felix.symbolic.ir import Affine, Block, Loop, Program, Scalar
 
 FETCH = "meta_schedule.cooperative_fetch"
 PARALLEL = "meta_schedule.parallel"
@@ -44,7 +43,7 @@ def apply(
         cooperative_fetch(program)
         bind_unbound(program, max_threads_per_block)
     parallel_vectorize_unroll(program, rewrite)
-    decompose_reductions(program)
+    reduction_rules.decompose_reductions(program)
 
 
 # ---------------------------------------------------------------- cooperative fetch
@@ -65,7 +64,7 @@ def cooperative_fetch(program: Program) -> None:
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):
             factors.append(lanes)
-        parts = instructions.split(program, fused, factors)
+        parts = loop_rules.split(program, fused, factors)
         parts[1].kind, parts[1].thread = "thread", "threadIdx.x"
         if len(parts) == 3:
             parts[2].kind = "vectorized"
@@ -107,10 +106,10 @@ def _bind_block(
     program: Program, block: Block, loops: list[Loop], max_threads: int, max_blocks: int
 ) -> None:
     n_spatial = 0
-    while n_spatial < len(loops) and _static(interpret.is_data_parallel(loops[n_spatial])):
+    while n_spatial < len(loops) and _static(usage.is_data_parallel(loops[n_spatial])):
         n_spatial += 1
     if n_spatial == 0:
-        unit = instructions.add_unit_loop(program, loops[0] if loops else block)
+        unit = loop_rules.add_unit_loop(program, loops[0] if loops else block)
         loops = [unit, *loops]
         n_spatial = 1
     n_single = len(loops)
@@ -121,18 +120,18 @@ def _bind_block(
             n_single = min(n_single, i + 1)
     threads = [i for i, lp in enumerate(loops) if (lp.thread or "").startswith("threadIdx")]
     if threads:
-        fused = instructions.fuse(loops[: min(n_single, threads[0], n_spatial)])
+        fused = loop_rules.fuse(loops[: min(n_single, threads[0], n_spatial)])
         fused.kind, fused.thread = "thread", "blockIdx.x"
         return
-    fused = instructions.fuse(loops[: min(n_single, n_spatial)])
+    fused = loop_rules.fuse(loops[: min(n_single, n_spatial)])
     extent = fused.extent
     if not isinstance(extent, int):
         raise UnsupportedSchedule("an unbound block with tiled loops")
     if extent <= max_blocks * max_threads:
-        grid, thread = instructions.split(program, fused, [None, min(extent, max_threads)])
+        grid, thread = loop_rules.split(program, fused, [None, min(extent, max_threads)])
     else:
-        rest, grid, thread = instructions.split(program, fused, [None, max_blocks, max_threads])
-        instructions.reorder(program, [grid, thread, rest])
+        rest, grid, thread = loop_rules.split(program, fused, [None, max_blocks, max_threads])
+        loop_rules.reorder(program, [grid, thread, rest])
     grid.kind, grid.thread = "thread", "blockIdx.x"
     thread.kind, thread.thread = "thread", "threadIdx.x"
 
@@ -205,17 +204,17 @@ def _parallelize(
 
 def _rewrite(loops: list[Loop], n_parallel: int, n_vector: int) -> Loop:
     if n_parallel:
-        fused = instructions.fuse(loops[:n_parallel])
+        fused = loop_rules.fuse(loops[:n_parallel])
         fused.kind, fused.parallel = "parallel", 1
     if n_vector:
-        fused = instructions.fuse(loops[-n_vector:])
+        fused = loop_rules.fuse(loops[-n_vector:])
         fused.kind, fused.vector = "vectorized", 1
     return loops[0]
 
 
 def _fuse_split(program: Program, loops: list[Loop], lanes: int) -> Loop:
-    fused = instructions.fuse(loops)
-    outer, inner = instructions.split(program, fused, [None, lanes])
+    fused = loop_rules.fuse(loops)
+    outer, inner = loop_rules.split(program, fused, [None, lanes])
     outer.kind, outer.parallel = "parallel", 1
     inner.kind, inner.vector = "vectorized", 1
     return outer
@@ -320,7 +319,7 @@ def _all_fusible(loops: list[Loop], chains: list[list[Scalar]]) -> bool:
     for loop in loops:
         if _annotated(loop) or len(loop.body) != 1:
             return False
-        if not scalar.is_static(interpret.is_data_parallel(loop), 1):
+        if not scalar.is_static(usage.is_data_parallel(loop), 1):
             return False
     if scalar.is_static(ir.product(lp.extent for lp in loops), 1):
         return False
@@ -336,7 +335,7 @@ def _vector_conditions(loops: list[Loop], chains: list[list[Scalar]], limit: int
     for k, loop in enumerate(reversed(loops)):
         if _annotated(loop) or len(loop.body) != 1:
             ok = 0
-        ok = scalar.both(ok, interpret.is_data_parallel(loop))
+        ok = scalar.both(ok, usage.is_data_parallel(loop))
         for chain in chains:
             ok = scalar.both(ok, chain[k])
         attempted = ok
@@ -356,7 +355,7 @@ def _parallel_conditions(loops: list[Loop], vector: list[Scalar], limit: int) ->
     for loop in loops:
         if _annotated(loop):
             ok = 0
-        ok = scalar.both(ok, interpret.is_data_parallel(loop))
+        ok = scalar.both(ok, usage.is_data_parallel(loop))
         conditions.append(ok)
         size = scalar.select(ok, size * loop.extent, size)
         ok = scalar.both(ok, scalar.less_equal(size, limit))
@@ -369,106 +368,3 @@ def _parallel_conditions(loops: list[Loop], vector: list[Scalar], limit: int) ->
         for i in range(len(loops))
     ]
     return [scalar.both(scalar.both(c, some), r) for c, r in zip(conditions, room, strict=True)]
-
-
-# ---------------------------------------------------------------- reductions
-
-
-def decompose_reductions(program: Program) -> None:
-    """RewriteReductionBlock: move `init` of each reduction block out of its reduction loops."""
-    for loops, block in list(program.walk()):
-        if block.init is None or _reduced_over_threads(block, loops):
-            continue
-        loops = program.loops_of(block)
-        point = next(
-            (
-                i
-                for i, lp in enumerate(loops)
-                if not _concrete_true(interpret.is_data_parallel(lp))
-            ),
-            None,
-        )
-        if point is not None:
-            _decompose(program, block, loops, point)
-
-
-def _concrete_true(condition: Scalar) -> bool:
-    return scalar.is_static(condition, 1)
-
-
-def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
-    digits = {d for lp in loops if lp.thread and "vthread" not in lp.thread for d in lp.digits}
-    for it, binding in zip(block.iters, block.bindings, strict=True):
-        if it.kind == "reduce":
-            for digit in digits:
-                if not scalar.is_static(interpret.mentions(binding, digit), 0):
-                    return True
-    return False
-
-
-def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:
-    pairs = [
-        (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
-    ]
-    chosen = [
-        lp
-        for lp in loops[point:]
-        if any(
-            not scalar.is_static(interpret.mentions(b, d), 0) for _, b in pairs for d in lp.digits
-        )
-    ]
-    dropped = {d for lp in loops[point:] if lp not in chosen for d in lp.digits}
-    copies = {d: Digit(f"{d.name}_init", d.extent, d.sticky) for lp in chosen for d in lp.digits}
-    _copy_sources([b for _, b in pairs] + [g for g, _ in block.guards], copies)
-    bindings = [instructions.copied(b, copies) for _, b in pairs]
-    guards = [
-        (instructions.copied(g, copies), bound)
-        for g, bound in block.guards
-        if not (set(g.terms) & dropped)
-    ]
-    assert block.init is not None
-    init_block = Block(
-        f"{block.name}_init",
-        [it for it, _ in pairs],
-        bindings,
-        block.init,
-        None,
-        guards,
-        dict(block.annotations),
-    )
-    block.name, block.init = f"{block.name}_update", None
-    node: Loop | Block = init_block
-    for lp in reversed(chosen):
-        node = Loop(
-            [copies[d] for d in lp.digits],
-            [node],
-            lp.kind,
-            lp.thread,
-            lp.parallel,
-            lp.vector,
-            dict(lp.annotations),
-        )
-    holder = instructions.container(program, loops[point])
-    place = next(i for i, n in enumerate(holder) if n is loops[point])
-    holder.insert(place, node)
-
-
-def _copy_sources(affines: list[Affine], copies: dict[Digit, Digit]) -> None:
-    """Derived digits over copied loops need copies of their own."""
-    for affine in affines:
-        for digit in affine.terms:
-            source = digit.source
-            if source is None or digit in copies:
-                continue
-            if any(d in copies for d in source.flat.terms):
-                copies[digit] = Digit(
-                    digit.name,
-                    digit.extent,
-                    digit.sticky,
-                    ir.Source(
-                        instructions.copied(source.flat, copies),
-                        source.inner,
-                        source.outermost,
-                        source.radix,
-                    ),
-                )

@@ -1,0 +1,33 @@
+"""Which loops a binding mentions, and whether a loop is data parallel, as TVM would find.
+
+Both are conditions (0/1 scalars): a unit loop that was fused is no longer mentioned. Reads
+`symbolic.ir`; feeds the rules, the postprocessors, allocation and the features.
+"""
+
+from __future__ import annotations
+
+from felix.symbolic import ir, scalar
+from felix.symbolic.ir import Loop, Scalar
+
+
+def is_data_parallel(loop: Loop) -> Scalar:
+    """Condition that no reduction iterator below is bound to the loop (GetLoopIterType)."""
+    reduced: Scalar = 0
+    for block in ir.blocks_under(loop):
+        for it, binding in zip(block.iters, block.bindings, strict=True):
+            if it.kind == "reduce":
+                for digit in loop.digits:
+                    reduced = scalar.either(reduced, mentions(binding, digit))
+    return scalar.negated(reduced)
+
+
+def mentions(binding: ir.Affine, digit: ir.Digit) -> Scalar:
+    """Condition that a loop's digit occurs in a binding, directly or through a derived digit."""
+    found = binding.mentions(digit)
+    for other in binding.terms:
+        if other.source is not None:
+            occurs = scalar.both(
+                scalar.negated(scalar.equal(other.extent, 1)), mentions(other.source.flat, digit)
+            )
+            found = scalar.either(found, occurs)
+    return found
