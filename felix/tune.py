@@ -93,7 +93,8 @@ def tune(
         trials: candidates to measure, over all tasks; None for no limit.
         seconds: stop after this long, start-up included; None for no limit.
         seed: everything random follows from it.
-        strategy: "gradient", "evolutionary" or "random".
+        strategy: "gradient"; "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb" are
+            there to compare with.
         model: a cost-model checkpoint or module; the one shipped for the target if left out.
         options: sizes and details.
         out: folder for the session (records and checkpoints, in `tuning/`).

@@ -100,4 +100,9 @@ def make_search(
             return search.EvolutionarySearch(sketches, model, options, seed)
         case "random":
             return search.RandomSearch(sketches, seed)
+        case "tvm-evolutionary" | "tvm-xgb":
+            from felix import baselines
+
+            own = None if strategy in strategies.WITHOUT_MODEL else model
+            return baselines.TVMEvolutionarySearch(sketches, own, options, seed)  # type: ignore
     raise errors.TuningError(f"unknown strategy {strategy!r}")

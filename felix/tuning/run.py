@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from felix import events, records
 from felix.measure import protocol
 from felix.search import allocate, types
-from felix.tuning import checkpoint, jobs, pacing, results, setup
+from felix.tuning import checkpoint, jobs, pacing, results, setup, strategies
 from felix.tuning import options as options_module
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Run:
         )
 
     def _learner(self, model: learning.ModelLike, task: Task) -> learning.Learner | None:
-        if self.budget.strategy == "random":
+        if self.budget.strategy in strategies.WITHOUT_MODEL:
             return None
         from felix.tuning import learning
 

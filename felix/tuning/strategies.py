@@ -3,4 +3,6 @@
 from __future__ import annotations
 
 #: The default first.
-NAMES = ("gradient", "evolutionary", "random")
+NAMES = ("gradient", "evolutionary", "random", "tvm-evolutionary", "tvm-xgb")
+#: Those that do not use Felix's cost model.
+WITHOUT_MODEL = ("random", "tvm-xgb")
