@@ -131,9 +131,11 @@ class Footprints:
         self.line = machine.cache_line_bytes
         self.slots = nest.slots()
         self.hulls: list[list[list[int]]] = []
-        for depth in range(len(nest.axes) + 1):
-            points = Points(nest, nest.axes[depth:])
-            self.hulls.append([points.hull(accesses) for _, accesses, _, _ in self.slots])
+        for depth in range(len(nest.axes), -1, -1):
+            if depth == len(nest.axes) or nest.axes[depth].extent > 1:
+                points = Points(nest, nest.axes[depth:])
+                hulls = [points.hull(accesses) for _, accesses, _, _ in self.slots]
+            self.hulls.insert(0, hulls)
 
     def total(self, depth: int) -> int:
         return sum(

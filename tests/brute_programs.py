@@ -17,6 +17,7 @@ Notation
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -71,6 +72,12 @@ class Nest:
     predicate: Any
     store: Any
     is_init: bool
+
+    @functools.cached_property
+    def foreign(self) -> list[Any]:
+        """Loop variables in bindings and predicate that are not of its own axes."""
+        own = {v for a in self.axes for v in (a.variable, *a.aliases)}
+        return list(set(used([self.predicate, *self.iterators.values()])) - own)
 
     @property
     def tree(self) -> int:
@@ -324,6 +331,7 @@ class Points:
     """Iterations of a nest: the axes of `running` over their extents, all others at 0."""
 
     def __init__(self, nest: Nest, running: Sequence[Axis]) -> None:
+        running = [a for a in running if a.extent > 1]
         self.shape = tuple(a.extent for a in running)
         env: dict[Any, np.ndarray] = {}
         for axis in nest.axes:
@@ -334,8 +342,8 @@ class Points:
                     size[i] = axis.extent
                     value = np.arange(axis.extent).reshape(size)
             env.update(dict.fromkeys((axis.variable, *axis.aliases), value))
-        for v in used([nest.predicate, *nest.iterators.values()]):
-            env.setdefault(v, np.zeros((1,) * max(1, len(running)), dtype=np.int64))
+        for v in nest.foreign:
+            env[v] = np.zeros((1,) * max(1, len(running)), dtype=np.int64)
         self.env = {v: evaluate(b, env) for v, b in nest.iterators.items()}
         self.shape = self.shape or (1,)
         self.passing = np.broadcast_to(

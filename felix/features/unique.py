@@ -11,6 +11,7 @@ Reads `features.nest`; feeds `features.memory`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -25,13 +26,22 @@ from felix.symbolic.ir import Access, Affine, Block, Scalar
 ENUMERATION_LIMIT = 1 << 24
 
 
+#: (c, e): the values 0, c, 2c, ... of e iterations.
+_Step = tuple[Scalar, Scalar]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Visited:
-    """Values an iterator takes: start, start + 1, ... if `dense`; `count` values in any case."""
+    """Values an iterator takes: start, start + 1, ... if `dense`; `count` values in any case.
+
+    `stripe` is (n, c) where they are intervals of n values that begin at start and every c
+    values after it (one interval where c <= n).
+    """
 
     start: Scalar
     length: Scalar
     count: Scalar
+    stripe: tuple[Scalar, Scalar] | None = None
 
     @property
     def dense(self) -> bool:
@@ -107,12 +117,14 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
             start = start + coefficient * (digit.extent - 1)
     steps = [(-c if scalar.is_negative(c) else c, d.extent) for d, c in binding.terms.items()]
     length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
-    count = _union(steps, length)
+    reach, rest = _closed(steps)
+    count = _union(reach, rest, length)
     if isinstance(length, int) and isinstance(start, int) and isinstance(extent, int):
         low, high = max(start, 0), min(start + length, extent)
         if count is length:
             return Visited(low, high - low, high - low)
-        return Visited(low, high - low, count)
+        whole = len(rest) == 1 and (low, high) == (start, start + length)
+        return Visited(low, high - low, count, (reach, rest[0][0]) if whole else None)
     if isinstance(extent, int) and isinstance(start, int) and count is length:
         return Visited(start, extent, extent)
     return Visited(start, length, count)
@@ -127,14 +139,13 @@ def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
     return any(d in flat.terms for flat in guarded for d in binding.terms)
 
 
-def _union(steps: list[tuple[Scalar, Scalar]], length: Scalar) -> Scalar:
-    """Size of {sum c_k x_k : 0 <= x_k < e_k}; `length` itself if that is every value.
+def _union(reach: Scalar, outer: list[_Step], length: Scalar) -> Scalar:
+    """Size of {y + sum c_k x_k : 0 <= y < reach, 0 <= x_k < e_k}, (c_k, e_k) the outer steps;
+    `length` itself if that is every value.
 
-    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Steps
-    that close visibly are added first, in any order; if all do, the set is dense. Of the others
-    two orders are tried; the set is dense if it is in either.
+    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Two
+    orders are tried; the set is dense if it is in either.
     """
-    reach, outer = _closed(steps)
     if not outer:
         return length
     dense_any: Scalar = 0
@@ -151,10 +162,11 @@ def _union(steps: list[tuple[Scalar, Scalar]], length: Scalar) -> Scalar:
     return scalar.select(dense_any, length, first)
 
 
-def _closed(
-    steps: list[tuple[Scalar, Scalar]],
-) -> tuple[Scalar, list[tuple[Scalar, Scalar]]]:
-    """(length, rest): the interval that steps without gaps form, and the steps left over."""
+def _closed(steps: list[_Step]) -> tuple[Scalar, list[_Step]]:
+    """(length, rest): the interval that steps without gaps form, and the steps left over.
+
+    Steps of the rest that continue one another, c_2 = c_1 e_1, are joined.
+    """
     reach: Scalar = 1
     rest = [(c, e) for c, e in steps if not scalar.is_static(e, 1)]
     while True:
@@ -162,9 +174,17 @@ def _closed(
             if _at_least(reach, step[0]):
                 break
         else:
-            return reach, rest
+            return reach, _chained(rest)
         reach = scalar.plain(sympy.expand(reach + step[0] * (step[1] - 1)))
         rest = [s for s in rest if s is not step]
+
+
+def _chained(steps: list[_Step]) -> list[_Step]:
+    for a, b in itertools.permutations(steps, 2):
+        if sympy.expand(a[0] * a[1] - b[0]) == 0:
+            joined = (a[0], scalar.plain(sympy.expand(a[1] * b[1])))
+            return _chained([joined, *(s for s in steps if s is not a and s is not b)])
+    return steps
 
 
 def _at_least(a: Scalar, b: Scalar) -> bool:
@@ -185,24 +205,31 @@ def _at_least(a: Scalar, b: Scalar) -> bool:
 
 
 def _conditions(value: ir.Value, access: Access) -> list[ir.Value]:
-    """Conditions of the if_then_else nodes around the load of `access`; none for the store."""
-    path = _path(value, access)
-    return path if path is not None else []
-
-
-def _path(value: ir.Value, access: Access) -> list[ir.Value] | None:
-    if value.access == access:
+    """Conditions under which a store's value loads `access`; none if it always does, or if the
+    access is the store's target."""
+    paths = _paths(value, access)
+    if not paths or [] in paths:
         return []
+    if len(paths) == 1:
+        return paths[0]
+    ways = [functools.reduce(lambda a, b: ir.Value("and", False, (a, b)), p) for p in paths]
+    return [functools.reduce(lambda a, b: ir.Value("or", False, (a, b)), ways)]
+
+
+def _paths(value: ir.Value, access: Access) -> list[list[ir.Value]]:
+    """The if_then_else conditions around each load of `access`."""
+    if value.access == access:
+        return [[]]
+    found = []
     for number, arg in enumerate(value.args):
-        below = _path(arg, access)
-        if below is not None:
+        for path in _paths(arg, access):
             if value.op == "if" and number > 0:
                 condition = value.args[0]
                 if number == 2:
                     condition = ir.Value("not", False, (condition,))
-                return [condition, *below]
-            return below
-    return None
+                path = [condition, *path]
+            found.append(path)
+    return found
 
 
 def _conjuncts(conditions: list[ir.Value]) -> list[ir.Value]:
@@ -269,11 +296,43 @@ def _group(
         return 1
     if not tests and len(indices) == 1 and indices[0].is_Symbol:
         return visited[indices[0]].count
+    if len(indices) == len(symbols) == 1 and not visited[next(iter(symbols))].dense:
+        striped = _striped(indices[0], next(iter(symbols)), tests, visited)
+        if striped is not None:
+            return striped
     if all(visited[s].dense for s in symbols):
         points = ir.product(visited[s].length for s in symbols)
         if points <= ENUMERATION_LIMIT:
             return _enumerate(indices, sorted(symbols, key=str), tests, visited)
     return _estimate(indices, symbols, visited)
+
+
+def _striped(
+    index: sympy.Expr,
+    symbol: sympy.Symbol,
+    tests: list[ir.Value],
+    visited: dict[sympy.Symbol, Visited],
+) -> Scalar | None:
+    """Values of a striped iterator that an interval condition lets pass, or None if not so.
+
+    With x the distance from the start, the stripes hold n floor(x / c) + min(x mod c, n) values
+    below x; where c <= n they are one interval.
+    """
+    own = visited[symbol]
+    if own.stripe is None or not (index - symbol).is_number:
+        return None
+    grid = {symbol: np.arange(own.start, own.start + own.length)}
+    keep = np.ones(own.length, dtype=bool)
+    for test in tests:
+        keep = keep & can_hold(test, grid)
+    low, high = int(keep.argmax()), own.length - int(keep[::-1].argmax())
+    if not keep[low:high].all() or not keep.any():
+        return None
+    n, c = own.stripe
+    below = [
+        n * scalar.floor_div(x, c) + scalar.minimum(scalar.floor_mod(x, c), n) for x in (low, high)
+    ]
+    return scalar.select(scalar.less_equal(c, n), high - low, below[1] - below[0])
 
 
 def _enumerate(
@@ -287,7 +346,7 @@ def _enumerate(
     shape = tuple(len(a) for a in axes)
     keep = np.ones(shape, dtype=bool)
     for test in tests:
-        keep &= np.broadcast_to(evaluate(test, grid).astype(bool), shape)
+        keep &= np.broadcast_to(can_hold(test, grid), shape)
     columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in indices]
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -326,7 +385,7 @@ def _several(
     for access in accesses:
         keep = np.ones(shape, dtype=bool)
         for test in _conjuncts(conditions[access]):
-            keep &= np.broadcast_to(evaluate(test, grid).astype(bool), shape)
+            keep &= np.broadcast_to(can_hold(test, grid), shape)
         columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices]
         seen.update(zip(*(c.tolist() for c in columns), strict=True))
     return len(seen)
@@ -341,21 +400,20 @@ _COMPARE = {
     "ge": np.greater_equal,
     "eq": np.equal,
     "ne": np.not_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
 }
 
 
-def evaluate(value: ir.Value, grid: _Grid) -> NDArray[np.int64]:
-    """A condition over iterators on a grid of points; loads of data count as true."""
-    if value.expr is not None:
-        return evaluate_index(value.expr, grid)
+def can_hold(value: ir.Value, grid: _Grid, truth: bool = True) -> NDArray[np.bool_]:
+    """Where on a grid of points a condition can have this truth; one on loaded data always can."""
     if value.op == "not":
-        return np.logical_not(evaluate(value.args[0], grid)).astype(np.int64)
-    if value.op in _COMPARE:
-        a, b = (evaluate(x, grid) for x in value.args)
-        return np.asarray(_COMPARE[value.op](a, b), dtype=np.int64)
-    return np.ones((1,) * max(1, len(grid)), dtype=np.int64)
+        return can_hold(value.args[0], grid, not truth)
+    if value.op in ("and", "or"):
+        a, b = (can_hold(x, grid, truth) for x in value.args)
+        return a & b if (value.op == "and") == truth else a | b
+    if value.op in _COMPARE and all(a.expr is not None for a in value.args):
+        left, right = (evaluate_index(a.expr, grid) for a in value.args if a.expr is not None)
+        return np.asarray(_COMPARE[value.op](left, right) == truth)
+    return np.ones((1,) * max(1, len(grid)), dtype=np.bool_)
 
 
 def evaluate_index(index: sympy.Expr, grid: _Grid) -> NDArray[np.int64]:

@@ -232,7 +232,24 @@ def _annotated(loop: Loop) -> bool:
 def _regions(block: Block) -> list[ir.Access]:
     """Accesses of block.reads and block.writes as TVM holds them before decomposition."""
     own = block.store.target.buffer if block.init is not None else None
-    return [a for a in block.reads if a.buffer is not own] + block.writes
+    reads: dict[int, list[ir.Access]] = {}
+    for access in block.reads:
+        if access.buffer is not own:
+            reads.setdefault(id(access.buffer), []).append(access)
+    return [_least(accesses) for accesses in reads.values()] + block.writes
+
+
+def _least(accesses: list[ir.Access]) -> ir.Access:
+    """The minimum of the region of several accesses; 0 where TVM holds it as an open `min`."""
+    if len(accesses) == 1:
+        return accesses[0]
+    indices = []
+    for same in zip(*(a.indices for a in accesses), strict=True):
+        shifts = [sympy.expand(index - same[0]) for index in same]
+        known = all(s.is_Integer for s in shifts)
+        least = min(range(len(same)), key=lambda i: int(shifts[i])) if known else 0
+        indices.append(same[least] if known else sympy.Integer(0))
+    return ir.Access(accesses[0].buffer, tuple(indices))
 
 
 def _contiguity(block: Block, access: ir.Access, loops: list[Loop]) -> list[Scalar]:
