@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     _train(commands_of.add_parser("train", help="train a model, score it, write its card"))
     _evaluate(commands_of.add_parser("evaluate", help="score a model and the baselines"))
     compact = commands_of.add_parser("compact", help="copy a data set into one part per table")
-    compact.add_argument("source", help="data set folder")
+    compact.add_argument("source", nargs="+", help="data set folders")
     compact.add_argument("folder", help="new folder")
     compact.set_defaults(run=commands.compact)
     return top

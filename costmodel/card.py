@@ -13,7 +13,7 @@ from costmodel import checkpoint, tensorfile
 
 _MEANINGS = {
     "pairwise": "pairs of schedules (2 % or more apart) in the right order",
-    "top1": "latency of the schedule predicted fastest / fastest measured",
+    "top1": "latency of the fastest measured / of the schedule predicted fastest (1 is best)",
     "top5": "the same for the best of the five predicted fastest",
     "spearman": "rank correlation within a workload",
     "rmse": "RMS error of ln latency",

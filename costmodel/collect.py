@@ -247,10 +247,10 @@ class _Collector:
                 guided += 1
                 yield candidate
         for _ in range(want - guided):
-            candidate = self._random(job)
-            if candidate is None:
+            drawn = self._random(job)
+            if drawn is None:
                 return
-            yield candidate
+            yield drawn
 
     def _random(self, job: _Job) -> _Candidate | None:
         """A new legal sample of the sketch measured least; None when all are exhausted."""

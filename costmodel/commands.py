@@ -264,9 +264,7 @@ def _baselines(
     from costmodel import analytic, baselines, registry
     from costmodel import evaluate as evaluation
 
-    prior = analytic.AnalyticModel(
-        features.names, registry.analytic_options(features.tasks[0].target, features.names)
-    )
+    prior = analytic.AnalyticModel(features.names, registry.analytic_options(features.names))
     yield evaluation.evaluate("analytic", evaluation.of_module(prior), tasks)
     if baselines.have_xgboost():
         trees = baselines.fit_xgboost(parts.train, parts.validation, options.seed, options.threads)

@@ -224,8 +224,8 @@ def read(folders: str | Path | Sequence[str | Path]) -> Dataset:
     return Dataset(workloads, tuple(records.values()), tuple(torn))
 
 
-def compact(source: str | Path, folder: str | Path) -> Dataset:
-    """Copy the data set `source` to the new folder `folder` as one part per table."""
+def compact(source: str | Path | Sequence[str | Path], folder: str | Path) -> Dataset:
+    """Copy one or several data sets to the new folder `folder` as one part per table."""
     dataset = read(source)
     if Path(folder).exists() and any(Path(folder).iterdir()):
         raise errors.OutputError(f"{folder} is not empty")

@@ -27,7 +27,8 @@ class Scores:
 
     Attributes:
         pairwise: share of pairs (2 % or more apart) in the right order; 0.5 is guessing.
-        top1: latency of the schedule predicted fastest over the fastest, 1 is perfect.
+        top1: peak score, latency of the fastest over that of the schedule predicted fastest; 1
+            is perfect, 0.5 means that the choice takes twice as long as the best.
         top5: the same for the fastest of the five predicted fastest.
         spearman: rank correlation.
         rmse: root mean square error of ln latency.
@@ -56,10 +57,10 @@ def pairwise_accuracy(p: Vector, y: Vector) -> float:
     return float(((order[distinct] + 1) / 2).mean())  # a tie counts as half
 
 
-def top_ratio(p: Vector, y: Vector, k: int) -> float:
-    """Latency of the best of the k schedules predicted fastest over the best of all, >= 1."""
+def peak_score(p: Vector, y: Vector, k: int) -> float:
+    """Best latency over the best latency of the k schedules predicted fastest, in (0, 1]."""
     chosen = np.argsort(p, kind="stable")[:k]
-    return float(math.exp(y[chosen].min() - y.min()))
+    return float(math.exp(y.min() - y[chosen].min()))
 
 
 def line(p: Vector, y: Vector) -> tuple[float, float]:
@@ -76,8 +77,8 @@ def score(p: Vector, y: Vector) -> Scores:
     varies = len(y) > 2 and np.ptp(p) > 0 and np.ptp(y) > 0
     return Scores(
         pairwise_accuracy(p, y),
-        top_ratio(p, y, 1),
-        top_ratio(p, y, 5),
+        peak_score(p, y, 1),
+        peak_score(p, y, 5),
         float(stats.spearmanr(p, y).statistic) if varies else math.nan,
         float(np.sqrt(np.mean(error**2))),
         float(np.sqrt(np.mean((error - error.mean()) ** 2))),

@@ -9,18 +9,26 @@ feeds `felix.tune`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel import analytic, checkpoint
+from costmodel import analytic, checkpoint, columns
 from costmodel import replay as replaying
 from felix import errors
 
 PRETRAINED = Path(__file__).parent / "pretrained"
 FILE_NAME = "model.safetensors"
+#: Features that hold a time of the whole program in microseconds.
+ANALYTIC_TIMES = (
+    "analytic.compute_us",
+    "analytic.l1_us",
+    "analytic.l2_us",
+    "analytic.dram_us",
+    "analytic.issue_us",
+    "analytic.launch_us",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ def load_for(
             if path is not None:
                 raise
             reason = str(error)
-    model = analytic.corrected(feature_names, analytic_options(target, feature_names), seed=seed)
+    model = analytic.corrected(feature_names, analytic_options(feature_names), seed=seed)
     model.eval()
     return model, ModelInfo("analytic", f"analytic cost model ({reason})")
 
@@ -112,58 +120,18 @@ def _replay_beside(
     return replaying.load(beside, feature_names, features_version)
 
 
-def analytic_options(target: Any, feature_names: Sequence[str]) -> analytic.AnalyticOptions:
-    """Terms of the analytic prior from the features there are and the target's hardware.
+def analytic_options(feature_names: Sequence[str]) -> analytic.AnalyticOptions:
+    """Terms of the analytic prior: the times that the features of `felix.features` hold.
+
+    Each is the whole program's, in every row, so the largest row's is taken.
 
     Raises:
-        CheckpointError: `float_ops`, `trip_count` or the `buf{i}` features are missing.
+        CheckpointError: the features lack one of them.
     """
-    from felix import target as felix_target
-
-    hardware = felix_target.hardware(target)
-    return terms_of(
-        feature_names,
-        flops_per_us=hardware.peak_fp32_gflops * 1e3,
-        dram_bytes_per_us=hardware.dram_bandwidth_gbs * 1e3,
-        cache_bytes_per_us=hardware.cores * hardware.clock_ghz * 1e3 * 64.0,
-        steps_per_us=hardware.cores * hardware.clock_ghz * 1e3 * max(hardware.warp_size, 1),
-        is_gpu=hardware.is_gpu,
+    for name in ANALYTIC_TIMES:
+        columns.index_of(feature_names, name)
+    terms = tuple(
+        analytic.Term(name.removeprefix("analytic.").removesuffix("_us"), (name,), reduce="max")
+        for name in ANALYTIC_TIMES
     )
-
-
-def terms_of(
-    feature_names: Sequence[str],
-    *,
-    flops_per_us: float,
-    dram_bytes_per_us: float,
-    cache_bytes_per_us: float,
-    steps_per_us: float,
-    is_gpu: bool,
-) -> analytic.AnalyticOptions:
-    """Terms over the features whose names and meaning are fixed.
-
-    compute: float_ops over the peak; memory: distinct bytes over DRAM bandwidth; cache: all
-    accessed bytes over one cache line a cycle and core; steps: one store iteration a cycle and
-    core (or GPU lane).
-    """
-    slots = [n.removesuffix(".bytes") for n in feature_names if _is_slot_bytes(n)]
-    if not slots:
-        raise errors.CheckpointError("the features do not have 'buf0.bytes'")
-    distinct = tuple(f"{slot}.unique_bytes" for slot in slots)
-    accessed = tuple(f"{slot}.bytes" for slot in slots)
-    rates = (flops_per_us, dram_bytes_per_us, cache_bytes_per_us, steps_per_us)
-    if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise errors.CheckpointError("the target's rates are not positive numbers")
-    return analytic.AnalyticOptions(
-        terms=(
-            analytic.Term("compute", ("float_ops",), flops_per_us),
-            analytic.Term("memory", distinct, dram_bytes_per_us),
-            analytic.Term("cache", accessed, cache_bytes_per_us),
-            analytic.Term("steps", ("trip_count",), steps_per_us),
-        ),
-        overhead_us=3.0 if is_gpu else 1.0,
-    )
-
-
-def _is_slot_bytes(name: str) -> bool:
-    return name.startswith("buf") and name.endswith(".bytes") and name[3:-6].isdigit()
+    return analytic.AnalyticOptions(terms, overhead_us=0.5)

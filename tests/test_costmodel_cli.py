@@ -18,7 +18,14 @@ import test_costmodel_data as fakes
 from costmodel import __main__ as cli
 from costmodel import card, checkpoint, dataset, featurize, model, registry, tasks
 
-NAMES = ("trip_count", "float_ops", "buf0.bytes", "buf0.unique_bytes", "grid_blocks")
+NAMES = (
+    "trip_count",
+    "float_ops",
+    "buf0.bytes",
+    "buf0.unique_bytes",
+    "grid_blocks",
+    *registry.ANALYTIC_TIMES,
+)
 TIME = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 
 
@@ -153,7 +160,9 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
 ) -> None:
     pools: list[FakePool] = []
     monkeypatch.setattr(featurize, "pool_for", lambda task: pools.append(FakePool()) or pools[-1])
-    monkeypatch.setattr(featurize, "sketches_of", lambda task, hardware=None: [fakes.FakeSketch(0)])
+    monkeypatch.setattr(
+        featurize, "sketches_of", lambda task, hardware=None: [fakes.FakeSketch(0)]
+    )
     monkeypatch.setattr(featurize, "features_version", lambda: 7)
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
     arguments = ["collect", "--out", str(tmp_path / "d"), "--workloads", str(tmp_path / "w")]

@@ -22,6 +22,7 @@ NAMES = (
     "buf1.unique_bytes",
     "grid_blocks",
     "roofline_us",
+    *registry.ANALYTIC_TIMES,
 )
 META = checkpoint.Metadata(features_version=3, feature_names=NAMES, device="llvm")
 
@@ -221,7 +222,7 @@ def test_checkpoint_round_trip(module: checkpoint.Predictor, tmp_path: Path) -> 
     ("names", "version", "message"),
     [
         (NAMES, 4, "features version 3, this is version 4"),
-        (NAMES[:-1], 3, "8 features, these are 7"),
+        (NAMES[:-1], 3, "14 features, these are 13"),
         (("trips", *NAMES[1:]), 3, "feature 0 named 'trip_count', here it is 'trips'"),
     ],
 )
@@ -331,23 +332,23 @@ def test_load_for_refuses_a_named_checkpoint_that_does_not_fit(tmp_path: Path) -
         registry.load_for("llvm", NAMES, 4, path=tmp_path / "m")
 
 
-def test_analytic_prior_ranks_more_traffic_as_slower() -> None:
+def test_analytic_prior_follows_the_slowest_resource() -> None:
     module, _ = registry.load_for("llvm", NAMES, 1, root=Path("/nonexistent"))
-    rows = torch.zeros(2, 1, len(NAMES))
-    for name, values in {
-        "float_ops": (1e8, 1e8),
-        "trip_count": (1e7, 1e7),
-        "buf0.bytes": (1e8, 1e10),
-        "buf0.unique_bytes": (1e6, 1e6),
+    rows = torch.zeros(3, 2, len(NAMES))
+    for name, times_us in {
+        "analytic.compute_us": (100.0, 100.0, 100.0),
+        "analytic.dram_us": (10.0, 20.0, 1000.0),
+        "analytic.launch_us": (5.0, 5.0, 5.0),
     }.items():
-        rows[:, 0, NAMES.index(name)] = torch.log2(1 + torch.tensor(values))
-    fast, slow = module(rows, torch.ones(2, 1)).tolist()
-    assert fast + 0.5 < slow
+        rows[..., NAMES.index(name)] = torch.log2(1 + torch.tensor(times_us))[:, None]
+    near, same, slow = module(rows, torch.ones(3, 2)).exp().tolist()
+    assert near == pytest.approx(100, rel=0.02) and same == pytest.approx(100, rel=0.02)
+    assert slow == pytest.approx(1000, rel=0.02)
 
 
-def test_missing_contract_features_are_named() -> None:
-    with pytest.raises(errors.CheckpointError, match=r"buf0\.bytes"):
-        registry.analytic_options("llvm", ("trip_count", "float_ops"))
+def test_missing_analytic_times_are_named() -> None:
+    with pytest.raises(errors.CheckpointError, match=r"analytic\.l1_us"):
+        registry.analytic_options(("trip_count", "analytic.compute_us"))
 
 
 def test_rows_as_numpy_floats_are_accepted() -> None:

@@ -118,7 +118,7 @@ def test_perfect_reversed_and_constant_predictions() -> None:
     assert dataclasses.astuple(perfect) == pytest.approx((1, 1, 1, 1, 0, 0, 1, 0), abs=1e-9)
     reversed_ = metrics.score(-y, y)
     assert reversed_.pairwise == 0 and reversed_.spearman == pytest.approx(-1)
-    assert reversed_.top1 == pytest.approx(64) and reversed_.top5 == pytest.approx(4)
+    assert reversed_.top1 == pytest.approx(1 / 64) and reversed_.top5 == pytest.approx(1 / 4)
     constant = metrics.score(np.ones(7), y)
     assert (
         constant.pairwise == 0.5 and math.isnan(constant.spearman) and math.isnan(constant.slope)
