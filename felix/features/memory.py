@@ -147,10 +147,14 @@ def stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scala
 
 
 def vector_stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
-    """Address step of the innermost loop if that is vectorized and not trivial."""
-    if not row.loops:
+    """Address step of the innermost loop if that is vectorized and not trivial.
+
+    Loops that have one iteration for some decisions only do not make TVM vectorize around them.
+    """
+    loops = [lp for lp in row.loops if not scalar.is_static(lp.extent, 1)]
+    if not loops:
         return 0
-    loop = row.loops[-1]
+    loop = loops[-1]
     live = scalar.both(nest.is_vector(loop), scalar.negated(scalar.equal(loop.extent, 1)))
     if scalar.is_static(live, 0):
         return 0

@@ -4,10 +4,25 @@ One vector describes one row: a store of the program. Kernel features are repeat
 of the kernel. `formulas.raw` gives the values as stated here; `formulas.exact` and `.smooth`
 give log2(1 + value) where `log` is set. Values are >= 0.
 
-Notation: `trip` is the number of iterations of the store over the whole launch, counting those
-a boundary guard then skips; a loop bound twice to one thread axis counts once. `origin` is the
-iteration where every loop variable is 0. Sources: [A] Ansor's per-store features as in TVM's
-PerStoreFeature, [F] Felix (ASPLOS'24) section 3.3, [M] the multi-level roofline of this project.
+Notation
+    loops       of the program after TVM's postprocessors, with one exception. A CPU nest is
+                described before TVM fuses its outer loops into the parallel and its inner loops
+                into the vectorized one; these loops then share `parallel_extent` and
+                `vector_extent`. (A nest that TVM fuses as a whole and splits into a parallel and
+                a vectorized loop is described after that.) A thread axis bound twice around a
+                store is one loop, at its inner place.
+    trip        iterations of the store over the whole launch, counting those a boundary guard
+                (`T.where`) then skips.
+    origin      the iteration where every loop variable is 0.
+    footprint   of a buffer while some loops run and the others stay at 0: the box of its index
+                ranges, per dimension 1 + greatest - least index, the widest over its accesses;
+                iterations that a guard skips do not count, if_then_else is taken both ways.
+    address     row-major, in elements of the buffer as compacted; of several accesses of one
+                store to a buffer, that of the first (the store's own, for the destination).
+
+Sources: [A] Ansor's per-store features as in TVM's PerStoreFeature, [F] Felix (ASPLOS'24) section
+3.3, [M] the multi-level roofline of this project.
+`tests/brute_force.py` counts every one of them on TVM's program by enumeration.
 Reads nothing; feeds every module of `felix.features` and the cost model.
 """
 
@@ -51,7 +66,8 @@ def _row() -> list[Feature]:
         Feature("trip_count", "iterations", True, "product of the loop extents", "[A] outer_prod"),
         Feature("active_trips", "iterations", True, "trip that pass the boundary guards", "[M]"),
         Feature("serial_trips", "iterations", True,
-                "iterations one CPU task or one GPU thread executes in sequence", "[M]"),
+                "iterations one CPU task or one GPU thread executes in sequence; vector lanes and "
+                "virtual threads included", "[M]"),
         Feature("reduce_trips", "iterations", True,
                 "product of extents of unbound loops that feed a reduction iterator", "[A]"),
         Feature("thread_reduce", "threads", True,
@@ -63,8 +79,8 @@ def _row() -> list[Feature]:
         Feature("unroll_step", "statements", True,
                 "auto_unroll_max_step of the enclosing nest; 0 where absent", "[A]"),
         Feature("alloc_bytes", "bytes", True,
-                "size of the destination buffer after compaction; of the whole tensor for a "
-                "parameter", "[A]"),
+                "size of the destination buffer: the index ranges touched inside one allocation; "
+                "of the whole tensor for a parameter", "[A]"),
         Feature("alloc_trips", "times", True, "how often that buffer is allocated", "[A]"),
         Feature("is_init", "0/1", False, "the store initialises a reduction", "[M]"),
         Feature("is_reduction", "0/1", False, "the store updates a reduction", "[M]"),
@@ -81,27 +97,37 @@ def _slot(i: int) -> list[Feature]:
         Feature(p + "bytes", "bytes", True, "trip x element size", "[A]"),
         Feature(p + "unique_bytes", "bytes", True,
                 "distinct elements touched over the launch x element size; boundary guards and "
-                "if_then_else conditions respected", "[A]"),
+                "if_then_else conditions respected, conditions on loaded data taken both ways",
+                "[A]"),
         Feature(p + "task_bytes", "bytes", True,
-                "footprint of one parallel task (CPU) or one thread block (GPU)", "[M]"),
+                "footprint while all loops but the parallel one (CPU) or blockIdx (GPU) run",
+                "[M]"),
         Feature(p + "stride", "elements", True,
-                "address step of the innermost loop with more than one iteration", "[A]"),
+                "address step from the origin of the innermost loop with more than one iteration",
+                "[A]"),
         Feature(p + "vector_stride", "elements", True,
-                "address step of the innermost loop if it is vectorized, else 0", "[M]"),
+                "the same if that loop is vectorized, else 0", "[M]"),
         Feature(p + "reuse", "times", True,
                 "extent of the innermost loop with more than one iteration over which the "
                 "address at the origin stays the same; 0 if there is none", "[A]"),
         Feature(p + "reuse_trips", "iterations", True, "iterations between two such uses", "[A]"),
         Feature(p + "reuse_bytes", "bytes", True,
-                "footprint of all buffers of the store between two such uses", "[A]"),
+                "footprint of all buffers of the store while the loops inside of that one run",
+                "[A]"),
         Feature(p + "l1_bytes", "bytes", True,
-                "CPU: bytes moved into the L1 cache if it keeps what fits; 0 on a GPU", "[M]"),
+                "CPU: footprint, rows rounded up to cache lines, at the outermost loop inside of "
+                "which all buffers of the store fit the L1 cache, x the iterations outside; the "
+                "loop lies inside of the parallel one and around the vectorized one; at the "
+                "innermost iteration if none does. 0 on a GPU", "[M]"),
         Feature(p + "l2_bytes", "bytes", True, "the same for the L2 cache", "[M]"),
         Feature(p + "l3_bytes", "bytes", True, "the same for the L3 cache", "[M]"),
         Feature(p + "warp_sectors", "sectors", True,
-                "GPU: 32-byte sectors one warp access touches, from the lane offsets", "[M]"),
+                "GPU, global memory: 32-byte sectors of one warp access; 2 to the number of lanes "
+                "among 1, 2, 4, 8, 16 that pass the guards and lie 32 bytes or more from lane 0",
+                "[M]"),
         Feature(p + "bank_ways", "ways", True,
-                "GPU: shared-memory bank conflict degree of one warp access", "[M]"),
+                "GPU, shared memory: bank conflict degree of one warp access; 2 to the number of "
+                "these lanes that lie a positive multiple of 128 bytes from lane 0", "[M]"),
     ]  # fmt: skip
 
 
@@ -111,11 +137,13 @@ def _kernel() -> list[Feature]:
                 "[A]"),
         Feature("block_threads", "threads", True, "product of the threadIdx extents", "[A]"),
         Feature("vthreads", "threads", True, "product of the virtual thread extents", "[A]"),
-        Feature("shared_bytes", "bytes", True, "shared memory of one block", "[F]"),
-        Feature("local_bytes", "bytes", True, "thread-local buffers of one thread, all vthreads",
-                "[F]"),
+        Feature("shared_bytes", "bytes", True,
+                "shared memory of one block, all versions a software pipeline keeps", "[F]"),
+        Feature("local_bytes", "bytes", True,
+                "buffers of one thread, all virtual threads; without what the lowering of a "
+                "cross-thread reduction adds", "[F]"),
         Feature("unroll_body", "statements", True,
-                "stores of one thread or task inside the loops that can unroll", "[M]"),
+                "sum of serial_trips over the stores of the kernel", "[M]"),
         Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits",
                 "[M]"),
         Feature("occupancy", "fraction", False, "resident threads over the SM's limit", "[M]"),
