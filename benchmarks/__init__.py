@@ -1,0 +1,3 @@
+"""Benchmarks: each is one command that prints a table and writes JSON; see docs/benchmarks.md."""
+
+from __future__ import annotations

@@ -1,0 +1,117 @@
+"""What every benchmark stores beside its numbers, and how it prints and writes them."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "numpy", "sympy", "xgboost-cpu", "xgboost")
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def header(name: str) -> dict[str, Any]:
+    """Date, command, versions, machine."""
+    return {
+        "benchmark": name,
+        "date": now(),
+        "command": shlex.join(["python", *_relative(sys.argv)]),
+        "commit": _commit(),
+        "versions": _versions(),
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The CPU as Felix sees it, and how busy it was."""
+    from felix import cpus, target
+
+    hardware = target.hardware("llvm")
+    return {
+        "cpu": hardware.name,
+        "cores": cpus.available_cores(),
+        "clock_ghz": hardware.clock_ghz,
+        "vector_lanes": hardware.vector_lanes,
+        "l2_bytes": hardware.l2_bytes,
+        "l3_bytes": hardware.l3_bytes,
+        "system": platform.platform(),
+        "load_average": load(),
+    }
+
+
+def load() -> list[float]:
+    """Load averages of 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def write(path: pathlib.Path, data: Any) -> None:
+    """Write JSON, all or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.replace(path)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; numbers with three significant digits, right-aligned."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(r[i]) for r in [list(head), *cells]) for i in range(len(head))]
+    is_number = [all(not isinstance(row[i], str) for row in rows) for i in range(len(head))]
+
+    def line(values: Sequence[str]) -> str:
+        aligned = [v.rjust(w) if n else v.ljust(w)
+                   for v, w, n in zip(values, widths, is_number, strict=True)]  # fmt: skip
+        return "| " + " | ".join(aligned) + " |"
+
+    rule = ["-" * (w - 1) + (":" if n else "-") for w, n in zip(widths, is_number, strict=True)]
+    return "\n".join([line(head), line(rule), *map(line, cells)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _relative(argv: Sequence[str]) -> list[str]:
+    script = pathlib.Path(argv[0]).resolve()
+    known = script.is_relative_to(ROOT)
+    return [str(script.relative_to(ROOT)) if known else script.name, *argv[1:]]
+
+
+def _versions() -> dict[str, str]:
+    import felix
+
+    found = {"felix": felix.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The commit, marked where files differ from it; None outside of a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,255 @@
+"""How fast features are: Felix's formulas against TVM's extractor, on the same candidates.
+
+    python benchmarks/features.py [--quick] [--out FILE]
+
+Per workload and target, in one process and run:
+
+- *TVM*: applying the trace, the postprocessors, `PerStoreFeature`, one thread, per candidate
+  (choosing and writing the decisions is not counted);
+- *formulas*: `sketch.formulas.exact` of a batch of the same candidates, and of a batch of
+  `BATCH` rows made by repeating them, one thread, per candidate;
+- extraction of formulas: every sketch with an empty cache, and again from the cache;
+- for GEMM: a descent of 8 seeds x 200 steps over all sketches at once;
+- the peak memory of the process.
+
+Durations in seconds, per-candidate times in microseconds. It reports and never judges: the exit
+code is 0 whatever the numbers are. Reads `felix`; feeds `benchmarks/report.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pathlib
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a side
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+
+WORKLOADS = {
+    "gemm": "gemm:512,512,512",
+    "conv2d": "conv2d:1,56,56,64,64,3,padding=1",
+    "softmax": "softmax:1024x1024",
+    "layer_norm": "layer_norm:1024x1024",
+}
+TARGETS = {"llvm": "llvm", "cuda": "cuda -arch=sm_80"}
+#: Rows of the large batch: what a round of the search evaluates at once.
+BATCH = 2048
+SEEDS, STEPS = 8, 200
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="GEMM only, few candidates")
+    parser.add_argument("--candidates", type=int, default=None, help="a sketch (default 64)")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--out", type=pathlib.Path, default=None, help="JSON file")
+    args = parser.parse_args()
+    names = ["gemm"] if args.quick else args.workloads
+    n = args.candidates or (8 if args.quick else 64)
+    out = args.out or (None if args.quick else common.RESULTS / "features.json")
+    result = common.header("features") | {"candidates_per_sketch": n, "batch": BATCH}
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["FELIX_CACHE_DIR"] = cache
+        result["entries"] = [measure(name, kind, n) for name in names for kind in TARGETS]
+    result["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(render(result))
+    if out is not None:
+        common.write(out, result)
+        print(f"\nwritten to {out}")
+    return 0
+
+
+def measure(name: str, kind: str, n: int) -> dict[str, Any]:
+    """One workload on one target."""
+    import felix
+    from felix import workloads
+
+    task = workloads.parse(WORKLOADS[name], TARGETS[kind])
+    start = time.perf_counter()
+    found = felix.sketches(task)
+    space_s = time.perf_counter() - start
+    cold = [_seconds(lambda s=sketch: s.formulas.default) for sketch in found]
+    cached = [_seconds(lambda s=sketch: s.formulas.default) for sketch in felix.sketches(task)]
+    more = [_one_more_structure(sketch) for sketch in felix.sketches(task)]
+    compared = [_compare(task, sketch, n) for sketch in found]
+    entry = {
+        "workload": WORKLOADS[name],
+        "target": kind,
+        "n_sketches": len(found),
+        "design_space_s": space_s,
+        "extract_cold_s": cold,
+        "extract_cached_s": cached,
+        "extract_structure_s": more,
+        "sketches": compared,
+        **_totals(compared),
+    }
+    if name == "gemm":
+        entry["descent"] = _descent(task, found)
+    return entry
+
+
+def render(result: dict[str, Any]) -> str:
+    """The tables, in Markdown."""
+    speed, cost, descents = [], [], []
+    for entry in result["entries"]:
+        label = [entry["workload"], entry["target"]]
+        keys = ("n_sketches", "tvm_us", "batch_us", "large_batch_us", "ratio", "large_batch_ratio")
+        speed.append([*label, *(entry[key] for key in keys)])
+        cost.append([*label, max(entry["extract_cold_s"]),
+                     statistics.mean(entry["extract_cold_s"]), max(entry["extract_cached_s"]),
+                     max(filter(None, entry["extract_structure_s"]), default=None)])  # fmt: skip
+        if "descent" in entry:
+            found = entry["descent"]
+            descents.append([*label, found["n_sketches"], found["first_s"], found["again_s"]])
+    n, batch = result["candidates_per_sketch"], result["batch"]
+    return "\n\n".join(
+        [
+            "Features, us per candidate:",
+            common.table(["workload", "target", "sketches", "TVM", f"formulas, batch {n}",
+                          f"formulas, batch {batch}", "ratio", f"ratio, batch {batch}"], speed),
+            "Formula extraction, s per sketch:",
+            common.table(["workload", "target", "cold, worst", "cold, mean", "cached, worst",
+                          "one more structure, worst"], cost),
+            f"Descent of {SEEDS} seeds x {STEPS} steps over all sketches, s:",
+            common.table(["workload", "target", "sketches", "first", "again"], descents),
+            f"Peak memory: {result['peak_memory_mib']:.0f} MiB",
+        ]
+    )  # fmt: skip
+
+
+def _compare(task: Any, sketch: Any, n: int) -> dict[str, Any]:
+    """TVM and formulas on n candidates of one sketch."""
+    import numpy as np
+
+    rows = sketch.sample(n, seed=0)
+    tvm = _tvm(task, sketch, rows)
+    sketch.formulas.exact(rows)  # compiles the structures among them: extraction, not evaluation
+    batch_s = statistics.median(_seconds(lambda: sketch.formulas.exact(rows)) for _ in range(5))
+    many = rows[np.resize(np.arange(n), BATCH)]
+    large_s = statistics.median(_seconds(lambda: sketch.formulas.exact(many)) for _ in range(3))
+    return {
+        "index": sketch.index,
+        "n_rows": sketch.formulas.n_rows,
+        "n_features": sketch.formulas.n_features,
+        **tvm,
+        "batch_us": batch_s / n * 1e6,
+        "large_batch_us": large_s / BATCH * 1e6,
+    }
+
+
+def _tvm(task: Any, sketch: Any, rows: Any) -> dict[str, Any]:
+    """Trace application, postprocessors and feature extraction, us per candidate."""
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    from felix import sketch as sketching
+
+    context = sketching.tune_context(task)
+    extractor = ms.feature_extractor.PerStoreFeature()
+    traces = [sketch.with_decisions(row) for row in rows]
+    legal: list[Any] = []
+    start = time.perf_counter()
+    for trace in traces:
+        schedule = tvm.s_tir.Schedule(task.mod, seed=1, debug_mask="none")
+        trace.apply_to_schedule(schedule, remove_postproc=True)
+        schedule.enter_postproc()
+        if all(postproc.apply(schedule) for postproc in context.space_generator.postprocs):
+            legal.append(schedule)
+    apply_s = time.perf_counter() - start
+    candidates = [ms.search_strategy.MeasureCandidate(schedule, []) for schedule in legal]
+    extract_s = _seconds(lambda: extractor.extract_from(context, candidates)) if legal else 0.0
+    return {
+        "n_legal": len(legal),
+        "tvm_apply_us": apply_s / len(rows) * 1e6,
+        "tvm_extract_us": extract_s / max(1, len(legal)) * 1e6,
+        "tvm_us": apply_s / len(rows) * 1e6 + extract_s / max(1, len(legal)) * 1e6,
+    }
+
+
+def _one_more_structure(fresh: Any) -> float | None:
+    """Extraction of a structure beyond the default one; None if the sketch has no others.
+
+    Args:
+        fresh: a sketch without compiled formulas.
+    """
+    from felix import errors, space
+
+    default = space.structure(fresh.variables, [-1] * len(fresh.variables))
+    before = os.environ["FELIX_CACHE_DIR"]
+    for seed in range(1, 20 if default else 0):
+        row = fresh.offered(seed)
+        structure = default if row is None else space.structure(fresh.variables, row)
+        if structure == default:
+            continue
+        with tempfile.TemporaryDirectory() as empty:
+            os.environ["FELIX_CACHE_DIR"] = empty
+            try:
+                fresh.formulas.default  # noqa: B018  (it says which rows there are)
+                return _seconds(lambda s=structure: fresh.formulas.variant(s))
+            except errors.UnsupportedSchedule:
+                continue
+            finally:
+                os.environ["FELIX_CACHE_DIR"] = before
+    return None
+
+
+def _totals(compared: list[dict[str, Any]]) -> dict[str, float]:
+    mean = {key: statistics.mean(found[key] for found in compared)
+            for key in ("tvm_us", "batch_us", "large_batch_us")}  # fmt: skip
+    return {
+        **mean,
+        "ratio": mean["tvm_us"] / mean["batch_us"],
+        "large_batch_ratio": mean["tvm_us"] / mean["large_batch_us"],
+    }
+
+
+def _descent(task: Any, sketches: list[Any]) -> dict[str, Any]:
+    """8 seeds of every sketch, each under its commonest structure."""
+    import torch
+
+    from costmodel import registry
+    from felix import space
+    from felix.features import spec
+    from felix.search import descent, scoring
+
+    torch.set_num_threads(1)
+    model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
+    scorer = scoring.Scorer(sketches, model.eval().requires_grad_(False))
+    entries = []
+    for index, sketch in enumerate(sketches):
+        rows = sketch.sample(64, seed=0)
+        structures = [space.structure(sketch.variables, row) for row in rows]
+        common_one = collections.Counter(structures).most_common(1)[0][0]
+        starts = rows[[s == common_one for s in structures]][:SEEDS]
+        entries.append(descent.Entry(index, common_one, starts))
+        scorer.variant(index, common_one)
+    runner = descent.Descent(scorer, descent.DescentOptions(steps=STEPS))
+    return {
+        "model": info.source,
+        "n_sketches": len(sketches),
+        "seeds": SEEDS,
+        "steps": STEPS,
+        "first_s": _seconds(lambda: runner.run(entries)),
+        "again_s": _seconds(lambda: runner.run(entries)),
+    }
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())
