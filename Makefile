@@ -29,10 +29,9 @@ test: $(STAMP) ## run the tests (ARGS: options of pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import contracts: what CI checks
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	@failed=; for each in "ruff check ." "ruff format --check ." mypy "lint-imports --no-cache"; do \
+		echo "$$each"; $(BIN)/$$each || failed="$$failed\n  $$each"; \
+	done; test -z "$$failed" || { printf "lint failed:$$failed\n" >&2; exit 1; }
 
 format: $(STAMP) ## let ruff fix and format
 	$(BIN)/ruff check --fix .
