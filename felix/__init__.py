@@ -13,7 +13,9 @@ from felix.errors import FelixError, InvalidSchedule
 
 __version__ = "0.1.0"
 
-#: Public name -> module that defines it (a module of that name is the name itself).
+#: Public modules.
+_MODULES = frozenset({"events", "frontend", "metaschedule", "records", "workloads"})
+#: Public name -> module that defines it.
 _LAZY = {
     "Task": "felix.task",
     "Sketch": "felix.sketch",
@@ -21,25 +23,26 @@ _LAZY = {
     "extract_tasks": "felix.frontend",
     "tune": "felix.tune",
     "compile": "felix.tune",
-    "workloads": "felix.workloads",
 }
 
 if TYPE_CHECKING:
-    from felix import workloads
+    from felix import events, frontend, metaschedule, records, workloads
     from felix.frontend import extract_tasks
     from felix.sketch import Sketch, sketches
     from felix.task import Task
     from felix.tune import compile, tune
 
-__all__ = ["FelixError", "InvalidSchedule", "Sketch", "Task", "compile", "errors",
-           "extract_tasks", "sketches", "tune", "workloads"]  # fmt: skip
+__all__ = ["FelixError", "InvalidSchedule", "Sketch", "Task", "compile", "errors", "events",
+           "extract_tasks", "frontend", "metaschedule", "records", "sketches", "tune",
+           "workloads"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"felix.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'felix' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
-    return module if name == "workloads" else getattr(module, name)
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
