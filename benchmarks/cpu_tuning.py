@@ -1,0 +1,397 @@
+"""Felix against stock `ms.tune_tir` on this CPU: wall time of tuning and the best latency.
+
+    python benchmarks/cpu_tuning.py [--trials 64] [--seeds 3] [--workloads gemm conv2d ...]
+    python benchmarks/cpu_tuning.py --only 'gemm:0:*' 'conv2d:*:felix'
+    python benchmarks/cpu_tuning.py --limit-s 1800
+
+For every workload and seed there are pieces, each in a process of its own: tuning with each
+tool, and a comparison that builds all winners and times them in turns with one timer on the same
+inputs, with cold and with warm caches. Pieces that are done are kept in
+`benchmarks/results/work/NAME` and not run again, so a run can be interrupted or made in parts;
+the results file is rewritten after each piece.
+
+Tools:
+  felix        `felix.tune` as it is, with an empty formula cache
+  stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, LocalBuilder, LocalRunner. The
+               time limit of a build alone is raised from 30 to 180 s, because every build worker
+               imports TVM's tensor intrinsics first (20 s and more) and may fail on a busy
+               machine
+  stock-light  the same without that import, in the tuner and in the workers, and with the `llvm`
+               rules, which do not need it: what a user of stock TVM could gain with effort
+
+Durations in seconds, latencies in microseconds. `wall_s` is the call of `felix.tune` or
+`ms.tune_tir` alone, without the tuner's import of the intrinsics; `process_s` is everything from
+starting Python. Reads `felix`; feeds `benchmarks/report.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+
+WORKLOADS = {
+    "gemm": "gemm:512,512,512",
+    "conv2d": "conv2d:1,56,56,64,64,3,padding=1",
+    "softmax": "softmax:1024x1024",
+    "layer_norm": "layer_norm:1024x1024",
+    "gemm64": "gemm:64,64,64",  # for a quick check of this benchmark
+}
+DEFAULT = ("gemm", "conv2d", "softmax", "layer_norm")
+TOOLS = ("felix", "stock", "stock-light")
+#: Seconds a stock build may take.
+BUILD_TIMEOUT_S = 180.0
+#: TVM's sentinels for a failed run are beyond this.
+FAILED_US = 1e14
+COMPARE = "compare"
+
+
+def main() -> int:
+    """Run the pieces that are missing; returns 1 if one failed."""
+    args = _arguments()
+    work = common.RESULTS / "work" / args.name
+    if args.fresh:
+        shutil.rmtree(work, ignore_errors=True)
+    settings = {"trials": args.trials, "stock_batch": args.stock_batch}
+    if (known := _load(work / "settings.json")) not in (None, settings):
+        print(f"{work} holds a run with {known}: use another --name or --fresh", file=sys.stderr)
+        return 2
+    common.write(work / "settings.json", settings)
+    started, failed = time.monotonic(), []
+    for workload, seed, tool in _pieces(args):
+        label = f"{workload}:{seed}:{tool}"
+        wanted = any(fnmatch.fnmatch(label, pattern) for pattern in args.only)
+        if not wanted or not _is_missing(work, workload, seed, tool):
+            continue
+        if args.limit_s is not None and time.monotonic() - started > args.limit_s:
+            print("time is up; the same command goes on")
+            break
+        if not _run_piece(work, workload, seed, tool, settings):
+            failed.append(label)
+        result = _collect(work, args, settings)
+        common.write(common.RESULTS / f"{args.name}.json", result)
+    print(render(_collect(work, args, settings)))
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def render(result: dict[str, Any]) -> str:
+    """The tables, in Markdown."""
+    keys = ("workload", "tool", "n_seeds", "wall_s", "process_s", "cold_us", "warm_us",
+            "wall_ratio", "process_ratio", "cold_ratio", "warm_ratio")  # fmt: skip
+    return "\n\n".join(
+        [
+            f"Medians over seeds, {result['settings']['trials']} trials; ratios are to Felix, "
+            "above 1 where Felix is faster:",
+            common.table(
+                ["workload", "tool", "seeds", "wall s", "process s", "cold us", "warm us",
+                 "wall ratio", "process ratio", "cold ratio", "warm ratio"],
+                [[entry[key] for key in keys] for entry in result["summary"]],
+            ),
+            "Every run:",
+            common.table(
+                ["workload", "seed", "tool", "wall s", "process s", "measured", "ran",
+                 "cold us", "warm us"],
+                [_row(run, tool) for run in result["runs"] for tool in TOOLS if tool in run],
+            ),
+        ]
+    )  # fmt: skip
+
+
+def _row(run: dict[str, Any], tool: str) -> list[Any]:
+    piece, compared = run[tool], run.get(COMPARE, {}).get(tool, {})
+    return [run["workload"], run["seed"], tool, piece["wall_s"], piece["process_s"],
+            piece["n_measured"], piece["n_ran"], compared.get("cold_us"),
+            compared.get("warm_us")]  # fmt: skip
+
+
+# ---------------------------------------------------------------- pieces, from outside
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(DEFAULT))
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=["felix", "stock"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--stock-batch", type=int, default=64,
+                        help="num_trials_per_iter of ms.tune_tir; 64 is its default")  # fmt: skip
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="WORKLOAD:SEED:TOOL",
+                        help="patterns of the pieces to run; TOOL may be compare")  # fmt: skip
+    parser.add_argument("--limit-s", type=float, default=None,
+                        help="start no further piece after this long")  # fmt: skip
+    parser.add_argument("--name", default="cpu_tuning", help="of the results file")
+    parser.add_argument("--fresh", action="store_true", help="forget what this name has done")
+    return parser.parse_args()
+
+
+def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
+    """All tools of a workload and seed right after each other, their order alternating."""
+    for seed in range(args.seeds):
+        for workload in args.workloads:
+            for tool in args.tools if seed % 2 == 0 else args.tools[::-1]:
+                yield workload, seed, tool
+            yield workload, seed, COMPARE
+
+
+def _is_missing(work: pathlib.Path, workload: str, seed: int, piece: str) -> bool:
+    """Whether a piece is to be run: a comparison, whenever there is another tool to compare."""
+    if piece != COMPARE:
+        return not _path(work, workload, seed, piece).exists()
+    there = {tool for tool in TOOLS if _path(work, workload, seed, tool).exists()}
+    compared = _load(_path(work, workload, seed, COMPARE)) or {}
+    return len(there) > 1 and "felix" in there and not there <= compared.keys()
+
+
+def _path(work: pathlib.Path, workload: str, seed: int, piece: str) -> pathlib.Path:
+    return work / f"{workload}-s{seed}" / f"{piece}.json"
+
+
+def _load(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _run_piece(
+    work: pathlib.Path, workload: str, seed: int, tool: str, settings: dict[str, int]
+) -> bool:
+    """Run one piece in a fresh process and add what is known outside of it."""
+    path = _path(work, workload, seed, tool)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    request = {"tool": tool, "workload": WORKLOADS[workload], "seed": seed,
+               "path": str(path), **settings}  # fmt: skip
+    print(f"{common.now()} {workload} seed {seed}: {tool} ...", flush=True)
+    load, start = common.load(), time.perf_counter()
+    with open(path.with_suffix(".log"), "w") as log:
+        done = subprocess.run(
+            [sys.executable, __file__, "--piece", json.dumps(request)],
+            stdout=log, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+    process_s = time.perf_counter() - start
+    piece = _load(path.with_suffix(".piece"))
+    if done.returncode or piece is None:
+        print(f"  failed, see {path.with_suffix('.log')}", file=sys.stderr)
+        return False
+    common.write(path, piece | {"date": common.now(), "process_s": process_s, "load": load})
+    path.with_suffix(".piece").unlink()
+    return True
+
+
+def _collect(
+    work: pathlib.Path, args: argparse.Namespace, settings: dict[str, int]
+) -> dict[str, Any]:
+    runs = []
+    for workload in WORKLOADS:
+        for folder in sorted(work.glob(f"{workload}-s*")):
+            seed = int(folder.name.rpartition("-s")[2])
+            found = {piece: _load(folder / f"{piece}.json") for piece in (*TOOLS, COMPARE)}
+            known = {piece: value for piece, value in found.items() if value is not None}
+            if known:
+                runs.append({"workload": workload, "seed": seed, **known})
+    summary = [entry for name in WORKLOADS for entry in _summary(name, runs)]
+    return common.header("cpu_tuning") | {
+        "settings": settings,
+        "workloads": {name: WORKLOADS[name] for name in {run["workload"] for run in runs}},
+        "summary": summary,
+        "runs": runs,
+    }
+
+
+def _summary(workload: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians of every tool over the seeds in which it was compared with Felix."""
+    found: list[dict[str, Any]] = []
+    for tool in TOOLS:
+        own = [r for r in runs if r["workload"] == workload and tool in r.get(COMPARE, {})]
+        if not own:
+            continue
+        entry: dict[str, Any] = {"workload": workload, "tool": tool, "n_seeds": len(own)}
+        for name, unit in (("wall", "s"), ("process", "s"), ("cold", "us"), ("warm", "us")):
+            key = f"{name}_{unit}"
+            mine, felix = (
+                statistics.median((r if unit == "s" else r[COMPARE])[t][key] for r in own)
+                for t in (tool, "felix")
+            )
+            entry |= {key: mine, f"{name}_ratio": mine / felix}
+        found.append(entry)
+    return found
+
+
+# ---------------------------------------------------------------- pieces, inside
+
+
+def _piece(request: dict[str, Any]) -> None:
+    path = pathlib.Path(request["path"])
+    work = {"felix": _tune_felix, COMPARE: _compare}.get(request["tool"], _tune_stock)
+    common.write(path.with_suffix(".piece"), work(request, path.parent))
+
+
+def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    import dataclasses
+    import os
+    import tempfile
+
+    import felix
+    from felix import workloads
+
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["FELIX_CACHE_DIR"] = cache
+        task = workloads.parse(request["workload"])
+        start = time.perf_counter()
+        result = felix.tune(task, trials=request["trials"], seed=request["seed"])
+        wall_s = time.perf_counter() - start
+    _keep(folder / "felix.module", result.best.schedule.mod, task.target)
+    return {
+        "wall_s": wall_s,
+        "reason": result.reason,
+        "n_measured": len(result.records),
+        "n_ran": sum(r.measurement.ok for r in result.records),
+        "own_best_us": result.best.latency_us,
+        "curve": result.curve,
+        "breakdown": dataclasses.asdict(result.breakdown),
+    }
+
+
+def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    import tempfile
+
+    from felix import cpus, workloads
+
+    import_s, initializer = 0.0, None
+    if request["tool"] == "stock":
+        start = time.perf_counter()
+        importlib.import_module("tvm.s_tir.tensor_intrin")
+        import_s = time.perf_counter() - start
+    else:
+        initializer = _without_intrinsics
+        _without_intrinsics()
+    from tvm.s_tir import meta_schedule as ms
+
+    task = workloads.parse(request["workload"])
+    cores = cpus.available_cores()
+    rules = {"sch_rules": "llvm", "postprocs": "llvm", "mutator_probs": "llvm"}
+    space = ms.space_generator.PostOrderApply(**rules) if initializer else "post-order-apply"
+    with tempfile.TemporaryDirectory() as scratch:
+        start = time.perf_counter()
+        database = ms.tune_tir(
+            task.mod,
+            task.target,
+            work_dir=scratch,
+            max_trials_global=request["trials"],
+            num_trials_per_iter=request["stock_batch"],
+            builder=ms.builder.LocalBuilder(
+                max_workers=cores, timeout_sec=BUILD_TIMEOUT_S, initializer=initializer
+            ),
+            space=space,
+            num_tuning_cores=cores,
+            seed=request["seed"] + 1,
+        )
+        wall_s = time.perf_counter() - start
+        best = ms.tir_integration.compile_tir(database, task.mod, task.target)
+        times = [sorted(float(s) * 1e6 for s in record.run_secs or ())
+                 for record in database.get_all_tuning_records()]  # fmt: skip
+    ran = [t[len(t) // 2] for t in times if t and t[-1] < FAILED_US]
+    if best is None or not ran:
+        raise RuntimeError("stock tuning found no schedule that runs")
+    _keep(folder / f"{request['tool']}.module", best.mod, task.target)
+    return {
+        "wall_s": wall_s,
+        "import_s": import_s,
+        "n_measured": len(times),
+        "n_ran": len(ran),
+        "own_best_us": min(ran),
+    }
+
+
+def _without_intrinsics() -> None:
+    """An empty module in place of TVM's tensor intrinsics; also runs in build workers."""
+    import sys
+    import types
+
+    name = "tvm.s_tir.tensor_intrin"
+    sys.modules.setdefault(name, types.ModuleType(name))
+
+
+def _keep(path: pathlib.Path, mod: Any, target: Any) -> None:
+    import tvm
+
+    path.write_text(tvm.ir.save_json([mod, target]))
+
+
+def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+    """Check both winners, then time them in turns."""
+    import tvm
+
+    from felix import target, workloads
+    from felix.measure import reference
+
+    task = workloads.parse(request["workload"])
+    hardware = target.hardware(task.target)
+    args = reference.arguments(task.mod)
+    contents = reference.inputs(args, 0, positive=False)
+    expected = _outputs(tvm.tirx.build(reference.scheduled(task.mod), task.target), args, contents)
+    libraries, found = {}, {}
+    for tool in TOOLS:
+        if not (folder / f"{tool}.module").exists():
+            continue
+        mod, built_for = tvm.ir.load_json((folder / f"{tool}.module").read_text())
+        libraries[tool] = tvm.tirx.build(mod, built_for)
+        got = _outputs(libraries[tool], args, contents)
+        wrong = [reference.mismatch(got[i], expected[i], reference.tolerance(task.mod))
+                 for i in expected]  # fmt: skip
+        found[tool] = {"correct": not any(wrong), "mismatch": next(filter(None, wrong), "")}
+    tensors = [tvm.runtime.tensor(array) for array in contents]
+    cache_bytes = hardware.l3_bytes or hardware.l2_bytes
+    for name, flush in (("cold", True), ("warm", False)):
+        for tool, times in _in_turns(libraries, tensors, flush, cache_bytes).items():
+            found[tool][f"{name}_us"] = statistics.median(times)
+            found[tool][f"{name}_all_us"] = times
+    return found
+
+
+def _outputs(library: Any, args: Any, contents: Any) -> dict[int, Any]:
+    import tvm
+
+    tensors = [tvm.runtime.tensor(array) for array in contents]
+    library["main"](*tensors)
+    return {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
+
+
+def _in_turns(
+    libraries: dict[str, Any], tensors: list[Any], flush: bool, cache_bytes: int, turns: int = 10
+) -> dict[str, list[float]]:
+    """Repeats of every library, a few at a time, in an order that alternates."""
+    import tvm
+
+    from felix.measure import timing
+
+    options = timing.TimingOptions(
+        flush=flush, min_repeats=5, max_repeats=5, max_total_s=30.0, min_repeat_ms=20
+    )
+    times: dict[str, list[float]] = {tool: [] for tool in libraries}
+    for turn in range(turns):
+        for tool in list(libraries)[:: 1 if turn % 2 == 0 else -1]:
+            times[tool] += timing.latencies(
+                libraries[tool], tvm.cpu(), tensors, options,
+                cache_bytes=cache_bytes, first_us=0.0, best_us=None,
+            )  # fmt: skip
+    return times
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--piece"]:
+        _piece(json.loads(sys.argv[2]))
+    else:
+        sys.exit(main())
