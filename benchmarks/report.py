@@ -1,0 +1,69 @@
+"""Write the tables of docs/benchmarks.md from the JSON files in benchmarks/results.
+
+    python benchmarks/report.py [--check]
+
+Between `<!-- begin NAME -->` and `<!-- end NAME -->` stands what `benchmarks/results/NAME.json`
+holds: where and when it was measured, and the tables the benchmark itself prints. With --check
+nothing is written; the exit code is 1 if the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common, cpu_tuning, features
+
+PAGE = common.ROOT / "docs" / "benchmarks.md"
+#: Benchmark (a results file's field) -> its tables.
+RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
+    "features": features.render,
+    "cpu_tuning": cpu_tuning.render,
+}
+_SECTION = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only compare")
+    args = parser.parse_args()
+    before = PAGE.read_text()
+    after = fill(before, common.RESULTS)
+    if args.check:
+        return int(after != before)
+    PAGE.write_text(after)
+    return 0
+
+
+def fill(page: str, results: pathlib.Path) -> str:
+    """The page with every section made anew."""
+
+    def section(match: re.Match[str]) -> str:
+        path = results / f"{match['name']}.json"
+        body = _body(json.loads(path.read_text())) if path.exists() else "No results yet."
+        return f"{match[1]}\n{body}\n\n{match[3]}"
+
+    return _SECTION.sub(section, page)
+
+
+def _body(result: dict[str, Any]) -> str:
+    machine, versions = result["machine"], result["versions"]
+    lines = [
+        f"`{result['command']}`, {result['date'][:10]}, commit {result['commit']}",
+        f"{machine['cpu']}, {machine['cores']} cores; "
+        f"load average {machine['load_average'][0]} at the end",
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+    ]
+    return "\n".join(f"- {line}" for line in lines) + "\n\n" + RENDER[result["benchmark"]](result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What the benchmarks make of their numbers: tables, summaries, the page. None is run."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from benchmarks import common, cpu_tuning, features, report
+
+
+def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
+    """One seed of one workload."""
+
+    def piece(seconds: float) -> dict[str, Any]:
+        return {"wall_s": seconds, "process_s": seconds + 10, "n_measured": 64, "n_ran": 60}
+
+    compared = {"felix": {"cold_us": 10.0, "warm_us": 8.0},
+                "stock": {"cold_us": 15.0, "warm_us": 8.0}}  # fmt: skip
+    return {"workload": "gemm", "seed": seed, "felix": piece(felix_s), "stock": piece(stock_s),
+            "compare": compared}  # fmt: skip
+
+
+def test_summary_takes_medians_over_seeds_and_ratios_to_felix() -> None:
+    runs = [run(0, 20, 100), run(1, 30, 300), run(2, 25, 200)]
+    felix, stock = cpu_tuning._summary("gemm", runs)
+    assert (felix["wall_s"], stock["wall_s"], stock["wall_ratio"]) == (25, 200, 8)
+    assert stock["process_ratio"] == 210 / 35
+    assert (stock["cold_ratio"], stock["warm_ratio"], felix["cold_ratio"]) == (1.5, 1, 1)
+    assert cpu_tuning._summary("softmax", runs) == []
+
+
+def test_a_seed_without_comparison_does_not_count() -> None:
+    partial = run(1, 1, 1)
+    del partial["compare"]
+    (_, stock) = cpu_tuning._summary("gemm", [run(0, 20, 100), partial])
+    assert stock["n_seeds"] == 1 and stock["wall_s"] == 100
+    text = cpu_tuning.render(
+        {"settings": {"trials": 64}, "summary": [stock], "runs": [run(0, 20, 100), partial]}
+    )
+    assert text.count("| felix") == 2
+
+
+def test_comparison_is_missing_until_it_has_every_tool(tmp_path: pathlib.Path) -> None:
+    def put(piece: str, content: Any = None) -> None:
+        common.write(cpu_tuning._path(tmp_path, "gemm", 0, piece), content or {})
+
+    def missing() -> bool:
+        return cpu_tuning._is_missing(tmp_path, "gemm", 0, "compare")
+
+    put("stock")
+    assert not missing()
+    put("felix")
+    assert missing()
+    put("compare", {"felix": {}, "stock": {}})
+    assert not missing()
+    put("stock-light")
+    assert missing()
+
+
+def test_page_is_filled_and_filling_again_changes_nothing(tmp_path: pathlib.Path) -> None:
+    head = {"date": "2030-01-01T00:00:00", "command": "python x.py", "commit": "abc",
+            "versions": {"felix": "1"},
+            "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]}}  # fmt: skip
+    runs = [run(0, 20, 100)]
+    result = head | {"benchmark": "cpu_tuning", "settings": {"trials": 64}, "runs": runs,
+                     "summary": cpu_tuning._summary("gemm", runs)}  # fmt: skip
+    (tmp_path / "cpu_tuning.json").write_text(json.dumps(result))
+    page = "# P\n<!-- begin features -->\nformer\n<!-- end features -->\nmiddle\n" \
+           "<!-- begin cpu_tuning -->\n<!-- end cpu_tuning -->\ntail\n"  # fmt: skip
+    filled = report.fill(page, tmp_path)
+    assert "No results yet." in filled and "former" not in filled and "middle" in filled
+    assert "commit abc" in filled and "| gemm" in filled and filled.endswith("tail\n")
+    assert report.fill(filled, tmp_path) == filled
+
+
+def test_every_section_of_the_page_has_a_benchmark() -> None:
+    sections = report._SECTION.findall(report.PAGE.read_text())
+    assert {name for _, name, _ in sections} == set(report.RENDER)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.5, "1,234"), (0.012345, "0.0123"), (7, "7"), (None, "-")]
+)
+def test_numbers_in_tables(value: Any, text: str) -> None:
+    assert common.table(["a"], [[value]]).splitlines()[-1].split()[1] == text
+
+
+def test_features_table_of_a_sketch_without_structures() -> None:
+    entry = {"workload": "gemm", "target": "llvm", "n_sketches": 1, "tvm_us": 5000.0,
+             "batch_us": 50.0, "large_batch_us": 10.0, "ratio": 100.0, "large_batch_ratio": 500.0,
+             "extract_cold_s": [0.2], "extract_cached_s": [0.01],
+             "extract_structure_s": [None]}  # fmt: skip
+    text = features.render(
+        {"entries": [entry], "candidates_per_sketch": 8, "batch": 2048, "peak_memory_mib": 500.0}
+    )
+    assert "500" in text and "| -" in text.replace("  ", " ")
