@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import tvm
-from brute_programs import Nest, Site, element_bytes
 
 from felix.target import Hardware
+from tests.brute_programs import Nest, Site, element_bytes
 
 Values = Mapping[str, float]
 Buffers = tuple[dict[str, tuple[int, ...]], dict[str, Site]]

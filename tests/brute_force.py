@@ -11,15 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import brute_analytic
-import brute_programs as programs
-from brute_programs import Access, Axis, Nest, Points, Site, element_bytes
 from tvm import tirx
 from tvm.ir.expr import Call
 
 from felix.features import spec
 from felix.sketch import Sketch
 from felix.target import Hardware, hardware
+from tests import brute_analytic
+from tests import brute_programs as programs
+from tests.brute_programs import Access, Axis, Nest, Points, Site, element_bytes
 
 SECTOR_BYTES, BANK_BYTES, WARP_LANES = 32, 128, (1, 2, 4, 8, 16)
 

@@ -168,6 +168,11 @@ def check_sketch(sketch: Sketch, n: int = 50, seed: int = 0) -> SketchReport:
         rows = sketch.sample(n, seed)
     except InvalidSchedule:
         return SketchReport(sketch.index, 0, 0, (), ())
+    return check_rows(sketch, rows)
+
+
+def check_rows(sketch: Sketch, rows: NDArray[np.int64]) -> SketchReport:
+    """Compare these decisions [n, n_variables] of a sketch with TVM's schedules."""
     raw = sketch.formulas.raw(rows)
     mismatches: list[Mismatch] = []
     loose: list[Loose] = []
