@@ -210,6 +210,18 @@ def test_same_seed_same_candidates(task: felix.Task, tmp_path: pathlib.Path) -> 
     assert first != mods("c", 6)
 
 
+def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
+    gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
+    builder, model = Builder(), metaschedule.MLPCostModel()
+    rules = ms.space_generator.PostOrderApply(
+        sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"
+    )
+    tune(gpu, tmp_path, strategy=metaschedule.GradientSearch(model, options=SMALL),
+         cost_model=model, builder=builder, space=rules)  # fmt: skip
+    assert len({str(mod) for mod in builder.mods}) == 8
+    assert all("threadIdx.x" in str(mod) for mod in builder.mods)
+
+
 def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     small = felix.workloads.elementwise((7,), target="llvm -num-cores 2")
     builder = Builder()
