@@ -369,6 +369,8 @@ class _State:
     max_trials: int
     per_round: int
     n_sent: int = 0
+    #: hashes of the programs sent: other decisions may give the same one
+    programs: set[int] = dataclasses.field(default_factory=set)
 
     def candidates(self) -> list[Any]:
         n = min(self.per_round, self.max_trials - self.n_sent)
@@ -396,7 +398,7 @@ class _State:
             self.online.learn(self.workload, _latencies(candidates, results))
 
     def _candidate(self, suggestion: types.Suggestion) -> Any:
-        """The measure candidate of a suggestion; None if TVM rejects it."""
+        """The measure candidate of a suggestion; None if TVM rejects or has it already."""
         sketch: Any = self.search.sketches[suggestion.sketch_index]
         try:
             schedule = sketch.schedule(suggestion.decisions)
@@ -404,6 +406,10 @@ class _State:
             failed = protocol.Measurement(error=protocol.ErrorClass.BUILD, message=str(error))
             self.search.update([(suggestion, failed)])
             return None
+        program = tvm_ffi.structural_hash(schedule.mod)
+        if program in self.programs:
+            return None
+        self.programs.add(program)
         info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
         return ms.search_strategy.MeasureCandidate(schedule, info)
 
