@@ -16,8 +16,9 @@ Notation
 Three devices make the rules useful for values that span 1 to 1e12:
 
 *Half-integer thresholds.* Integers a < b differ by at least 1, so a < b is the same as
-b - a - 1/2 > 0 and a tie (a = b) sits clearly on one side; likewise a <= b is b - a + 1/2 > 0.
-A step centred on the tie itself would read 1/2 there at any temperature.
+b - a - 1/2 > 0 and a tie (a = b) sits clearly on one side; likewise a <= b is b - a + 1/2 > 0,
+and a = b is |a - b| < 1/2. A step centred on the tie itself would read 1/2 there at any
+temperature; and arguments that are smooth themselves may miss an integer by O(T).
 
 *Widths relative to size.* A comparison is soft over a width T (1 + T M), M = sqrt(1+a^2+b^2):
 a share T^2 of the size of what is compared, plus T of one integer. A fixed width would have
@@ -57,6 +58,8 @@ Smooth = tuple[Array, tuple[Array, ...]]
 TINY = 1e-9
 #: Largest exponent passed to exp, a little below float64 overflow.
 MAX_EXPONENT = 700.0
+#: Half width of a box, in widths of the bump, below which smoothing it gives the bump itself.
+BOX_LIMIT = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +166,28 @@ def _compare(shift: float) -> Callable[[tuple[Array, ...], Temperature, Kernel],
 
 
 def _equal(args: tuple[Array, ...], t: Temperature, kernel: Kernel) -> Smooth:
-    """The bump of the margin: exactly 1 at a = b for every T; |z| >= 2/w -> inf elsewhere.
+    """(step(z + h) - step(z - h)) / (step(h) - step(-h)) with z = 2 (b - a) / w and h = 1 / w.
 
-    A difference of two steps would vanish at equality of large values (its height is 1/w).
+    The box |a - b| < 1/2 convolved with the bump, over its height at a = b: exactly 1 there for
+    every T. Cold, h -> inf, it has a flat top, so that arguments which are smooth themselves
+    and miss equality by O(T) still count as equal; a bump of width O(T) would forget them. Hot,
+    h -> 0, it is the bump of z, used as such where the difference would cancel.
     """
-    z, z_a, z_b = _margin(args[0], args[1], 0.0, t)
-    phi, slope = kernel.bump(z)
-    return phi, (slope * z_a, slope * z_b)
+    a, b = args
+    size = np.sqrt(1.0 + a * a + b * b)
+    half = 1.0 / (t * (1.0 + t * size))
+    z, z_a, z_b = _margin(a, b, 0.0, t)
+    phi, phi_z = kernel.bump(z)
+    (right, right_z), (left, left_z) = kernel.step(z + half), kernel.step(z - half)
+    top, top_h = kernel.step(half)
+    height = 2.0 * top - 1.0
+    is_box = half > BOX_LIMIT
+    height = np.where(is_box, height, 1.0)
+    value = np.where(is_box, (right - left) / height, phi)
+    slope = np.where(is_box, (right_z - left_z) / height, phi_z)
+    widen = np.where(is_box, (right_z + left_z - 2.0 * value * top_h) / height, 0.0)
+    narrow = -half * half * (t * t) / size  # dh/da = narrow a
+    return value, (slope * z_a + widen * narrow * a, slope * z_b + widen * narrow * b)
 
 
 def _and(args: tuple[Array, ...], t: Temperature, kernel: Kernel) -> Smooth:
