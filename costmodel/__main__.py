@@ -50,13 +50,13 @@ def _split_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--validation", type=float, default=0.15, help="share (%(default)s)")
     sub.add_argument("--test", type=float, default=0.15, help="share (%(default)s)")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--threads", type=_positive, default=2)
+    sub.add_argument("--threads", type=_positive, default=1)
 
 
 def _train(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     sub.add_argument("--out", required=True, help="checkpoint to write")
-    sub.add_argument("--epochs", type=_positive, default=200)
+    sub.add_argument("--epochs", type=_positive, default=20)
     sub.add_argument("--patience", type=_positive, default=30)
     sub.add_argument("--lr", type=float, default=2e-3)
     sub.add_argument("--hidden", type=_positive, default=128)
@@ -65,7 +65,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rank-weight", type=float, default=0.5)
     sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
     sub.add_argument(
-        "--replay", type=int, default=1000, metavar="N",
+        "--replay", type=int, default=900, metavar="N",
         help="schedules kept beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
     )  # fmt: skip
     sub.add_argument(

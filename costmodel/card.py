@@ -63,6 +63,11 @@ def render(name: str, model: checkpoint.Predictor, metadata: checkpoint.Metadata
         "",
         f"    {metadata.command or 'an unrecorded command'}",
         "",
+        "`scores.json` holds the scores of every test workload. With `--final`, "
+        "`held_out.safetensors` holds the weights that were scored; the same figures come from",
+        "",
+        "    python -m costmodel evaluate --data DATA --model held_out.safetensors --baselines",
+        "",
         "## Limits",
         "",
         "- It ranks schedules of one workload; across workloads its scale is less reliable.",

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from costmodel import evaluate as evaluation
     from costmodel import tasks as task_data
 
+#: Beside a checkpoint: its scores, and with `--final` the weights that were scored.
+SCORES = "scores.json"
+HELD_OUT = "held_out.safetensors"
+
 
 def collect(options: argparse.Namespace, command: str) -> None:
     """Measure schedules into `options.out`."""
@@ -170,9 +174,10 @@ def train(options: argparse.Namespace, command: str) -> None:
         trained = training.train(
             features, parts.train, parts.validation, settings, _epoch_reporter()
         )
-        scores = _scores(options, trained.model, features, parts)
+        scored = trained.model
+        scores = _scores(options, scored, features, parts)
         if options.final:
-            trained = training.train_all(features, trained, settings, _epoch_reporter())
+            trained = training.train_all(features, settings, _epoch_reporter())
     metadata = checkpoint.Metadata(
         features_version=features.version,
         feature_names=features.names,
@@ -184,6 +189,9 @@ def train(options: argparse.Namespace, command: str) -> None:
         command=command,
     )
     checkpoint.save(out, trained.model, metadata)
+    tensorfile.write_bytes(out.with_name(SCORES), json.dumps(scores, indent=1).encode())
+    if options.final:  # what the scores are of: these weights never saw the test part
+        checkpoint.save(out.with_name(HELD_OUT), scored, metadata)
     if options.replay:
         seen = features.tasks if options.final else parts.train
         sample = replaying.sample(seen, options.replay, options.seed)

@@ -1,8 +1,8 @@
 """A small sample of the training data that travels with a checkpoint, for fine-tuning.
 
 A tuning run replays it, so that following one machine's few measurements does not undo what
-pretraining learnt. It holds the same number of schedules of every task. Rows are stored as
-16-bit floats (log features, 3 digits). Reads `tasks`; feeds `finetune` through `registry`.
+pretraining learnt. It holds the same number of schedules of every task. The real rows are stored
+as 16-bit floats (log features, 3 digits). Reads `tasks`; feeds `finetune` through `registry`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sample(tasks: Sequence[task_data.TaskData], count: int, seed: int) -> Replay
 def save(path: Path, replay: Replay, names: Sequence[str], version: int) -> None:
     """Write the sample, atomically."""
     tensors = {
-        "rows": torch.from_numpy(replay.rows).half(),
+        "real_rows": torch.from_numpy(replay.rows[replay.mask]).half(),
         "mask": torch.from_numpy(replay.mask),
         "ln_latency": torch.from_numpy(replay.ln_latency),
         "task_ids": torch.from_numpy(replay.task_ids),
@@ -69,14 +69,17 @@ def load(path: Path, names: Sequence[str], version: int) -> Replay:
             header["features_version"], tuple(header["feature_names"]), device=""
         )
         checkpoint.check_features(str(path), metadata, names, version)
+        mask = tensors["mask"].numpy()
+        rows = np.zeros((*mask.shape, len(names)), dtype=np.float32)
+        rows[mask] = tensors["real_rows"].float().numpy()
         replay = Replay(
-            tensors["rows"].float().numpy(),
-            tensors["mask"].numpy(),
+            rows,
+            mask,
             tensors["ln_latency"].numpy(),
             tensors["task_ids"].numpy(),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise errors.CheckpointError(f"{path} is not a replay sample") from error
-    if replay.rows.shape != (*replay.mask.shape, len(names)):
+    if not len(mask) == len(replay.ln_latency) == len(replay.task_ids):
         raise errors.CheckpointError(f"{path} is not a replay sample: its shapes disagree")
     return replay

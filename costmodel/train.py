@@ -11,7 +11,6 @@ Notation: as `losses`. Reads `tasks`, `split`; feeds `checkpoint` through the co
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ class TrainOptions:
     Attributes:
         epochs: at most; one epoch draws about as many schedules as there are.
         patience: epochs without a better validation loss before stopping.
-        lr: peak learning rate of AdamW; halved when validation stalls for a third of patience.
+        lr: learning rate of AdamW at the start; falls to 0 over `epochs` along a cosine.
         tasks_per_step: T.
         per_task: K.
         huber: error of ln latency where the regression turns from square to linear.
@@ -45,7 +44,7 @@ class TrainOptions:
         shape: architecture.
     """
 
-    epochs: int = 200
+    epochs: int = 20
     patience: int = 30
     lr: float = 2e-3
     weight_decay: float = 1e-4
@@ -138,14 +137,12 @@ def train(
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=options.lr, weight_decay=options.weight_decay
     )
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimiser, factor=0.5, patience=max(options.patience // 3, 1)
-    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=options.epochs)
     draws = torch.Generator().manual_seed(options.seed)
     for epoch in range(1, options.epochs + 1):
         train_loss = _train_epoch(model, optimiser, parts, draws, options)
         loss = validation_loss(model, held_out, options) if held_out else train_loss
-        schedule.step(loss)
+        schedule.step()
         history.append(Epoch(epoch, train_loss, loss))
         if progress is not None:
             progress(history[-1])
@@ -249,11 +246,8 @@ def predict(model: nn.Module, rows: Tensor, mask: Tensor, batch: int = 4096) -> 
 
 def train_all(
     features: task_data.Features,
-    scored: Trained,
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
 ) -> Trained:
-    """Train afresh on every task for as many epochs as were best for the scored model."""
-    epochs = max(scored.best_epoch, 1)
-    settings = dataclasses.replace(options, epochs=epochs)
-    return train(features, features.tasks, (), settings, progress)
+    """Train afresh on every task, the same number of epochs along the same schedule."""
+    return train(features, features.tasks, (), options, progress)
