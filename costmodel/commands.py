@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -186,7 +187,7 @@ def train(options: argparse.Namespace, command: str) -> None:
         data=_data_facts(dataset, features, parts, options),
         scores=scores,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=command,
+        command=_without_cache(command),
     )
     checkpoint.save(out, trained.model, metadata)
     tensorfile.write_bytes(out.with_name(SCORES), json.dumps(scores, indent=1).encode())
@@ -198,6 +199,11 @@ def train(options: argparse.Namespace, command: str) -> None:
         beside = out.with_name(replaying.FILE_NAME)
         replaying.save(beside, sample, features.names, features.version)
     print(f"wrote {out} and {card.write(out, trained.model, metadata)}")
+
+
+def _without_cache(command: str) -> str:
+    """The command without `--cache FOLDER`, which is this machine's and changes no result."""
+    return re.sub(r" --cache(=| )\S+", "", command)
 
 
 def _scores(
