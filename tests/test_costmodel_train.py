@@ -291,7 +291,7 @@ def test_trees_learn_the_law_too() -> None:
 
 def pretrained_model() -> model.SegmentSumMLP:
     all_tasks = [task(i, 60) for i in range(10)]
-    return train.train(features(all_tasks), all_tasks, (), quick(epochs=30)).model
+    return train.train(features(all_tasks), all_tasks, (), quick(epochs=50)).model
 
 
 def arrays(t: tasks.TaskData, task_id: int = 0, part: slice = slice(None)) -> tuple[Any, ...]:
