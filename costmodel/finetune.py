@@ -43,7 +43,8 @@ class FineTuneOptions:
         checks: how many times within them the held-out loss is taken.
         batch: records of a step; replay: replayed schedules of a step.
         hold_out: one record in so many is held out, once there are that many per check set.
-        shrinkage: records a task needs before its offset counts half.
+        shrinkage: records a task needs before its offset counts half; small, since machines differ
+            by more than the errors of one task spread.
         anchor: weight of the squared distance to the pretrained weights.
         lr: learning rate; fresh_lr: instead of it for a network that was never pretrained.
         rank_weight, huber, clip, seed: as in training.
@@ -56,7 +57,7 @@ class FineTuneOptions:
     lr: float = 1e-3
     fresh_lr: float = 5e-3
     hold_out: int = 8
-    shrinkage: float = 4.0
+    shrinkage: float = 0.5
     anchor: float = 1e-3
     rank_weight: float = 0.5
     huber: float = 1.0
