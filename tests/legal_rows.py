@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix import sampling
+from felix.errors import UnsupportedSchedule
 from felix.sketch import ROOT, Sketch
 
 DRAWN = 4096
@@ -23,11 +24,22 @@ def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
     for attempt in range(8 if structural else 0):
         offered = sketch.offered(seed + attempt + 1)
         if offered is not None and offered[structural[0]] != ROOT:
-            structures.append(tuple(offered[c] for c in structural))
-            break
+            structure = tuple(offered[c] for c in structural)
+            if _is_modelled(sketch, structure):
+                structures.append(structure)
+                break
     rows = [np.empty((0, len(sketch.variables)), dtype=np.int64)]
     for structure in structures:
         drawn = sampling.random_rows(sketch.variables, structure, DRAWN, rng)
         legal = (sketch.formulas.constraints_exact(drawn) <= 0).all(axis=1)
         rows.append(drawn[legal][:n])
     return np.concatenate(rows)
+
+
+def _is_modelled(sketch: Sketch, structure: tuple[int, ...]) -> bool:
+    """Whether the symbolic program covers the structure, as `Sketch.sample` asks too."""
+    try:
+        sketch.formulas.variant(structure)
+    except UnsupportedSchedule:
+        return False
+    return True
