@@ -202,9 +202,9 @@ def _step(nest: Nest, access: Access, shape: Sequence[int], axis: Axis, at: int)
 def _reuse(nest: Nest, accesses: Sequence[Access], footprint: Footprints) -> dict[str, float]:
     for depth in range(len(nest.axes) - 1, -1, -1):
         axis = nest.axes[depth]
-        if axis.extent > 1 and all(
-            w == 1 for a in accesses for w in Points(nest, [axis]).hull([a])
-        ):
+        points = Points(nest, [axis])
+        runs = points.passing.sum() > 1
+        if runs and all(w == 1 for a in accesses for w in points.hull([a])):
             return {
                 "reuse": axis.extent,
                 "reuse_trips": math.prod(a.extent for a in nest.axes[depth + 1 :]),
