@@ -108,8 +108,8 @@ def _slot(i: int) -> list[Feature]:
         Feature(p + "vector_stride", "elements", True,
                 "the same if that loop is vectorized, else 0", "[M]"),
         Feature(p + "reuse", "times", True,
-                "extent of the innermost loop with more than one iteration that passes the guards, "
-                "over which the address at the origin stays the same; 0 if there is none", "[A]"),
+                "extent of the innermost loop with more than one iteration that passes the guards "
+                "and that leaves the address at the origin where it is; 0 if there is none", "[A]"),
         Feature(p + "reuse_trips", "iterations", True, "iterations between two such uses", "[A]"),
         Feature(p + "reuse_bytes", "bytes", True,
                 "footprint of all buffers of the store while the loops inside of that one run",
