@@ -109,7 +109,7 @@ def _slot(i: int) -> list[Feature]:
                 "the same if that loop is vectorized, else 0", "[M]"),
         Feature(p + "reuse", "times", True,
                 "extent of the innermost loop with more than one iteration that passes the guards "
-                "and that leaves the address at the origin where it is; 0 if there is none", "[A]"),
+                "and leaves the address at the origin where it is; 0 if there is none", "[A]"),
         Feature(p + "reuse_trips", "iterations", True, "iterations between two such uses", "[A]"),
         Feature(p + "reuse_bytes", "bytes", True,
                 "footprint of all buffers of the store while the loops inside of that one run",
