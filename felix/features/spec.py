@@ -103,8 +103,8 @@ def _slot(i: int) -> list[Feature]:
                 "footprint while all loops but the parallel one (CPU) or blockIdx (GPU) run",
                 "[M]"),
         Feature(p + "stride", "elements", True,
-                "address step from the origin of the innermost loop with more than one iteration",
-                "[A]"),
+                "address step from the origin of the innermost loop with more than one iteration "
+                "that passes the guards", "[A]"),
         Feature(p + "vector_stride", "elements", True,
                 "the same if that loop is vectorized, else 0", "[M]"),
         Feature(p + "reuse", "times", True,
