@@ -334,6 +334,18 @@ def test_collecting_spreads_over_workloads_and_sketches_without_repeats(tmp_path
     assert bench.holding > 0
 
 
+def test_collecting_looks_near_the_fastest(tmp_path: Path) -> None:
+    bench = Bench()
+    bench.run(tmp_path, [workload(1)], per_workload=24, near=0.5)
+    read = dataset.read(tmp_path)
+    near = [r for r in read.records if r.source == "neighbour"]
+    assert 4 <= len(near) <= 12 and len({r.identity for r in read.records}) == 24
+    random = [r for r in read.records if r.source == "random"]
+    assert np.median([r.latencies_us[0] for r in near]) <= np.median(
+        [r.latencies_us[0] for r in random]
+    )
+
+
 def test_collecting_resumes_where_it_stopped(tmp_path: Path) -> None:
     Bench().run(tmp_path, [workload(1)], per_workload=6)
     second = Bench()
