@@ -171,7 +171,7 @@ def _slot(
     scope = str(buffer.scope()).split(".")[0]
     element = element_bytes(buffer)
     in_task = Points(nest, [a for a in nest.axes if not a.task])
-    live = [a for a in nest.axes if a.extent > 1]
+    live = [a for a in nest.axes if Points(nest, [a]).passing.sum() > 1]
     step = abs(_step(nest, accesses[0], shape, live[-1], 1)) if live else 0
     values = {
         "global": float(scope == "global"),

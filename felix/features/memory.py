@@ -110,7 +110,7 @@ def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar,
     for level in reversed(stack[:-1]):
         loop = level.loop
         assert loop is not None
-        same: Scalar = scalar.negated(scalar.equal(loop.extent, 1))
+        same = _live(row, loop)
         for access in accesses:
             same = scalar.both(same, _invariant(access, row, loop))
         trips = _divided(row.trip, level.outside)
@@ -121,6 +121,12 @@ def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar,
             scalar.select(same, values[2], found[2]),
         )
     return found
+
+
+def _live(row: nest.Row, loop: Loop) -> Scalar:
+    """Condition that the loop alone has a second iteration, and that it passes the guards."""
+    more = scalar.negated(scalar.equal(loop.extent, 1))
+    return scalar.both(more, nest.passes(row.block, loop, 1))
 
 
 def _divided(a: Scalar, b: Scalar) -> Scalar:
@@ -138,11 +144,11 @@ def _invariant(access: ir.Access, row: nest.Row, loop: Loop) -> Scalar:
 
 
 def stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
-    """Address step of the innermost loop that has more than one iteration."""
+    """Address step of the innermost loop with more than one iteration that passes the guards."""
     result: Scalar = 0
     for loop in row.loops:
         step = nest.offset(access, row.block, shape, loop, 1)
-        result = scalar.select(scalar.equal(loop.extent, 1), result, step)
+        result = scalar.select(_live(row, loop), step, result)
     return result
 
 
