@@ -206,7 +206,7 @@ def union(a: Interval, b: Interval, extent: Scalar) -> Interval:
     keys = set(left) | set(right)
     if any(not _equal(left.get(k, 0), right.get(k, 0)) for k in keys):
         for part in (a, b):
-            if not part.minimum.terms and part.minimum.constant == 0 and part.extent == extent:
+            if whole(part, extent):
                 return part
         raise UnsupportedSchedule("two consumers need regions that cannot be compared")
     shift = b.minimum.constant - a.minimum.constant
@@ -217,6 +217,12 @@ def union(a: Interval, b: Interval, extent: Scalar) -> Interval:
     first, second = (a, b) if shift >= 0 else (b, a)
     reach = scalar.maximum(first.extent, second.extent + abs(shift))
     return Interval(first.minimum, reach, dynamic)
+
+
+def whole(interval: Interval, extent: Scalar) -> bool:
+    """True if the interval visibly is all of [0, extent)."""
+    start = interval.minimum
+    return not start.terms and start.constant == 0 and _equal(interval.extent, extent)
 
 
 def _equal(a: Scalar, b: Scalar) -> bool:
