@@ -300,7 +300,7 @@ def test_check_agrees_with_tvm(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_that_fails_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from felix.symbolic import check
+    from felix import check
 
     wrong = check.Mismatch(0, (1,), next(iter(check.Kind.__args__)), "here", "1", "2")
     report = check.Report("t", "llvm", (check.SketchReport(0, 1, 0, (wrong,), ()),))

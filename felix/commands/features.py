@@ -46,7 +46,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _check(task: Any, chosen: argparse.Namespace) -> int:
-    from felix.symbolic import check
+    from felix import check
 
     found = check.check(task, chosen.check, chosen.seed)
     if chosen.json:

@@ -1,7 +1,7 @@
 """Loop instructions on the symbolic program: split, fuse, reorder, add a unit loop.
 
 Like all `*_rules` modules they mirror TVM's schedule primitives closely enough that loops,
-extents, bindings and scopes come out equal, which `symbolic.check` compares, and they change the
+extents, bindings and scopes come out equal, which `felix.check` compares, and they change the
 program in place. Reads `symbolic.ir`; feeds `symbolic.interpret`, `symbolic.postprocs`.
 """
 

@@ -1,13 +1,13 @@
 """What a schedule that TVM made shows: loops, launches and buffers, read from its module.
 
-This is the other side of the comparison in `felix.symbolic.check`: nothing here knows Felix's own
+This is the other side of the comparison in `felix.check`: nothing here knows Felix's own
 program form. A `Stage` is one leaf block with the loops around it; sizes of buffers are those
 TVM's own passes give.
 
 Notation
     site    the loops around the place where TVM allocates a buffer, outermost first
     touched number of values between the least and the greatest index met inside the site
-Reads a scheduled IRModule; feeds `felix.symbolic.check`.
+Reads a scheduled IRModule; feeds `felix.check`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from felix import check, observed, workloads
 from felix import sketch as sketching
-from felix import workloads
-from felix.symbolic import check, ir, observed
+from felix.symbolic import ir
 from tests import legal_rows
 
 TASKS = [

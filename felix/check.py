@@ -17,7 +17,7 @@ program touches, the row is listed under `loose` (TVM allocates more than it use
 mismatch; byte counts that include such a buffer are compared by the enumerated size.
 
 Rows that TVM rejects are counted as `invalid`; there should be next to none.
-Reads `felix.sketch`, `symbolic.observed`; feeds `felix features --check` and the tests.
+Reads `felix.sketch`, `felix.observed`; feeds `felix features --check` and the tests.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
+from felix import observed
 from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.features import spec
-from felix.symbolic import allocation, ir, observed, postprocs
+from felix.symbolic import allocation, ir, postprocs
 from felix.task import Task
 
 if TYPE_CHECKING:

@@ -1,0 +1,85 @@
+"""The symbolic program against TVM over the whole check suite: every operator, target, sketch.
+
+    python benchmarks/structure.py [--check 50] [--target llvm cuda] [--only NAME ...] [--jobs 2]
+
+For each instance of `felix.workloads.suite.CHECK_SUITE` and each target, `felix.check.check` draws
+random legal decisions of every sketch and compares loops, buffers and features with the schedule
+that TVM makes of them. Writes benchmarks/results/structure.json; exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import pathlib
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+from felix.workloads import suite
+
+TARGETS = ("llvm", "cuda")
+
+
+def compare(job: tuple[str, str, int, int]) -> dict[str, Any]:
+    """Check one instance on one target; counts, and the first mismatches in words."""
+    from felix import check
+
+    name, target, n, seed = job
+    start = time.perf_counter()
+    report = check.check(suite.CHECK_SUITE[name](target), n, seed)
+    return {
+        "instance": name,
+        "operator": suite.CHECK_SUITE[name].operator,
+        "target": target,
+        "sketches": len(report.sketches),
+        "checked": report.checked,
+        "rejected": report.invalid,
+        "mismatched": sum(s.mismatched for s in report.sketches),
+        "loose": sum(len({x.decisions for x in s.loose}) for s in report.sketches),
+        "elapsed_s": round(time.perf_counter() - start, 2),
+        "first_mismatches": report.lines(3)[1 + len(report.sketches) :],
+    }
+
+
+def summarize(found: list[dict[str, Any]]) -> list[list[Any]]:
+    """One row an operator and target: instances, sketches, rows compared, and what differed."""
+    rows = []
+    keys = ("sketches", "checked", "rejected", "mismatched", "loose")
+    for operator, target in sorted({(f["operator"], f["target"]) for f in found}):
+        own = [f for f in found if (f["operator"], f["target"]) == (operator, target)]
+        rows.append([operator, target, len(own), *(sum(f[key] for f in own) for key in keys)])
+    return [*rows, ["all", "", len(found), *(sum(f[key] for f in found) for key in keys)]]
+
+
+def main() -> int:
+    """Run, print the table, write the result; 1 if a row differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", type=int, default=50, metavar="N", help="rows a sketch")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--only", nargs="+", choices=list(suite.CHECK_SUITE), metavar="NAME")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "structure.json")
+    chosen = parser.parse_args()
+    names = chosen.only or list(suite.CHECK_SUITE)
+    jobs = [(n, t, chosen.check, chosen.seed) for n, t in itertools.product(names, chosen.target)]
+    head = common.header("structure")
+    found = []
+    with multiprocessing.get_context("spawn").Pool(chosen.jobs) as pool:
+        for done in pool.imap(compare, jobs):
+            found.append(done)
+            print(f"{len(found)}/{len(jobs)} {done['instance']} {done['target']}", flush=True)
+            print(*done["first_mismatches"], sep="\n", end="", flush=True)
+    columns = ["operator", "target", "instances", "sketches", "rows compared", "rejected by TVM"]
+    print(common.table([*columns, "mismatched", "loose"], summarize(found)))
+    common.write(chosen.out, {**head, "rows": chosen.check, "seed": chosen.seed, "found": found})
+    return int(any(f["mismatched"] for f in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
