@@ -92,7 +92,7 @@ def child_main() -> None:
     text, target_text = json.loads(sys.stdin.buffer.read())
     _limit_resources()
     try:
-        _rehearse(tir_check.normalise(load(text)), tvm.target.Target(json.loads(target_text)))
+        rehearse(tir_check.normalise(load(text)), tvm.target.Target(json.loads(target_text)))
         message = None
     except errors.WorkloadError as error:
         message = str(error)
@@ -110,7 +110,7 @@ def _limit_resources() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-def _rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
+def rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
     """Do to the program what the tuner's own process will do: make the spaces, postprocess."""
     # A TuneContext first parses every tensor intrinsic, for many seconds; default spaces use none.
     sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tensor_intrin"))

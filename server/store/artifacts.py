@@ -1,0 +1,79 @@
+"""Files of a job that users download. The blob is stored first (`server.blobs`), the row second.
+
+Reads the tuner's bundles; feeds the API.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, errors, models
+from server.store import events, leases, rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewArtifact:
+    """A file whose content is in the blob store already."""
+
+    name: str
+    #: bundle, log, ...
+    kind: str
+    media_type: str
+    sha256: str
+    size_bytes: int
+
+
+def add(tx: orm.Session, fence: leases.Fence, new: NewArtifact) -> rows.Artifact:
+    """Name a stored blob; an artifact of that name is replaced.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    where = (models.Artifact.job_id == job.id, models.Artifact.name == new.name)
+    tx.execute(sa.delete(models.Artifact).where(*where))
+    row = models.Artifact(job_id=job.id, created_at=columns.db_now(), **dataclasses.asdict(new))
+    tx.add(row)
+    tx.flush()
+    tx.refresh(row)
+    payload = {"name": new.name, "sha256": new.sha256, "size_bytes": new.size_bytes}
+    events.append(tx, job.id, events.Type.ARTIFACT, payload)
+    return rows.of(rows.Artifact, row)
+
+
+def keep_code(tx: orm.Session, fence: leases.Fence, task: int, schedule: str, source: str) -> None:
+    """Keep TVMScript and generated code of a task's best schedule, for viewers.
+
+    Raises:
+        LeaseLost
+    """
+    leases.hold(tx, fence)
+    tx.execute(
+        sa.update(models.Task)
+        .where(models.Task.job_id == fence.job_id, models.Task.number == task)
+        .values(schedule=schedule, source=source)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def of_job(tx: orm.Session, job_id: int) -> list[rows.Artifact]:
+    """All artifacts of a job, by name."""
+    row = models.Artifact
+    found = tx.scalars(sa.select(row).where(row.job_id == job_id).order_by(row.name))
+    return [rows.of(rows.Artifact, one) for one in found]
+
+
+def get(tx: orm.Session, job_id: int, name: str) -> rows.Artifact:
+    """One artifact by its name.
+
+    Raises:
+        NotFound
+    """
+    row = models.Artifact
+    found = tx.scalar(sa.select(row).where(row.job_id == job_id, row.name == name))
+    if found is None:
+        raise errors.NotFound(f"job {job_id} has no artifact {name!r}")
+    return rows.of(rows.Artifact, found)

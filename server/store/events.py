@@ -1,0 +1,117 @@
+"""The append-only log of each job.
+
+`seq` is taken by `UPDATE jobs SET last_seq = last_seq + 1 ... RETURNING` in the transaction of
+what happened. The row stays locked until that commits, so sequences commit in order and a reader
+that asks for what comes `after` the last one it saw misses nothing.
+
+Reads transactions of `server.database`; feeds every other module of the store, live displays,
+logs.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, errors, models, states
+from server.store import rows
+
+
+class Type(enum.StrEnum):
+    """Kinds of events; the payload of each."""
+
+    #: A move: reason, error, message, worker, attempt where they apply.
+    STATE = "state"
+    #: A user changed name, note, priority or tags: what they are now.
+    CHANGED = "changed"
+    #: Tuning began or went on: tasks, trials, seconds, resumed_trials, model, worker, device.
+    STARTED = "started"
+    #: The sketches of a task are ready: task, n_sketches, extract_s.
+    OPENED = "opened"
+    #: The unscheduled program was timed: task, latency_us, message.
+    BASELINE = "baseline"
+    #: Candidates were chosen: task, round, n_candidates, n_invalid, predicted_us, elapsed_s.
+    ROUND = "round"
+    #: A trial was written: trial, task, latency_us, error, best_us, is_best, curve_us, elapsed_s.
+    TRIAL = "trial"
+    #: The cost model was fine-tuned: n_records, loss_before, loss_after, accepted.
+    TRAINED = "trained"
+    #: A checkpoint was written: n_records, bytes.
+    CHECKPOINT = "checkpoint"
+    #: An artifact can be downloaded: name, sha256, size_bytes.
+    ARTIFACT = "artifact"
+    #: Something a person should know: message.
+    WARNING = "warning"
+
+
+def append(
+    tx: orm.Session,
+    job_id: int,
+    kind: Type,
+    payload: Mapping[str, Any],
+    move: tuple[states.State | None, states.State] | None = None,
+) -> int:
+    """Write an event; its `seq`.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    taken = (
+        sa.update(models.Job)
+        .where(models.Job.id == job_id)
+        .values(last_seq=models.Job.last_seq + 1, updated_at=columns.db_now())
+        .returning(models.Job.last_seq)
+        .execution_options(synchronize_session=False)
+    )
+    seq = tx.execute(taken).scalar()
+    if seq is None:
+        raise errors.NotFound(f"there is no job {job_id}")
+    insert(tx, job_id, seq, kind, payload, move)
+    return int(seq)
+
+
+def insert(
+    tx: orm.Session,
+    job_id: int,
+    seq: int,
+    kind: Type,
+    payload: Mapping[str, Any],
+    move: tuple[states.State | None, states.State] | None = None,
+) -> None:
+    """Write an event under a sequence number that this transaction has taken."""
+    before, after = (None, None) if move is None else move
+    tx.execute(
+        sa.insert(models.Event).values(
+            job_id=job_id,
+            seq=seq,
+            at=columns.db_now(),
+            type=str(kind),
+            payload=dict(payload),
+            from_state=None if before is None else str(before),
+            to_state=None if after is None else str(after),
+        )
+    )
+
+
+def after(
+    tx: orm.Session,
+    job_id: int,
+    seq: int = 0,
+    limit: int = 500,
+    kinds: Sequence[Type] = (),
+) -> list[rows.Event]:
+    """Events after `seq`, oldest first; of some kinds only, if given."""
+    wanted = sa.select(models.Event).where(models.Event.job_id == job_id, models.Event.seq > seq)
+    if kinds:
+        wanted = wanted.where(models.Event.type.in_([str(kind) for kind in kinds]))
+    found = tx.scalars(wanted.order_by(models.Event.seq).limit(limit))
+    return [rows.of(rows.Event, event) for event in found]
+
+
+def last(tx: orm.Session, job_id: int) -> int | None:
+    """The newest sequence number of a job; None if there is no such job."""
+    return tx.scalar(sa.select(models.Job.last_seq).where(models.Job.id == job_id))

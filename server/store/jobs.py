@@ -1,0 +1,287 @@
+"""Jobs: made once whatever a client repeats, found, listed.
+
+Reads parsed workloads; feeds the API and, through `leases`, the tuners.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, errors, models, states
+from server.store import events, rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewTask:
+    """A tensor program; `program` is `felix.Task.to_json`."""
+
+    name: str
+    weight: float
+    flops: float
+    min_bytes: float
+    program: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """What to tune and for how long; see `server.models.Job`."""
+
+    name: str
+    kind: str
+    op: str
+    workload: dict[str, Any]
+    target: str
+    target_key: str
+    tasks: tuple[NewTask, ...]
+    trials: int | None
+    seconds: float | None
+    seed: int = 0
+    strategy: str = "gradient"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    priority: int = 0
+    note: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A client's `Idempotency-Key` and the sha256 of what it asked."""
+
+    key: str
+    request_sha256: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quota:
+    """What a key may have."""
+
+    max_running_jobs: int
+    max_trials: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """The job, and whether this request made it."""
+
+    job: rows.Job
+    is_new: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which jobs; empty fields select all. `text` is looked for in name and operator."""
+
+    states: tuple[states.State, ...] = ()
+    target_key: str | None = None
+    kind: str | None = None
+    op: str | None = None
+    tags: tuple[str, ...] = ()
+    text: str | None = None
+    key_id: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs; `next` is the `after` of the next page, None on the last."""
+
+    jobs: tuple[rows.Job, ...]
+    next: int | None
+
+
+def create(
+    tx: orm.Session,
+    new: NewJob,
+    key_id: int | None = None,
+    repeat: Repeat | None = None,
+    quota: Quota | None = None,
+) -> Made:
+    """Queue a job, or find the one that the same request made before.
+
+    Raises:
+        Conflict: the idempotency key was used for another request.
+        QuotaExceeded: the key has too many active jobs, or asks for too many trials.
+    """
+    if key_id is not None:  # requests of one key come one after the other
+        tx.execute(sa.select(models.Key.id).where(models.Key.id == key_id).with_for_update())
+        earlier = None if repeat is None else repeated(tx, key_id, repeat)
+        if earlier is not None:
+            return Made(earlier, False)
+    if quota is not None:
+        _check_quota(tx, new, key_id, quota)
+    job = _insert(tx, new, key_id)
+    if key_id is not None and repeat is not None:
+        tx.add(
+            models.Idempotency(
+                key_id=key_id,
+                idempotency_key=repeat.key,
+                request_sha256=repeat.request_sha256,
+                job_id=job.id,
+                created_at=columns.db_now(),
+            )
+        )
+    for number, task in enumerate(new.tasks):
+        tx.add(models.Task(job_id=job.id, number=number, **dataclasses.asdict(task)))
+    for tag in sorted(set(new.tags)):
+        tx.add(models.JobTag(job_id=job.id, tag=tag))
+    tx.flush()
+    events.append(tx, job.id, events.Type.STATE, {}, (None, states.State.QUEUED))
+    return Made(get(tx, job.id), True)
+
+
+def repeated(tx: orm.Session, key_id: int, repeat: Repeat) -> rows.Job | None:
+    """The job of an earlier request with this idempotency key; None if there is none.
+
+    Raises:
+        Conflict: that request was another one.
+    """
+    found = tx.get(models.Idempotency, (key_id, repeat.key))
+    if found is None:
+        return None
+    if found.request_sha256 != repeat.request_sha256:
+        raise errors.Conflict(
+            "this Idempotency-Key was used for another request: take a new key for a new job"
+        )
+    return get(tx, found.job_id)
+
+
+def get(tx: orm.Session, job_id: int) -> rows.Job:
+    """A job.
+
+    Raises:
+        NotFound: there is none of that number.
+    """
+    job = tx.get(models.Job, job_id, populate_existing=True)
+    if job is None:
+        raise errors.NotFound(f"there is no job {job_id}")
+    return as_rows(tx, [job])[0]
+
+
+def page(
+    tx: orm.Session,
+    chosen: Filter | None = None,
+    limit: int = 50,
+    after: int | None = None,
+    oldest_first: bool = False,
+) -> Page:
+    """Jobs by number, newest first; `after` is the last number of the page before."""
+    number = models.Job.id
+    wanted = _filtered(sa.select(models.Job), chosen or Filter())
+    if after is not None:
+        wanted = wanted.where(number > after if oldest_first else number < after)
+    order = number.asc() if oldest_first else number.desc()
+    found = list(tx.scalars(wanted.order_by(order).limit(limit + 1)))
+    more = found[limit - 1].id if len(found) > limit else None
+    return Page(tuple(as_rows(tx, found[:limit])), more)
+
+
+def counts(tx: orm.Session) -> dict[states.State, int]:
+    """How many jobs are in each state."""
+    found = tx.execute(sa.select(models.Job.state, sa.func.count()).group_by(models.Job.state))
+    known = {states.State(state): int(count) for state, count in found}
+    return {state: known.get(state, 0) for state in states.State}
+
+
+def tasks(tx: orm.Session, job_id: int) -> list[rows.Task]:
+    """The tasks of a job, in order."""
+    wanted = sa.select(models.Task).where(models.Task.job_id == job_id)
+    return [rows.of(rows.Task, t) for t in tx.scalars(wanted.order_by(models.Task.number))]
+
+
+def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | None]:
+    """TVMScript and generated source of a task's best schedule; None before the artifact.
+
+    Raises:
+        NotFound: there is no such task.
+    """
+    found = tx.execute(
+        sa.select(models.Task.schedule, models.Task.source).where(
+            models.Task.job_id == job_id, models.Task.number == number
+        )
+    ).one_or_none()
+    if found is None:
+        raise errors.NotFound(f"job {job_id} has no task {number}")
+    return found[0], found[1]
+
+
+def programs(tx: orm.Session, job_id: int) -> list[str]:
+    """The tensor programs of a job as `felix.Task.to_json`, in order."""
+    wanted = sa.select(models.Task.program).where(models.Task.job_id == job_id)
+    return list(tx.scalars(wanted.order_by(models.Task.number)))
+
+
+def as_rows(tx: orm.Session, found: Sequence[models.Job]) -> list[rows.Job]:
+    """Rows of jobs, with their tags."""
+    ids = [job.id for job in found]
+    wanted = sa.select(models.JobTag.job_id, models.JobTag.tag).where(
+        models.JobTag.job_id.in_(ids)
+    )
+    tags: dict[int, list[str]] = {number: [] for number in ids}
+    for number, tag in tx.execute(wanted.order_by(models.JobTag.tag)):
+        tags[number].append(tag)
+    return [
+        rows.of(rows.Job, job, state=states.State(job.state), tags=tuple(tags[job.id]))
+        for job in found
+    ]
+
+
+def _insert(tx: orm.Session, new: NewJob, key_id: int | None) -> models.Job:
+    same = ("name", "note", "kind", "op", "workload", "target", "target_key", "trials",
+            "seconds", "seed", "strategy", "options", "priority")  # fmt: skip
+    job = models.Job(
+        key_id=key_id,
+        n_tasks=len(new.tasks),
+        flops=sum(task.weight * task.flops for task in new.tasks),
+        created_at=columns.db_now(),
+        updated_at=columns.db_now(),
+        **{name: getattr(new, name) for name in same},
+    )
+    tx.add(job)
+    tx.flush()
+    return job
+
+
+def _check_quota(tx: orm.Session, new: NewJob, key_id: int | None, quota: Quota) -> None:
+    if new.trials is not None and new.trials > quota.max_trials:
+        raise errors.QuotaExceeded(
+            f"{new.trials} trials are more than the {quota.max_trials} this key may ask for"
+        )
+    active = tx.scalar(
+        sa.select(sa.func.count())
+        .select_from(models.Job)
+        .where(models.Job.key_id == key_id, models.Job.state.in_(map(str, states.ACTIVE)))
+    )
+    if (active or 0) >= quota.max_running_jobs:
+        raise errors.QuotaExceeded(
+            f"this key has {active} jobs that are not finished, and may have "
+            f"{quota.max_running_jobs}: wait, pause or cancel some"
+        )
+
+
+def _filtered(wanted: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
+    job = models.Job
+    if chosen.states:
+        wanted = wanted.where(job.state.in_([str(state) for state in chosen.states]))
+    for column, value in (
+        (job.target_key, chosen.target_key),
+        (job.kind, chosen.kind),
+        (job.op, chosen.op),
+        (job.key_id, chosen.key_id),
+    ):
+        if value is not None:
+            wanted = wanted.where(column == value)
+    for tag in chosen.tags:
+        tagged = sa.select(models.JobTag.job_id).where(models.JobTag.tag == tag)
+        wanted = wanted.where(job.id.in_(tagged))
+    if chosen.text:
+        wanted = wanted.where(
+            sa.or_(
+                job.name.icontains(chosen.text, autoescape=True),
+                job.op.icontains(chosen.text, autoescape=True),
+            )
+        )
+    return wanted

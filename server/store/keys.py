@@ -1,0 +1,215 @@
+"""API keys, dashboard logins, audit.
+
+A key reads `felix_PUBLIC_SECRET`: the public part finds the row, the secret's sha256 is
+compared in constant time. The secret has 256 random bits, so a plain hash cannot be searched.
+
+Reads and writes keys for the API; the commands make the first one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, errors, models
+from server.store import rows
+
+PREFIX = "felix"
+
+#: A key's last use is noted at most this often, in seconds: reading must not mean writing.
+USE_NOTED_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """What a key may do; quotas of None are the service's."""
+
+    name: str
+    can_read: bool = True
+    can_submit: bool = False
+    can_admin: bool = False
+    max_running_jobs: int | None = None
+    max_trials: int | None = None
+    max_upload_bytes: int | None = None
+    #: seconds from now; None: never
+    expires_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """A new key; `text` is shown once and kept nowhere."""
+
+    key: rows.Key
+    text: str = dataclasses.field(repr=False)
+
+
+def create(tx: orm.Session, new: NewKey) -> Made:
+    """Make a key."""
+    public, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    fields = dataclasses.asdict(new)
+    expires_s = fields.pop("expires_s")
+    row = models.Key(
+        public=public,
+        secret_sha256=_hash(secret),
+        created_at=columns.db_now(),
+        expires_at=None if expires_s is None else columns.db_now(expires_s),
+        **fields,
+    )
+    tx.add(row)
+    tx.flush()
+    tx.refresh(row)
+    return Made(rows.of(rows.Key, row), f"{PREFIX}_{public}_{secret}")
+
+
+def find(tx: orm.Session, text: str) -> rows.Key:
+    """The key that is presented.
+
+    Raises:
+        Unauthenticated: there is no such key, or it is revoked or expired.
+    """
+    prefix, _, rest = text.partition("_")
+    public, _, secret = rest.partition("_")
+    wanted = sa.select(models.Key).where(
+        models.Key.public == public,
+        models.Key.revoked_at.is_(None),
+        sa.or_(models.Key.expires_at.is_(None), models.Key.expires_at > columns.db_now()),
+    )
+    row = tx.scalar(wanted) if prefix == PREFIX and secret else None
+    known = "" if row is None else row.secret_sha256
+    if not hmac.compare_digest(_hash(secret), known) or row is None:
+        raise errors.Unauthenticated()
+    return rows.of(rows.Key, row)
+
+
+def note_use(tx: orm.Session, key_id: int) -> None:
+    """Remember that a key was used, if that was not remembered lately."""
+    key = models.Key
+    lately = columns.db_now(-USE_NOTED_S)
+    tx.execute(
+        sa.update(key)
+        .where(key.id == key_id, sa.or_(key.last_used_at.is_(None), key.last_used_at < lately))
+        .values(last_used_at=columns.db_now())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def every(tx: orm.Session) -> list[rows.Key]:
+    """All keys, oldest first."""
+    return [rows.of(rows.Key, row) for row in tx.scalars(sa.select(models.Key).order_by(
+        models.Key.id))]  # fmt: skip
+
+
+def get(tx: orm.Session, key_id: int) -> rows.Key:
+    """One key.
+
+    Raises:
+        NotFound
+    """
+    row = tx.get(models.Key, key_id, populate_existing=True)
+    if row is None:
+        raise errors.NotFound(f"there is no key {key_id}")
+    return rows.of(rows.Key, row)
+
+
+def revoke(tx: orm.Session, key_id: int) -> rows.Key:
+    """End a key and its logins; it stays listed.
+
+    Raises:
+        NotFound
+    """
+    get(tx, key_id)
+    where = (models.Key.id == key_id, models.Key.revoked_at.is_(None))
+    ended = sa.update(models.Key).where(*where).values(revoked_at=columns.db_now())
+    tx.execute(ended.execution_options(synchronize_session=False))
+    tx.execute(sa.delete(models.Login).where(models.Login.key_id == key_id))
+    return get(tx, key_id)
+
+
+def log_in(tx: orm.Session, key_id: int, valid_s: float) -> tuple[str, rows.Login]:
+    """Begin a dashboard login: the cookie's value, kept nowhere, and the row."""
+    tx.execute(sa.delete(models.Login).where(models.Login.expires_at < columns.db_now()))
+    token = secrets.token_urlsafe(32)
+    row = models.Login(
+        token_sha256=_hash(token),
+        key_id=key_id,
+        csrf=secrets.token_urlsafe(32),
+        created_at=columns.db_now(),
+        expires_at=columns.db_now(valid_s),
+    )
+    tx.add(row)
+    tx.flush()
+    tx.refresh(row)
+    return token, rows.of(rows.Login, row)
+
+
+def login(tx: orm.Session, token: str) -> tuple[rows.Login, rows.Key]:
+    """The login of a cookie, and its key.
+
+    Raises:
+        Unauthenticated: it is unknown or expired, or its key is.
+    """
+    found = tx.execute(
+        sa.select(models.Login, models.Key)
+        .join(models.Key, models.Key.id == models.Login.key_id)
+        .where(
+            models.Login.token_sha256 == _hash(token),
+            models.Login.expires_at > columns.db_now(),
+            models.Key.revoked_at.is_(None),
+            sa.or_(models.Key.expires_at.is_(None), models.Key.expires_at > columns.db_now()),
+        )
+    ).one_or_none()
+    if found is None:
+        raise errors.Unauthenticated()
+    return rows.of(rows.Login, found[0]), rows.of(rows.Key, found[1])
+
+
+def log_out(tx: orm.Session, token: str) -> None:
+    """End a login."""
+    tx.execute(sa.delete(models.Login).where(models.Login.token_sha256 == _hash(token)))
+
+
+def audit(
+    tx: orm.Session,
+    key: rows.Key | None,
+    action: str,
+    subject: str,
+    detail: Mapping[str, Any] | None = None,
+    remote: str = "",
+) -> None:
+    """Note what a key did, in the transaction that does it."""
+    tx.add(
+        models.Audit(
+            at=columns.db_now(),
+            key_id=None if key is None else key.id,
+            key_name="" if key is None else key.name,
+            action=action,
+            subject=subject,
+            detail=dict(detail or {}),
+            remote=remote,
+        )
+    )
+
+
+def audited(
+    tx: orm.Session, limit: int = 100, before: int | None = None, key_id: int | None = None
+) -> list[rows.Audit]:
+    """Audit entries, newest first; `before` is the last number of the page before."""
+    row = models.Audit
+    wanted = sa.select(row)
+    if before is not None:
+        wanted = wanted.where(row.id < before)
+    if key_id is not None:
+        wanted = wanted.where(row.key_id == key_id)
+    found = tx.scalars(wanted.order_by(row.id.desc()).limit(limit))
+    return [rows.of(rows.Audit, one) for one in found]
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,221 @@
+"""Who works on a job: claims by lease with a fencing token, renewals, ends, the reaper.
+
+A claim gives the job a new random token. Every write of a tuner names it, and one that is no
+longer the job's is refused (`LeaseLost`), however late it comes: a tuner that was thought dead
+cannot disturb its successor. The database's clock alone decides what has expired.
+
+Reads `server.store.moves`; feeds tuners; the reaper runs in tuners and API servers alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, errors, models, states
+from server.store import jobs, moves, rows
+
+_S = states.State
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fence:
+    """The right to write to a job."""
+
+    job_id: int
+    token: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """A job to work on, and the right to."""
+
+    job: rows.Job
+    fence: Fence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reaped:
+    """A job whose lease expired, and what became of it."""
+
+    job_id: int
+    state: states.State
+
+
+def claim(
+    tx: orm.Session, worker_id: int, target_keys: Collection[str], lease_s: float
+) -> Claim | None:
+    """Take the most urgent job that this tuner's devices can measure; None if there is none."""
+    job = models.Job
+    wanted = (
+        sa.select(job)
+        .where(
+            job.state.in_([str(state) for state in states.CLAIMABLE]),
+            job.lease_token.is_(None),
+            job.target_key.in_(list(target_keys)),
+            sa.or_(job.not_before.is_(None), job.not_before <= columns.db_now()),
+        )
+        .order_by(job.priority.desc(), job.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    found = tx.scalar(wanted.execution_options(populate_existing=True))
+    if found is None:
+        return None
+    token = secrets.token_urlsafe(24)
+    lease: dict[str, Any] = {
+        "lease_token": token,
+        "lease_expires_at": columns.db_now(lease_s),
+        "worker_id": worker_id,
+        "attempts": found.attempts + 1,
+        "not_before": None,
+        "started_at": sa.func.coalesce(job.started_at, columns.db_now()),
+    }
+    payload = {"worker": worker_id, "attempt": found.attempts + 1}
+    if found.state == _S.QUEUED:
+        moves.move(tx, found, _S.RUNNING, payload, **lease)
+    else:  # it is to end early: the order stays
+        _update(tx, found.id, lease)
+    return Claim(jobs.get(tx, found.id), Fence(found.id, token))
+
+
+def beat(tx: orm.Session, fence: Fence, lease_s: float) -> states.Order:
+    """Renew the lease; what the tuner is to do now."""
+    renewed = (
+        sa.update(models.Job)
+        .where(models.Job.id == fence.job_id, models.Job.lease_token == fence.token)
+        .values(lease_expires_at=columns.db_now(lease_s))
+        .returning(models.Job.state)
+        .execution_options(synchronize_session=False)
+    )
+    state = tx.execute(renewed).scalar()
+    return states.Order.LEASE_LOST if state is None else states.ORDERS[_S(state)]
+
+
+def hold(tx: orm.Session, fence: Fence) -> models.Job:
+    """The job, locked, if the fence still is its own.
+
+    Raises:
+        LeaseLost: it is not.
+    """
+    wanted = sa.select(models.Job).where(
+        models.Job.id == fence.job_id, models.Job.lease_token == fence.token
+    )
+    job = tx.scalar(wanted.with_for_update().execution_options(populate_existing=True))
+    if job is None:
+        raise errors.LeaseLost()
+    return job
+
+
+def begin(tx: orm.Session, fence: Fence, target_key: str, resolved_target: str) -> None:
+    """Say for which device exactly the job is tuned; from now on only such devices go on.
+
+    Raises:
+        LeaseLost
+    """
+    hold(tx, fence)
+    _update(tx, fence.job_id, {"target_key": target_key, "resolved_target": resolved_target})
+
+
+def put_down(tx: orm.Session, fence: Fence) -> states.State:
+    """Let go of the job as it is: paused or cancelled if that was asked, else queued again.
+
+    A claim that ends like this is no failed attempt.
+
+    Raises:
+        LeaseLost
+    """
+    job = hold(tx, fence)
+    return _release(tx, job, {"attempts": max(0, job.attempts - 1)}, {})
+
+
+def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
+    """The job is done; if it was to be cancelled meanwhile, it is cancelled.
+
+    Raises:
+        LeaseLost
+    """
+    job = hold(tx, fence)
+    to = _S.CANCELLED if job.state == _S.CANCELLING else _S.SUCCEEDED
+    moves.move(tx, job, to, {"reason": reason}, reason=reason, error=None, message=None)
+    return to
+
+
+def fail(
+    tx: orm.Session,
+    fence: Fence,
+    error: str,
+    message: str,
+    retry_after_s: float | None,
+) -> states.State:
+    """This attempt failed: try again later, or (None) never.
+
+    Raises:
+        LeaseLost
+    """
+    job = hold(tx, fence)
+    said = {"error": error, "message": message}
+    if retry_after_s is None and job.state != _S.CANCELLING:
+        moves.move(tx, job, _S.FAILED, said, **said, reason="failed")
+        return _S.FAILED
+    later = columns.db_now(retry_after_s or 0.0)
+    return _release(tx, job, {**said, "not_before": later}, said)
+
+
+def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
+    """Take jobs away from tuners that stopped renewing; each with its event, in `tx`."""
+    wanted = (
+        sa.select(models.Job)
+        .where(models.Job.lease_expires_at < columns.db_now())
+        .order_by(models.Job.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    reaped = []
+    for job in tx.scalars(wanted.execution_options(populate_existing=True)).all():
+        said = {
+            "error": "lease_expired",
+            "message": f"the tuner stopped renewing its lease (attempt {job.attempts})",
+            "worker": job.worker_id,
+        }
+        if job.attempts >= max_attempts and job.state != _S.CANCELLING:
+            kept = {name: said[name] for name in ("error", "message")}
+            moves.move(tx, job, _S.FAILED, said, reason="failed", **kept)
+            reaped.append(Reaped(job.id, _S.FAILED))
+        else:
+            reaped.append(Reaped(job.id, _release(tx, job, {}, said)))
+    return reaped
+
+
+#: What becomes of a job that its tuner lets go of; `stopping` waits where it is.
+_RELEASED: Mapping[states.State, states.State] = {
+    _S.RUNNING: _S.QUEUED,
+    _S.PAUSING: _S.PAUSED,
+    _S.CANCELLING: _S.CANCELLED,
+}
+
+
+def _release(
+    tx: orm.Session, job: models.Job, changes: dict[str, Any], payload: Mapping[str, Any]
+) -> states.State:
+    state = _S(job.state)
+    if state is _S.STOPPING:
+        none = {"lease_token": None, "lease_expires_at": None, "worker_id": None}
+        _update(tx, job.id, changes | none)
+        return state
+    moves.move(tx, job, _RELEASED[state], payload, **changes)
+    return _RELEASED[state]
+
+
+def _update(tx: orm.Session, job_id: int, values: Mapping[str, Any]) -> None:
+    statement = sa.update(models.Job).where(models.Job.id == job_id)
+    tx.execute(
+        statement.values(**values, updated_at=columns.db_now()).execution_options(
+            synchronize_session=False
+        )
+    )

@@ -1,0 +1,189 @@
+"""What a tuner tells of a job besides trials: rounds, training, baselines, checkpoints, times.
+
+All verbs need the fence. Reads engine events through the tuner; feeds the API.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, models
+from server.store import events, leases, rows, trials
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of a search (JSON-able), and the cost model's tensors (safetensors)."""
+
+    n_records: int
+    state: dict[str, Any]
+    tensors: bytes | None
+
+
+def tell(
+    tx: orm.Session, fence: leases.Fence, kind: events.Type, payload: Mapping[str, Any]
+) -> None:
+    """Write an event that changes nothing else.
+
+    Raises:
+        LeaseLost
+    """
+    leases.hold(tx, fence)
+    events.append(tx, fence.job_id, kind, payload)
+
+
+def started(
+    tx: orm.Session, fence: leases.Fence, task_keys: Sequence[str], payload: Mapping[str, Any]
+) -> None:
+    """Tuning begins or goes on: which model, which task keys.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    job.model = str(payload.get("model"))
+    for number, key in enumerate(task_keys):
+        _change_task(tx, job.id, number, task_key=key)
+    tx.flush()
+    events.append(tx, job.id, events.Type.STARTED, payload)
+
+
+def opened(
+    tx: orm.Session, fence: leases.Fence, task: int, n_sketches: int, extract_s: float
+) -> None:
+    """The sketches of a task are ready.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    _change_task(tx, job.id, task, n_sketches=n_sketches)
+    payload = {"task": task, "n_sketches": n_sketches, "extract_s": extract_s}
+    events.append(tx, job.id, events.Type.OPENED, payload)
+
+
+def baseline(
+    tx: orm.Session, fence: leases.Fence, task: int, latency_us: float | None, message: str
+) -> None:
+    """The unscheduled program of a task was timed.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    _change_task(tx, job.id, task, unscheduled_us=latency_us, unscheduled_message=message)
+    job.unscheduled_us = trials._weighted(tx, job.id, models.Task.unscheduled_us)
+    tx.flush()
+    payload = {"task": task, "latency_us": latency_us, "message": message}
+    events.append(tx, job.id, events.Type.BASELINE, payload)
+
+
+def round_started(
+    tx: orm.Session,
+    fence: leases.Fence,
+    task: int,
+    number: int,
+    counts: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+) -> None:
+    """Candidates of a round were chosen: n_candidates, n_invalid, predicted_us, elapsed_s.
+
+    A round that a killed tuner began is replaced by the one that really was measured.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    where = (models.Round.job_id == job.id, models.Round.task == task,
+             models.Round.round == number)  # fmt: skip
+    tx.execute(sa.delete(models.Round).where(*where))
+    values = {**counts, "steps": [dict(step) for step in steps]}
+    tx.execute(sa.insert(models.Round).values(job_id=job.id, task=task, round=number, **values))
+    _change_task(tx, job.id, task, n_rounds=number + 1)
+    payload = {"task": task, "round": number, **counts}
+    events.append(tx, job.id, events.Type.ROUND, payload)
+
+
+def trained(tx: orm.Session, fence: leases.Fence, values: Mapping[str, Any]) -> None:
+    """The cost model was fine-tuned: n_records, loss_before, loss_after, accepted.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    same = (models.Training.job_id == job.id, models.Training.n_records == values["n_records"])
+    tx.execute(sa.delete(models.Training).where(*same))
+    tx.execute(sa.insert(models.Training).values(job_id=job.id, at=columns.db_now(), **values))
+    events.append(tx, job.id, events.Type.TRAINED, values)
+
+
+def save(
+    tx: orm.Session,
+    fence: leases.Fence,
+    checkpoint: Checkpoint,
+    elapsed_s: float,
+    breakdown: Mapping[str, Any],
+) -> None:
+    """Replace the checkpoint; note the time spent so far, by part.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    text = json.dumps(checkpoint.state, allow_nan=False, separators=(",", ":"))
+    packed = zlib.compress(text.encode(), 3)
+    tx.merge(
+        models.Checkpoint(
+            job_id=job.id,
+            n_records=checkpoint.n_records,
+            at=columns.db_now(),
+            state=packed,
+            tensors=checkpoint.tensors,
+        )
+    )
+    job.elapsed_s, job.breakdown = max(job.elapsed_s, elapsed_s), dict(breakdown)
+    tx.flush()
+    size = len(packed) + len(checkpoint.tensors or b"")
+    payload = {"n_records": checkpoint.n_records, "bytes": size}
+    events.append(tx, job.id, events.Type.CHECKPOINT, payload)
+
+
+def checkpoint(tx: orm.Session, job_id: int) -> Checkpoint | None:
+    """The last checkpoint of a job; None if there is none."""
+    found = tx.get(models.Checkpoint, job_id)
+    if found is None:
+        return None
+    state = json.loads(zlib.decompress(found.state))
+    return Checkpoint(found.n_records, state, found.tensors)
+
+
+def rounds(
+    tx: orm.Session, job_id: int, task: int | None = None, after: int = -1, limit: int = 200
+) -> list[rows.Round]:
+    """Rounds with their descent steps, by task and number; of one task, those after a number."""
+    row = models.Round
+    wanted = sa.select(row).where(row.job_id == job_id)
+    if task is not None:
+        wanted = wanted.where(row.task == task, row.round > after)
+    found = tx.scalars(wanted.order_by(row.task, row.round).limit(limit))
+    return [rows.of(rows.Round, one) for one in found]
+
+
+def trainings(tx: orm.Session, job_id: int) -> list[rows.Training]:
+    """All fine-tunings of the cost model, oldest first."""
+    row = models.Training
+    found = tx.scalars(sa.select(row).where(row.job_id == job_id).order_by(row.n_records))
+    return [rows.of(rows.Training, one) for one in found]
+
+
+def _change_task(tx: orm.Session, job_id: int, number: int, **values: Any) -> None:
+    where = (models.Task.job_id == job_id, models.Task.number == number)
+    statement = sa.update(models.Task).where(*where).values(**values)
+    tx.execute(statement.execution_options(synchronize_session=False))

@@ -1,0 +1,329 @@
+"""Trials: written once under the fence, paged, drawn.
+
+A trial's number, its event's sequence number and the check of the fence are one UPDATE, so a
+tuner whose lease was taken writes nothing. A candidate is one row of its job whoever measured it
+(unique over job, task and schedule): only a failure of infrastructure is overwritten by a later
+try, because it says nothing about the schedule.
+
+Curves hold the points where the best fell; `curve_us` is the weighted sum over the job's tasks.
+
+Reads measurements of tuners; feeds the API.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, errors, models
+from server.store import events, leases, rows
+
+#: The error class that is not the candidate's fault (`felix.measure.protocol`).
+INFRASTRUCTURE = "infrastructure"
+
+#: The fields of a `CurvePoint` and of a `Predicted`; the queries leave out rows without them.
+_Point = tuple[int, float, float, float]
+_Pair = tuple[int, int, int, float, float]
+
+#: Rows fetched at a time where all are streamed.
+BATCH = 1000
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewTrial:
+    """A measured candidate; see `server.models.Trial`. `task` is the task's number."""
+
+    task: int
+    round: int
+    sketch_index: int
+    sketch_key: str
+    decisions: tuple[int, ...]
+    latency_us: float | None
+    error: str | None
+    message: str
+    checked: bool
+    spread: float | None
+    predicted_us: float | None
+    elapsed_s: float
+    build_s: float
+    run_s: float
+    device: str
+    record: str
+
+    @property
+    def schedule_hash(self) -> str:
+        """What makes two candidates of a task the same."""
+        decisions = ",".join(map(str, self.decisions))
+        return hashlib.sha256(f"{self.sketch_key}|{decisions}".encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """The trial's number, and whether it was there before with the same schedule."""
+
+    number: int
+    is_new: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """Some trials; `next` is the `after` of the next page, None on the last."""
+
+    trials: tuple[rows.Trial, ...]
+    next: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which trials; None selects all."""
+
+    task: int | None = None
+    ok: bool | None = None
+    error: str | None = None
+    round: int | None = None
+    best_only: bool = False
+
+
+def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
+    """Write a trial and its event.
+
+    Raises:
+        LeaseLost: the job is another tuner's; nothing is written.
+    """
+    job = leases.hold(tx, fence)
+    task = _task(tx, job.id, new.task)
+    earlier = tx.scalar(
+        sa.select(models.Trial).where(
+            models.Trial.job_id == job.id,
+            models.Trial.task == new.task,
+            models.Trial.schedule_hash == new.schedule_hash,
+        )
+    )
+    if earlier is not None and earlier.error != INFRASTRUCTURE:
+        return Written(earlier.number, False)
+    number = job.n_trials + 1 if earlier is None else earlier.number
+    if earlier is not None:
+        tx.delete(earlier)
+        tx.flush()
+    works = new.latency_us is not None and new.checked
+    is_best = works and (task.best_us is None or new.latency_us < task.best_us)  # type: ignore
+    counted = _count(new, earlier)
+    job.n_trials += counted.trials
+    job.n_failed += counted.failed
+    task.n_trials += counted.trials
+    task.n_failed += counted.failed
+    task.n_rounds = max(task.n_rounds, new.round + 1)
+    job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
+    job.measured_s += new.run_s
+    curve_us = None
+    if is_best:
+        task.best_us, task.best_trial = new.latency_us, number
+        tx.flush()
+        curve_us = _weighted(tx, job.id, models.Task.best_us)
+        job.best_us = curve_us
+    same = ("task", "round", "sketch_index", "schedule_hash", "latency_us", "error", "message",
+            "spread", "predicted_us", "elapsed_s", "build_s", "run_s", "device",
+            "record")  # fmt: skip
+    tx.add(
+        models.Trial(
+            job_id=job.id,
+            number=number,
+            decisions=list(new.decisions),
+            best_us=task.best_us,
+            is_best=is_best,
+            curve_us=curve_us,
+            measured_s=job.measured_s,
+            measured_at=columns.db_now(),
+            **{name: getattr(new, name) for name in same},
+        )
+    )
+    tx.flush()
+    events.append(tx, job.id, events.Type.TRIAL, _payload(new, number, task, is_best, curve_us))
+    _credit(tx, job.worker_id, new)
+    return Written(number, True)
+
+
+def page(
+    tx: orm.Session,
+    job_id: int,
+    chosen: Filter | None = None,
+    limit: int = 100,
+    after: int = 0,
+) -> Page:
+    """Trials by number; `after` is the last number of the page before."""
+    wanted = _filtered(job_id, chosen or Filter()).where(models.Trial.number > after)
+    found = list(tx.scalars(wanted.order_by(models.Trial.number).limit(limit + 1)))
+    more = found[limit - 1].number if len(found) > limit else None
+    return Page(tuple(rows.of(rows.Trial, trial) for trial in found[:limit]), more)
+
+
+def stream(tx: orm.Session, job_id: int, chosen: Filter | None = None) -> Iterator[rows.Trial]:
+    """All trials by number, some at a time; the transaction must stay open."""
+    last = 0
+    while True:
+        found = page(tx, job_id, chosen, BATCH, last)
+        yield from found.trials
+        tx.expunge_all()
+        if found.next is None:
+            return
+        last = found.next
+
+
+def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
+    """One trial.
+
+    Raises:
+        NotFound
+    """
+    trial = tx.get(models.Trial, (job_id, number))
+    if trial is None:
+        raise errors.NotFound(f"job {job_id} has no trial {number}")
+    return rows.of(rows.Trial, trial)
+
+
+def records(tx: orm.Session, job_id: int) -> list[str]:
+    """The records of all trials, as lines of `felix.records`, in order."""
+    wanted = sa.select(models.Trial.record).where(models.Trial.job_id == job_id)
+    return list(tx.scalars(wanted.order_by(models.Trial.number)))
+
+
+def curve(tx: orm.Session, job_id: int, task: int | None = None) -> list[rows.CurvePoint]:
+    """Best so far of a job (or one task): where it fell, and where it stands now.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return curves(tx, [job_id], task)[job_id]
+
+
+def curves(
+    tx: orm.Session, job_ids: Sequence[int], task: int | None = None
+) -> dict[int, list[rows.CurvePoint]]:
+    """`curve` of several jobs.
+
+    Raises:
+        NotFound: one of them does not exist.
+    """
+    trial = models.Trial
+    value = trial.curve_us if task is None else trial.latency_us
+    wanted = sa.select(trial.job_id, trial.number, trial.elapsed_s, trial.measured_s, value)
+    wanted = wanted.where(trial.job_id.in_(job_ids))
+    if task is None:
+        wanted = wanted.where(trial.curve_us.is_not(None))
+    else:
+        wanted = wanted.where(trial.task == task, trial.is_best.is_(True))
+    now = sa.select(
+        models.Job.id, models.Job.n_trials, models.Job.elapsed_s, models.Job.measured_s
+    )
+    ends = {row[0]: row[1:] for row in tx.execute(now.where(models.Job.id.in_(job_ids)))}
+    missing = [number for number in job_ids if number not in ends]
+    if missing:
+        raise errors.NotFound(f"there is no job {missing[0]}")
+    found: dict[int, list[rows.CurvePoint]] = {number: [] for number in job_ids}
+    for job_id, *point in tx.execute(wanted.order_by(trial.job_id, trial.number)).tuples():
+        found[job_id].append(rows.CurvePoint(*cast(_Point, tuple(point))))
+    for job_id, points in found.items():
+        if points and ends[job_id][0] > points[-1].trial:
+            points.append(rows.CurvePoint(*ends[job_id], points[-1].best_us))
+    return found
+
+
+def predicted(
+    tx: orm.Session, job_id: int, task: int | None = None, limit: int = 5000
+) -> list[rows.Predicted]:
+    """What the cost model said and what was measured; the newest `limit` trials, oldest first."""
+    trial = models.Trial
+    wanted = sa.select(
+        trial.number, trial.task, trial.round, trial.predicted_us, trial.latency_us
+    ).where(trial.job_id == job_id, trial.predicted_us.is_not(None), trial.latency_us.is_not(None))
+    if task is not None:
+        wanted = wanted.where(trial.task == task)
+    found = tx.execute(wanted.order_by(trial.number.desc()).limit(limit)).all()
+    return [rows.Predicted(*cast(_Pair, tuple(row))) for row in reversed(found)]
+
+
+def error_counts(tx: orm.Session, job_id: int) -> dict[str, int]:
+    """How many trials failed, by error class."""
+    trial = models.Trial
+    wanted = sa.select(trial.error, sa.func.count()).where(
+        trial.job_id == job_id, trial.error.is_not(None)
+    )
+    return {str(kind): int(count) for kind, count in tx.execute(wanted.group_by(trial.error))}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Count:
+    trials: int
+    failed: int
+
+
+def _count(new: NewTrial, earlier: models.Trial | None) -> _Count:
+    """What a trial adds to the counts; one that overwrites was counted as failed."""
+    failed = int(new.error is not None)
+    return _Count(1, failed) if earlier is None else _Count(0, failed - 1)
+
+
+def _task(tx: orm.Session, job_id: int, number: int) -> models.Task:
+    task = tx.get(models.Task, (job_id, number), populate_existing=True)
+    if task is None:
+        raise errors.NotFound(f"job {job_id} has no task {number}")
+    return task
+
+
+def _weighted(tx: orm.Session, job_id: int, column: Any) -> float | None:
+    """Sum of weight x column over the tasks; None while one has none."""
+    missing = sa.func.count() - sa.func.count(column)
+    wanted = sa.select(missing, sa.func.sum(models.Task.weight * column))
+    n_missing, total = tx.execute(wanted.where(models.Task.job_id == job_id)).one()
+    return None if n_missing else float(total)
+
+
+def _payload(
+    new: NewTrial, number: int, task: models.Task, is_best: bool, curve_us: float | None
+) -> dict[str, Any]:
+    return {
+        "trial": number,
+        "task": new.task,
+        "latency_us": new.latency_us,
+        "error": new.error,
+        "predicted_us": new.predicted_us,
+        "best_us": task.best_us,
+        "is_best": is_best,
+        "curve_us": curve_us,
+        "elapsed_s": new.elapsed_s,
+    }
+
+
+def _credit(tx: orm.Session, worker_id: int | None, new: NewTrial) -> None:
+    worker = models.Worker
+    n_infrastructure = int(new.error == INFRASTRUCTURE)
+    tx.execute(
+        sa.update(worker)
+        .where(worker.id == worker_id)
+        .values(
+            n_trials=worker.n_trials + 1,
+            n_infrastructure=worker.n_infrastructure + n_infrastructure,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _filtered(job_id: int, chosen: Filter) -> sa.Select[models.Trial]:
+    trial = models.Trial
+    wanted = sa.select(trial).where(trial.job_id == job_id)
+    if chosen.task is not None:
+        wanted = wanted.where(trial.task == chosen.task)
+    if chosen.ok is not None:
+        wanted = wanted.where(trial.error.is_(None) if chosen.ok else trial.error.is_not(None))
+    if chosen.error is not None:
+        wanted = wanted.where(trial.error == chosen.error)
+    if chosen.round is not None:
+        wanted = wanted.where(trial.round == chosen.round)
+    if chosen.best_only:
+        wanted = wanted.where(trial.is_best.is_(True))
+    return wanted

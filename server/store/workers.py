@@ -1,0 +1,75 @@
+"""Tuners that are or were there: devices, versions, heartbeat, what they work on.
+
+Reads and writes for tuners; feeds the API's devices and workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import columns, models
+from server.store import rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewWorker:
+    """A tuner that begins; each device is {name, kind, target_keys, target, hardware, model}."""
+
+    name: str
+    host: str
+    pid: int
+    versions: dict[str, str]
+    devices: list[dict[str, Any]]
+
+
+def register(tx: orm.Session, new: NewWorker) -> int:
+    """A tuner begins; its number."""
+    now = columns.db_now()
+    row = models.Worker(started_at=now, last_beat_at=now, **dataclasses.asdict(new))
+    tx.add(row)
+    tx.flush()
+    return row.id
+
+
+def beat(tx: orm.Session, worker_id: int) -> None:
+    """The tuner is alive."""
+    _update(tx, worker_id, last_beat_at=columns.db_now(), stopped_at=None)
+
+
+def count_job(tx: orm.Session, worker_id: int) -> None:
+    """The tuner claimed a job."""
+    _update(tx, worker_id, n_jobs=models.Worker.n_jobs + 1)
+
+
+def leave(tx: orm.Session, worker_id: int) -> None:
+    """The tuner ends."""
+    _update(tx, worker_id, stopped_at=columns.db_now(), last_beat_at=columns.db_now())
+
+
+def every(tx: orm.Session, stale_s: float, limit: int = 200) -> list[rows.Worker]:
+    """Tuners, newest first; one that has not beaten for `stale_s` seconds is not alive."""
+    row = models.Worker
+    alive = sa.and_(row.stopped_at.is_(None), row.last_beat_at > columns.db_now(-stale_s))
+    found = tx.execute(
+        sa.select(row, alive, sa.func.max(models.Job.id))
+        .outerjoin(
+            models.Job,
+            sa.and_(models.Job.worker_id == row.id, models.Job.lease_token.is_not(None)),
+        )
+        .group_by(row.id)
+        .order_by(row.id.desc())
+        .limit(limit)
+    )
+    return [
+        rows.of(rows.Worker, worker, is_alive=bool(is_alive), job_id=job_id)
+        for worker, is_alive, job_id in found
+    ]
+
+
+def _update(tx: orm.Session, worker_id: int, **values: Any) -> None:
+    statement = sa.update(models.Worker).where(models.Worker.id == worker_id).values(**values)
+    tx.execute(statement.execution_options(synchronize_session=False))
