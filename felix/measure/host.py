@@ -70,7 +70,7 @@ def _import_tvm() -> None:
     # The first build sets up LLVM; workers inherit it.
     i = tvm.te.compute((1,), lambda i: i, name="warm")
     tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
-    from felix.measure import building, running  # noqa: F401
+    from felix.measure import building, cuda_build, cuda_run, running  # noqa: F401
 
 
 def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> int:
@@ -104,6 +104,7 @@ def _become_worker(host: int, settings: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
     os.nice(settings["nice"])
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
+    os.environ.update(settings["environment"])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # short of memory, the kernel takes a candidate, not the tuner
     log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

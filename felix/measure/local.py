@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 import tvm
 
 from felix import errors, target
-from felix.measure import building, gate, process, protocol, timing
+from felix.measure import building, device_lock, gate, process, protocol, timing
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,7 +60,12 @@ class LocalOptions:
     check: bool = True
     #: Seed of the inputs.
     seed: int = 0
-    timing: timing.TimingOptions = timing.TimingOptions()  # noqa: RUF009 (frozen)
+    #: None: `timing.TimingOptions()` on a CPU, `timing.GPU` on a GPU.
+    timing: timing.TimingOptions | None = None
+    #: CUDA: let TVM write unrolled loops out, instead of a pragma for the compiler.
+    explicit_unroll: bool = True
+    #: CUDA: a candidate with more source is a build error; it would take too long to compile.
+    max_source_bytes: int = 2_000_000
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,6 +106,9 @@ class LocalPool:
         hardware = target.hardware(task.target)
         self._device_name = hardware.name
         self._cache_bytes = hardware.l3_bytes or hardware.l2_bytes
+        default = timing.TimingOptions() if self._device == "cpu" else timing.GPU
+        self._timing = self._options.timing or default
+        self._lock_of_device = device_lock.for_device(self._device)
         self._host = process.Host(self._options.start_timeout_s)
         self._lock = threading.Lock()
         self._closed = False
@@ -171,7 +179,15 @@ class LocalPool:
         self.close()
 
     def _worker(self, name: str, **limits: int | None) -> process.Worker:
-        return process.Worker(self._host, name, {"device": self._device, **limits})
+        # Builders see no GPU; the runner loads a kernel when it is loaded, not when it is timed.
+        is_runner = name == "runner"
+        cuda = {"CUDA_MODULE_LOADING": "EAGER"} if is_runner else {"CUDA_VISIBLE_DEVICES": ""}
+        settings = {
+            "device": self._device,
+            "work_dir": str(self._host.work_dir),
+            "environment": cuda if self._device == "cuda" else {},
+        }
+        return process.Worker(self._host, name, {**settings, **limits})
 
     def _state_of(self, task: Task) -> _TaskState:
         with self._lock:
@@ -202,12 +218,13 @@ class LocalPool:
                 self._build(worker, job)
 
     def _build(self, worker: process.Worker, job: _Job) -> None:
-        request = {
-            "verb": "build",
-            "payload": job.payload,
-            "stem": job.stem,
-            "link": self._options.link.value,
-        }
+        request: dict[str, Any] = {"verb": "build", "payload": job.payload, "stem": job.stem}
+        if self._device == "cuda":
+            request["verb"] = "build_cuda"
+            request["explicit"] = self._options.explicit_unroll
+            request["max_source_bytes"] = self._options.max_source_bytes
+        else:
+            request["link"] = self._options.link.value
         start = time.monotonic()
         try:
             reply = worker.call(request, self._options.build_timeout_s)
@@ -240,7 +257,8 @@ class LocalPool:
             "check": self._options.check,
         }
         try:
-            reply = self._runner.call(request, self._options.reference_timeout_s)
+            with self._quiet() as begin:
+                reply = self._runner.call(request, self._options.reference_timeout_s, begin)
             state.failure = reply.get("message")
         except (process.WorkerDied, process.WorkerTimeout, errors.MeasureError) as error:
             state.failure = str(error)
@@ -255,7 +273,7 @@ class LocalPool:
             "verb": "run",
             "folder": state.folder,
             "library": job.library,
-            "options": dataclasses.asdict(self._options.timing),
+            "options": dataclasses.asdict(self._timing),
             "cache_bytes": self._cache_bytes,
             "best_us": state.best_us,
         }
@@ -268,7 +286,8 @@ class LocalPool:
             self._fail(job, _classify(error, _ErrorClass.LAUNCH), f"running: {error}", run_s)
             return
         if "error" in reply:
-            self._runner.kill()  # it may have written where it should not
+            if not reply.get("reusable", False):
+                self._runner.kill()  # it may have written where it should not
             kind = _ErrorClass(reply["error"])
             self._fail(job, kind, reply["message"], reply["seconds"])
             return
@@ -290,9 +309,12 @@ class LocalPool:
         pause = self._options.pause_builders
         pause = self._device == "cpu" if pause is None else pause
 
+        exclusive = self.gate if self._device == "cpu" else self._lock_of_device
+
         def begin() -> None:
             nonlocal begun
-            self.gate.acquire()
+            if not begun:
+                exclusive.acquire()
             begun = True
             for builder in self._builders if pause else ():
                 builder.pause()
@@ -303,7 +325,7 @@ class LocalPool:
             for builder in self._builders if pause else ():
                 builder.resume()
             if begun:
-                self.gate.release()
+                exclusive.release()
 
     def _fail(self, job: _Job, kind: _ErrorClass, message: str, run_s: float = 0.0) -> None:
         if self._closed:

@@ -66,7 +66,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
     infos = ms.arg_info.ArgInfo.from_prim_func(func)
     written: list[Any] = []
     read_first: list[Any] = []
-    for block in _leaf_blocks(func):
+    for block in leaf_blocks(func):
         for region in block.reads:
             if not _contains(written, region.source):
                 read_first.append(region.source)
@@ -123,7 +123,7 @@ def is_float(dtype: str) -> bool:
 def tolerance(mod: tvm.IRModule) -> float:
     """The relative tolerance t of the module docstring for one program."""
     func = mod["main"]
-    dtypes = {str(region.source.dtype) for b in _leaf_blocks(func) for region in b.writes}
+    dtypes = {str(region.source.dtype) for b in leaf_blocks(func) for region in b.writes}
     floats = [dtype for dtype in dtypes if is_float(dtype)]
     if not floats:
         return 0.0
@@ -137,7 +137,7 @@ def reduction_length(mod: tvm.IRModule) -> int:
     """Terms in the longest reduction of a program; 1 when there is none."""
     lengths = [
         math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == _REDUCTION)
-        for block in _leaf_blocks(mod["main"])
+        for block in leaf_blocks(mod["main"])
     ]
     return max(lengths, default=1)
 
@@ -150,9 +150,8 @@ def mismatch(got: Array, want: Array, relative: float) -> str | None:
         wide = np.float64 if want.dtype.itemsize > 4 else np.float32
         got, want = got.astype(wide, copy=False), want.astype(wide, copy=False)
         finite = np.isfinite(want)
-        rms = math.sqrt(np.mean(np.square(want, where=finite, out=np.zeros_like(want))))
         with np.errstate(invalid="ignore", over="ignore"):
-            close = np.abs(got - want) <= relative * (np.abs(want) + rms)
+            close = np.abs(got - want) <= relative * (np.abs(want) + rms(want))
         same = (got == want) | (np.isnan(got) & np.isnan(want))
         wrong = ~np.where(finite, close, same)
     count = int(np.count_nonzero(wrong))
@@ -166,13 +165,33 @@ def mismatch(got: Array, want: Array, relative: float) -> str | None:
     )
 
 
+def rms(want: Array) -> float:
+    """Root mean square of the finite elements of an expected output; 0 for no floats."""
+    if not is_float(want.dtype.name):
+        return 0.0
+    want = want.astype(np.float64 if want.dtype.itemsize > 4 else np.float32, copy=False)
+    finite = np.isfinite(want)
+    return math.sqrt(np.mean(np.square(want, where=finite, out=np.zeros_like(want))))
+
+
+def calls(mod: tvm.IRModule) -> set[str]:
+    """Names of the functions a program calls, without their dialect ("exp", "tanh")."""
+    names: set[str] = set()
+
+    def note(call: Any) -> None:
+        names.add(str(getattr(call.op, "name", "")).rpartition(".")[2])
+
+    structural.structural_walk(mod["main"].body, ((tvm.ir.Call, note),))
+    return names
+
+
 def scheduled(mod: tvm.IRModule) -> tvm.IRModule:
     """The unscheduled program with parallel output loops; sums keep their order.
 
     A block whose loops do not have the plain form stays as it is.
     """
     sch = s_tir.Schedule(mod, debug_mask="none")
-    for block in _leaf_blocks(mod["main"]):
+    for block in leaf_blocks(mod["main"]):
         try:
             _parallelise(sch, sch.get_sblock(block.name_hint))
         except s_tir.ScheduleError:
@@ -214,7 +233,7 @@ def _random(arg: Argument, rng: np.random.Generator, positive: bool) -> Array:
     return rng.integers(low, high, arg.shape).astype(dtype)
 
 
-def _leaf_blocks(func: Any) -> list[Any]:
+def leaf_blocks(func: Any) -> list[Any]:
     """Blocks that compute (the root block has no iterators), in program order."""
     blocks: list[Any] = []
     structural.structural_walk(func.body, ((s_tir.SBlock, blocks.append),), order="pre")

@@ -46,9 +46,9 @@ class Runner:
         args = reference.arguments(mod)
         meta = {"payload": payload, "seed": seed, "positive": False, "check": check}
         if check:
-            outputs, meta["positive"] = _reference_outputs(mod, _host(target), args, seed)
+            outputs, meta["positive"] = reference_outputs(mod, host(target), args, seed)
             for index, output in outputs.items():
-                output.tofile(_output_path(folder, index))
+                output.tofile(output_path(folder, index))
         part = pathlib.Path(folder, "task.json.part")
         part.write_text(json.dumps(meta))
         part.rename(pathlib.Path(folder, "task.json"))
@@ -102,7 +102,7 @@ class Runner:
         device = tvm.runtime.device(self._device_name, 0)
         expected = {
             index: np.fromfile(
-                _output_path(folder, index), dtype=reference.np_dtype(arg.dtype)
+                output_path(folder, index), dtype=reference.np_dtype(arg.dtype)
             ).reshape(arg.shape)
             for index, arg in enumerate(args)
             if arg.is_output and meta["check"]
@@ -119,7 +119,7 @@ class Runner:
         return self._task
 
 
-def _reference_outputs(
+def reference_outputs(
     mod: tvm.IRModule,
     host: tvm.target.Target,
     args: tuple[reference.Argument, ...],
@@ -133,20 +133,27 @@ def _reference_outputs(
         ]
         func(*tensors)
         outputs = {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
-        if all(
-            np.isfinite(output.astype(np.float64)).all()
-            for i, output in outputs.items()
-            if reference.is_float(args[i].dtype)
-        ):
+        if finite(outputs, args):
             break
     return outputs, positive
 
 
-def _host(target: tvm.target.Target) -> tvm.target.Target:
+def finite(outputs: dict[int, reference.Array], args: tuple[reference.Argument, ...]) -> bool:
+    """Whether the outputs hold neither NaN nor infinity."""
+    return all(
+        bool(np.isfinite(output.astype(np.float64)).all())
+        for i, output in outputs.items()
+        if reference.is_float(args[i].dtype)
+    )
+
+
+def host(target: tvm.target.Target) -> tvm.target.Target:
+    """The CPU target that goes with a target."""
     if target.kind.name == "llvm":
         return target
     return target.host if target.host is not None else tvm.target.Target("llvm")
 
 
-def _output_path(folder: str, index: int) -> str:
+def output_path(folder: str, index: int) -> str:
+    """Where a task's folder keeps the expected contents of an output."""
     return str(pathlib.Path(folder, f"output-{index}.bin"))

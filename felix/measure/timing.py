@@ -53,6 +53,17 @@ class TimingOptions:
     min_repeat_ms: int = 5
 
 
+#: For GPUs: a repeat costs a sweep of the L2 (0.05 ms) and there is no scheduler to average out.
+GPU = TimingOptions(
+    min_repeats=5,
+    max_repeats=40,
+    min_total_s=0.0005,
+    max_total_s=0.25,
+    hopeless_repeats=2,
+    hopeless_first_s=0.002,
+)
+
+
 def latencies(
     library: Any,
     device: Any,
@@ -64,11 +75,21 @@ def latencies(
     best_us: float | None,
 ) -> list[float]:
     """Latencies of the repeats in us; the kernel has been called once and took `first_us`."""
+    sample = _sampler(library, device, args, options, cache_bytes)
+    return adaptive(sample, options, first_us, best_us)
+
+
+def adaptive(
+    sample: Callable[[int], list[float]],
+    options: TimingOptions,
+    first_us: float,
+    best_us: float | None,
+) -> list[float]:
+    """Latencies in us; `sample(n)` times n repeats, and the first call took `first_us`."""
     hopeless_us = math.inf if best_us is None else best_us * options.hopeless_ratio
     if first_us > hopeless_us and first_us > options.hopeless_first_s * 1e6:
         return [first_us]
     start_s = time.perf_counter()
-    sample = _sampler(library, device, args, options, cache_bytes)
     found = sample(1)
     if found[0] > hopeless_us:
         return found + sample(max(options.hopeless_repeats - 1, 0))

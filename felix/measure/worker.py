@@ -15,16 +15,21 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix.measure import building, protocol, running
+from felix.measure import building, cuda_build, cuda_run, protocol, running
 
 Reply = dict[str, Any]
 
 
 def serve(conn: Connection, settings: dict[str, Any]) -> None:
     """Answer requests until the parent closes the pipe."""
-    runner = running.Runner(settings["device"], quiet=lambda: _quiet(conn))
+    runner: running.Runner | cuda_run.Runner
+    if settings["device"] == "cuda":
+        runner = cuda_run.Runner(settings["work_dir"], quiet=lambda: _quiet(conn))
+    else:
+        runner = running.Runner(settings["device"], quiet=lambda: _quiet(conn))
     verbs: dict[str, Callable[..., Reply]] = {
         "build": building.handle,
+        "build_cuda": cuda_build.handle,
         "prepare": runner.prepare,
         "run": runner.run,
     }
@@ -42,7 +47,8 @@ def _answer(verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
     try:
         reply = verb(**request)
     except Exception as error:  # the edge of the process: the candidate failed, whatever it was
-        kind = protocol.ErrorClass.BUILD if verb is building.handle else protocol.ErrorClass.LAUNCH
+        builds = verb in (building.handle, cuda_build.handle)
+        kind = protocol.ErrorClass.BUILD if builds else protocol.ErrorClass.LAUNCH
         reply = {"error": kind.value, "message": _message(error)}
     reply["seconds"] = time.perf_counter() - start
     return reply

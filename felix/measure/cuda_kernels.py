@@ -1,0 +1,166 @@
+"""Helper kernels of the CUDA run worker, as source and as launches.
+
+- *sweep* reads through a buffer of twice the L2, which leaves the cache cold and clean (writing
+  through it would leave dirty lines that the measured kernel then has to write back);
+- *compare* counts elements that differ from the expected output, by the rule of `reference`;
+- *probe* runs a fixed chain of multiply-adds on every SM: its time is the inverse of the clock.
+
+Reads `nvrtc`, `cuda_driver`; feeds `cuda_run`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import time
+
+import numpy as np
+
+from felix.measure import cuda_driver, nvrtc
+
+SOURCE = """
+typedef unsigned long long u64;
+
+extern "C" __global__ void felix_sweep(const uint4* data, u64 n, unsigned* sink) {
+  unsigned seen = 0;
+  u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+    uint4 v = data[i];
+    seen ^= v.x ^ v.y ^ v.z ^ v.w;
+  }
+  if (seen == 0x9e3779b9u) *sink = seen;
+}
+
+extern "C" __global__ void felix_probe(float* out, int n) {
+  float x = out[threadIdx.x];
+  for (int i = 0; i < n; ++i) x = fmaf(x, 0.9999f, 1e-6f);
+  if (x == 123.0f) out[threadIdx.x] = x;
+}
+
+__device__ double value(const void* data, u64 i, int kind) {
+  if (kind == 1) return ((const float*)data)[i];
+  if (kind == 2) return ((const double*)data)[i];
+  unsigned short bits = ((const unsigned short*)data)[i];
+  if (kind == 4) return __uint_as_float((unsigned)bits << 16);
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
+  return f;
+}
+
+extern "C" __global__ void felix_compare(const void* got, const void* want, u64 n, double relative,
+                                         double rms, int kind, u64* result) {
+  u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+    bool same;
+    if (kind == 0) {
+      same = ((const unsigned char*)got)[i] == ((const unsigned char*)want)[i];
+    } else {
+      double g = value(got, i, kind), w = value(want, i, kind);
+      bool finite = fabs(w) <= 1.7976931348623157e308;
+      same = finite ? fabs(g - w) <= relative * (fabs(w) + rms) : g == w || (g != g && w != w);
+    }
+    if (!same) {
+      atomicAdd(result, 1ull);
+      atomicMin(result + 1, i);
+    }
+  }
+}
+"""
+#: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
+KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
+_PROBE_STEPS = 8000
+_PROBE_BLOCKS = 128
+
+
+class Helpers:
+    """The helper kernels on a context."""
+
+    def __init__(self, context: cuda_driver.Context, folder: pathlib.Path) -> None:
+        self._context = context
+        self._module = context.load(_cubin(context.arch, folder))
+        words = context.l2_bytes * 2 // 16
+        swept = context.allocate(words * 16)
+        context.fill(swept, 0, words * 16)
+        self._scratch = context.allocate(4096)
+        context.fill(self._scratch, 0, 4096)
+        self._sweep = context.kernel(
+            self._module, "felix_sweep", (528, 1, 1, 512, 1, 1),
+            [ctypes.c_uint64(swept), ctypes.c_uint64(words), ctypes.c_uint64(self._scratch)],
+        )  # fmt: skip
+        self._probe = context.kernel(
+            self._module, "felix_probe", (_PROBE_BLOCKS, 1, 1, 128, 1, 1),
+            [ctypes.c_uint64(self._scratch), ctypes.c_int(_PROBE_STEPS)],
+        )  # fmt: skip
+        self._events = (context.event(), context.event())
+
+    def sweep(self) -> None:
+        """Make the L2 cold."""
+        self._context.launch(self._sweep)
+
+    def delay(self, count: int) -> None:
+        """Keep the device busy for `count` probes."""
+        for _ in range(count):
+            self._context.launch(self._probe)
+
+    def probe_us(self) -> float:
+        """Time of one probe."""
+        start, end = self._events
+        self._context.record(start)
+        self._context.launch(self._probe)
+        self._context.record(end)
+        self._context.synchronize()
+        return self._context.elapsed_us(start, end)
+
+    def mismatches(
+        self, got: int, want: int, count: int, relative: float, rms: float, kind: int
+    ) -> int:
+        """How many of `count` elements (bytes for kind 0) differ."""
+        result = np.array([0, 2**63], dtype=np.uint64)
+        self._context.upload(self._scratch, result)
+        args = [
+            ctypes.c_uint64(got), ctypes.c_uint64(want), ctypes.c_uint64(count),
+            ctypes.c_double(relative), ctypes.c_double(rms), ctypes.c_int(kind),
+            ctypes.c_uint64(self._scratch),
+        ]  # fmt: skip
+        blocks = max(1, min(1056, -(-count // 256)))
+        kernel = self._context.kernel(
+            self._module, "felix_compare", (blocks, 1, 1, 256, 1, 1), args
+        )
+        self._context.launch(kernel)
+        self._context.synchronize()
+        return int(self._context.download(self._scratch, result)[0])
+
+
+class Clock:
+    """Guards against a clock that sank: idle devices slow down between candidates."""
+
+    def __init__(self, helpers: Helpers, tolerance: float = 0.02, limit_s: float = 0.05) -> None:
+        self._helpers = helpers
+        self._tolerance = tolerance
+        self._limit_s = limit_s
+        self._best_us: float | None = None
+
+    def steady(self) -> float:
+        """Warm the device up until the clock is back; its ratio to the fastest seen."""
+        deadline = time.perf_counter() + (self._limit_s if self._best_us else 0.3)
+        rounds = 0
+        while True:
+            found_us = self._helpers.probe_us()
+            known_us = self._best_us or found_us
+            self._best_us = min(known_us, found_us)
+            rounds += 1
+            first = rounds < 4 and known_us == found_us
+            ratio = self._best_us / found_us
+            if (ratio >= 1 - self._tolerance and not first) or time.perf_counter() > deadline:
+                return ratio
+            self._helpers.delay(20)
+
+
+def _cubin(arch: str, folder: pathlib.Path) -> bytes:
+    """The helpers' cubin, compiled once for all workers of a pool."""
+    path = folder / f"helpers-{arch}.cubin"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.write_bytes(nvrtc.compile_cubin(SOURCE, arch, options=()))
+        part.rename(path)
+    return path.read_bytes()

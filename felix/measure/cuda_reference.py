@@ -1,0 +1,58 @@
+"""Expected outputs computed on the device: the unscheduled program, one thread an element.
+
+A reference on the host takes seconds for a batched convolution; this takes milliseconds. Each
+block of the program becomes a kernel of its own whose threads are the block's outputs; sums keep
+their order, and fast math is off. What has no such form (no output axis, very long sums) is left
+to the host. Reads a task's module; feeds `cuda_run`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import s_tir
+
+from felix.measure import cuda_build, nvrtc, reference
+
+_REDUCTION = 2
+_THREADS = 256
+#: A longer sum in one thread takes too long.
+_MAX_REDUCTION = 1 << 21
+_PRECISE = ("--fmad=true",)
+
+
+def program(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[cuda_build.Plan, bytes] | None:
+    """Plan and cubin of the reference; None where the host has to compute it."""
+    if reference.reduction_length(mod) > _MAX_REDUCTION:
+        return None
+    schedule = s_tir.Schedule(mod, debug_mask="none")
+    for name in [str(block.name_hint) for block in reference.leaf_blocks(mod["main"])]:
+        if not _bind(schedule, name):
+            return None
+    lowered = cuda_build.lower(schedule.mod, target)
+    source = lowered.source
+    return lowered.plan, nvrtc.compile_cubin(
+        source.text, lowered.arch, options=_PRECISE, headers=source.headers
+    )
+
+
+def _bind(schedule: Any, name: str) -> bool:
+    """Give each output element of a block a thread."""
+    block = schedule.get_sblock(name)
+    loops = schedule.get_loops(block)
+    kinds = [v.iter_type for v in schedule.get(block).iter_vars]
+    if len(loops) != len(kinds):
+        return False
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
+    others = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
+    if not spatial:
+        return False
+    schedule.reorder(*spatial, *others)
+    elements = math.prod(int(schedule.get(loop).extent) for loop in spatial)
+    fused = schedule.fuse(*spatial)
+    outer, inner = schedule.split(fused, [None, min(_THREADS, elements)])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
+    return True

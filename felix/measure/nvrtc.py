@@ -1,0 +1,130 @@
+"""NVRTC through ctypes: CUDA source to a cubin, without a driver, a device or headers.
+
+`compile_cubin` uses the options TVM gives NVRTC, fast math and ptxas options included, so a
+kernel measured here is the kernel that TVM builds later. Reads nothing; feeds `cuda_build` and
+`cuda_device`. The library is looked for where the loader looks, in the Python packages that
+carry it, then under /usr/local.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from felix import errors
+
+#: What TVM passes for performance and diagnostics-free output; see `tvm.support.nvcc`.
+FAST = ("--use_fast_math", "--ptxas-options=--register-usage-level=10")
+_BASE = ("-default-device", "--device-int128", "-w")
+_MAJORS = (13, 12)
+
+
+class CompileError(Exception):
+    """NVRTC refused the source; the message is the start of its log."""
+
+
+def compile_cubin(
+    source: str, arch: str, options: Sequence[str] = FAST, headers: bool = False
+) -> bytes:
+    """The cubin of `source` for `arch` ("sm_90").
+
+    Args:
+        source: CUDA C++.
+        arch: a real architecture.
+        options: beside the fixed ones.
+        headers: let the source include CUDA's headers, if this machine has them.
+
+    Raises:
+        CompileError: the source does not compile.
+        MeasureError: there is no NVRTC here.
+    """
+    library = load()
+    program = ctypes.c_void_p()
+    _check(library, library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
+    ))  # fmt: skip
+    try:
+        texts = [f"--gpu-architecture={arch}", *_BASE, *options]
+        texts += [f"-I{path}" for path in include_paths()] if headers else []
+        array = (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
+        if library.nvrtcCompileProgram(program, len(texts), array):
+            raise CompileError(_log(library, program)[:500])
+        size = ctypes.c_size_t()
+        _check(library, library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        cubin = ctypes.create_string_buffer(size.value)
+        _check(library, library.nvrtcGetCUBIN(program, cubin))
+        return cubin.raw
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def available() -> bool:
+    """Whether this machine has NVRTC."""
+    try:
+        load()
+    except errors.MeasureError:
+        return False
+    return True
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, loaded once a process; raises MeasureError."""
+    for candidate in _candidates():
+        try:
+            # NVRTC opens this one by its bare name, which finds it once it is loaded.
+            for builtins in pathlib.Path(candidate).parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
+            return ctypes.CDLL(candidate)
+        except OSError:
+            continue
+    raise errors.MeasureError("NVRTC was not found: pip install nvidia-cuda-nvrtc")
+
+
+@functools.cache
+def include_paths() -> tuple[str, ...]:
+    """Folders with CUDA's headers and libcu++, those that exist."""
+    roots = [*_packages(), *sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)]
+    for root in roots:
+        if (root / "include" / "cuda_fp16.h").is_file():
+            inside = (root / "include", root / "include" / "cccl")
+            return tuple(str(path) for path in inside if path.is_dir())
+    return ()
+
+
+def _candidates() -> Iterator[str]:
+    for major in _MAJORS:
+        yield f"libnvrtc.so.{major}"
+    roots = [*_packages(), *sorted(pathlib.Path("/usr/local").glob("cuda*"), reverse=True)]
+    for root in roots:
+        for folder in ("lib", "lib64"):
+            for path in sorted((root / folder).glob("libnvrtc.so.*")):
+                if path.suffix.lstrip(".").isdigit():
+                    yield str(path)
+
+
+def _packages() -> Iterator[pathlib.Path]:
+    """Folders of NVIDIA's Python packages that may hold the library."""
+    spec = importlib.util.find_spec("nvidia")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        for name in ("cu13", "cuda_nvrtc", "cuda_runtime"):
+            folder = pathlib.Path(location, name)
+            if folder.is_dir():
+                yield folder
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status:
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise CompileError(f"NVRTC: {library.nvrtcGetErrorString(status).decode()}")
+
+
+def _log(library: ctypes.CDLL, program: ctypes.c_void_p) -> str:
+    size = ctypes.c_size_t()
+    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetProgramLog(program, log)
+    return log.value.decode(errors="replace").strip()
