@@ -192,6 +192,8 @@ def _plan(func: Any, n_params: int) -> Plan:
     """The launches of a host function, in order."""
     reader = _HostReader()
     structural.structural_walk(func.body, ((tvm.runtime.Object, reader.visit),), order="pre")
+    if reader.refused is not None:
+        raise BuildError(reader.refused)
     workspaces: list[int] = []
     numbers: list[tuple[Any, int]] = []
     for buffer in reader.allocated:
@@ -237,6 +239,9 @@ class _HostReader:
     """What a host function allocates, names and launches."""
 
     def __init__(self) -> None:
+        #: Why the function is none that a plan describes; errors raised inside a walk lose
+        #: their class on the way through TVM.
+        self.refused: str | None = None
         self.handles: list[tuple[Any, int]] = []
         self.declared: list[tuple[Any, Any]] = []
         self.allocated: list[Any] = []
@@ -246,8 +251,8 @@ class _HostReader:
         """One node, outer ones first."""
         kind = type(node).__name__
         if kind in ("For", "While"):
-            raise BuildError("the host part of the program has a loop")
-        if kind == "Bind":
+            self.refused = "the host part of the program has a loop"
+        elif kind == "Bind":
             position = _argument(node.value)
             if position is not None:
                 self.handles.append((node.var, position))
@@ -268,7 +273,8 @@ class _HostReader:
         for tensor in tensors:
             found = list(_vars(tensor))
             if len(found) != 1:
-                raise BuildError("a kernel has an argument that is no tensor")
+                self.refused = "a kernel has an argument that is no tensor"
+                return
             roots.append(found[0])
         self.launches.append((str(call.args[0].value), roots, tags, values))
 

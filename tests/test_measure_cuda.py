@@ -1,0 +1,338 @@
+"""CUDA measuring: what builders read off a module, and, on a GPU, candidates good and bad."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+import felix
+from felix.measure import (
+    cuda_build,
+    cuda_reference,
+    cuda_source,
+    device_lock,
+    local,
+    nvrtc,
+    protocol,
+    timing,
+)
+from felix.task import Task
+
+N = 64
+HAS_GPU = tvm.runtime.device("cuda", 0).exist
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+
+
+@T.prim_func(s_tir=True)
+def gemm(
+    a: T.Buffer((N, N), "float32"),
+    b: T.Buffer((N, N), "float32"),
+    c: T.Buffer((N, N), "float32"),
+):
+    T.func_attr({"tirx.noalias": True})
+    for i, j, k in T.grid(N, N, N):
+        with T.sblock("c"):
+            vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                c[vi, vj] = T.float32(0)
+            c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
+
+
+@T.prim_func(s_tir=True)
+def other_sum(
+    a: T.Buffer((N, N), "float32"),
+    b: T.Buffer((N, N), "float32"),
+    c: T.Buffer((N, N), "float32"),
+):
+    for i in T.thread_binding(N, thread="blockIdx.x"):
+        for j in T.thread_binding(N, thread="threadIdx.x"):
+            for k in range(N):
+                with T.sblock("c"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    with T.init():
+                        c[vi, vj] = T.float32(0)
+                    c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vj, vk]
+
+
+@T.prim_func(s_tir=True)
+def unwritten_row(
+    a: T.Buffer((N, N), "float32"),
+    b: T.Buffer((N, N), "float32"),
+    c: T.Buffer((N, N), "float32"),
+):
+    for i in T.thread_binding(N - 1, thread="blockIdx.x"):
+        for j in T.thread_binding(N, thread="threadIdx.x"):
+            for k in range(N):
+                with T.sblock("c"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    with T.init():
+                        c[vi, vj] = T.float32(0)
+                    c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
+
+
+@T.prim_func(s_tir=True)
+def out_of_bounds(
+    a: T.Buffer((N, N), "float32"),
+    b: T.Buffer((N, N), "float32"),
+    c: T.Buffer((N, N), "float32"),
+):
+    for i in T.thread_binding(N, thread="blockIdx.x"):
+        for j in T.thread_binding(N, thread="threadIdx.x"):
+            with T.sblock("c"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                c[vi, vj] = a[vi, vj + 500000000] + b[vi, vj]
+
+
+@T.prim_func(s_tir=True)
+def endless(
+    a: T.Buffer((N, N), "float32"),
+    b: T.Buffer((N, N), "float32"),
+    c: T.Buffer((N, N), "float32"),
+):
+    for i in T.thread_binding(N, thread="blockIdx.x"):
+        for j in T.thread_binding(N, thread="threadIdx.x"):
+            for k, m in T.grid(2000000000, 2000000000):
+                with T.sblock("c"):
+                    vi, vj, _vk, _vm = T.axis.remap("SSRR", [i, j, k, m])
+                    with T.init():
+                        c[vi, vj] = T.float32(0)
+                    c[vi, vj] = c[vi, vj] * a[vi, vj] + b[vi, vj]
+
+
+@T.prim_func(s_tir=True)
+def much_shared(
+    a: T.Buffer((N, N), "float32"),
+    b: T.Buffer((N, N), "float32"),
+    c: T.Buffer((N, N), "float32"),
+):
+    for i in T.thread_binding(N, thread="blockIdx.x"):
+        with T.sblock("outer"):
+            vo = T.axis.spatial(N, i)
+            kept = T.sblock_alloc_buffer((N, 4096), scope="shared")
+            for j in T.thread_binding(N, thread="threadIdx.x"):
+                for k in range(4096):
+                    with T.sblock("fill"):
+                        vj, vk = T.axis.remap("SS", [j, k])
+                        kept[vj, vk] = a[vo, vj] + T.Cast("float32", vk)
+            for j in T.thread_binding(N, thread="threadIdx.x"):
+                with T.sblock("c"):
+                    vj = T.axis.spatial(N, j)
+                    c[vo, vj] = kept[(vj + 1) % N, (vj * 7) % 4096] + b[vo, vj]
+
+
+def _mod(func: tvm.tirx.PrimFunc) -> tvm.IRModule:
+    return tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+
+
+def _bound() -> tvm.IRModule:
+    mod = _mod(gemm)
+    sch = tvm.s_tir.Schedule(mod)
+    i, j, _ = sch.get_loops(sch.get_sblock("c"))
+    sch.bind(i, "blockIdx.x")
+    sch.bind(j, "threadIdx.x")
+    return sch.mod
+
+
+def _schedules(text: str, n: int, sketch: int = 0) -> tuple[Task, list[tvm.IRModule]]:
+    task = felix.workloads.parse(text, target="h200")
+    found = felix.sketches(task)[sketch]
+    return task, [found.schedule(row).mod for row in found.sample(n, seed=0)]
+
+
+# ---------------------------------------------------------------- without a GPU
+
+
+def test_plan_has_the_launches_and_tensors_of_the_host_function() -> None:
+    task, (mod,) = _schedules("softmax:12x197x197", 1)
+    plan = cuda_build.lower(mod, task.target).plan
+    assert plan.n_params == 2 and plan.workspaces == (12 * 197 * 4, 12 * 197 * 4)
+    assert [launch.kernel for launch in plan.launches] == [
+        "main_kernel",
+        "main_kernel_1",
+        "main_kernel_2",
+    ]
+    written_last = plan.launches[-1].args
+    assert sorted(written_last) == [0, 1, 2, 3]  # both workspaces, both parameters
+    assert 1 not in plan.launches[0].args and 0 in plan.launches[0].args
+    assert cuda_build.Plan.from_json(plan.to_json()) == plan
+
+
+def test_launch_extents_are_those_of_the_schedule() -> None:
+    target = felix.target.parse("h200")
+    (launch,) = cuda_build.lower(_bound(), target).plan.launches
+    assert launch.extents == (N, 1, 1, N, 1, 1)
+    assert launch.args == (0, 1, 2) and launch.shared_bytes == 0
+
+
+def test_host_loops_are_refused() -> None:
+    sch = tvm.s_tir.Schedule(_mod(gemm))
+    _, j, _ = sch.get_loops(sch.get_sblock("c"))
+    sch.bind(j, "threadIdx.x")
+    with pytest.raises(cuda_build.BuildError):
+        cuda_build.lower(sch.mod, felix.target.parse("h200"))
+
+
+def test_pragma_replaces_written_out_loops() -> None:
+    task = felix.workloads.parse("conv2d:1,28,28,64,64,3,padding=1", target="h200")
+    sketch = felix.sketches(task)[0]
+    unroll = [i for i, v in enumerate(sketch.variables) if 1024 in v.domain][-1]
+    rows = sketch.sample(40, seed=1)
+    row = next(row for row in rows if row[unroll] >= 64)
+    mod = sketch.schedule(row).mod
+    assert not cuda_build.pipelined(mod)
+    explicit = cuda_build.lower(mod, task.target)
+    pragma = cuda_build.lower(cuda_build.implicit(mod), task.target)
+    assert len(pragma.source.text) < len(explicit.source.text) / 2
+    assert "#pragma unroll" in pragma.source.text
+    assert pragma.plan == explicit.plan
+
+
+def test_prelude_has_only_what_is_used() -> None:
+    source = cuda_build.lower(_bound(), felix.target.parse("h200")).source
+    assert not source.headers and "#include" not in source.text
+    assert "typedef long long int64_t;" in source.text and "INFINITY" not in source.text
+    kernel = source.text[source.text.index('extern "C"') :]
+    stock = (
+        "#ifdef __CUDACC_RTC__\n#include <cuda/std/cstdint>\n#else\n#include <cuda.h>\n#endif\n"
+    )
+    assert cuda_source.slim(stock + kernel + "// INFINITY\n").text.count("#define INFINITY") == 1
+    half = cuda_source.slim(stock + "#include <cuda_fp16.h>\n" + kernel)
+    assert half.headers and "cuda/std/cstdint" not in half.text
+    traits = cuda_source.slim(stock + "using std::is_same;\n" + kernel)
+    assert traits.headers and "cuda/std/cstdint" in traits.text
+
+
+def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
+    plan = cuda_build.Plan(1, (4,), (cuda_build.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),))
+    path = str(tmp_path / "k.cubin")
+    cuda_build.write(path, plan, b"\x7fELF\n\n\x00rest")
+    assert cuda_build.read(path) == (plan, b"\x7fELF\n\n\x00rest")
+
+
+@needs_nvrtc
+def test_nvrtc_compiles_a_candidate_and_says_what_is_wrong() -> None:
+    source = cuda_build.lower(_bound(), felix.target.parse("h200")).source
+    assert nvrtc.compile_cubin(source.text, "sm_90").startswith(b"\x7fELF")
+    with pytest.raises(nvrtc.CompileError, match="undefined"):
+        nvrtc.compile_cubin("__global__ void f() { no_such_thing(); }", "sm_90")
+
+
+def test_one_holder_of_a_device_at_a_time(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "device.lock"
+    first, second = device_lock.DeviceLock(path), device_lock.DeviceLock(path)
+    order: list[str] = []
+    first.acquire()
+
+    def wait_for_it() -> None:
+        second.acquire()
+        order.append("second")
+        second.release()
+
+    thread = threading.Thread(target=wait_for_it)
+    thread.start()
+    thread.join(timeout=0.2)
+    assert thread.is_alive()
+    order.append("first")
+    first.release()
+    thread.join(timeout=10)
+    assert order == ["first", "second"]
+
+
+def test_the_host_makes_references_that_the_device_would_take_long_for() -> None:
+    def found(text: str) -> bool:
+        task = felix.workloads.parse(text, target="h200")
+        return cuda_reference.has_device_form(task.mod)
+
+    assert found("softmax:12x197x197") and found("conv2d:1,14,14,32,32,3,padding=1")
+    assert not found("reduce:1000003")
+
+
+# ---------------------------------------------------------------- on a GPU
+
+OPTIONS = local.LocalOptions(builders=2, run_timeout_s=3.0, build_timeout_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[local.LocalPool]:
+    with local.LocalPool(Task.from_prim_func(gemm, "cuda", name="gemm"), OPTIONS) as opened:
+        yield opened
+
+
+class TestOnGpu:
+    """Candidates in a real pool."""
+
+    pytestmark = gpu
+
+    def test_a_good_candidate_is_checked_and_timed(self, pool: local.LocalPool) -> None:
+        (result,) = pool.measure([_bound()])
+        assert result.ok and result.checked, result.message
+        assert result.latency_us is not None and 1 < result.latency_us < 1000
+        assert len(result.latencies_us) >= 5
+
+    @pytest.mark.parametrize(
+        ("func", "kind", "said"),
+        [
+            (other_sum, protocol.ErrorClass.WRONG_RESULT, "output c"),
+            (unwritten_row, protocol.ErrorClass.WRONG_RESULT, "64 of 4096 elements"),
+            (out_of_bounds, protocol.ErrorClass.LAUNCH, "ILLEGAL_ADDRESS"),
+            (endless, protocol.ErrorClass.TIMEOUT, "running"),
+            (much_shared, protocol.ErrorClass.BUILD, "shared"),
+        ],
+    )
+    def test_a_bad_candidate_costs_only_itself(
+        self,
+        pool: local.LocalPool,
+        func: tvm.tirx.PrimFunc,
+        kind: protocol.ErrorClass,
+        said: str,
+    ) -> None:
+        bad, good = pool.measure([_mod(func), _bound()])
+        assert bad.error is kind, (bad.error, bad.message)
+        assert said in bad.message
+        assert good.ok and good.checked, good.message
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "gemm:128,96,64,epilogue=bias+relu",
+            "conv2d:1,14,14,32,32,3,padding=1",
+            "softmax:12x197x197",
+            "layer_norm:128x768",
+            "reduce:1000003",
+            "elementwise:197x3072,ops=add@1+gelu",
+        ],
+    )
+    def test_random_schedules_of_every_sketch_are_right(self, text: str) -> None:
+        task = felix.workloads.parse(text, target="cuda")
+        mods = [
+            sketch.schedule(row).mod
+            for sketch in felix.sketches(task)
+            for row in sketch.sample(3, seed=3)
+        ]
+        with local.LocalPool(task, local.LocalOptions(builders=4)) as opened:
+            results = opened.measure(mods)
+        assert all(result.ok and result.checked for result in results), [
+            result.message for result in results if not result.ok
+        ]
+
+    def test_warm_times_are_no_longer_than_cold_ones(self) -> None:
+        task, mods = _schedules("elementwise:1024x1024", 4)
+        warm_timing = timing.TimingOptions(flush=False, max_repeats=5)
+        with local.LocalPool(task, OPTIONS) as opened:
+            cold = opened.measure(mods)
+        with local.LocalPool(task, local.LocalOptions(builders=2, timing=warm_timing)) as opened:
+            warm = opened.measure(mods)
+        pairs = [
+            (w.latency_us, c.latency_us)
+            for w, c in zip(warm, cold, strict=True)
+            if w.latency_us and c.latency_us
+        ]
+        assert len(pairs) == 4
+        assert np.median([w / c for w, c in pairs]) < 1.0
