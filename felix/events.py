@@ -2,8 +2,9 @@
 
 `felix.tune(..., on_event=f)` calls `f(event)` in the tuner's thread, in the order of happening;
 `f` should be quick. Latencies are in microseconds, durations in seconds; `elapsed_s` is since
-the start of tuning, earlier sessions that were resumed included. `task` is a task's name,
-`trial` counts measured candidates from 1 over all tasks, `round` the rounds of a task from 0.
+the start of tuning, earlier sessions that were resumed included. `task` is a task's name and
+`task_index` its place in the run (names may repeat), `trial` counts measured candidates from 1
+over all tasks, `round` the rounds of a task from 0.
 
 Reads nothing; feeds progress displays, services and tests.
 """
@@ -12,6 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any, TypeAlias
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DescentStep:
+    """The seeds of a round at one recorded step; losses are predicted ln(latency in us)."""
+
+    step: int
+    temperature: float
+    #: of the best seed, and the mean over all seeds
+    loss: float
+    mean_loss: float
+    #: mean excess of the constraints, before its weight
+    penalty: float
+    #: share of the seeds inside all constraints
+    legal_share: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +48,7 @@ class Opened:
     """The sketches of a task are ready."""
 
     task: str
+    task_index: int
     n_sketches: int
     extract_s: float
 
@@ -41,6 +58,7 @@ class Baseline:
     """The unscheduled program was timed; None where it failed or took too long."""
 
     task: str
+    task_index: int
     latency_us: float | None
     message: str
 
@@ -50,12 +68,15 @@ class RoundStarted:
     """Candidates of a round were chosen and are being built."""
 
     task: str
+    task_index: int
     round: int
     n_candidates: int
     #: rejected by TVM although chosen as legal
     n_invalid: int
     predicted_us: float | None
     elapsed_s: float
+    #: how the search of the round went down; empty where nothing descends
+    steps: tuple[DescentStep, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +84,7 @@ class Trial:
     """A candidate was measured: a latency, or an error class with a message."""
 
     task: str
+    task_index: int
     trial: int
     round: int
     latency_us: float | None

@@ -22,7 +22,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, records
 
@@ -37,6 +37,8 @@ FORMAT = 1
 #: The session's folder inside a run's output folder.
 FOLDER = "tuning"
 
+_Record = records.Record  # a journal's field has the module's name
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
@@ -47,6 +49,27 @@ class Identity:
     seed: int
     features_version: int
     versions: Mapping[str, str]
+
+
+class Journal(Protocol):
+    """What a run writes down, and what an earlier one left; `Session` keeps it in a folder."""
+
+    records: list[_Record]
+    #: of the last checkpoint; None if there is none
+    state: dict[str, Any] | None
+    tensors: dict[str, torch.Tensor]
+
+    def append(self, record: _Record) -> None:
+        """Write one record; it is safe when this returns."""
+        ...
+
+    def save(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace the checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """Let others in; may be called twice."""
+        ...
 
 
 class Session:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, overload
 from felix import errors
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import results, run
+from felix.tuning import pacing, results, run
 
 if TYPE_CHECKING:
     import tvm
@@ -117,7 +117,7 @@ def tune(
         current.start()
         try:
             reason = _rounds(current)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, pacing.Stopped):
             reason = "interrupted"
         current.finish(reason)
         found = current.result(reason)

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from felix import objective, smoothing, space
+from felix import events, objective, smoothing, space
 from felix.search import scoring, types
 
 Array = NDArray[np.float64]
@@ -131,10 +131,13 @@ class Descent:
     def __init__(self, scorer: scoring.Scorer, options: DescentOptions) -> None:
         self.scorer = scorer
         self.options = options
+        #: how the last run went
+        self.steps: list[events.DescentStep] = []
         self._joints: dict[tuple[tuple[int, space.Structure], ...], Joint] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Visited]:
         """Descend from the starts of all entries; returns where they went, one an entry."""
+        self.steps = []
         entries = [entry for entry in entries if len(entry.starts)]
         if not entries:
             return []
@@ -169,6 +172,7 @@ class Descent:
         adam = Adam(x, where.trainable)
         weight = torch.full((len(starts), joint.n_entries), options.penalty, dtype=torch.float64)
         points, costs = [], []
+        self.steps = []
         for step in range(options.steps + 1):
             progress = step / max(1, options.steps)
             temperature = options.hot * (options.cold / options.hot) ** progress
@@ -178,6 +182,7 @@ class Descent:
             if step % options.record_every == 0 or step == options.steps:
                 points.append(values.detach().numpy().copy())
                 costs.append(cost.detach().numpy().copy())
+                self.steps.append(_describe(step, temperature, cost.detach(), excess.detach()))
             if step == options.steps:
                 break
             objective_value = (cost + weight * excess).sum()
@@ -228,6 +233,19 @@ class Adam:
         mean = self.first / (1 - beta1**self.steps)
         size = torch.sqrt(self.second / (1 - beta2**self.steps))
         return self.x.detach() - rate * mean / (size + 1e-8)
+
+
+def _describe(
+    step: int, temperature: float, cost: torch.Tensor, excess: torch.Tensor
+) -> events.DescentStep:
+    return events.DescentStep(
+        step=step,
+        temperature=temperature,
+        loss=float(cost.min()),
+        mean_loss=float(cost.mean()),
+        penalty=float(excess.mean()),
+        legal_share=float((excess <= 1e-4).double().mean()),
+    )
 
 
 @contextmanager

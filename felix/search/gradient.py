@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from felix import space
+from felix import events, space
 from felix.search import base, descent, moves, rounding, scoring, selection, types
 
 
@@ -100,6 +100,11 @@ class GradientSearch(base.ModelSearch):
             pool.offer(index, near, selection.Source.NEIGHBOUR)
         self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
         return selection.select(pool, n, self.options.selection, rng)
+
+    @property
+    def descent_steps(self) -> list[events.DescentStep]:
+        """How the descent of the last round went, at the recorded steps."""
+        return self._descent.steps
 
     def _polish(self, pool: selection.Pool) -> None:
         """Surround the best candidates that have not been surrounded yet."""

@@ -63,9 +63,7 @@ def restore(run: Run) -> None:
             if run.learner is not None:
                 run.learner.load_state_dict(state["model"], run.session.tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise errors.RecordError(
-            f"the checkpoint in {run.session.folder} is malformed: {error!r}"
-        ) from error
+        raise errors.RecordError(f"the checkpoint is malformed: {error!r}") from error
     _replay(run, stored, n_learnt)
     run.before_s = max(before_s, *(record.elapsed_s for record in stored))
     run.started_s = time.monotonic()

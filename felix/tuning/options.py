@@ -16,6 +16,7 @@ from felix.tuning import strategies
 
 if TYPE_CHECKING:
     from costmodel.finetune import FineTuneOptions
+    from felix import session
     from felix.search import EvolutionOptions, GradientOptions, types
     from felix.task import Task
 
@@ -62,6 +63,10 @@ class TuneOptions:
     allocation: allocate.AllocationOptions | None = None
     #: Makes the pool from the first task; None: processes on this machine.
     pool: Callable[[Task], Pool] | None = None
+    #: Where records and checkpoints go instead of an output folder.
+    journal: Callable[[Sequence[Task], session.Identity], session.Journal] | None = None
+    #: Asked many times a second while the run works and waits; True ends it as Ctrl-C does.
+    should_stop: Callable[[], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

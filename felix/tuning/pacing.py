@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from felix.measure import gate
 
@@ -64,10 +64,20 @@ class Breakdown:
         return max(0.0, self.total_s - sum(named))
 
 
+class Stopped(Exception):
+    """`TuneOptions.should_stop` said so."""
+
+
 class Pacer:
     """The tuner's side of the gate; used by one thread."""
 
-    def __init__(self, shared_gate: gate.Gate, breakdown: Breakdown) -> None:
+    def __init__(
+        self,
+        shared_gate: gate.Gate,
+        breakdown: Breakdown,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._should_stop = should_stop
         self._gate = shared_gate
         self._breakdown = breakdown
         self._held: contextlib.AbstractContextManager[None] | None = None
@@ -87,10 +97,24 @@ class Pacer:
             self._breakdown.add("measure", waited)
 
     def breathe(self) -> None:
-        """Let a waiting kernel be timed now."""
+        """Let a waiting kernel be timed now.
+
+        Raises:
+            Stopped: the run is asked to stop.
+        """
+        self.check()
         if self._held is not None:
             self._leave()
             self._enter()
+
+    def check(self) -> None:
+        """Stop here if the run is asked to.
+
+        Raises:
+            Stopped: it is.
+        """
+        if self._should_stop is not None and self._should_stop():
+            raise Stopped
 
     def resume(self, breakdown: Breakdown) -> Breakdown:
         """Go on with the seconds of an earlier session; returns them with this one's added."""

@@ -30,6 +30,9 @@ OnEvent = Callable[[events.Event], None]
 #: A bound on the wait for the unscheduled program after the last candidate, in seconds.
 BASELINE_WAIT_S = 20.0
 
+#: How often a run that waits asks `TuneOptions.should_stop`, in seconds.
+STOP_POLL_S = 0.2
+
 
 class Run:
     """A run; `close` ends the measuring processes and the session.
@@ -56,13 +59,13 @@ class Run:
         self.flights: list[jobs.Flight] = []
         self.fresh: list[tuple[jobs.Job, types.Suggestion, protocol.Measurement]] = []
         with contextlib.ExitStack() as stack:
-            self.session = setup.open_session(tasks, budget, out, resume)
+            self.session = setup.open_session(tasks, budget, out, resume, options.journal)
             if self.session is not None:
                 stack.callback(self.session.close)
             pool = (options.pool or setup.local_pool)(tasks[0])
             stack.callback(pool.close)
             stack.enter_context(setup.torch_threads(options.torch_threads))
-            self.pacer = pacing.Pacer(pool.gate, self.breakdown)
+            self.pacer = pacing.Pacer(pool.gate, self.breakdown, options.should_stop)
             self.jobs = [jobs.Job(i, t, pool.for_task(t)) for i, t in enumerate(tasks)]
             weights, floors = [t.weight for t in tasks], [setup.floor_us(t) for t in tasks]
             self.allocator = allocate.Allocator(weights, floors, options.allocation)
@@ -137,11 +140,13 @@ class Run:
         self.emit(
             events.RoundStarted(
                 task=job.task.name,
+                task_index=job.index,
                 round=job.n_rounds,
                 n_candidates=len(made),
                 n_invalid=len(suggestions) - len(made),
                 predicted_us=min(predicted, default=None),
                 elapsed_s=self.elapsed_s,
+                steps=tuple(getattr(job.search, "descent_steps", ())),
             )
         )
         for suggestion, mod in made:
@@ -274,6 +279,7 @@ class Run:
         self.emit(
             events.Opened(
                 task=job.task.name,
+                task_index=job.index,
                 n_sketches=len(job.sketches),
                 extract_s=self.breakdown.extract_s - before,
             )
@@ -290,7 +296,10 @@ class Run:
             if left == 0.0:  # what has not begun never will
                 cancelled = [future.cancel() for future in futures]
                 left = 0.0 if any(cancelled) else None
+            if self.options.should_stop is not None:
+                left = STOP_POLL_S if left is None else min(left, STOP_POLL_S)
             concurrent.futures.wait(futures, left, first)
+            self.pacer.check()
         waited = time.perf_counter() - start
         run_s = 0.0 if landed.future.cancelled() else landed.future.result().run_s
         running = min(waited, run_s)  # a result ends with its run
@@ -326,6 +335,7 @@ class Run:
         self.emit(
             events.Trial(
                 task=job.task.name,
+                task_index=job.index,
                 trial=self.n_measured,
                 round=flight.round,
                 latency_us=measurement.latency_us,
@@ -346,7 +356,10 @@ class Run:
             found = job.unscheduled
             self.emit(
                 events.Baseline(
-                    task=job.task.name, latency_us=found.latency_us, message=found.message
+                    task=job.task.name,
+                    task_index=job.index,
+                    latency_us=found.latency_us,
+                    message=found.message,
                 )
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors, records, session, target
@@ -27,10 +27,14 @@ def local_pool(task: Task) -> options_module.Pool:
 
 
 def open_session(
-    tasks: Sequence[Task], budget: options_module.Budget, out: pathlib.Path | None, resume: bool
-) -> session.Session | None:
-    """The session in an output folder; None without one."""
-    if out is None:
+    tasks: Sequence[Task],
+    budget: options_module.Budget,
+    out: pathlib.Path | None,
+    resume: bool,
+    journal: Callable[[Sequence[Task], session.Identity], session.Journal] | None = None,
+) -> session.Journal | None:
+    """The session in an output folder or the caller's journal; None without either."""
+    if out is None and journal is None:
         if resume:
             raise errors.TuningError("resuming needs the output folder of the earlier run")
         return None
@@ -43,6 +47,9 @@ def open_session(
         features_version=spec.FEATURES_VERSION,
         versions=records.versions(),
     )
+    if journal is not None:
+        return journal(tasks, identity)
+    assert out is not None
     return session.Session(out / session.FOLDER, tasks, identity, resume)
 
 
