@@ -138,14 +138,22 @@ def implicit(mod: tvm.IRModule) -> tvm.IRModule:
 
 def pipelined(mod: tvm.IRModule) -> bool:
     """Whether a loop is software-pipelined: TVM's asynchronous copies need constant indices."""
-    found: list[Any] = []
+    return any(key.startswith("software_pipeline") for key, _ in _annotations(mod))
+
+
+def unrolls(mod: tvm.IRModule) -> bool:
+    """Whether some loops are to be written out."""
+    return any(key == "pragma_auto_unroll_max_step" and value for key, value in _annotations(mod))
+
+
+def _annotations(mod: tvm.IRModule) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
 
     def note(loop: Any) -> None:
-        if any(str(key).startswith("software_pipeline") for key in loop.annotations):
-            found.append(loop)
+        found.extend((str(key), value) for key, value in loop.annotations.items())
 
     structural.structural_walk(mod["main"].body, ((tvm.tirx.For, note),))
-    return bool(found)
+    return found
 
 
 def lower(mod: tvm.IRModule, target: tvm.target.Target) -> Device:

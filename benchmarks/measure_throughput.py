@@ -1,0 +1,209 @@
+"""Building and running candidates on a GPU: Felix's pool against MetaSchedule's own.
+
+    python benchmarks/measure_throughput.py [--candidates 32] [--workloads gemm conv2d ...]
+
+For every workload the same random legal schedules (as modules) are measured by
+  felix        one `LocalPool` for all workloads, as a tuning run has it: cold L2, outputs checked
+  stock        `ms.builder.LocalBuilder` and `ms.runner.LocalRunner` with their defaults, one batch
+               a workload, as `ms.tune_tir` calls them: warm L2, outputs not checked
+and, so that latencies can be compared,
+  felix-warm   the pool again, timing bundles of warm calls as the stock runner does
+
+Stock builders start a process pool and import TVM for every batch; Felix's start with the pool,
+whose start is reported by itself (`start_s`). Durations in seconds, latencies in microseconds.
+Reads `felix.measure`; writes `benchmarks/results/measure_throughput-DEVICE.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+
+WORKLOADS = {
+    "gemm": "gemm:1024,1024,1024",
+    "conv2d": "conv2d:1,56,56,64,64,3,padding=1",
+    "softmax": "softmax:1536x128",
+    "layer_norm": "layer_norm:8192x768",
+}
+FAILED_US = 1e9
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidates:
+    """A workload's task and the modules to measure."""
+
+    name: str
+    task: Any
+    mods: Sequence[Any]
+
+
+def main() -> int:
+    """Measure with every tool; prints a table and writes the results."""
+    args = _arguments()
+    found = [_candidates(name, args.candidates, args.seed) for name in args.workloads]
+    results: dict[str, dict[str, Any]] = {}
+    start_s = felix_pass(found, results, "felix", None, args.builders)
+    if args.stock:
+        for candidates in found:
+            results[candidates.name]["stock"] = stock_pass(candidates)
+        from felix.measure import timing
+
+        warm = timing.TimingOptions(
+            flush=False, max_repeats=3, min_repeats=1, min_repeat_ms=20, hopeless_ratio=1e9
+        )
+        felix_pass(found, results, "felix-warm", warm, args.builders)
+    data = common.header("measure_throughput") | {
+        "device": _device(), "start_s": start_s, "candidates": args.candidates,
+        "seed": args.seed, "workloads": results, "summary": summary(results),
+    }  # fmt: skip
+    common.write(args.out, data)
+    print(render(data))
+    return 0
+
+
+def felix_pass(
+    found: Sequence[Candidates],
+    results: dict[str, dict[str, Any]],
+    name: str,
+    timing: Any,
+    builders: int | None,
+) -> float:
+    """All candidates through one pool; returns the seconds until it was ready."""
+    from felix.measure import local
+
+    start = time.perf_counter()
+    options = local.LocalOptions(timing=timing, builders=builders)
+    with local.LocalPool(found[0].task, options) as pool:
+        pool.measure(found[0].mods[:1])
+        start_s = time.perf_counter() - start
+        for candidates in found:
+            view = pool.for_task(candidates.task)
+            began = time.perf_counter()
+            measured = view.measure(candidates.mods)
+            results.setdefault(candidates.name, {})[name] = {
+                "seconds": time.perf_counter() - began,
+                "latency_us": [m.latency_us for m in measured],
+                "errors": [str(m.error) for m in measured if not m.ok],
+                "messages": [m.message for m in measured if not m.ok][:3],
+                "build_s": [m.build_s for m in measured],
+                "run_s": [m.run_s for m in measured],
+            }
+    return start_s
+
+
+def stock_pass(candidates: Candidates) -> dict[str, Any]:
+    """All candidates through MetaSchedule's builder and runner."""
+    from tvm.s_tir import meta_schedule as ms
+
+    task = candidates.task
+    builder = ms.builder.LocalBuilder(max_workers=os.cpu_count())
+    runner = ms.runner.LocalRunner()
+    start = time.perf_counter()
+    built = builder.build([ms.builder.BuilderInput(mod, task.target) for mod in candidates.mods])
+    build_s = time.perf_counter() - start
+    info = ms.arg_info.ArgInfo.from_prim_func(task.mod["main"])
+    start = time.perf_counter()
+    futures = runner.run(
+        [ms.runner.RunnerInput(b.artifact_path, "cuda", info) for b in built if not b.error_msg]
+    )
+    outcomes = iter([future.result() for future in futures])
+    run_s = time.perf_counter() - start
+    latencies = [None if b.error_msg else _microseconds(next(outcomes)) for b in built]
+    return {
+        "seconds": build_s + run_s,
+        "build_total_s": build_s,
+        "run_total_s": run_s,
+        "latency_us": latencies,
+        "errors": [str(b.error_msg)[-300:] for b in built if b.error_msg][:3],
+    }
+
+
+def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Candidates a second, their ratio, and how latencies compare."""
+    rows = {}
+    for name, tools in results.items():
+        row: dict[str, Any] = {
+            tool: len(found["latency_us"]) / found["seconds"] for tool, found in tools.items()
+        }
+        if "stock" in tools:
+            row["ratio"] = row["felix"] / row["stock"]
+            pairs = zip(
+                tools["felix-warm"]["latency_us"], tools["stock"]["latency_us"], strict=True
+            )
+            ratios = [ours / theirs for ours, theirs in pairs if ours and theirs]
+            if len(ratios) > 1:
+                row["latency_ratio"] = statistics.quantiles(ratios, n=10)
+        rows[name] = row
+    return rows
+
+
+def render(data: dict[str, Any]) -> str:
+    """The table of a results file."""
+    rows = []
+    for name, row in data["summary"].items():
+        deciles = row.get("latency_ratio")
+        middle = f"{deciles[0]:.3f} {deciles[4]:.3f} {deciles[8]:.3f}" if deciles else "-"
+        rows.append([name, row["felix"], row.get("stock"), row.get("ratio"), middle])
+    head = ["workload", "felix 1/s", "stock 1/s", "ratio", "warm latency ratio 10/50/90 %"]
+    return f"pool ready after {data['start_s']:.1f} s\n" + common.table(head, rows)
+
+
+def _candidates(name: str, count: int, seed: int) -> Candidates:
+    import felix
+    from felix import workloads
+
+    task = workloads.parse(WORKLOADS[name], target="cuda")
+    sketches = felix.sketches(task)
+    mods = []
+    for number, sketch in enumerate(sketches):
+        wanted = count // len(sketches) + (number < count % len(sketches))
+        for row in sketch.sample(2 * wanted, seed=seed):
+            if wanted == 0:
+                break
+            try:
+                mods.append(sketch.schedule(row).mod)
+                wanted -= 1
+            except felix.InvalidSchedule:
+                continue
+    return Candidates(name, task, mods)
+
+
+def _microseconds(outcome: Any) -> float | None:
+    if outcome.error_msg or not outcome.run_secs:
+        return None
+    value = statistics.mean(float(s) for s in outcome.run_secs) * 1e6
+    return value if value < FAILED_US else None
+
+
+def _device() -> str:
+    import tvm
+
+    return str(tvm.cuda(0).device_name)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--candidates", type=int, default=32)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[*WORKLOADS])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--builders", type=int, help="build workers (default: one a core)")
+    parser.add_argument("--no-stock", dest="stock", action="store_false")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=common.RESULTS / "measure_throughput-h200.json"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
