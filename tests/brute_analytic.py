@@ -66,6 +66,7 @@ def _launch(
         "shared_bytes": memory.get("shared", 0),
         "local_bytes": memory.get("local", 0) * vthreads,
         "unroll_body": sum(r["serial_trips"] for _, r in own),
+        "code_statements": sum(r["code_copies"] * _vectors(r, machine) for _, r in own),
     }
     if not machine.is_gpu:
         tasks = max(r["parallel_extent"] for _, r in own)
@@ -128,7 +129,7 @@ def _times(
     per_us = machine.clock_ghz * 1000
     lane_flops = machine.peak_fp32_gflops * 1000 / machine.cores / machine.vector_lanes
     near_rate, middle_rate = (GPU_NEAR, GPU_MIDDLE) if machine.is_gpu else (CPU_NEAR, CPU_MIDDLE)
-    compute = near_us = middle_us = far = issue = 0.0
+    compute = near_us = middle_us = far = issue = latency = 0.0
     shapes, sites = buffers
     parameters = {}
     for nest, row in zip(nests, rows, strict=True):
@@ -145,6 +146,8 @@ def _times(
         middle_us += middle / (busy * _rounded(middle_rate * per_us))
         far += distant
         issue += row["trip_count"] / width / (busy * _rounded(per_us))
+        if nest.reduce and not nest.is_init:
+            latency += _chained(row, launch, machine) / (busy * _rounded(per_us))
         for buffer, _, _, _ in nest.slots():
             if str(buffer.name) not in sites:
                 parameters[str(buffer.name)] = math.prod(shapes[buffer.name]) * element_bytes(
@@ -158,9 +161,24 @@ def _times(
         "analytic.l2_us": middle_us,
         "analytic.dram_us": dram,
         "analytic.issue_us": issue,
+        "analytic.latency_us": latency,
         "analytic.launch_us": start,
-        "roofline_us": start + max(compute, near_us, middle_us, dram, issue),
+        "roofline_us": start + max(compute, near_us, middle_us, dram, issue, latency),
     }
+
+
+def _vectors(row: Values, machine: Hardware) -> int:
+    return 1 if machine.is_gpu else math.ceil(row["vector_extent"] / machine.vector_lanes)
+
+
+def _chained(row: Values, launch: Values, machine: Hardware) -> float:
+    """Core cycles of a reduction: 2 vector operations a cycle, 8 in flight (SM: 4 and 16)."""
+    if machine.is_gpu:
+        threads = launch["blocks_per_core"] * launch["block_threads"]
+        warps = max(row["independent_updates"] * threads, 1) / machine.warp_size
+        return row["trip_count"] / machine.warp_size * max(16 / warps, 1) / 4
+    operations = row["trip_count"] / row["vector_extent"] * _vectors(row, machine)
+    return operations * max(8 / max(row["independent_updates"], 1), 1) / 2
 
 
 def _moved(nest: Nest, row: Values, machine: Hardware) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ from tvm.ir.expr import Call
 from felix.features import spec
 from felix.sketch import Sketch
 from felix.target import Hardware, hardware
-from tests import brute_analytic
+from tests import brute_analytic, brute_code
 from tests import brute_programs as programs
 from tests.brute_programs import Access, Axis, Nest, Points, Site, element_bytes
 
@@ -31,6 +31,9 @@ def features(sketch: Sketch, row: Sequence[int]) -> dict[tuple[str, str], dict[s
     nests = programs.described(sketch, row, real)
     shapes, sites = programs.buffers(real.mod)
     rows = [_own(nest, machine, shapes, sites) for nest in nests]
+    for nest, values in zip(nests, rows, strict=True):
+        values["code_copies"] = brute_code.copies(nest, nests)
+        values |= brute_code.simd(nest, values, machine)
     tails = brute_analytic.tails(nests, rows, real.mod, (shapes, sites), machine)
     return {
         (nest.name, str(nest.store.buffer.name)): dict.fromkeys(spec.NAMES, 0.0) | own | tail

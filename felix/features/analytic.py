@@ -30,6 +30,13 @@ L3_BYTES_PER_CYCLE = 16
 GPU_SHARED_BYTES_PER_CYCLE = 128
 GPU_L2_BYTES_PER_CYCLE = 32
 
+#: Vector operations a core must have in flight to hide the latency of a fused multiply-add (4
+#: cycles): two pipes of a CPU core, four schedulers of an SM.
+CPU_IN_FLIGHT = 8
+GPU_IN_FLIGHT = 16
+CPU_PER_CYCLE = 2
+GPU_PER_CYCLE = 4
+
 _Values = Mapping[str, Scalar]
 
 
@@ -55,6 +62,7 @@ def _launch(
 ) -> dict[str, Scalar]:
     own = [v for r, v in zip(rows, values, strict=True) if r.kernel == kernel.index]
     body = sum((v["serial_trips"] for v in own), start=0)
+    code = sum((v["code_copies"] * _vectors(v, hardware) for v in own), start=0)
     launch: dict[str, Scalar] = {
         "grid_blocks": kernel.grid_blocks,
         "block_threads": kernel.block_threads,
@@ -62,6 +70,7 @@ def _launch(
         "shared_bytes": kernel.shared_bytes,
         "local_bytes": kernel.local_bytes,
         "unroll_body": body,
+        "code_statements": code,
     }
     if hardware.is_gpu:
         return launch | _gpu_occupancy(kernel, hardware)
@@ -118,6 +127,7 @@ def _times(
     l2: Scalar = 0
     dram: Scalar = 0
     issue: Scalar = 0
+    latency: Scalar = 0
     for row, v in zip(rows, values, strict=True):
         launch = launches[row.kernel]
         busy = hardware.cores * _busy(launch, hardware)
@@ -131,18 +141,21 @@ def _times(
         dram = dram + c
         width = scalar.rational(hardware.warp_size * 4) if hardware.is_gpu else v["vector_extent"]
         issue = issue + v["trip_count"] / width / (busy * _number(per_us))
+        if row.block.is_reduction and not row.is_init:
+            latency = latency + _chained(v, launch, hardware) / (busy * _number(per_us))
     dram = scalar.maximum(dram, _parameter_bytes(rows)) / _number(
         hardware.dram_bandwidth_gbs * 1000
     )
     start = (GPU_LAUNCH_US if hardware.is_gpu else CPU_FORK_US) * n_kernels
     slowest = scalar.maximum(compute, scalar.maximum(l1, l2))
-    slowest = scalar.maximum(slowest, scalar.maximum(dram, issue))
+    slowest = scalar.maximum(slowest, scalar.maximum(dram, scalar.maximum(issue, latency)))
     return {
         "analytic.compute_us": compute,
         "analytic.l1_us": l1,
         "analytic.l2_us": l2,
         "analytic.dram_us": dram,
         "analytic.issue_us": issue,
+        "analytic.latency_us": latency,
         "analytic.launch_us": start,
         "roofline_us": start + slowest,
     }
@@ -168,6 +181,24 @@ def _lanes(v: _Values, hardware: Hardware) -> Scalar:
     if hardware.is_gpu:
         return hardware.vector_lanes
     return scalar.minimum(v["vector_extent"], hardware.vector_lanes)
+
+
+def _vectors(v: _Values, hardware: Hardware) -> Scalar:
+    """Machine vectors that one iteration of the vectorized loop's whole extent fills."""
+    return 1 if hardware.is_gpu else scalar.ceil_div(v["vector_extent"], hardware.vector_lanes)
+
+
+def _chained(v: _Values, launch: _Values, hardware: Hardware) -> Scalar:
+    """Cycles of all cores for a reduction's updates, those that wait for the last one included."""
+    updates = v["independent_updates"]
+    if hardware.is_gpu:
+        operations = scalar.rational(v["trip_count"]) / hardware.warp_size
+        updates = updates * launch["blocks_per_core"] * launch["block_threads"]
+        wait = _ratio(GPU_IN_FLIGHT * hardware.warp_size, scalar.maximum(updates, 1))
+        return operations * scalar.maximum(wait, 1) / GPU_PER_CYCLE
+    operations = scalar.rational(v["trip_count"]) / v["vector_extent"] * _vectors(v, hardware)
+    wait = _ratio(CPU_IN_FLIGHT, scalar.maximum(updates, 1))
+    return operations * scalar.maximum(wait, 1) / CPU_PER_CYCLE
 
 
 def _moved(row: nest.Row, v: _Values, hardware: Hardware) -> tuple[Scalar, Scalar, Scalar]:

@@ -1,6 +1,6 @@
 """From a symbolic program to its table of feature formulas.
 
-Reads `symbolic.kernels`, `features.nest`, `features.memory`; feeds `felix.sketch`.
+Reads the other modules of `felix.features`; feeds `felix.sketch`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 
 import sympy
 
-from felix.features import analytic, memory, nest, spec
+from felix.features import analytic, code, memory, nest, spec
 from felix.symbolic import allocation, ir, load, postprocs, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
@@ -37,7 +37,10 @@ def build(program: Program, hardware: Hardware) -> Table:
     allocated = {a.buffer.name: a for a in allocation.allocations(program)}
     shapes = {name: b.shape for name, b in program.buffers.items()}
     shapes |= {name: a.shape for name, a in allocated.items()}
-    body = [_row_values(row, program, allocated, shapes, machine) for row in stores]
+    body = [_row_values(row, allocated, shapes, machine) for row in stores]
+    for row, own, copies in zip(stores, body, code.copies(stores), strict=True):
+        own["code_copies"] = copies
+        own |= code.row_values(row, own, hardware.vector_lanes, hardware.is_gpu)
     tails = analytic.tails(program, stores, body, hardware)
     values = []
     for row, own in zip(stores, body, strict=True):
@@ -52,7 +55,6 @@ SECTOR_LINE = memory.SECTOR_BYTES
 
 def _row_values(
     row: nest.Row,
-    program: Program,
     allocated: dict[str, allocation.Allocation],
     shapes: dict[str, tuple[Scalar, ...]],
     machine: memory.Machine,

@@ -21,7 +21,7 @@ Notation
                 store to a buffer, that of the first (the store's own, for the destination).
 
 Sources: [A] Ansor's per-store features as in TVM's PerStoreFeature, [F] Felix (ASPLOS'24) section
-3.3, [M] the multi-level roofline of this project.
+3.3, [M] the multi-level roofline of this project, [U] the rule of TVM's UnrollLoop pass.
 `tests/brute_force.py` counts every one of them on TVM's program by enumeration.
 Reads nothing; feeds every module of `felix.features` and the cost model.
 """
@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 
 #: Increased whenever a name, an order or a meaning changes; checkpoints carry it.
-FEATURES_VERSION = 1
+FEATURES_VERSION = 2
 
 #: Buffers described per store: the destination, then operands in program order.
 SLOTS = 5
@@ -78,6 +78,20 @@ def _row() -> list[Feature]:
                 "extent of the innermost loop with more than one iteration", "[A]"),
         Feature("unroll_step", "statements", True,
                 "auto_unroll_max_step of the enclosing nest; 0 where absent", "[A]"),
+        Feature("code_copies", "copies", True,
+                "how often the store stands in the code: product of the extents of the virtual "
+                "threads it depends on and of the serial loops that are unrolled, which are those "
+                "inside of which all stores together have at most unroll_step copies, the loop's "
+                "own iterations counted; before software pipelining", "[U]"),
+        Feature("simd_lanes", "lanes", True,
+                "CPU: lanes of a machine vector in use: vector_extent over the machine vectors it "
+                "fills; without a vectorized loop min(innermost_extent, the machine's) where the "
+                "destination's stride is 1 and no operand's is greater, else 1. 1 on a GPU",
+                "[M]"),
+        Feature("independent_updates", "operations", True,
+                "reductions: operations of a machine vector (GPU: of a thread) between two "
+                "updates of one element, buf0.reuse_trips / vector_extent x machine vectors; 0 "
+                "for other stores", "[M]"),
         Feature("alloc_bytes", "bytes", True,
                 "size of the destination buffer: the index ranges touched inside one allocation; "
                 "of the whole tensor for a parameter", "[A]"),
@@ -144,6 +158,9 @@ def _kernel() -> list[Feature]:
                 "cross-thread reduction adds", "[F]"),
         Feature("unroll_body", "statements", True,
                 "sum of serial_trips over the stores of the kernel", "[M]"),
+        Feature("code_statements", "statements", True,
+                "sum of code_copies over the stores of the kernel, each for as many machine "
+                "vectors as its vectorized loop fills", "[U]"),
         Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits",
                 "[M]"),
         Feature("occupancy", "fraction", False, "resident threads over the SM's limit", "[M]"),
@@ -159,9 +176,12 @@ def _kernel() -> list[Feature]:
         Feature("analytic.l2_us", "us", True, "bytes into L2 at its rate", "[M]"),
         Feature("analytic.dram_us", "us", True, "bytes from DRAM at its bandwidth", "[M]"),
         Feature("analytic.issue_us", "us", True, "iterations of all loops at one a cycle", "[M]"),
+        Feature("analytic.latency_us", "us", True,
+                "iterations of reductions, where the updates in flight do not hide the latency of "
+                "one", "[M]"),
         Feature("analytic.launch_us", "us", True, "kernel launches or fork-joins", "[M]"),
         Feature("roofline_us", "us", True,
-                "launch + max(compute, l1, l2, dram, issue) of the whole program", "[M]"),
+                "launch + max(compute, l1, l2, dram, issue, latency) of the whole program", "[M]"),
     ]  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""What a store becomes in machine code: copies by unrolling, SIMD width, independent updates.
+
+TVM unrolls a serial loop when the stores inside of it, all copies counted, stay within
+`unroll_step` statements. Virtual threads are always written out, but for stores that do not
+depend on them. A vectorized loop is one
+statement, which the compiler splits into vectors of the machine's width.
+
+Notation
+    e~_l    extent of loop l as code: 1 for task, thread and vectorized loops
+    n_l     stores inside l with all loops inside l unrolled: sum over rows in l of the product of
+            e~ inside l and of the virtual threads it uses
+    W       lanes of a machine vector
+
+Reads `features.nest`; feeds `features.build` and `features.analytic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from felix.features import nest, spec
+from felix.symbolic import ir, postprocs, scalar, usage
+from felix.symbolic.ir import Loop, Scalar
+
+
+def copies(rows: Sequence[nest.Row]) -> list[Scalar]:
+    """How often each row's store stands in the code: product of e~_l with e~_l n_l <= step."""
+    inside: dict[int, Scalar] = {}
+    for row in rows:
+        statements = _virtual(row)
+        for loop in reversed(row.loops):
+            inside[id(loop)] = inside.get(id(loop), 0) + statements
+            statements = statements * _plain_extent(loop)
+    return [_copies(row, inside) for row in rows]
+
+
+def _copies(row: nest.Row, inside: Mapping[int, Scalar]) -> Scalar:
+    result = _virtual(row)
+    step: Scalar = 0
+    for loop in row.loops:
+        step = loop.annotations.get(postprocs.PRAGMA_STEP, step)
+        extent = _plain_extent(loop)
+        if scalar.is_static(extent, 1):
+            continue
+        fits = scalar.less_equal(extent * inside[id(loop)], step)
+        result = result * scalar.select(fits, extent, 1)
+    return result
+
+
+def _virtual(row: nest.Row) -> Scalar:
+    """Virtual threads that the store tells apart; TVM writes it once for the others."""
+    bound = [lp for lp in row.loops if (lp.thread or "").startswith("vthread")]
+    return ir.product(lp.extent for lp in bound if _uses(row.block, lp))
+
+
+def _uses(block: ir.Block, loop: Loop) -> bool:
+    return any(
+        not scalar.is_static(usage.mentions(binding, digit), 0)
+        for binding in block.bindings
+        for digit in loop.digits
+    )
+
+
+def _plain_extent(loop: Loop) -> Scalar:
+    """e~ of the loop."""
+    if loop.thread is not None:
+        return 1
+    special = scalar.either(nest.is_task(loop), nest.is_vector(loop))
+    return scalar.select(special, 1, loop.extent)
+
+
+def row_values(
+    row: nest.Row, values: Mapping[str, Scalar], lanes: int, is_gpu: bool
+) -> dict[str, Scalar]:
+    """SIMD features of a row from its structure and slots.
+
+    Args:
+        values: features of the row so far, by name.
+        lanes: W of the machine.
+    """
+    vector = values["vector_extent"]
+    steps: Scalar = 1 if is_gpu else scalar.ceil_div(vector, lanes)
+    updates: Scalar = 0
+    if row.block.is_reduction and not row.is_init:
+        updates = scalar.rational(values["buf0.reuse_trips"]) / vector * steps
+    if is_gpu:
+        return {"simd_lanes": 1, "independent_updates": updates}
+    auto = scalar.select(
+        _contiguous(row, values), scalar.minimum(values["innermost_extent"], lanes), 1
+    )
+    used = scalar.select(scalar.equal(vector, 1), auto, scalar.rational(vector) / steps)
+    return {"simd_lanes": used, "independent_updates": updates}
+
+
+def _contiguous(row: nest.Row, values: Mapping[str, Scalar]) -> Scalar:
+    """Condition that a compiler can vectorize the innermost loop: it writes neighbours."""
+    result = scalar.equal(values["buf0.stride"], 1)
+    for slot in range(1, min(spec.SLOTS, len(row.accesses))):
+        result = scalar.both(result, scalar.less_equal(values[f"buf{slot}.stride"], 1))
+    return result
