@@ -1,4 +1,7 @@
-"""The cost model during a run: loaded, copied for the searches, fine-tuned on measurements.
+"""The cost model during a run: loaded, copied for the searches, corrected by measurements.
+
+What is measured corrects the model's predictions (`costmodel.correction`), or with fine-tuning
+options given, trains its weights (`costmodel.finetune`).
 
 Searches get copies whose weights never change, so a search and training may not disturb each
 other. Every call of a model, copy or original, first lets waiting kernels be timed (`pause`).
@@ -20,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from costmodel import finetune, registry
+from costmodel import correction, finetune, registry
 from felix import errors, space
 from felix.search import base, scoring, types
 
@@ -43,10 +46,10 @@ class Learner:
         target: tvm.target.Target,
         seed: int,
         pause: Callable[[], None],
-        options: finetune.FineTuneOptions | None = None,
+        options: finetune.FineTuneOptions | correction.CorrectionOptions | None = None,
         learn: bool = True,
     ) -> None:
-        """Load the model.
+        """Load the model; `options` say how it learns, a correction by default.
 
         Raises:
             CheckpointError: the given checkpoint does not fit the features.
@@ -63,9 +66,13 @@ class Learner:
             self.message, replay = info.message, info.replay
         module.register_forward_pre_hook(lambda *_: pause())
         self._module = module
-        trainable = learn and any(p.requires_grad for p in module.parameters())
-        options = options or finetune.FineTuneOptions(seed=seed)
-        self._tuner = finetune.FineTuner(module, replay, options) if trainable else None
+        self._tuner: finetune.FineTuner | correction.Corrector | None = None
+        if not learn:
+            return
+        if not isinstance(options, finetune.FineTuneOptions):
+            self._tuner = correction.Corrector(module, options)
+        elif any(p.requires_grad for p in module.parameters()):
+            self._tuner = finetune.FineTuner(module, replay, options)
 
     def copy_for(self, task_index: int) -> nn.Module:
         """A copy that predicts ln(latency_us) for one task and stays as it is."""
@@ -73,7 +80,7 @@ class Learner:
         return copy.deepcopy(live).eval().requires_grad_(False)
 
     def learn(self, results: Sequence[Learnt]) -> finetune.Outcome | None:
-        """Fine-tune on new results and all before; None if there is nothing to learn."""
+        """Learn new results on top of all before; None if there is nothing to learn."""
         ran = [r for r in results if r[3].latency_us is not None]
         if self._tuner is None or not ran:
             return None
@@ -91,7 +98,7 @@ class Learner:
         state = self._tuner.state_dict()
         tensors = {}
         for group in ("model", "anchor", "records"):
-            for name, tensor in (state.pop(group) or {}).items():
+            for name, tensor in (state.pop(group, None) or {}).items():
                 tensors[f"{group}/{name}"] = tensor
         return json.loads(json.dumps(state)), tensors
 

@@ -15,6 +15,7 @@ from felix.search import allocate
 from felix.tuning import strategies
 
 if TYPE_CHECKING:
+    from costmodel.correction import CorrectionOptions
     from costmodel.finetune import FineTuneOptions
     from felix import session
     from felix.search import EvolutionOptions, GradientOptions, types
@@ -51,7 +52,7 @@ class TuneOptions:
     patience_rounds: int | None = None
     #: A smaller relative gain is no improvement in that sense.
     min_improvement: float = 0.01
-    #: Fine-tune the cost model on what is measured.
+    #: Let what is measured correct the cost model.
     learn: bool = True
     #: Time the unscheduled program, for the speed-up.
     baseline: bool = True
@@ -59,7 +60,9 @@ class TuneOptions:
     torch_threads: int = 1
     #: Sizes of the strategy's round.
     search: GradientOptions | EvolutionOptions | None = None
-    fine_tuning: FineTuneOptions | None = None
+    #: How measurements correct the model; fine-tuning options train its weights instead, which
+    #: takes seconds a round.
+    learning: CorrectionOptions | FineTuneOptions | None = None
     allocation: allocate.AllocationOptions | None = None
     #: Makes the pool from the first task; None: processes on this machine.
     pool: Callable[[Task], Pool] | None = None

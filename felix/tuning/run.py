@@ -179,7 +179,7 @@ class Run:
         job.n_rounds += 1
 
     def learn(self) -> None:
-        """Fine-tune the cost model on what is new."""
+        """Let the cost model learn what is new."""
         if self.learner is None or not self.fresh:
             return
         with self.pacer.computing("train"):
@@ -262,7 +262,7 @@ class Run:
 
         options = self.options
         return learning.Learner(
-            model, task.target, self.budget.seed, self.pacer.breathe, options.fine_tuning,
+            model, task.target, self.budget.seed, self.pacer.breathe, options.learning,
             options.learn,
         )  # fmt: skip
 
