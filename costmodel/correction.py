@@ -66,8 +66,8 @@ class Fit:
         weights: of the records [N]; f, mean_f: what the model says of them [N], and on average.
         length, amplitude, stretch: kernel, `length` in units of the points.
         shift: posterior mean of c.
-        loss_before, loss_after: RMS errors of leave-one-out predictions of ln latency, of the model
-            with its shift alone and of the process.
+        loss_before, loss_after: RMS errors of leave-one-out predictions of ln latency, of the
+            model with its shift alone and of the process.
     """
 
     centre: Tensor
