@@ -104,6 +104,8 @@ def _become_worker(host: int, settings: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
     os.nice(settings["nice"])
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
+    if not may_bind(os.sched_getaffinity(0)):
+        os.environ["TVM_BIND_THREADS"] = "0"
     os.environ.update(settings["environment"])
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # short of memory, the kernel takes a candidate, not the tuner
@@ -111,6 +113,11 @@ def _become_worker(host: int, settings: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def may_bind(cores: set[int]) -> bool:
+    """Whether TVM may pin its threads: it counts cores from 0, whatever a process may use."""
+    return cores == set(range(len(cores)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import hashlib
 import pathlib
 import queue
 import signal
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import tvm
 
-from felix import errors, target
+from felix import cpus, errors, target
 from felix.measure import building, device_lock, gate, process, protocol, timing
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 _ErrorClass = protocol.ErrorClass
+
+#: A library is kept, for being measured again, up to this multiple of the best latency.
+_KEPT_RATIO = 1.3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +73,14 @@ class LocalOptions:
 
 @dataclasses.dataclass(slots=True)
 class _TaskState:
-    """What the pool keeps of one task; used by the run thread only, but for the first three."""
+    """What the pool keeps of one task; used by the run thread only, but for the first four."""
 
     target: tvm.target.Target
     folder: str
     payload: str
+    #: libraries of fast candidates by the digest of their payload: one submitted again is not
+    #: built again
+    libraries: dict[str, str] = dataclasses.field(default_factory=dict)
     failure: str | None = None
     best_us: float | None = None
 
@@ -87,8 +93,14 @@ class _Job:
     payload: str
     stem: str
     future: Future[protocol.Measurement]
+    thorough: bool = False
     library: str = ""
     build_s: float = 0.0
+
+    @property
+    def digest(self) -> str:
+        """Identity of what is built."""
+        return hashlib.sha256(self.payload.encode()).hexdigest()
 
 
 class LocalPool:
@@ -117,7 +129,7 @@ class LocalPool:
         self._to_build: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._to_run: queue.SimpleQueue[_Job | _TaskState | None] = queue.SimpleQueue()
         threads = _num_cores(task.target) if self._device == "cpu" else 1
-        count = self._options.builders or os.cpu_count() or 1
+        count = self._options.builders or cpus.available_cores()
         limit = self._options.build_memory_bytes
         self._builders = [
             self._worker(f"builder-{index}", threads=1, nice=10, memory_bytes=limit)
@@ -133,9 +145,9 @@ class LocalPool:
             thread.start()
         self._state = self._state_of(task)
 
-    def submit(self, mod: tvm.IRModule) -> Future[protocol.Measurement]:
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
         """Queue one scheduled module of the pool's task."""
-        return self._submit(mod, self._state)
+        return self._submit(mod, self._state, thorough)
 
     def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
         """Measure all and wait; results in the order of `mods`."""
@@ -201,7 +213,9 @@ class LocalPool:
                 self._to_run.put(state)  # the reference is made while the first builds go on
             return self._states[key]
 
-    def _submit(self, mod: tvm.IRModule, state: _TaskState) -> Future[protocol.Measurement]:
+    def _submit(
+        self, mod: tvm.IRModule, state: _TaskState, thorough: bool
+    ) -> Future[protocol.Measurement]:
         payload = building.payload(mod, state.target)
         future: Future[protocol.Measurement] = Future()
         with self._lock:
@@ -209,7 +223,9 @@ class LocalPool:
                 raise errors.MeasureError("the pool is closed")
             stem = str(pathlib.Path(state.folder, f"candidate-{self._submitted}"))
             self._submitted += 1
-            self._to_build.put(_Job(state=state, payload=payload, stem=stem, future=future))
+            job = _Job(state=state, payload=payload, stem=stem, future=future, thorough=thorough)
+            job.library = state.libraries.get(job.digest, "")
+            (self._to_run if job.library else self._to_build).put(job)
         return future
 
     def _build_loop(self, worker: process.Worker) -> None:
@@ -243,9 +259,22 @@ class LocalPool:
         while (item := self._to_run.get()) is not None:
             if isinstance(item, _TaskState):
                 self._prepare(item)
-            else:
+            elif item.future.running() or item.future.set_running_or_notify_cancel():
                 self._run(item)
-                pathlib.Path(item.library).unlink(missing_ok=True)
+                self._keep_or_delete(item)
+
+    def _keep_or_delete(self, job: _Job) -> None:
+        """Keep the library of a candidate near the best; its future is done."""
+        state = job.state
+        with self._lock:
+            if job.digest in state.libraries:
+                return
+            latency_us, best_us = job.future.result().latency_us, state.best_us
+            if latency_us is not None and best_us is not None:
+                if latency_us <= _KEPT_RATIO * best_us:
+                    state.libraries[job.digest] = job.library
+                    return
+        pathlib.Path(job.library).unlink(missing_ok=True)
 
     def _prepare(self, state: _TaskState) -> None:
         """Compute a task's reference in the run worker; a failure is kept for its candidates."""
@@ -269,11 +298,12 @@ class LocalPool:
             message = f"the unscheduled program gave no reference: {state.failure}"
             self._fail(job, _ErrorClass.INFRASTRUCTURE, message)
             return
+        timing_options = self._timing.thorough() if job.thorough else self._timing
         request = {
             "verb": "run",
             "folder": state.folder,
             "library": job.library,
-            "options": dataclasses.asdict(self._timing),
+            "options": dataclasses.asdict(timing_options),
             "cache_bytes": self._cache_bytes,
             "best_us": state.best_us,
         }
@@ -359,9 +389,9 @@ class TaskView:
         self._pool = pool
         self._state = state
 
-    def submit(self, mod: tvm.IRModule) -> Future[protocol.Measurement]:
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
         """Queue one scheduled module of this task."""
-        return self._pool._submit(mod, self._state)
+        return self._pool._submit(mod, self._state, thorough)
 
     def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
         """Measure all and wait; results in the order of `mods`."""
@@ -406,7 +436,7 @@ def _device(built_for: tvm.target.Target) -> str:
 
 
 def _num_cores(built_for: tvm.target.Target) -> int:
-    return int(built_for.attrs.get("num-cores", 0)) or os.cpu_count() or 1
+    return int(built_for.attrs.get("num-cores", 0)) or cpus.available_cores()
 
 
 if TYPE_CHECKING:

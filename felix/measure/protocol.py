@@ -10,6 +10,7 @@ Contract of a measurer:
   crashes, hangs or computes something else costs itself and no other candidate.
 - `submit` may be called from any thread; futures may resolve in any order. A future that has
   not started can be cancelled.
+- A `thorough` submission is timed longer: for the few candidates that decide a run.
 - `close` ends every process the measurer started and may be called twice.
 """
 
@@ -93,7 +94,7 @@ def relative_spread(values: Sequence[float]) -> float | None:
 class Measurer(Protocol):
     """Builds, checks and times candidates; see the module docstring for the contract."""
 
-    def submit(self, mod: tvm.IRModule) -> Future[Measurement]:
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[Measurement]:
         """Queue one scheduled module."""
         ...
 

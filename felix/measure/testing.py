@@ -25,7 +25,7 @@ class FunctionMeasurer:
         self.seen: list[tvm.IRModule] = []
         self._latency_of = latency_of
 
-    def submit(self, mod: tvm.IRModule) -> Future[protocol.Measurement]:
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
         """Measure at once; the future is already done."""
         self.seen.append(mod)
         future: Future[protocol.Measurement] = Future()

@@ -16,7 +16,8 @@ Repeats: a candidate that is slower than `hopeless_ratio` times the best so far 
 `hopeless_repeats`, and if its first call took over `hopeless_first_s`, that call is its
 time. Others run until `min_total_s` of kernel time and `min_repeats`, at most `max_repeats`
 and `max_total_s`; one within `leader_ratio` of the best goes on until the standard error of
-its median is about `leader_error` or a maximum is reached.
+its median is about `leader_error` or a maximum is reached. `thorough()` gives the options for the
+few that decide, of whatever rank.
 
 Reads a loaded library and tensors; feeds `running`. Times in us unless the name says s or ms.
 """
@@ -44,13 +45,23 @@ class TimingOptions:
     min_repeats: int = 5
     max_repeats: int = 100
     min_total_s: float = 0.01
-    max_total_s: float = 0.5
+    max_total_s: float = 0.15
     hopeless_ratio: float = 5.0
     hopeless_repeats: int = 3
     hopeless_first_s: float = 0.02
-    leader_ratio: float = 1.2
-    leader_error: float = 0.01
+    leader_ratio: float = 1.1
+    leader_error: float = 0.02
     min_repeat_ms: int = 5
+
+    def thorough(self) -> TimingOptions:
+        """For candidates that decide: each as long as a leader, and longer."""
+        return dataclasses.replace(
+            self,
+            min_repeats=2 * self.min_repeats,
+            max_total_s=max(0.4, self.max_total_s),
+            leader_ratio=math.inf,
+            leader_error=0.5 * self.leader_error,
+        )
 
 
 #: For GPUs: a repeat costs a sweep of the L2 (0.05 ms) and there is no scheduler to average out.
