@@ -1,11 +1,15 @@
-"""Loops written out by TVM against loops under `#pragma unroll`: the same kernels both ways.
+"""Ways to build one kernel: which are as fast, and what building costs.
 
     python benchmarks/unrolling.py [--schedules 24]
 
 For every workload, schedules that unroll (half of them the fastest by the analytic model, half
-random) are built and timed twice, by pools that differ in `explicit_unroll` only. Schedules with
-software pipelines are left out: TVM can only write those out. Latencies in microseconds, builds in
-seconds (with all builders busy). Writes `benchmarks/results/unrolling-DEVICE.json`.
+random) are built and timed by pools that differ in how they build only:
+  explicit       TVM writes unrolled loops out, as MetaSchedule's space says
+  pragma         `#pragma unroll` in their place
+  explicit-quick, pragma-quick    the same with `--Ofast-compile=min`
+Schedules with software pipelines are left out: TVM can only write those out. Latencies in
+microseconds, builds in seconds (with all builders busy). Writes
+`benchmarks/results/unrolling-DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -32,62 +36,68 @@ WORKLOADS = (
     "layer_norm:8192x768",
     "reduce:64x131072,axes=1",
 )
+VARIANTS = ("explicit", "pragma", "explicit-quick", "pragma-quick")
 
 
 def main() -> int:
     """Measure all pairs; prints a table and writes the results."""
     args = _arguments()
-    from felix.measure import local
+    from felix.measure import local, nvrtc
 
     found = {text: _schedules(text, args.schedules, args.seed) for text in WORKLOADS}
     measured: dict[str, dict[str, list[Any]]] = {text: {} for text in WORKLOADS}
     first = next(iter(found.values()))[0]
-    for explicit in (True, False):
-        options = local.LocalOptions(explicit_unroll=explicit, build_timeout_s=60.0)
+    for name in args.variants:
+        explicit, *quick = name.split("-")
+        options = local.LocalOptions(
+            explicit_unroll=explicit == "explicit",
+            nvrtc_options=nvrtc.FAST + (("--Ofast-compile=min",) if quick else ()),
+            build_timeout_s=8.0,
+        )
         with local.LocalPool(first, options) as pool:
             views = {text: pool.for_task(task) for text, (task, _) in found.items()}
             futures = {
                 text: [views[text].submit(mod) for mod in mods]
                 for text, (_, mods) in found.items()
             }
-            name = "explicit" if explicit else "pragma"
             for text, waiting in futures.items():
                 measured[text][name] = [future.result() for future in waiting]
-    results = {text: _pairs(both) for text, both in measured.items()}
+    results = {text: _rows(both) for text, both in measured.items()}
     data = common.header("unrolling") | {"workloads": results}
     common.write(args.out, data)
     print(render(data))
     return 0
 
 
-def _pairs(both: dict[str, list[Any]]) -> list[dict[str, Any]]:
+def _rows(by_variant: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """One dictionary a schedule: variant -> what it gave."""
     return [
         {
             name: {"latency_us": m.latency_us, "build_s": m.build_s, "spread": m.spread,
                    "error": m.message or None}
-            for name, m in (("explicit", explicit), ("pragma", pragma))
+            for name, m in zip(by_variant, measured, strict=True)
         }
-        for explicit, pragma in zip(both["explicit"], both["pragma"], strict=True)
+        for measured in zip(*by_variant.values(), strict=True)
     ]  # fmt: skip
 
 
 def render(data: dict[str, Any]) -> str:
-    """The table of a results file: pragma over explicit."""
+    """The table of a results file: each variant over `explicit`."""
     rows = []
-    for text, pairs in data["workloads"].items():
-        ran = [p for p in pairs if p["explicit"]["latency_us"] and p["pragma"]["latency_us"]]
-        if len(ran) < 2:
-            rows.append([text, len(ran), None, None, None, None])
-            continue
-        ratios = [p["pragma"]["latency_us"] / p["explicit"]["latency_us"] for p in ran]
-        best = [min(p[kind]["latency_us"] for p in ran) for kind in ("explicit", "pragma")]
-        builds = [statistics.mean(p[kind]["build_s"] for p in ran)
-                  for kind in ("explicit", "pragma")]  # fmt: skip
-        low, *_, high = statistics.quantiles(ratios, n=10)
-        spread = f"{low:.2f} {statistics.median(ratios):.2f} {high:.2f}"
-        rows.append([text, len(ran), spread, best[1] / best[0], *builds])
-    head = ["workload", "pairs", "ratio 10/50/90 %", "ratio of bests",
-            "build explicit", "build pragma"]  # fmt: skip
+    for text, schedules in data["workloads"].items():
+        for name in schedules[0]:
+            ran = [s for s in schedules if all(m["latency_us"] for m in s.values())]
+            if len(ran) < 2:
+                continue
+            ratios = [s[name]["latency_us"] / s["explicit"]["latency_us"] for s in ran]
+            best = min(s[name]["latency_us"] for s in schedules if s[name]["latency_us"])
+            builds = [s[name]["build_s"] for s in schedules]
+            low, *_, high = statistics.quantiles(ratios, n=10)
+            failed = sum(s[name]["latency_us"] is None for s in schedules)
+            rows.append([text, name, len(ran), f"{low:.2f} {statistics.median(ratios):.2f} "
+                         f"{high:.2f}", best, statistics.mean(builds), max(builds), failed])  # fmt: skip
+    head = ["workload", "variant", "schedules", "ratio 10/50/90 %", "best us", "build mean s",
+            "build max s", "failed"]  # fmt: skip
     return common.table(head, rows)
 
 
@@ -129,6 +139,7 @@ def _schedules(text: str, count: int, seed: int) -> tuple[Any, list[Any]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--schedules", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "unrolling-h200.json")

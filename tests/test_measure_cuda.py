@@ -172,7 +172,8 @@ def test_launch_extents_are_those_of_the_schedule() -> None:
 
 
 def test_host_loops_are_refused() -> None:
-    sch = tvm.s_tir.Schedule(_mod(gemm))
+    mod = _mod(gemm)  # a name of its own: TVM schedules a temporary module in place, `gemm` too
+    sch = tvm.s_tir.Schedule(mod)
     _, j, _ = sch.get_loops(sch.get_sblock("c"))
     sch.bind(j, "threadIdx.x")
     with pytest.raises(cuda_build.BuildError):

@@ -84,7 +84,9 @@ class Device:
     lower_s: float
 
 
-def handle(payload: str, stem: str, max_source_bytes: int, explicit: bool) -> dict[str, Any]:
+def handle(
+    payload: str, stem: str, max_source_bytes: int, explicit: bool, options: Sequence[str]
+) -> dict[str, Any]:
     """The `build` verb for CUDA: the result goes to `stem` + ".cubin"."""
     mod, target = tvm.ir.load_json(payload)
     lowered = lower(mod if explicit or pipelined(mod) else implicit(mod), target)
@@ -92,7 +94,8 @@ def handle(payload: str, stem: str, max_source_bytes: int, explicit: bool) -> di
     if size > max_source_bytes:
         raise BuildError(f"{size} bytes of source would take too long to compile")
     start = time.perf_counter()
-    cubin = nvrtc.compile_cubin(lowered.source.text, lowered.arch, headers=lowered.source.headers)
+    source = lowered.source
+    cubin = nvrtc.compile_cubin(source.text, lowered.arch, options, headers=source.headers)
     compile_s = time.perf_counter() - start
     write(stem + ".cubin", lowered.plan, cubin)
     return {

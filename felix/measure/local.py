@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 import tvm
 
 from felix import cpus, errors, target
-from felix.measure import building, device_lock, gate, process, protocol, timing
+from felix.measure import building, device_lock, gate, nvrtc, process, protocol, timing
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -67,6 +67,8 @@ class LocalOptions:
     timing: timing.TimingOptions | None = None
     #: CUDA: let TVM write unrolled loops out, instead of a pragma for the compiler.
     explicit_unroll: bool = True
+    #: CUDA: what NVRTC is told, beside the architecture.
+    nvrtc_options: tuple[str, ...] = nvrtc.FAST
     #: CUDA: a candidate with more source is a build error; it would take too long to compile.
     max_source_bytes: int = 2_000_000
 
@@ -238,6 +240,7 @@ class LocalPool:
         if self._device == "cuda":
             request["verb"] = "build_cuda"
             request["explicit"] = self._options.explicit_unroll
+            request["options"] = self._options.nvrtc_options
             request["max_source_bytes"] = self._options.max_source_bytes
         else:
             request["link"] = self._options.link.value

@@ -48,7 +48,7 @@ def compile_cubin(
     ))  # fmt: skip
     try:
         texts = [f"--gpu-architecture={arch}", *_BASE, *options]
-        texts += [f"-I{path}" for path in include_paths()] if headers else []
+        texts += [f"-I{path}" for path in include_paths()] if headers else ["--minimal"]
         array = (ctypes.c_char_p * len(texts))(*[text.encode() for text in texts])
         if library.nvrtcCompileProgram(program, len(texts), array):
             raise CompileError(_log(library, program)[:500])
