@@ -15,6 +15,7 @@ microseconds, builds in seconds (with all builders busy). Writes
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import pathlib
 import statistics
 import sys
@@ -42,9 +43,18 @@ VARIANTS = ("explicit", "pragma", "explicit-quick", "pragma-quick")
 def main() -> int:
     """Measure all pairs; prints a table and writes the results."""
     args = _arguments()
+    import tvm
+
+    from felix import workloads
     from felix.measure import local, nvrtc
 
-    found = {text: _schedules(text, args.schedules, args.seed) for text in WORKLOADS}
+    with multiprocessing.get_context("fork").Pool(len(WORKLOADS)) as processes:
+        wanted = [(text, args.schedules, args.seed) for text in WORKLOADS]
+        texts = processes.starmap(_schedules, wanted)
+    found = {
+        text: (workloads.parse(text, target="cuda"), [tvm.ir.load_json(mod) for mod in mods])
+        for text, mods in zip(WORKLOADS, texts, strict=True)
+    }
     measured: dict[str, dict[str, list[Any]]] = {text: {} for text in WORKLOADS}
     first = next(iter(found.values()))[0]
     for name in args.variants:
@@ -93,16 +103,19 @@ def render(data: dict[str, Any]) -> str:
             best = min(s[name]["latency_us"] for s in schedules if s[name]["latency_us"])
             builds = [s[name]["build_s"] for s in schedules]
             low, *_, high = statistics.quantiles(ratios, n=10)
+            spread = f"{low:.2f} {statistics.median(ratios):.2f} {high:.2f}"
             failed = sum(s[name]["latency_us"] is None for s in schedules)
-            rows.append([text, name, len(ran), f"{low:.2f} {statistics.median(ratios):.2f} "
-                         f"{high:.2f}", best, statistics.mean(builds), max(builds), failed])  # fmt: skip
+            costs = [statistics.mean(builds), max(builds)]
+            rows.append([text, name, len(ran), spread, best, *costs, failed])
     head = ["workload", "variant", "schedules", "ratio 10/50/90 %", "best us", "build mean s",
             "build max s", "failed"]  # fmt: skip
     return common.table(head, rows)
 
 
-def _schedules(text: str, count: int, seed: int) -> tuple[Any, list[Any]]:
+def _schedules(text: str, count: int, seed: int) -> list[str]:
+    """Modules as TVM's JSON; runs in a fork."""
     import torch
+    import tvm
 
     import costmodel
     import felix
@@ -110,6 +123,7 @@ def _schedules(text: str, count: int, seed: int) -> tuple[Any, list[Any]]:
     from felix import workloads
     from felix.measure import cuda_build
 
+    torch.set_num_threads(1)
     task = workloads.parse(text, target="cuda")
     rated: list[tuple[float, int, Any]] = []
     sketches = felix.sketches(task)
@@ -134,7 +148,7 @@ def _schedules(text: str, count: int, seed: int) -> tuple[Any, list[Any]]:
             continue
         if not cuda_build.pipelined(mod) and cuda_build.unrolls(mod):
             mods.append(mod)
-    return task, mods
+    return [str(tvm.ir.save_json(mod)) for mod in mods]
 
 
 def _arguments() -> argparse.Namespace:
