@@ -76,7 +76,10 @@ class FelixFeaturizer:
     """`tasks.Featurizer` over Felix' sketches and formulas; keeps the last few workloads."""
 
     def __init__(self) -> None:
+        from felix import formula_cache
+
         self.version = features_version()
+        self.digest = formula_cache.code_digest()
         self._names: tuple[str, ...] = ()
         self._sketches = functools.lru_cache(maxsize=4)(self._make_sketches)
 

@@ -3,7 +3,7 @@
 Notation: a task is one workload on one target and device; N schedules, R rows (padded to the
 task's largest), F features; rows [N, R, F] float32, mask [N, R] bool, ln_latency [N] float64 of
 microseconds (NaN where the schedule failed). Features are computed from the decisions by a
-`Featurizer` and cached locally by features version and content; the cache may be deleted.
+`Featurizer` and cached locally by the code of the features and content; the cache may be deleted.
 Reads `dataset`; feeds `train`, `evaluate`, `baselines`.
 """
 
@@ -50,9 +50,15 @@ class Machine:
 
 
 class Featurizer(Protocol):
-    """Turns decisions into rows; `featurize.FelixFeaturizer` is the real one."""
+    """Turns decisions into rows; `featurize.FelixFeaturizer` is the real one.
+
+    Attributes:
+        version: of the features, as checkpoints carry it.
+        digest: of the code that computes them; cached rows of other code are not used.
+    """
 
     version: int
+    digest: str
 
     def names(self) -> tuple[str, ...]:
         """Feature names in column order (known after the first call of `rows` at the latest)."""
@@ -200,7 +206,7 @@ def _cached_rows(
         json.dumps([workload.key, machine.target, machine.device, *sketch]).encode()
         + batch.tobytes()
     )
-    path = cache / f"v{featurizer.version}" / f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
+    path = cache / f"v{featurizer.version}-{featurizer.digest[:12]}" / f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
     found = _read_cache(path)
     if found is not None:
         return found

@@ -33,6 +33,7 @@ class FakeFeaturizer:
     """Rows that are functions of the decisions."""
 
     version = 5
+    digest = "d" * 64
 
     def names(self) -> tuple[str, ...]:
         return NAMES

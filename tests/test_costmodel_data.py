@@ -148,6 +148,7 @@ class FakeFeaturizer:
     """trip_count = first decision (one row), plus one row per further sketch index."""
 
     version = 7
+    digest = "d" * 64
 
     def __init__(self) -> None:
         self.calls = 0
@@ -211,13 +212,16 @@ def test_cache_saves_computing_and_survives_damage(tmp_path: Path) -> None:
     again = tasks.load_features(read, counting, tmp_path)
     assert counting.calls == 1
     assert np.array_equal(first.tasks[0].rows, again.tasks[0].rows)
-    (entry,) = (tmp_path / "v7").iterdir()
+    (entry,) = (tmp_path / "v7-dddddddddddd").iterdir()
     entry.write_bytes(entry.read_bytes()[:30])
     tasks.load_features(read, counting, tmp_path)
     assert counting.calls == 2
     counting.version = 8
     tasks.load_features(read, counting, tmp_path)
     assert counting.calls == 3
+    counting.digest = "e" * 64
+    tasks.load_features(read, counting, tmp_path)
+    assert counting.calls == 4
 
 
 @dataclasses.dataclass(frozen=True)
