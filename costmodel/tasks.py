@@ -206,7 +206,8 @@ def _cached_rows(
         json.dumps([workload.key, machine.target, machine.device, *sketch]).encode()
         + batch.tobytes()
     )
-    path = cache / f"v{featurizer.version}-{featurizer.digest[:12]}" / f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
+    name = f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
+    path = cache / f"v{featurizer.version}-{featurizer.digest[:12]}" / name
     found = _read_cache(path)
     if found is not None:
         return found
