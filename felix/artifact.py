@@ -27,7 +27,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tvm
@@ -68,6 +68,8 @@ class Result(Protocol):
     @property
     def curve(self) -> Sequence[tuple[int, float, float]]: ...
     @property
+    def repeats(self) -> Sequence[records.Record]: ...
+    @property
     def records(self) -> Sequence[records.Record]: ...
 
 
@@ -92,6 +94,7 @@ def export(
     folder: str | os.PathLike[str],
     *,
     created_s: float | None = None,
+    about: Mapping[str, Any] | None = None,
     link: building.Link = building.Link.AUTO,
 ) -> pathlib.Path:
     """Write the bundle; files of an earlier bundle in the folder are replaced.
@@ -100,6 +103,7 @@ def export(
         result: a tuning result with a best schedule.
         folder: where to; made if missing.
         created_s: time stamp in seconds since 1970; now when left out.
+        about: further entries of the manifest, e.g. who asked for it.
         link: how to make the library; LLVM IR with `JIT`.
 
     Raises:
@@ -114,6 +118,7 @@ def export(
         _history(result, folder, notes)
         shutil.copyfile(artifact_run.__file__, folder / "run.py")
         manifest = _manifest(result, time.time() if created_s is None else created_s)
+        manifest |= dict(about or {})
         manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
         part = folder / "manifest.json.part"
         part.write_text(json.dumps(manifest, indent=2) + "\n")
@@ -179,7 +184,7 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
 def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
     """Records, convergence data and its picture."""
     with records.Writer(folder / "records.jsonl") as writer:
-        for record in result.records:
+        for record in (*result.records, *result.repeats):
             writer.append(record)
     with open(folder / "convergence.csv", "w", newline="") as file:
         rows = csv.writer(file)

@@ -81,7 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     _features(_add(commands, "features", "show, export or check the features of a program"))
     _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
     _add(commands, "devices", "list what this machine can tune for")
-    for name in ("tune", "features", "compile", "devices"):
+    _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
+    _tuner(_add(commands, "tuner", "work on jobs of the service"))
+    _db(_add(commands, "db", "look after the service's database"))
+    for name in ("tune", "features", "compile", "devices", "db"):
         commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
     return parser
 
@@ -134,6 +137,22 @@ def _compile(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", metavar="OUTDIR_OR_RECORDS", help="folder of a run, or its records.jsonl")
     add("--out", metavar="DIR", help="where the artifact goes (default: the folder of the run)")
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--upgrade", action="store_true", help="bring the database to this version's schema first")
+    add("--no-tuner", action="store_true", help="no tuner on this machine")
+
+
+def _tuner(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="how people know this tuner (default: host and process)")
+    add("--jobs", type=_positive(int), metavar="N", help="end after so many jobs")
+
+
+def _db(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["upgrade"], help="bring it to this version's schema")
 
 
 def _positive(kind: type) -> Any:

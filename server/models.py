@@ -257,6 +257,8 @@ class Trial(Base):
     latency_us: orm.Mapped[float | None]
     error: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
     message: orm.Mapped[str]
+    #: whether the output agreed with the reference
+    checked: orm.Mapped[bool]
     spread: orm.Mapped[float | None]
     predicted_us: orm.Mapped[float | None]
     #: the task's best so far, this one included
@@ -274,6 +276,10 @@ class Trial(Base):
     measured_at: orm.Mapped[datetime.datetime]
     #: the line of `felix.records`, from which a run goes on
     record: orm.Mapped[str] = orm.mapped_column(deferred=True)
+    #: the longer measurement at the end of the run, for the fastest few; it then counts alone
+    final_us: orm.Mapped[float | None]
+    final_error: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
+    final_record: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
 
 
 class Round(Base):

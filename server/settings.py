@@ -35,7 +35,7 @@ class Settings:
     #: How long a tuner that stops renewing keeps its job.
     lease_s: float = 30.0
     #: Between two renewals.
-    beat_s: float = 5.0
+    beat_s: float = 2.0
     #: Between two looks for work, and between two looks for expired leases.
     poll_s: float = 1.0
     reap_s: float = 5.0

@@ -306,6 +306,7 @@ def upgrade() -> None:
         sa.Column("latency_us", sa.Double(), nullable=True),
         sa.Column("error", sa.String(length=16), nullable=True),
         sa.Column("message", sa.Text(), nullable=False),
+        sa.Column("checked", sa.Boolean(), nullable=False),
         sa.Column("spread", sa.Double(), nullable=True),
         sa.Column("predicted_us", sa.Double(), nullable=True),
         sa.Column("best_us", sa.Double(), nullable=True),
@@ -318,6 +319,9 @@ def upgrade() -> None:
         sa.Column("device", sa.Text(), nullable=False),
         sa.Column("measured_at", _TIME, nullable=False),
         sa.Column("record", sa.Text(), nullable=False),
+        sa.Column("final_us", sa.Double(), nullable=True),
+        sa.Column("final_error", sa.String(length=16), nullable=True),
+        sa.Column("final_record", sa.Text(), nullable=True),
         sa.CheckConstraint("(latency_us IS NULL) <> (error IS NULL)", name="ck_trials_outcome"),
         sa.CheckConstraint("latency_us > 0", name="ck_trials_latency_us"),
         sa.ForeignKeyConstraint(

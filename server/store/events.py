@@ -38,6 +38,8 @@ class Type(enum.StrEnum):
     ROUND = "round"
     #: A trial was written: trial, task, latency_us, error, best_us, is_best, curve_us, elapsed_s.
     TRIAL = "trial"
+    #: One of the fastest was measured again, longer: trial, task, latency_us, error, best_us.
+    FINAL = "final"
     #: The cost model was fine-tuned: n_records, loss_before, loss_after, accepted.
     TRAINED = "trained"
     #: A checkpoint was written: n_records, bytes.

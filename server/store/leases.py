@@ -167,6 +167,12 @@ def fail(
     return _release(tx, job, {**said, "not_before": later}, said)
 
 
+def any_expired(tx: orm.Session) -> bool:
+    """Whether there is anything to reap."""
+    expired = sa.select(models.Job.id).where(models.Job.lease_expires_at < columns.db_now())
+    return tx.scalar(expired.limit(1)) is not None
+
+
 def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
     """Take jobs away from tuners that stopped renewing; each with its event, in `tx`."""
     wanted = (

@@ -137,7 +137,7 @@ def save(
         LeaseLost
     """
     job = leases.hold(tx, fence)
-    text = json.dumps(checkpoint.state, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(checkpoint.state, separators=(",", ":"))
     packed = zlib.compress(text.encode(), 3)
     tx.merge(
         models.Checkpoint(

@@ -167,6 +167,7 @@ class Trial:
     latency_us: float | None
     error: str | None
     message: str
+    checked: bool
     spread: float | None
     predicted_us: float | None
     best_us: float | None
@@ -177,6 +178,8 @@ class Trial:
     run_s: float
     device: str
     measured_at: Time
+    final_us: float | None
+    final_error: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

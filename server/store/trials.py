@@ -5,6 +5,9 @@ tuner whose lease was taken writes nothing. A candidate is one row of its job wh
 (unique over job, task and schedule): only a failure of infrastructure is overwritten by a later
 try, because it says nothing about the schedule.
 
+At the end of a run the fastest candidates are measured again, longer (`repeat`). Of a candidate
+that was, only that measurement counts, so the best may rise again.
+
 Curves hold the points where the best fell; `curve_us` is the weighted sum over the job's tasks.
 
 Reads measurements of tuners; feeds the API.
@@ -97,13 +100,7 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
     """
     job = leases.hold(tx, fence)
     task = _task(tx, job.id, new.task)
-    earlier = tx.scalar(
-        sa.select(models.Trial).where(
-            models.Trial.job_id == job.id,
-            models.Trial.task == new.task,
-            models.Trial.schedule_hash == new.schedule_hash,
-        )
-    )
+    earlier = tx.scalar(_same(job.id, new))
     if earlier is not None and earlier.error != INFRASTRUCTURE:
         return Written(earlier.number, False)
     number = job.n_trials + 1 if earlier is None else earlier.number
@@ -127,7 +124,7 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
         curve_us = _weighted(tx, job.id, models.Task.best_us)
         job.best_us = curve_us
     same = ("task", "round", "sketch_index", "schedule_hash", "latency_us", "error", "message",
-            "spread", "predicted_us", "elapsed_s", "build_s", "run_s", "device",
+            "checked", "spread", "predicted_us", "elapsed_s", "build_s", "run_s", "device",
             "record")  # fmt: skip
     tx.add(
         models.Trial(
@@ -146,6 +143,39 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
     events.append(tx, job.id, events.Type.TRIAL, _payload(new, number, task, is_best, curve_us))
     _credit(tx, job.worker_id, new)
     return Written(number, True)
+
+
+def repeat(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
+    """Write a longer measurement of a candidate that is a trial already.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.hold(tx, fence)
+    task = _task(tx, job.id, new.task)
+    trial = tx.scalar(_same(job.id, new))
+    if trial is None:
+        return
+    trial.final_us, trial.final_error = new.latency_us if new.checked else None, new.error
+    trial.final_record = new.record
+    job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
+    job.measured_s += new.run_s
+    tx.flush()
+    best = tx.execute(_standing(job.id, new.task)).first()
+    task.best_us, task.best_trial = (None, None) if best is None else best._tuple()
+    tx.flush()
+    job.best_us = _weighted(tx, job.id, models.Task.best_us)
+    tx.flush()
+    payload = {
+        "trial": trial.number,
+        "task": new.task,
+        "latency_us": trial.final_us,
+        "error": new.error,
+        "best_us": task.best_us,
+        "curve_us": job.best_us,
+        "elapsed_s": new.elapsed_s,
+    }
+    events.append(tx, job.id, events.Type.FINAL, payload)
 
 
 def page(
@@ -187,9 +217,11 @@ def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
 
 
 def records(tx: orm.Session, job_id: int) -> list[str]:
-    """The records of all trials, as lines of `felix.records`, in order."""
-    wanted = sa.select(models.Trial.record).where(models.Trial.job_id == job_id)
-    return list(tx.scalars(wanted.order_by(models.Trial.number)))
+    """The records of all trials in order, then those of repeats, as lines of `felix.records`."""
+    trial = models.Trial
+    wanted = sa.select(trial.record, trial.final_record).where(trial.job_id == job_id)
+    found = tx.execute(wanted.order_by(trial.number)).all()
+    return [first for first, _ in found] + [again for _, again in found if again is not None]
 
 
 def curve(tx: orm.Session, job_id: int, task: int | None = None) -> list[rows.CurvePoint]:
@@ -217,10 +249,7 @@ def curves(
         wanted = wanted.where(trial.curve_us.is_not(None))
     else:
         wanted = wanted.where(trial.task == task, trial.is_best.is_(True))
-    now = sa.select(
-        models.Job.id, models.Job.n_trials, models.Job.elapsed_s, models.Job.measured_s
-    )
-    ends = {row[0]: row[1:] for row in tx.execute(now.where(models.Job.id.in_(job_ids)))}
+    ends = _ends(tx, job_ids, task)
     missing = [number for number in job_ids if number not in ends]
     if missing:
         raise errors.NotFound(f"there is no job {missing[0]}")
@@ -228,8 +257,10 @@ def curves(
     for job_id, *point in tx.execute(wanted.order_by(trial.job_id, trial.number)).tuples():
         found[job_id].append(rows.CurvePoint(*cast(_Point, tuple(point))))
     for job_id, points in found.items():
-        if points and ends[job_id][0] > points[-1].trial:
-            points.append(rows.CurvePoint(*ends[job_id], points[-1].best_us))
+        n_trials, elapsed_s, measured_s, best_us = ends[job_id]
+        if points and (n_trials > points[-1].trial or best_us != points[-1].best_us):
+            now_us = points[-1].best_us if best_us is None else best_us
+            points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
     return found
 
 
@@ -273,6 +304,44 @@ def _task(tx: orm.Session, job_id: int, number: int) -> models.Task:
     if task is None:
         raise errors.NotFound(f"job {job_id} has no task {number}")
     return task
+
+
+def _same(job_id: int, new: NewTrial) -> sa.Select[models.Trial]:
+    """The trial of the same schedule."""
+    return sa.select(models.Trial).where(
+        models.Trial.job_id == job_id,
+        models.Trial.task == new.task,
+        models.Trial.schedule_hash == new.schedule_hash,
+    )
+
+
+def _standing(job_id: int, task: int) -> sa.Select[float, int]:
+    """Latency and number of a task's best trial: what was measured last of each counts."""
+    trial = models.Trial
+    counts = sa.case(
+        (trial.final_record.is_not(None), trial.final_us),
+        (trial.checked.is_(True), trial.latency_us),
+    )
+    wanted = sa.select(counts, trial.number).where(
+        trial.job_id == job_id, trial.task == task, counts.is_not(None)
+    )
+    return wanted.order_by(counts, trial.number).limit(1)
+
+
+def _ends(
+    tx: orm.Session, job_ids: Sequence[int], task: int | None
+) -> dict[int, tuple[int, float, float, float | None]]:
+    """Where each job (or one task of it) stands: trials, seconds, measured seconds, best."""
+    job = models.Job
+    best = job.best_us
+    wanted = sa.select(job.id, job.n_trials, job.elapsed_s, job.measured_s, best)
+    if task is not None:
+        same = sa.and_(models.Task.job_id == job.id, models.Task.number == task)
+        wanted = sa.select(
+            job.id, job.n_trials, job.elapsed_s, job.measured_s, models.Task.best_us
+        ).outerjoin(models.Task, same)
+    found = tx.execute(wanted.where(job.id.in_(job_ids))).tuples()
+    return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
 
 
 def _weighted(tx: orm.Session, job_id: int, column: Any) -> float | None:

@@ -1,0 +1,13 @@
+"""`felix tuner`: work on jobs of the service. Reads `server.commands`, loaded when asked for."""
+
+from __future__ import annotations
+
+import argparse
+
+from felix.commands import service
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Tune until told to end; the exit code."""
+    commands = service.load("commands")
+    return int(commands.run_tuner(service.settings(), chosen.name, chosen.jobs))

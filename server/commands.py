@@ -1,0 +1,107 @@
+"""What the service's commands do: `felix db upgrade`, `felix tuner`, `felix serve`.
+
+Reads settings; feeds `felix.commands`, which load this module when one of them is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+from server import blobs, database, errors, logs, schema, settings, tuner
+from server.store import keys
+
+
+def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
+    """Bring the database to this version's schema; the revisions before and after."""
+    with contextlib.closing(database.Database(chosen.database)) as db:
+        before = schema.current(db)
+        schema.upgrade(db)
+        return before, schema.head()
+
+
+def run_tuner(chosen: settings.Settings, name: str | None, jobs: int | None) -> int:
+    """Tune until told to end (or for so many jobs); the exit code."""
+    logs.configure(chosen.log_json)
+    with contextlib.closing(database.Database(chosen.database)) as db:
+        schema.check(db)
+        store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
+        from server import workbench  # loads TVM and torch: the checks above come first
+
+        working = tuner.Tuner(db, store, workbench.Workbench(), chosen, name)
+        with contextlib.closing(working), _ended_by_signals(working.leaving):
+            if jobs is None:
+                working.run()
+            while jobs and not working.leaving.is_set():
+                if working.work_once():
+                    jobs -= 1
+                else:
+                    working.leaving.wait(chosen.poll_s)
+    return 0
+
+
+def first_key(chosen: settings.Settings) -> str | None:
+    """An admin key, if the database has no key at all; shown once."""
+    with contextlib.closing(database.Database(chosen.database)) as db, db.write() as tx:
+        if keys.every(tx):
+            return None
+        everything = {"can_read": True, "can_submit": True, "can_admin": True}
+        return keys.create(tx, keys.NewKey(name="admin", **everything)).text
+
+
+def serve(chosen: settings.Settings, with_tuner: bool) -> int:
+    """API and dashboard in this process, a tuner in another; the exit code."""
+    logs.configure(chosen.log_json)
+    with contextlib.closing(database.Database(chosen.database)) as db:
+        schema.check(db)
+    try:
+        uvicorn = importlib.import_module("uvicorn")
+        app = importlib.import_module("server.app")
+    except ImportError as error:
+        raise errors.SettingsError(
+            f"the API needs the extra server ({error}): pip install 'felix-tuner[server]'"
+        ) from error
+    made = first_key(chosen)
+    print(f"Felix listens on {chosen.address}", file=sys.stderr)
+    if made is not None:
+        print(f"admin key, shown only now: {made}", file=sys.stderr)
+    with _tuner_process() if with_tuner else contextlib.nullcontext():
+        uvicorn.run(
+            app.create_app(chosen), host=chosen.host, port=chosen.port, log_level="warning"
+        )
+    return 0
+
+
+@contextlib.contextmanager
+def _tuner_process() -> Iterator[None]:
+    """A tuner beside the API; it ends with the block, and puts its job down."""
+    command = [sys.executable, "-m", "felix", "tuner"]
+    process = subprocess.Popen(command, env=dict(os.environ))
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _ended_by_signals(leaving: threading.Event) -> Iterator[None]:
+    def leave(*_: object) -> None:
+        leaving.set()
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
