@@ -136,6 +136,8 @@ def _fuse(mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRModule:
         [
             relax.transform.DecomposeOpsForInference(),
             relax.transform.CanonicalizeBindings(),
+            # x @ transpose(w), as linear layers are exported, reads w as it lies.
+            relax.transform.FuseTransposeMatmul(),
             relax.transform.LegalizeOps(),
             relax.transform.FoldConstant(),
             relax.transform.AnnotateTIROpPattern(),
