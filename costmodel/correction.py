@@ -33,6 +33,8 @@ from torch import Tensor, nn
 from costmodel import finetune
 from felix import errors
 
+#: What a stored state is of.
+KIND = "correction"
 #: Prior means of l, a and the noise variance, and the standard deviations of their logarithms.
 _PRIOR = ((1.0, 1.0), (0.2, 1.4), (0.04, 1.4))
 #: A feature that varied less than this among the measured counts as if it varied so much.
@@ -161,11 +163,13 @@ class Corrector:
             for task, records in self._records.items()
             for name in ("z", "f", "y")
         }
-        return {"records": flat}
+        return {"kind": KIND, "records": flat}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; raises CheckpointError if it does not fit."""
         flat: dict[str, Tensor] = dict(state.get("records") or {})
+        if state.get("kind") != KIND:
+            raise errors.CheckpointError("the stored state is of another way of learning")
         try:
             numbers = sorted({int(name.partition("/")[0]) for name in flat})
             self._records = {

@@ -40,7 +40,8 @@ class Record:
     """One measured candidate: whose it is, which decisions, what measuring gave and when.
 
     `predicted_us` is what the cost model said before measuring, None if nothing was asked;
-    `round` counts rounds of the task from 0; `elapsed_s` is since the start of tuning.
+    `round` counts rounds of the task from 0; `elapsed_s` is since the start of tuning. A `repeat`
+    is another, longer measurement of a candidate at the end of a run; it is no trial.
     """
 
     task_key: str
@@ -54,6 +55,7 @@ class Record:
     elapsed_s: float
     timestamp: float
     versions: Mapping[str, str]
+    repeat: bool = False
 
     def to_json(self) -> str:
         """One line of text, without its end."""
@@ -86,6 +88,24 @@ def versions() -> dict[str, str]:
     found = {"felix": felix.__version__, "python": platform.python_version()}
     for package in ("apache-tvm", "apache-tvm-ffi"):
         found[package] = importlib.metadata.version(package)
+    return found
+
+
+def standing(every: Iterable[Record]) -> dict[tuple[int, tuple[int, ...]], Record]:
+    """What counts of each candidate of one task that ran and was checked: its last repeat if it
+    was measured again (none if that failed), else its fastest measurement."""
+    found: dict[tuple[int, tuple[int, ...]], Record] = {}
+    for record in every:
+        key, latency_us = (record.sketch_index, record.decisions), record.measurement.latency_us
+        known = found.get(key)
+        if record.repeat:
+            found.pop(key, None)
+        if latency_us is None or not record.measurement.checked:
+            continue
+        if record.repeat or known is None:
+            found[key] = record
+        elif not known.repeat and latency_us < (known.measurement.latency_us or 0.0):
+            found[key] = record
     return found
 
 
@@ -273,7 +293,9 @@ def _typed(fields: dict[str, Any]) -> dict[str, Any]:
         "elapsed_s": (int, float),
         "timestamp": (int, float),
         "versions": dict,
+        "repeat": bool,
     }
+    checked.setdefault("repeat", False)  # older records have none
     for name, kind in kinds.items():
         if not isinstance(checked[name], kind):
             raise TypeError(f"{name} is {checked[name]!r}")

@@ -12,6 +12,9 @@ builds, checks and times them, and the cost model learns what came out:
                   ^                                           |
                   +-------------------------------------------+
 
+At the end the fastest candidates are measured again, longer, and the fastest of those is the
+result (`felix.tuning.finals`).
+
 The search of a round begins when half of the candidates of the last one are measured
 (`TuneOptions.lookahead`), so that builders and search work at the same time. Every measurement
 is written down before anything learns of it; see `felix.session` for what a killed run keeps.
@@ -31,8 +34,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from felix import errors
 from felix.task import Task
+from felix.tuning import finals, pacing, results, run
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results, run
 
 if TYPE_CHECKING:
     import tvm
@@ -117,6 +120,8 @@ def tune(
         current.start()
         try:
             reason = _rounds(current)
+            current.collect()
+            finals.hold(current)
         except (KeyboardInterrupt, pacing.Stopped):
             reason = "interrupted"
         current.finish(reason)

@@ -35,6 +35,7 @@ class _Result:
     best: _Best
     curve: list[tuple[int, float, float]]
     records: list[records.Record]
+    repeats: tuple[()] = ()
 
 
 def _result(spec: str = "gemm:64,64,64,epilogue=bias+relu", wrong: bool = False) -> _Result:

@@ -75,7 +75,7 @@ class Threaded(fakes.Pool):
         pool = self
 
         class Measurer:
-            def submit(self, mod: Any) -> Future[protocol.Measurement]:
+            def submit(self, mod: Any, thorough: bool = False) -> Future[protocol.Measurement]:
                 return executor.submit(self.measure_one, mod)
 
             def measure_one(self, mod: Any) -> protocol.Measurement:
@@ -124,7 +124,7 @@ def test_one_slow_candidate_holds_up_nobody() -> None:
             pool = self
 
             class Measurer:
-                def submit(self, mod: Any) -> Future[protocol.Measurement]:
+                def submit(self, mod: Any, thorough: bool = False) -> Future[protocol.Measurement]:
                     number = len(pool.measured)
                     if number == 17:
                         third.set()

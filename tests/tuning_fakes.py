@@ -118,5 +118,10 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
         n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=20)
     )
     chosen = pool or Pool()
-    defaults: dict[str, Any] = {"round_size": 8, "search": sizes, "pool": lambda task: chosen}
+    defaults: dict[str, Any] = {
+        "round_size": 8,
+        "n_finalists": 0,
+        "search": sizes,
+        "pool": lambda task: chosen,
+    }
     return options.TuneOptions(**(defaults | changes))

@@ -71,8 +71,9 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
 
 
 def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
-    ran = [r for r in stored if r.measurement.latency_us is not None and r.measurement.checked]
-    best = min(ran, key=lambda r: r.measurement.latency_us or 0.0, default=None)
+    trials = tuple(r for r in stored if not r.repeat)
+    standing = records.standing(stored).values()
+    best = min(standing, key=lambda r: r.measurement.latency_us or 0.0, default=None)
     found = None
     if best is not None:
         sketches = {sketch.index: sketch for sketch in jobs.sketches_of(task)}
@@ -84,8 +85,9 @@ def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
         found = results.Best(best, sketch)
     return results.TuneResult(
         task=task,
-        records=tuple(stored),
-        curve=results.network_curve(stored, {task.key: 1.0}),
+        records=trials,
+        repeats=tuple(r for r in stored if r.repeat),
+        curve=results.network_curve(trials, {task.key: 1.0}),
         found=found,
         unscheduled_us=None,
         reason="stored",

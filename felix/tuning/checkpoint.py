@@ -71,11 +71,15 @@ def restore(run: Run) -> None:
 
 def _replay(run: Run, stored: Sequence[records.Record], n_learnt: int) -> None:
     """All records into the books; those the model has not seen are learnt next."""
-    for number, record in enumerate(stored):
+    number = 0  # of the trial
+    for record in stored:
         job = next((job for job in run.jobs if job.owns(record)), None)
         if job is None:
             raise errors.RecordError("the records hold a task that is not tuned here")
         job.keep(record)
+        if record.repeat:
+            continue
         job.n_rounds = max(job.n_rounds, record.round + 1)
-        if number >= n_learnt:
+        number += 1
+        if number > n_learnt:
             run.fresh.append((job, job.suggestion(record), record.measurement))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
+#: What makes two candidates of a task the same.
+Key = tuple[int, tuple[int, ...]]
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Flight:
     """A candidate that is being built or run."""
@@ -47,7 +51,14 @@ class Job:
         #: those with legal schedules; a search counts in this list
         self.sketches: list[Any] = []
         self._position: dict[int, int] = {}
+        #: trials, and the measurements of the finals
         self.records: list[records.Record] = []
+        self.repeats: list[records.Record] = []
+        #: what counts of each candidate that ran (`records.standing`)
+        self.standing: dict[Key, records.Record] = {}
+        #: candidates by the hash of their program: other decisions may give the same one
+        self.programs: dict[str, Key] = {}
+        self._twins: dict[Key, list[types.Suggestion]] = {}
         self.curve: list[tuple[int, float, float]] = []
         self.best: records.Record | None = None
         self.n_rounds = 0
@@ -100,24 +111,56 @@ class Job:
                     )
                     self.search.update([(suggestion, failed)])
                     continue
-                made.append((suggestion, schedule.mod))
+                if not self._is_twin(suggestion, schedule.mod):
+                    made.append((suggestion, schedule.mod))
         return made
+
+    def _is_twin(self, suggestion: types.Suggestion, mod: Any) -> bool:
+        """Whether another candidate gives the same program; it then shares its measurement."""
+        program = fingerprint(mod)
+        if program is None:
+            return False
+        first = self.programs.setdefault(program, suggestion.key)
+        if first == suggestion.key:
+            return False
+        known = self.search.history.measured
+        if first in known:
+            self.search.update([(suggestion, _Shared(known[first]))])
+        else:
+            self._twins.setdefault(first, []).append(suggestion)
+        return True
 
     def keep(self, record: records.Record) -> bool:
         """Take one measurement into the books; whether it is the new best."""
+        if record.repeat:
+            self._keep_repeat(record)
+            return False
         measurement = record.measurement
         self.records.append(record)
         if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
-            self.search.update([(self.suggestion(record), measurement)])
+            own = self.suggestion(record)
+            same = [own, *self._twins.pop(own.key, [])]
+            self.search.update([(suggestion, measurement) for suggestion in same])
         latency_us = measurement.latency_us
         if latency_us is None or not measurement.checked:
             return False
+        self.standing = records.standing([*self.standing.values(), record])
         self.recent_us = min(latency_us, self.recent_us or latency_us)
         if self.best_us is not None and self.best_us <= latency_us:
             return False
         self.best = record
         self.curve.append((len(self.records), record.elapsed_s, latency_us))
         return True
+
+    def _keep_repeat(self, record: records.Record) -> None:
+        self.repeats.append(record)
+        self.standing = records.standing([*self.standing.values(), record])
+        ranked = sorted(self.standing.values(), key=lambda r: r.measurement.latency_us or 0.0)
+        self.best = ranked[0] if ranked else None
+
+    def sketch_of(self, record: records.Record) -> Any:
+        """The sketch of a record's candidate."""
+        return self.sketches[self._position[record.sketch_index]]
 
     def suggestion(self, record: records.Record) -> types.Suggestion:
         """A record's candidate as the search counts its sketches."""
@@ -143,13 +186,16 @@ class Job:
         """The task's result as it stands."""
         found = None
         if self.best is not None:
-            found = results.Best(self.best, self.sketches[self._position[self.best.sketch_index]])
+            found = results.Best(self.best, self.sketch_of(self.best))
         curve = list(self.curve)
         if curve and len(self.records) > curve[-1][0]:  # to the end of the run
             curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
+        if curve and self.repeats and self.best_us is not None:  # what the finals gave
+            curve.append((len(self.records), self.repeats[-1].elapsed_s, self.best_us))
         return results.TuneResult(
             task=self.task,
             records=tuple(self.records),
+            repeats=tuple(self.repeats),
             curve=tuple(curve),
             found=found,
             unscheduled_us=None if self.unscheduled is None else self.unscheduled.latency_us,
@@ -162,6 +208,7 @@ class Job:
         return {
             "n_rounds": self.n_rounds,
             "recent_us": self.recent_us,
+            "programs": [[p, index, list(d)] for p, (index, d) in self.programs.items()],
             "search": None if self.search is None else self.search.state_dict(),
             "unscheduled": None
             if self.unscheduled is None
@@ -177,8 +224,33 @@ class Job:
         if state["search"] is not None:
             self.search.load_state_dict(state["search"])
             self.search.forget_pending()
+            programs = {str(p): (int(i), tuple(map(int, d))) for p, i, d in state["programs"]}
+            known = self.search.history.measured
+            self.programs = {p: key for p, key in programs.items() if key in known}
         if state["unscheduled"] is not None:
             self.unscheduled = _baseline(**state["unscheduled"])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shared:
+    """The measurement of a candidate with the same program."""
+
+    latency_us: float | None
+
+
+def key_of(record: records.Record) -> Key:
+    """Which candidate of its task a record is of."""
+    return record.sketch_index, record.decisions
+
+
+def fingerprint(mod: Any) -> str | None:
+    """Hash of a scheduled module, the same for equal programs; None for what is no module."""
+    import tvm
+    import tvm_ffi
+
+    if not isinstance(mod, tvm.IRModule):
+        return None
+    return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
 
 
 def _baseline(latency_us: float | None, message: str) -> protocol.Measurement:

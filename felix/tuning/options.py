@@ -54,6 +54,9 @@ class TuneOptions:
     min_improvement: float = 0.01
     #: Let what is measured correct the cost model.
     learn: bool = True
+    #: Fastest candidates of a task that are measured again, longer, before one is called best;
+    #: 0: none.
+    n_finalists: int = 4
     #: Time the unscheduled program, for the speed-up.
     baseline: bool = True
     #: torch threads of the tuner. Its tensors are small; more threads than idle cores are slow.

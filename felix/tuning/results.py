@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from felix.task import Task
 
+Record = records.Record
 #: (trials so far, elapsed seconds, best latency in us so far)
 Curve = tuple[tuple[int, float, float], ...]
 
@@ -64,7 +65,7 @@ class Best:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """One task after tuning.
+    """One task after tuning; `records` holds its trials.
 
     `reason` says why tuning ended: trials, seconds, converged, exhausted, failed, interrupted.
     """
@@ -78,6 +79,8 @@ class TuneResult:
     unscheduled_us: float | None
     reason: str
     breakdown: pacing.Breakdown
+    #: of the fastest candidates, measured again at the end
+    repeats: tuple[Record, ...] = ()
 
     @property
     def best(self) -> Best:

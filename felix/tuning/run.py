@@ -232,6 +232,14 @@ class Run:
             )
         )
 
+    def keep_repeat(self, job: jobs.Job, record: records.Record) -> None:
+        """Write down a measurement of the finals; nothing learns from it."""
+        if self.session is not None:
+            self.session.append(record)
+        job.keep(record)
+        self.breakdown.add("build_work", record.measurement.build_s)
+        self.breakdown.add("run_work", record.measurement.run_s)
+
     def n_working(self) -> int:
         """Tasks with a schedule that runs."""
         return sum(job.best is not None for job in self.jobs)

@@ -1,0 +1,94 @@
+"""The finals: the fastest candidates are timed once more before one is called best.
+
+The minimum of many noisy medians is low by luck as much as by merit, so the fastest candidates
+of a run are measured again, longer, and judged by that measurement alone. As long as a candidate
+that was not measured again looks faster than the winner, it is measured again as well, for a few
+waves. These records say so (`Record.repeat`); they are no trials, and neither the search nor the
+model learns from them.
+
+Reads and writes the books of `felix.tuning.jobs`; feeds `felix.tune`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from felix import records
+from felix.measure import protocol
+from felix.tuning import jobs
+
+if TYPE_CHECKING:
+    from felix.tuning.run import Run
+
+#: Slower than the best by more than this factor, a candidate cannot win.
+MARGIN = 1.15
+#: Waves at most; the second is there if the winners of the first were not that fast after all.
+WAVES = 3
+#: How often the wait asks whether the run is to stop, in seconds.
+_POLL_S = 0.2
+
+
+def hold(run: Run) -> None:
+    """Measure the fastest candidates of every task again, longer."""
+    n = run.options.n_finalists
+    for job in run.jobs if n > 0 else ():
+        done: set[jobs.Key] = set()
+        for _ in range(WAVES):
+            found = _contenders(job, n, done)
+            if not found:
+                break
+            done.update(map(jobs.key_of, found))
+            _measure(run, job, found)
+
+
+def _contenders(job: jobs.Job, n: int, done: set[jobs.Key]) -> list[records.Record]:
+    """At first the n fastest; then those that look faster than the best measured again."""
+    ranked = sorted(job.standing.values(), key=lambda r: r.measurement.latency_us or 0.0)
+    if not ranked or job.best_us is None:
+        return []
+    limit_us = MARGIN * job.best_us
+    if done:
+        again = [r for r in ranked if jobs.key_of(r) in done]
+        limit_us = (again[0].measurement.latency_us or 0.0) if again else limit_us
+    return [
+        record
+        for record in ranked
+        if jobs.key_of(record) not in done and (record.measurement.latency_us or 0.0) <= limit_us
+    ][:n]
+
+
+def _measure(run: Run, job: jobs.Job, found: Sequence[records.Record]) -> None:
+    flights = []
+    for record in found:
+        sketch = job.sketch_of(record)
+        mod = sketch.schedule(np.asarray(record.decisions, np.int64)).mod
+        flights.append((record, job.measurer.submit(mod, thorough=True)))
+    with run.breakdown.of("measure"):
+        for record, future in flights:
+            measurement = _wait(run, future)
+            if measurement.error is protocol.ErrorClass.INFRASTRUCTURE:
+                continue  # says nothing about the candidate
+            run.keep_repeat(
+                job,
+                dataclasses.replace(
+                    record,
+                    measurement=measurement,
+                    elapsed_s=run.elapsed_s,
+                    timestamp=time.time(),
+                    repeat=True,
+                ),
+            )
+
+
+def _wait(run: Run, future: Future[protocol.Measurement]) -> protocol.Measurement:
+    while not future.done():
+        concurrent.futures.wait([future], _POLL_S)
+        run.pacer.check()
+    return future.result()
