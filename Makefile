@@ -13,7 +13,7 @@ STAMP := .venv/felix-setup
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tune test lint format docs clean
+.PHONY: help setup tune serve test lint format docs clean
 
 help: ## show this help
 	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
@@ -24,6 +24,9 @@ setup: $(STAMP) ## make .venv with everything installed (PYTHON: which Python, a
 tune: $(STAMP) ## tune a 512x512x512 GEMM+bias+ReLU on this CPU (OUT, TRIALS, BUDGET in seconds)
 	$(BIN)/felix tune gemm:512,512,512,epilogue=bias+relu --target llvm \
 		--trials $(TRIALS) --seconds $(BUDGET) --out $(OUT) $(ARGS)
+
+serve: $(STAMP) ## run the service on this machine: API, dashboard, one tuner (data in felix-data/)
+	$(BIN)/felix serve --upgrade $(ARGS)
 
 test: $(STAMP) ## run the tests (ARGS: options of pytest)
 	$(BIN)/python -m pytest $(ARGS)

@@ -35,7 +35,9 @@ class Database:
         if self.is_sqlite and parsed.database:
             pathlib.Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
-        self.engine = sa.create_engine(parsed, pool_size=10, max_overflow=20, **options)
+        self.engine = sa.create_engine(
+            parsed, pool_size=10, max_overflow=20, hide_parameters=True, **options
+        )
         if self.is_sqlite:
             sa.event.listen(self.engine, "connect", _configure_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
