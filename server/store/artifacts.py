@@ -32,15 +32,20 @@ def add(tx: orm.Session, fence: leases.Fence, new: NewArtifact) -> rows.Artifact
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
-    where = (models.Artifact.job_id == job.id, models.Artifact.name == new.name)
+    leases.hold(tx, fence)
+    return attach(tx, fence.job_id, new)
+
+
+def attach(tx: orm.Session, job_id: int, new: NewArtifact) -> rows.Artifact:
+    """`add` without a fence: for the file a job is made from, in the transaction that makes it."""
+    where = (models.Artifact.job_id == job_id, models.Artifact.name == new.name)
     tx.execute(sa.delete(models.Artifact).where(*where))
-    row = models.Artifact(job_id=job.id, created_at=columns.db_now(), **dataclasses.asdict(new))
+    row = models.Artifact(job_id=job_id, created_at=columns.db_now(), **dataclasses.asdict(new))
     tx.add(row)
     tx.flush()
     tx.refresh(row)
     payload = {"name": new.name, "sha256": new.sha256, "size_bytes": new.size_bytes}
-    events.append(tx, job.id, events.Type.ARTIFACT, payload)
+    events.append(tx, job_id, events.Type.ARTIFACT, payload)
     return rows.of(rows.Artifact, row)
 
 

@@ -11,7 +11,7 @@ logs.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -112,6 +112,12 @@ def after(
         wanted = wanted.where(models.Event.type.in_([str(kind) for kind in kinds]))
     found = tx.scalars(wanted.order_by(models.Event.seq).limit(limit))
     return [rows.of(rows.Event, event) for event in found]
+
+
+def lasts(tx: orm.Session, job_ids: Collection[int]) -> dict[int, int]:
+    """The newest sequence number of each of these jobs that exists."""
+    found = sa.select(models.Job.id, models.Job.last_seq).where(models.Job.id.in_(job_ids))
+    return {int(job_id): int(seq) for job_id, seq in tx.execute(found)}
 
 
 def last(tx: orm.Session, job_id: int) -> int | None:

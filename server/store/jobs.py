@@ -112,7 +112,7 @@ def create(
         if earlier is not None:
             return Made(earlier, False)
     if quota is not None:
-        _check_quota(tx, new, key_id, quota)
+        check_quota(tx, new.trials, key_id, quota)
     job = _insert(tx, new, key_id)
     if key_id is not None and repeat is not None:
         tx.add(
@@ -245,10 +245,15 @@ def _insert(tx: orm.Session, new: NewJob, key_id: int | None) -> models.Job:
     return job
 
 
-def _check_quota(tx: orm.Session, new: NewJob, key_id: int | None, quota: Quota) -> None:
-    if new.trials is not None and new.trials > quota.max_trials:
+def check_quota(tx: orm.Session, trials: int | None, key_id: int | None, quota: Quota) -> None:
+    """Whether a key may have one more job of so many trials.
+
+    Raises:
+        QuotaExceeded
+    """
+    if trials is not None and trials > quota.max_trials:
         raise errors.QuotaExceeded(
-            f"{new.trials} trials are more than the {quota.max_trials} this key may ask for"
+            f"{trials} trials are more than the {quota.max_trials} this key may ask for"
         )
     active = tx.scalar(
         sa.select(sa.func.count())
