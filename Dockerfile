@@ -1,4 +1,5 @@
-# The service: API, tuner and commands. CPU only; torch comes from its CPU index.
+# The service: API, tuner and commands. The plain torch package is the CUDA build; options for a
+# CPU build go into TORCH_ARGS, e.g. `--build-arg TORCH_ARGS="--index-url URL-OF-CPU-BUILDS"`.
 FROM python:3.11-slim
 
 RUN apt-get update && apt-get install -y --no-install-recommends gcc g++ \
@@ -11,7 +12,8 @@ COPY felix felix
 COPY costmodel costmodel
 COPY server server
 COPY migrations migrations
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu torch==2.13.0 \
+ARG TORCH_ARGS=""
+RUN pip install --no-cache-dir ${TORCH_ARGS} torch==2.13.0 \
     && pip install --no-cache-dir '.[server,s3,onnx,plot]'
 
 USER felix
