@@ -45,14 +45,15 @@ def main() -> int:
     args = _arguments()
     import tvm
 
-    from felix import workloads
+    from felix import target, workloads
     from felix.measure import local, nvrtc
 
+    built_for = target.describe(target.parse("cuda"))  # children may not ask the device
     with multiprocessing.get_context("fork").Pool(len(WORKLOADS)) as processes:
-        wanted = [(text, args.schedules, args.seed) for text in WORKLOADS]
+        wanted = [(text, built_for, args.schedules, args.seed) for text in WORKLOADS]
         texts = processes.starmap(_schedules, wanted)
     found = {
-        text: (workloads.parse(text, target="cuda"), [tvm.ir.load_json(mod) for mod in mods])
+        text: (workloads.parse(text, target=built_for), [tvm.ir.load_json(mod) for mod in mods])
         for text, mods in zip(WORKLOADS, texts, strict=True)
     }
     measured: dict[str, dict[str, list[Any]]] = {text: {} for text in WORKLOADS}
@@ -112,7 +113,7 @@ def render(data: dict[str, Any]) -> str:
     return common.table(head, rows)
 
 
-def _schedules(text: str, count: int, seed: int) -> list[str]:
+def _schedules(text: str, built_for: str, count: int, seed: int) -> list[str]:
     """Modules as TVM's JSON; runs in a fork."""
     import torch
     import tvm
@@ -124,7 +125,7 @@ def _schedules(text: str, count: int, seed: int) -> list[str]:
     from felix.measure import cuda_build
 
     torch.set_num_threads(1)
-    task = workloads.parse(text, target="cuda")
+    task = workloads.parse(text, target=built_for)
     rated: list[tuple[float, int, Any]] = []
     sketches = felix.sketches(task)
     for number, sketch in enumerate(sketches):
