@@ -109,6 +109,14 @@ def standing(every: Iterable[Record]) -> dict[tuple[int, tuple[int, ...]], Recor
     return found
 
 
+def fastest(standing: Mapping[Any, Record], is_final: bool) -> Record | None:
+    """The fastest of what counts (`standing`); once a run has ended with repeats (`is_final`), the
+    fastest of those: what was not measured again was not as fast, or is fast by luck."""
+    finals = [record for record in standing.values() if record.repeat] if is_final else []
+    ranked = finals or list(standing.values())
+    return min(ranked, key=lambda r: r.measurement.latency_us or 0.0, default=None)
+
+
 class Writer:
     """Appends records to a file; each is on its way to disk when `append` returns.
 

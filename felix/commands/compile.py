@@ -72,8 +72,7 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
 
 def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
     trials = tuple(r for r in stored if not r.repeat)
-    standing = records.standing(stored).values()
-    best = min(standing, key=lambda r: r.measurement.latency_us or 0.0, default=None)
+    best = records.fastest(records.standing(stored), bool(stored) and stored[-1].repeat)
     found = None
     if best is not None:
         sketches = {sketch.index: sketch for sketch in jobs.sketches_of(task)}

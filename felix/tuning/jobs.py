@@ -155,8 +155,7 @@ class Job:
     def _keep_repeat(self, record: records.Record) -> None:
         self.repeats.append(record)
         self.standing = records.standing([*self.standing.values(), record])
-        ranked = sorted(self.standing.values(), key=lambda r: r.measurement.latency_us or 0.0)
-        self.best = ranked[0] if ranked else None
+        self.best = records.fastest(self.standing, is_final=True)
 
     def sketch_of(self, record: records.Record) -> Any:
         """The sketch of a record's candidate."""
