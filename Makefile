@@ -59,5 +59,5 @@ $(STAMP): pyproject.toml
 			"(Debian, Ubuntu: apt-get install python3-venv)" >&2; \
 		rm -rf .venv; exit 1; }
 	$(BIN)/python -m pip install $(TORCH_ARGS) $(TORCH)
-	$(BIN)/python -m pip install -e '.[dev,plot,baselines,onnx,server,s3]'
+	$(BIN)/python -m pip install -e '.[dev,plot,baselines,onnx,server,s3,dataframe]'
 	@touch $@

@@ -1,0 +1,112 @@
+"""`/v1/jobs/{id}/events`: the log of a job, by asking for what is new or as a stream.
+
+The stream is Server-Sent Events: `id` is the sequence number, `event` the type, `data` the event
+as JSON. A client that comes back with `Last-Event-ID` misses nothing. When the job has ended and
+all is told, an event `end` comes and the stream closes; it also closes after `MAX_STREAM_S`, so
+that keys are checked again, and clients just reconnect. Reads `server.store.events` and
+`server.feed`; feeds live displays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import anyio.to_thread
+import fastapi
+from fastapi import sse
+from starlette import responses
+
+from server import auth, errors, states
+from server.api import asks, context, shapes
+from server.store import events, jobs, rows
+
+router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
+
+#: A comment keeps proxies from closing a quiet stream.
+PING_S = 15.0
+MAX_STREAM_S = 600.0
+#: Events of one look at the database.
+BATCH = 200
+
+_AfterSeq = Annotated[
+    int, fastapi.Query(ge=0, le=asks.MAX_INT, description="the newest event that is known")
+]
+_Types = Annotated[
+    list[events.Type] | None, fastapi.Query(alias="type", description="only these types")
+]
+
+
+@router.get("")
+def after(
+    job_id: asks.Id,
+    caller: auth.Reader,
+    services: context.Needed,
+    after_seq: _AfterSeq = 0,
+    type_: _Types = None,
+    limit: asks.Limit = 500,
+) -> shapes.Events:
+    """Events after a sequence number, oldest first."""
+    with services.db.read() as tx:
+        jobs.get(tx, job_id)
+        found = events.after(tx, job_id, after_seq, limit, type_ or ())
+    items = [shapes.Event.model_validate(event) for event in found]
+    return shapes.Events(items=items, last_seq=items[-1].seq if items else after_seq)
+
+
+@router.get("/stream", response_class=responses.StreamingResponse,
+            responses={200: {"content": {"text/event-stream": {}}}})  # fmt: skip
+async def stream(
+    job_id: asks.Id,
+    caller: auth.Reader,
+    services: context.Needed,
+    after_seq: _AfterSeq = 0,
+    last_event_id: Annotated[str | None, fastapi.Header(max_length=20)] = None,
+) -> fastapi.Response:
+    """Events as they come."""
+    seq = after_seq
+    if last_event_id is not None:
+        if not last_event_id.isascii() or not last_event_id.isdecimal():
+            raise errors.InvalidRequest("Last-Event-ID must be a sequence number")
+        seq = min(int(last_event_id), asks.MAX_INT)
+    await anyio.to_thread.run_sync(_look, services, job_id, seq)  # 404 before the stream begins
+    return responses.StreamingResponse(
+        _events(services, job_id, seq),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    state: states.State
+    new: list[rows.Event]
+
+
+def _look(services: context.Services, job_id: int, seq: int) -> _Seen:
+    with services.db.read() as tx:
+        return _Seen(jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH))
+
+
+async def _events(services: context.Services, job_id: int, seq: int) -> AsyncIterator[bytes]:
+    until_s = time.monotonic() + MAX_STREAM_S
+    while time.monotonic() < until_s and not services.feed.is_closed:
+        try:
+            seen = await anyio.to_thread.run_sync(_look, services, job_id, seq)
+        except errors.NotFound:  # deleted meanwhile
+            yield sse.format_sse_event(event="end", data_str='{"state": null}')
+            return
+        for event in seen.new:
+            data = shapes.Event.model_validate(event).model_dump_json()
+            yield sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
+            seq = event.seq
+        if seen.new:
+            continue
+        if seen.state in states.ENDED:
+            yield sse.format_sse_event(event="end", data_str=json.dumps({"state": seen.state}))
+            return
+        if not await services.feed.newer(job_id, seq, PING_S):
+            yield sse.KEEPALIVE_COMMENT

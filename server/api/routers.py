@@ -1,0 +1,28 @@
+"""All routers of the API, in the order of the documentation."""
+
+from __future__ import annotations
+
+from server.api import (
+    artifacts,
+    control,
+    curves,
+    devices,
+    events,
+    health,
+    jobs,
+    keys,
+    models,
+    operators,
+    search,
+    sessions,
+    tasks,
+    trials,
+)
+
+ALL = tuple(
+    module.router
+    for module in (
+        jobs, control, tasks, trials, curves, search, events, artifacts,
+        operators, devices, models, keys, sessions, health,
+    )
+)  # fmt: skip

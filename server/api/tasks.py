@@ -1,0 +1,35 @@
+"""`/v1/jobs/{id}/tasks`: the tensor programs of a job, and the code of the best schedules.
+
+Reads `server.store.jobs`; feeds tables and viewers.
+"""
+
+from __future__ import annotations
+
+import fastapi
+
+from server import auth
+from server.api import asks, context, shapes
+from server.store import jobs
+
+router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
+
+
+@router.get("")
+def every(
+    job_id: asks.Id, caller: auth.Reader, services: context.Needed
+) -> shapes.Listed[shapes.Task]:
+    """The tasks of a job, in order."""
+    with services.db.read() as tx:
+        jobs.get(tx, job_id)
+        found = jobs.tasks(tx, job_id)
+    return shapes.Listed(items=[shapes.Task.model_validate(task) for task in found])
+
+
+@router.get("/{number}/code")
+def code(
+    job_id: asks.Id, number: asks.Number, caller: auth.Reader, services: context.Needed
+) -> shapes.Code:
+    """TVMScript and generated source of a task's best schedule."""
+    with services.db.read() as tx:
+        schedule, source = jobs.code(tx, job_id, number)
+    return shapes.Code(schedule=schedule, source=source)

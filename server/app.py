@@ -1,0 +1,134 @@
+"""The API server: `create_app` puts the parts together.
+
+    uvicorn --factory server.app:create_app
+
+The process keeps nothing that another one would need, so any number may serve one database. It
+refuses to start on a database of another schema. Reads settings; feeds uvicorn, tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Any
+
+import anyio
+import fastapi
+from fastapi.openapi import utils as openapi
+
+import felix
+from server import (
+    auth_throttle,
+    blobs,
+    database,
+    feed,
+    parsing,
+    reaper,
+    schema,
+    web_envelope,
+    web_metrics,
+    web_problems,
+)
+from server import settings as settings_module
+from server.api import context, devices, routers
+from server.store import events
+
+#: Workloads that are parsed at the same time.
+PARSE_AT_ONCE = 2
+
+_DESCRIPTION = """\
+Submit tensor programs, watch their tuning converge, download the schedules.
+
+All requests need an API key: `Authorization: Bearer felix_...`. Errors are problem details
+(RFC 9457, `application/problem+json`). Latencies are microseconds, durations seconds, times UTC.
+"""
+
+
+def create_app(settings: settings_module.Settings | None = None) -> fastapi.FastAPI:
+    """The application.
+
+    Args:
+        settings: None: from the environment.
+
+    Raises:
+        SettingsError: an environment variable makes no sense.
+        SchemaMismatch: the database has another schema; the message says the command.
+    """
+    settings = settings or settings_module.Settings.from_environment()
+    services = _services(settings)
+    schema.check(services.db)
+    metrics = web_metrics.Metrics(services.db, devices.STALE_LEASES * settings.lease_s)
+    app = fastapi.FastAPI(
+        title="Felix",
+        version=felix.__version__,
+        description=_DESCRIPTION,
+        lifespan=_lifespan,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services, app.state.metrics = services, metrics
+    web_problems.install(app)
+    app.add_middleware(web_envelope.Envelope, metrics=metrics, is_https=services.is_https)
+    for router in routers.ALL:
+        app.include_router(router, responses=_problems())
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _services(settings: settings_module.Settings) -> context.Services:
+    db = database.Database(settings.database)
+
+    def newest(job_ids: Collection[int]) -> Mapping[int, int]:
+        with db.read() as tx:
+            return events.lasts(tx, job_ids)
+
+    return context.Services(
+        settings=settings,
+        db=db,
+        blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
+        parser=parsing.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
+        feed=feed.Feed(newest),
+        throttle=auth_throttle.Throttle(),
+        parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),
+    )
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
+    services: context.Services = app.state.services
+    settings = services.settings
+    services.parser.warm()
+    looking = reaper.Reaper(services.db, settings.reap_s, settings.max_attempts)
+    feeding = asyncio.create_task(services.feed.run())
+    try:
+        yield
+    finally:
+        services.feed.close()
+        feeding.cancel()
+        looking.close()
+        services.db.close()
+
+
+def _problems() -> dict[int | str, dict[str, Any]]:
+    content = {web_problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {"default": {"description": "What went wrong", "content": content}}
+
+
+def _openapi(app: fastapi.FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with our problem details in place of its validation errors."""
+    if app.openapi_schema is None:
+        made = openapi.get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        schemas = made["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["Problem"] = web_problems.SCHEMA
+        for path in made["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        app.openapi_schema = made
+    return app.openapi_schema
