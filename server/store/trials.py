@@ -162,7 +162,8 @@ def repeat(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
     job.measured_s += new.run_s
     tx.flush()
     best = tx.execute(_standing(job.id, new.task)).first()
-    task.best_us, task.best_trial = (None, None) if best is None else best._tuple()
+    task.best_us = None if best is None else best[0]
+    task.best_trial = None if best is None else best[1]
     tx.flush()
     job.best_us = _weighted(tx, job.id, models.Task.best_us)
     tx.flush()
@@ -254,7 +255,7 @@ def curves(
     if missing:
         raise errors.NotFound(f"there is no job {missing[0]}")
     found: dict[int, list[rows.CurvePoint]] = {number: [] for number in job_ids}
-    for job_id, *point in tx.execute(wanted.order_by(trial.job_id, trial.number)).tuples():
+    for job_id, *point in tx.execute(wanted.order_by(trial.job_id, trial.number)):
         found[job_id].append(rows.CurvePoint(*cast(_Point, tuple(point))))
     for job_id, points in found.items():
         n_trials, elapsed_s, measured_s, best_us = ends[job_id]
@@ -340,7 +341,7 @@ def _ends(
         wanted = sa.select(
             job.id, job.n_trials, job.elapsed_s, job.measured_s, models.Task.best_us
         ).outerjoin(models.Task, same)
-    found = tx.execute(wanted.where(job.id.in_(job_ids))).tuples()
+    found = tx.execute(wanted.where(job.id.in_(job_ids)))
     return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
 
 
