@@ -131,7 +131,6 @@ def tune(
 
 def _rounds(current: run.Run) -> str:
     """Rounds until a budget is spent or no task can improve; the reason why it ended."""
-    leave = round(current.options.lookahead * current.options.round_size)
     current.learn()  # what a resumed session measured last
     while (reason := current.stop_reason()) is None:
         job = current.next_job()
@@ -140,7 +139,7 @@ def _rounds(current: run.Run) -> str:
                 continue
             return "exhausted" if current.n_working() else "failed"
         n_candidates = current.submit(job, current.search(job))
-        current.collect(leave)
+        current.collect(leave=round(current.options.lookahead * n_candidates))
         current.end_round(job, n_candidates)
         current.learn()
         current.save()

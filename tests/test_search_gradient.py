@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +107,7 @@ def test_predictions_belong_to_their_candidates() -> None:
     """Defect a: rankings used other points' predictions once one candidate was illegal."""
     sketches = [synthetic.FakeSketch(capacity=32)]
     search = make("gradient", sketches)
+    search.suggest(8)  # warm-up
     suggestions = search.suggest(24)
     assert search.statistics.n_legal < search.statistics.n_new
     for suggestion in suggestions:
@@ -286,7 +289,7 @@ def test_a_round_compiles_few_new_structures(kind: str) -> None:
 def test_polishing_finds_what_rounding_missed() -> None:
     def best(n_polish: int) -> float:
         options = gradient.GradientOptions(
-            n_polish=n_polish, n_seeds=2, n_roundings=1,
+            n_polish=n_polish, n_seeds=2, n_roundings=1, n_warm_rounds=0,
             descent=descent.DescentOptions(steps=4, record_every=4),
         )  # fmt: skip
         sketch = synthetic.FakeSketch(extents=(512, 512, 512))
@@ -368,9 +371,77 @@ def test_a_model_that_returns_nan_gradients_does_not_break_the_descent() -> None
 
     sketch = synthetic.FakeSketch()
     search = gradient.GradientSearch(
-        [sketch], Broken(), gradient.GradientOptions(descent=descent.DescentOptions(steps=5))
-    )
+        [sketch], Broken(),
+        gradient.GradientOptions(n_warm_rounds=0, descent=descent.DescentOptions(steps=5)),
+    )  # fmt: skip
     assert len(search.suggest(4)) == 4
+
+
+def _search(sketches: list[synthetic.FakeSketch], **sizes: Any) -> gradient.GradientSearch:
+    options = gradient.GradientOptions(descent=descent.DescentOptions(steps=5), **sizes)
+    return gradient.GradientSearch(sketches, synthetic.CostModel(), options, 1)
+
+
+@pytest.mark.parametrize("n_warm_rounds", [0, 1, 2])
+def test_warm_up_rounds_do_not_descend(n_warm_rounds: int) -> None:
+    search = _search(two_sketches(), n_warm_rounds=n_warm_rounds)
+    descended = []
+    for _ in range(3):
+        assert len(search.suggest(6)) == 6
+        descended.append(bool(search.descent_steps))
+    assert descended == [number >= n_warm_rounds for number in range(3)]
+
+
+def test_warm_up_has_its_own_selection() -> None:
+    def spread(random_share: float) -> float:
+        chosen = selection.SelectionOptions(random_share=random_share)
+        found = _search(two_sketches(), warm_selection=chosen).suggest(16)
+        return float(np.std([math.log(s.predicted_us or 1.0) for s in found]))
+
+    assert spread(1.0) > 2 * spread(0.0)
+
+
+def test_a_round_descends_the_most_promising_entries_and_one_at_random() -> None:
+    def entries(n_entries: int) -> dict[int, float]:
+        """Sketches that are descended, and their best predicted start."""
+        sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
+        search = _search(sketches, n_entries=n_entries, n_warm_rounds=0)
+        seen: dict[int, float] = {}
+        run = search._descent.run
+
+        def note(given: Any) -> Any:
+            for e in given:
+                seen[e.sketch_index] = float(search.scorer.predict(e.sketch_index, e.starts).min())
+            return run(given)
+
+        search._descent.run = note  # type: ignore[method-assign]
+        search.suggest(4)
+        return seen
+
+    every = entries(100)
+    assert len(every) == 4
+    few = entries(3)
+    assert len(few) == 3
+    assert set(sorted(every, key=lambda index: every[index])[:2]) <= set(few)
+
+
+def test_only_a_few_sketches_are_sampled_again_and_a_resumed_search_has_the_rest() -> None:
+    def sampled(n_resampled: int) -> list[int]:
+        sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
+        search = _search(sketches, n_resampled=n_resampled)
+        counts = []
+        for _ in range(2):
+            before = {i: rows for i, rows in search._samples.items()}
+            search.suggest(4)
+            counts.append(sum(before.get(i) is not rows for i, rows in search._samples.items()))
+        resumed = _search([synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)],
+                          n_resampled=n_resampled)  # fmt: skip
+        resumed.load_state_dict(json.loads(json.dumps(search.state_dict())))
+        assert resumed.suggest(4) == search.suggest(4)
+        return counts
+
+    assert sampled(1) == [4, 1]
+    assert sampled(4) == [4, 4]
 
 
 def test_loading_the_package_does_not_load_torch() -> None:

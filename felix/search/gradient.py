@@ -1,10 +1,13 @@
 """The gradient search: legal seeds, descent, rounding, exact ranking, selection.
 
-One round (`suggest`):
-  1. sample legal decisions of every sketch and score them exactly;
+The first rounds are warm-up: legal samples, half of them the best predicted and half random, so
+that the model is corrected before a descent exploits what it is wrong about. Any other round
+(`suggest`):
+  1. sample legal decisions anew of a few sketches and score all samples exactly (new structures
+     are what makes sampling slow, and old samples are still good);
   2. take seeds from the best of them, from random ones and from the best measured so far,
      under at most a few structures a sketch (structural choices have no gradient: they change
-     between rounds, with the samples and by mutation);
+     between rounds, with the samples and by mutation), of the sketches that promise most;
   3. descend from all seeds of all sketches together (`search.descent`);
   4. round the points on the way to several legal decisions each (`search.rounding`);
   5. polish: for a few generations score everything one small change away from the best found,
@@ -21,10 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from felix import events, space
+from felix import errors, events, space
 from felix.search import base, descent, moves, rounding, scoring, selection, types
 
 
@@ -36,8 +40,15 @@ class GradientOptions:
     n_seeds: int = 8
     #: structures of a sketch that are descended in one round
     n_structures: int = 2
+    #: (sketch, structure) pairs that are descended in one round: those of the best seeds, and one
+    #: at random
+    n_entries: int = 8
     #: structures of a sketch that a round may compile beyond those compiled before
     n_new_structures: int = 4
+    #: first rounds that take samples instead of descending
+    n_warm_rounds: int = 1
+    #: sketches that are sampled anew in a round after the first
+    n_resampled: int = 3
     #: legal samples of a sketch, from which seeds are taken
     n_samples: int = 64
     #: share of the seeds that start at the best measured candidates
@@ -53,6 +64,10 @@ class GradientOptions:
     n_parents: int = 4
     n_neighbours: int = 24
     descent: descent.DescentOptions = field(default_factory=descent.DescentOptions)
+    #: of the warm-up rounds
+    warm_selection: selection.SelectionOptions = field(
+        default_factory=lambda: selection.SelectionOptions(random_share=0.5)
+    )
     selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
 
@@ -80,16 +95,53 @@ class GradientSearch(base.ModelSearch):
         self._descent = descent.Descent(self.scorer, self.options.descent)
         self._rounders = [rounding.Rounder(s.variables) for s in sketches]
         self._moves = [moves.Moves(s.variables) for s in sketches]
+        #: the latest samples of each sketch
+        self._samples: dict[int, types.Decisions] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        samples = [[index, rows.tolist()] for index, rows in sorted(self._samples.items())]
+        return {**super().state_dict(), "samples": samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state; see `BaseSearch.load_state_dict`."""
+        super().load_state_dict(state)
+        try:
+            self._samples = {
+                int(index): np.asarray(rows, np.int64).reshape(
+                    len(rows), len(self.sketches[index].variables)
+                )
+                for index, rows in state["samples"]
+            }
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
         pool = selection.Pool(self.scorer, self.history)
-        entries: list[descent.Entry] = []
-        for index, sketch in enumerate(self.sketches):
-            samples = scoring.legal_samples(sketch, index, max(self.options.n_samples, n), rng)
+        self._sample(n, rng)
+        for index, samples in sorted(self._samples.items()):
             pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
-            entries += self._entries(index, pool, rng)
-        for visited in self._descent.run(entries):
+        rule = self.options.selection
+        if self.round <= self.options.n_warm_rounds:
+            self._descent.steps = []
+            rule = self.options.warm_selection
+        else:
+            self._descend(pool, rng)
+        self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
+        return selection.select(pool, n, rule, rng)
+
+    def _sample(self, n: int, rng: np.random.Generator) -> None:
+        """New samples: of all sketches at first, then of a few at random."""
+        missing = [i for i in range(len(self.sketches)) if i not in self._samples]
+        order = rng.permutation(len(self.sketches)).tolist()
+        for index in sorted(missing or order[: self.options.n_resampled]):
+            count = max(self.options.n_samples, n)
+            self._samples[index] = scoring.legal_samples(self.sketches[index], index, count, rng)
+
+    def _descend(self, pool: selection.Pool, rng: np.random.Generator) -> None:
+        """Everything that a round adds to its samples."""
+        for visited in self._descent.run(self._promising(pool, rng)):
             index = visited.entry.sketch_index
             rounded, _ = self._rounders[index].round(visited.values, self.options.n_roundings)
             rows = rounded.reshape(-1, rounded.shape[-1]).tolist()
@@ -98,8 +150,22 @@ class GradientSearch(base.ModelSearch):
         for index, decisions in self.history.best(self.options.n_parents):
             near = self._moves[index].neighbours(decisions, self.options.n_neighbours, rng)
             pool.offer(index, near, selection.Source.NEIGHBOUR)
-        self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
-        return selection.select(pool, n, self.options.selection, rng)
+
+    def _promising(self, pool: selection.Pool, rng: np.random.Generator) -> list[descent.Entry]:
+        """Entries of all sketches whose best seed is predicted best, and one at random."""
+        ranked = pool.ranked()
+        entries = [e for i in range(len(self.sketches)) for e in self._entries(i, ranked, rng)]
+        limit = max(1, self.options.n_entries)
+        if len(entries) <= limit:
+            return entries
+        best: list[float] = []
+        for entry in entries:
+            scores = self.scorer.score(entry.sketch_index, entry.starts)
+            best.append(float(np.nanmin(scores)) if np.isfinite(scores).any() else np.inf)
+        order = np.argsort(best, kind="stable").tolist()
+        chosen, rest = order[: limit - 1], order[limit - 1 :]
+        chosen.append(rest[int(rng.integers(len(rest)))])
+        return [entries[i] for i in sorted(chosen)]
 
     @property
     def descent_steps(self) -> list[events.DescentStep]:
@@ -118,13 +184,13 @@ class GradientSearch(base.ModelSearch):
                 pool.offer(index, rows, selection.Source.DESCENT)
 
     def _entries(
-        self, index: int, pool: selection.Pool, rng: np.random.Generator
+        self, index: int, legal: Sequence[selection.Candidate], rng: np.random.Generator
     ) -> list[descent.Entry]:
         """Seeds of one sketch, grouped by structure; none where nothing has a gradient."""
         variables = self.sketches[index].variables
         if all(variable.structural for variable in variables):
             return []
-        ranked = self._ranked_seeds(index, pool, rng)
+        ranked = self._ranked_seeds(index, legal, rng)
         if not ranked:
             return []
         groups: dict[space.Structure, list[tuple[int, ...]]] = {}
@@ -141,7 +207,7 @@ class GradientSearch(base.ModelSearch):
         ]
 
     def _ranked_seeds(
-        self, index: int, pool: selection.Pool, rng: np.random.Generator
+        self, index: int, legal: Sequence[selection.Candidate], rng: np.random.Generator
     ) -> list[tuple[int, ...]]:
         """Distinct starts: best measured, best predicted and random ones, the former first.
 
@@ -151,7 +217,7 @@ class GradientSearch(base.ModelSearch):
         n_measured = round(options.measured_share * options.n_seeds)
         n_random = round(options.random_share * options.n_seeds)
         measured = [decisions for _, decisions in self.history.best(n_measured, index)]
-        by_score = [c.decisions for c in pool.ranked() if c.sketch_index == index]
+        by_score = [c.decisions for c in legal if c.sketch_index == index]
         n_best = max(0, options.n_seeds - len(measured) - n_random)
         shuffled = [by_score[i] for i in rng.permutation(len(by_score))]
         ordered = [*measured, *by_score[:n_best], *shuffled[:n_random], *by_score]

@@ -64,7 +64,7 @@ class SelectionOptions:
     #: most that one (sketch, structure) may take while others have candidates
     structure_share: float = 0.6
     #: a candidate waits while so many picks differ from it in at most two values (one move)
-    crowd: int = 3
+    crowd: int = 2
 
 
 @dataclass(slots=True)

@@ -45,6 +45,9 @@ class TuneOptions:
 
     #: Candidates of a round.
     round_size: int = 16
+    #: Candidates of a task's first round: few, so that the next ones know what the model is
+    #: wrong about.
+    first_round_size: int = 8
     #: Share of a round that may still be building or running while the next one is searched.
     #: 0: the search knows all results, and the machine idles meanwhile; 1: it is a round behind.
     lookahead: float = 0.5

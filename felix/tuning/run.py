@@ -123,6 +123,8 @@ class Run:
     def search(self, job: jobs.Job) -> list[types.Suggestion]:
         """Choose the candidates of a round."""
         budget, n = self.budget, self.options.round_size
+        if not job.n_rounds:
+            n = min(n, self.options.first_round_size)
         if budget.trials is not None:
             if not job.records:  # every task gets its warm-up, however many there are
                 n = min(n, max(1, budget.trials // len(self.jobs)))
