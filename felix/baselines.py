@@ -18,7 +18,6 @@ import dataclasses
 import importlib.util
 import logging
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from felix import errors, traces
+from felix import cpus, errors, traces
 from felix.search import base, types
 from felix.sketch import Sketch
 
@@ -89,7 +88,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
 
     @property
     def _threads(self) -> int:
-        return self.options.threads or os.cpu_count() or 1
+        return self.options.threads or cpus.available_cores()
 
     def update(self, results: Sequence[tuple[types.Suggestion, types.Measured]]) -> None:
         """Learn measurements."""

@@ -15,7 +15,7 @@ import tvm
 from tvm.script import tirx as T
 
 from felix import errors
-from felix.measure import building, local, protocol, timing
+from felix.measure import building, host, local, process, protocol, timing
 from felix.task import Task
 
 N = 64
@@ -416,3 +416,51 @@ def _states(pid: int | None, until: Callable[[], bool]) -> set[str]:
         seen.add(stat.rsplit(")", 1)[1].split()[0])
         time.sleep(0.005)
     return seen
+
+
+def test_a_build_that_waits_for_a_core_is_not_cut(task: Task) -> None:
+    options = local.LocalOptions(builders=1, build_timeout_s=1.0)
+    with local.LocalPool(task, options) as pool:
+        assert pool.submit(_mod(gemm)).result(timeout=60).ok
+        builder = pool.worker_pids()["builder-0"]
+        assert builder is not None
+        future = pool.submit(_unrolled())
+        time.sleep(0.3)
+        os.kill(builder, signal.SIGSTOP)
+        time.sleep(2.0)
+        assert not future.done(), "time in which it stands still does not count"
+        os.kill(builder, signal.SIGCONT)
+        assert future.result(timeout=60).error is protocol.ErrorClass.TIMEOUT
+
+
+def test_cpu_seconds_are_those_of_the_process() -> None:
+    before = process.cpu_seconds(os.getpid())
+    start = time.process_time()
+    while time.process_time() - start < 0.2:
+        pass
+    assert 0.15 < process.cpu_seconds(os.getpid()) - before < 5.0
+    assert process.cpu_seconds(None) == 0.0
+
+
+def test_a_fast_candidate_is_not_built_again_and_a_thorough_one_is_timed_longer(
+    task: Task,
+) -> None:
+    options = local.LocalOptions(
+        builders=1, timing=timing.TimingOptions(min_total_s=0.0, leader_ratio=0.0, max_total_s=5)
+    )
+    with local.LocalPool(task, options) as pool:
+        first = pool.submit(_mod(gemm)).result(timeout=30)
+        again = pool.submit(_mod(gemm)).result(timeout=30)
+        thorough = pool.submit(_mod(gemm), thorough=True).result(timeout=30)
+    assert first.ok and first.build_s > 0
+    assert again.ok and again.build_s == 0
+    assert len(first.latencies_us) == len(again.latencies_us) == 5
+    assert thorough.checked and len(thorough.latencies_us) >= 10
+
+
+@pytest.mark.parametrize(
+    ("cores", "bound"),
+    [({0, 1}, True), ({0}, True), ({1}, False), ({2, 3}, False), ({0, 2}, False)],
+)
+def test_tvm_may_pin_threads_only_to_cores_counted_from_zero(cores: set[int], bound: bool) -> None:
+    assert host.may_bind(cores) is bound

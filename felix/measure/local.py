@@ -49,6 +49,7 @@ class LocalOptions:
 
     #: Build workers; None: one a core.
     builders: int | None = None
+    #: CPU seconds of one build.
     build_timeout_s: float = 15.0
     #: For checking and timing one candidate together.
     run_timeout_s: float = 10.0
@@ -246,7 +247,7 @@ class LocalPool:
             request["link"] = self._options.link.value
         start = time.monotonic()
         try:
-            reply = worker.call(request, self._options.build_timeout_s)
+            reply = worker.call(request, self._options.build_timeout_s, busy=True)
         except (process.WorkerDied, process.WorkerTimeout, errors.MeasureError) as error:
             job.build_s = time.monotonic() - start
             self._fail(job, _classify(error, _ErrorClass.BUILD), f"building: {error}")

@@ -48,9 +48,10 @@ class ErrorClass(enum.StrEnum):
 class Measurement:
     """What measuring one candidate gave: `latency_us`, or `error` with `message`.
 
-    `build_s` and `run_s` are seconds spent on each step, errors included; a step that was
-    not reached took 0. `spread` is the interquartile range over the median, None when the
-    kernel was timed once. `checked` says that the output was compared with the reference.
+    `build_s` and `run_s` are seconds spent on each step, errors included (of building, CPU
+    seconds where the measurer knows them); a step that was not reached took 0. `spread` is the
+    interquartile range over the median, None when the kernel was timed once. `checked` says that
+    the output was compared with the reference.
     """
 
     latency_us: float | None = None
