@@ -35,11 +35,27 @@ def _collect(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--per-workload", type=_positive, default=80, metavar="N")
     sub.add_argument("--seconds", type=_seconds, help="stop after this long")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--model", help="checkpoint that chooses half of the schedules")
+    sub.add_argument("--model", help="checkpoint that chooses half of the schedules (llvm) or "
+                     "that is descended on (cuda; default: what tuning would use)")  # fmt: skip
     sub.add_argument(
         "--near", type=_share, default=0.3, metavar="SHARE",
         help="without a model, share of neighbours of the fastest so far (%(default)s)",
     )  # fmt: skip
+    sub.add_argument(
+        "--descend", type=_share, default=0.3, metavar="SHARE",
+        help="cuda: share of schedules proposed by descent (%(default)s)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--tournament", type=_positive, default=3, metavar="N",
+        help="cuda: a random schedule is the best predicted of N (%(default)s)",
+    )  # fmt: skip
+    sub.add_argument("--turn", type=_positive, default=16, help="schedules between workloads")
+    sub.add_argument("--builders", type=_positive, help="build workers (default: one a core)")
+    sub.add_argument(
+        "--jobs", type=_positive, default=1,
+        help="collector processes, each with a share of the workloads (%(default)s)",
+    )  # fmt: skip
+    sub.add_argument("--part", type=_part, default=(0, 1), help=argparse.SUPPRESS)
     sub.set_defaults(run=commands.collect)
 
 
@@ -89,6 +105,11 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    return int(index), int(count)
 
 
 def _share(text: str) -> float:

@@ -58,13 +58,15 @@ class Sketch(Protocol):
 class Space:
     """A workload ready to be measured: its sketches, and where to submit their modules.
 
-    `computing` is held while this process computes, so that timing can wait for it.
+    `computing` is held while this process computes, so that timing can wait for it. `search`
+    (a `felix.search.Search`) proposes schedules by descent; None for none of those.
     """
 
     workload: data.Workload
     sketches: Sequence[Sketch]
     submit: Callable[[Any], Future[Any]]
     computing: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    search: Any | None = None
 
 
 #: ln(latency_us) predicted for a batch of decisions of a sketch.
@@ -83,7 +85,10 @@ class CollectOptions:
         turn: schedules a workload gets before the next one's turn.
         in_flight: candidates submitted and not yet finished.
         pool: samples a model chooses from in each turn.
-        near: without a model, share of a turn taken from neighbours of the fastest measured.
+        guided: with a model, share of a turn that it predicts to be the fastest.
+        near: else, share of a turn taken from neighbours of the fastest measured.
+        descend: share of a turn that the space's search proposes, if it has one.
+        tournament: a random schedule is the best predicted of so many, if there is a model.
     """
 
     target: str
@@ -95,7 +100,10 @@ class CollectOptions:
     turn: int = 16
     in_flight: int = 8
     pool: int = 256
+    guided: float = 0.5
     near: float = 0.0
+    descend: float = 0.0
+    tournament: int = 1
 
 
 @dataclass(slots=True)
@@ -115,6 +123,11 @@ class _Candidate:
     sketch: Sketch
     decisions: tuple[int, ...]
     source: str
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...]]:
+        """What a search knows it by."""
+        return self.sketch.index, self.decisions
 
 
 @dataclass(slots=True)
@@ -234,15 +247,26 @@ class _Collector:
             draws=len(records),
         )
         self.progress.measured += len(records)
+        if job.space.search is not None:
+            sketches = {sketch.key: sketch for sketch in job.space.sketches}
+            known = [
+                (_Candidate(sketches[r.sketch_key], r.decisions, r.source), r)
+                for r in records
+                if r.sketch_key in sketches
+            ]
+            job.space.search.update(known)
         return job
 
     def _propose(self, job: _Job, want: int) -> Iterator[_Candidate]:
         """New candidates: once something ran, some by the model or near the fastest."""
         guided = 0
+        for candidate in self._descended(job, round(want * self.options.descend)):
+            guided += 1
+            yield candidate
         if job.ran:
             chosen = self._near(job, round(want * self.options.near))
-            if self.predict is not None:
-                chosen = self._guided(job, want // 2)
+            if self.predict is not None and self.options.guided:
+                chosen = self._guided(job, int(want * self.options.guided))
             for candidate in chosen:
                 guided += 1
                 yield candidate
@@ -268,6 +292,17 @@ class _Collector:
                 row = stock.pop()
                 if self._claim(job, sketch, row):
                     return _Candidate(sketch, tuple(map(int, row)), "random")
+
+    def _descended(self, job: _Job, want: int) -> Iterator[_Candidate]:
+        """What the space's search proposes next."""
+        if want == 0 or job.space.search is None:
+            return
+        by_index = {sketch.index: sketch for sketch in job.space.sketches}
+        for suggestion in job.space.search.suggest(want):
+            sketch = by_index[suggestion.sketch_index]
+            row = np.array(suggestion.decisions, dtype=np.int64)
+            if self._claim(job, sketch, row):
+                yield _Candidate(sketch, tuple(map(int, row)), "descent")
 
     def _near(self, job: _Job, want: int) -> Iterator[_Candidate]:
         """Random neighbours of the fastest measured."""
@@ -315,11 +350,21 @@ class _Collector:
     def _fresh(self, job: _Job, sketch: Sketch) -> list[NDArray[np.int64]]:
         """Samples that were not tried yet; looks harder when all of a few were."""
         for count in (self.options.turn, 16 * self.options.turn):
-            rows = sketch.sample(count, self._seed(job, sketch))
+            rows = self._preferred(sketch, sketch.sample(count, self._seed(job, sketch)))
             fresh = [row for row in rows if not self._is_known(job, sketch, row)]
             if fresh:
                 return fresh
         return []
+
+    def _preferred(self, sketch: Sketch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The best predicted of every few rows; all rows without a model."""
+        size = self.options.tournament
+        if size < 2 or self.predict is None or len(rows) < size:
+            return rows
+        rows = rows[: len(rows) // size * size]
+        costs = self.predict(sketch, rows).reshape(-1, size)
+        best: NDArray[np.int64] = rows[np.arange(len(costs)) * size + costs.argmin(axis=1)]
+        return best
 
     def _is_known(self, job: _Job, sketch: Sketch, row: NDArray[np.int64]) -> bool:
         return (sketch.key, tuple(map(int, row))) in job.seen
@@ -360,6 +405,8 @@ class _Collector:
             self._lose(job, candidate)
         else:
             self._write(job, candidate, measurement)
+            if job.space.search is not None:
+                job.space.search.update([(candidate, measurement)])
         if self.report is not None:
             self.report(self.progress)
 

@@ -90,7 +90,7 @@ class Record:
         sketch: index among the task's sketches; `sketch_key` tells whether it still means that.
         latencies_us: the repeats, empty on error.
         error: error class of the measurement ("build", "timeout", ...), None when it ran.
-        source: how the schedule was chosen: "random", "model" or "neighbour".
+        source: how the schedule was chosen: "random", "model", "neighbour" or "descent".
     """
 
     workload: str

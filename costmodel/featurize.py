@@ -137,15 +137,26 @@ def hardware_of(device: str) -> Any:
         raise errors.RecordError(f"a record's device cannot be read: {device[:80]}") from error
 
 
-def pool_for(task: Any) -> Any:
+def is_gpu(target: str) -> bool:
+    """Whether programs for the target run on a GPU."""
+    return str(json.loads(target)["kind"]) == "cuda"
+
+
+def pool_for(task: Any, builders: int | None = None) -> Any:
     """A measuring pool on this machine that checks results against the task's program.
 
     Its timing stops sooner than in tuning: many schedules matter more here than the last
     per cent of one. Several collectors may share a machine, each with cores of its own
-    (`taskset`), so builders are counted by the cores that this process may use.
+    (`taskset`), so builders are counted by the cores that this process may use. On a GPU they
+    share the device by its lock, and what compiles for long or runs for seconds is given up.
     """
     from felix.measure import local, timing
 
-    quick = timing.TimingOptions(max_repeats=15, max_total_s=0.2)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return local.LocalPool(task, local.LocalOptions(timing=quick, builders=usable))
+    if task.target.kind.name == "cuda":
+        options = local.LocalOptions(
+            builders=builders or usable, build_timeout_s=5.0, run_timeout_s=4.0
+        )
+        return local.LocalPool(task, options)
+    quick = timing.TimingOptions(max_repeats=15, max_total_s=0.2)
+    return local.LocalPool(task, local.LocalOptions(timing=quick, builders=builders or usable))

@@ -27,6 +27,7 @@ ANALYTIC_TIMES = (
     "analytic.l2_us",
     "analytic.dram_us",
     "analytic.issue_us",
+    "analytic.latency_us",
     "analytic.launch_us",
 )
 
