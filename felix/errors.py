@@ -52,3 +52,12 @@ class OutputError(FelixError):
 
 class TuningError(FelixError):
     """Tuning cannot start or found no schedule that runs correctly."""
+
+
+class RemoteError(FelixError):
+    """The service refused the request, or cannot be reached."""
+
+    def __init__(self, message: str | None = None, status: int | None = None) -> None:
+        super().__init__(message)
+        #: HTTP status of the answer; None if there was none.
+        self.status = status

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server import app, blobs, database
+from server import app, blobs, database, parsing
 from server import settings as service_settings
 from server.store import keys
 from tests.service.conftest import db, postgres, url  # noqa: F401  (fixtures)
@@ -47,12 +47,22 @@ def settings(url: str, tmp_path: pathlib.Path) -> service_settings.Settings:  # 
     )
 
 
+@pytest.fixture(scope="session")
+def parser() -> parsing.Parser:
+    """One for all applications, so that operators are asked for once."""
+    return parsing.Parser(seconds=30.0)
+
+
 @pytest.fixture
 def service(
     db: database.Database,  # noqa: F811
     settings: service_settings.Settings,
+    parser: parsing.Parser,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Service]:
     """The client speaks with the key of the scope submit, which also reads."""
+    monkeypatch.setattr(parsing.Parser, "warm", lambda _: None)
+    monkeypatch.setattr(parsing, "Parser", lambda *_: parser)
     with db.write() as tx:
         made = {
             "read": keys.create(tx, keys.NewKey(name="reader")),

@@ -1,0 +1,45 @@
+"""The service from Python: submit, watch, download.
+
+    from felix import client
+
+    with client.Client("http://127.0.0.1:8000", key) as felix:
+        job = felix.submit("gemm", {"m": 512, "n": 512, "k": 512}, trials=64)
+        job = felix.wait(job.id)
+        print(job.best_us, job.speedup)
+        felix.download(job.id, "out/")
+
+Loads neither TVM nor torch. Errors are `felix.errors.RemoteError`. Reads the REST API; feeds
+people, notebooks, the command line.
+"""
+
+from __future__ import annotations
+
+from felix.client._client import Client
+from felix.client._rows import (
+    Artifact,
+    Curve,
+    CurvePoint,
+    Device,
+    Event,
+    Job,
+    Key,
+    MadeKey,
+    Task,
+    Trial,
+    Worker,
+)
+
+__all__ = [
+    "Artifact",
+    "Client",
+    "Curve",
+    "CurvePoint",
+    "Device",
+    "Event",
+    "Job",
+    "Key",
+    "MadeKey",
+    "Task",
+    "Trial",
+    "Worker",
+]

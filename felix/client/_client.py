@@ -1,0 +1,365 @@
+"""The client: one method a verb of the REST API. Reads `_http`, `_events`; feeds users."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import secrets
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import httpx
+
+from felix import errors
+from felix.client import _events, _http, _rows
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pandas
+
+
+class Client:
+    """A service and a key; safe to share between threads, to be closed.
+
+    Args:
+        url: address of the service, e.g. `http://127.0.0.1:8000`.
+        key: an API key.
+        timeout_s: for one answer.
+        transport: of `httpx`, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        timeout_s: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._http = _http.Http(url, key, timeout_s, transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def submit(
+        self,
+        operator: str,
+        params: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        **settings: Any,
+    ) -> _rows.Job:
+        """Queue a job for an operator of the catalogue (`operators` has their parameters).
+
+        Args:
+            operator: its name.
+            params: its parameters.
+            idempotency_key: repeating the call with it makes no second job.
+            settings: target, trials, seconds, name, tags, priority, seed, strategy, options, note.
+
+        Raises:
+            RemoteError: the service refused; the message says why.
+        """
+        workload = {"kind": "operator", "name": operator, "params": dict(params)}
+        return self._submit(workload, settings, idempotency_key)
+
+    def submit_program(
+        self,
+        program: str,
+        *,
+        file_name: str = "program",
+        idempotency_key: str | None = None,
+        **settings: Any,
+    ) -> _rows.Job:
+        """Queue a job for a program as JSON (`felix.Task.to_json`); settings as in `submit`."""
+        workload = {"kind": "tir", "name": file_name, "program": program}
+        return self._submit(workload, settings, idempotency_key)
+
+    def submit_file(
+        self,
+        path: str | pathlib.Path,
+        *,
+        kind: str | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        idempotency_key: str | None = None,
+        **settings: Any,
+    ) -> _rows.Job:
+        """Queue a job for an ONNX model or a TIR file; settings as in `submit`.
+
+        Args:
+            path: the file.
+            kind: onnx or tir; None: by the name's end (`.onnx`, `.json`).
+            shapes: of ONNX inputs whose extents the file leaves open.
+            idempotency_key: see `submit`.
+            settings: see `submit`.
+        """
+        path = pathlib.Path(path)
+        ask = {"kind": kind or ("tir" if path.suffix == ".json" else "onnx"), **settings}
+        if shapes is not None:
+            ask["shapes"] = {name: list(shape) for name, shape in shapes.items()}
+        headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
+        answer = self._http.send(
+            "POST", "/v1/jobs/upload", headers,
+            files={"file": (path.name, content)}, data={"job": json.dumps(ask)},
+        )  # fmt: skip
+        return _rows.of(_rows.Job, answer.json())
+
+    def job(self, job_id: int) -> _rows.Job:
+        """A job as it stands."""
+        return _rows.of(_rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
+
+    def jobs(self, limit: int | None = None, **filters: Any) -> Iterator[_rows.Job]:
+        """Jobs, newest first.
+
+        Args:
+            limit: at most so many.
+            filters: state, tag (one or a list), q, kind, op, target_key, mine, oldest_first.
+        """
+        return self._pages(_rows.Job, "/v1/jobs", limit, filters)
+
+    def wait(self, job_id: int, timeout_s: float | None = None) -> _rows.Job:
+        """The job, when it has ended.
+
+        Raises:
+            RemoteError: it has not within the time.
+        """
+        began_s = time.monotonic()
+        job = self.job(job_id)
+        while not job.has_ended:
+            waited_s = time.monotonic() - began_s
+            if timeout_s is not None and waited_s >= timeout_s:
+                raise errors.RemoteError(f"job {job_id} is {job.state} after {waited_s:.0f} s")
+            left_s = 2.0 if timeout_s is None else min(2.0, timeout_s - waited_s)
+            self._http.sleep(left_s)
+            job = self.job(job_id)
+        return job
+
+    def events(self, job_id: int, after_seq: int = 0) -> Iterator[_rows.Event]:
+        """Events of a job as they come, until it has ended; lost connections are renewed."""
+        return _events.follow(self._http, job_id, after_seq)
+
+    def tasks(self, job_id: int) -> list[_rows.Task]:
+        """The tensor programs of a job."""
+        found = self._http.get(f"/v1/jobs/{job_id}/tasks")
+        return [_rows.of(_rows.Task, each) for each in found["items"]]
+
+    def trials(
+        self, job_id: int, limit: int | None = None, **filters: Any
+    ) -> Iterator[_rows.Trial]:
+        """Trials of a job by number; filters: task, ok, error, round, best_only."""
+        return self._pages(_rows.Trial, f"/v1/jobs/{job_id}/trials", limit, filters)
+
+    def best(self, job_id: int) -> list[_rows.Trial]:
+        """The fastest trial of each task that has one, in the order of tasks."""
+        numbers = [task.best_trial for task in self.tasks(job_id)]
+        where = f"/v1/jobs/{job_id}/trials"
+        return [
+            _rows.of(_rows.Trial, self._http.get(f"{where}/{number}"))
+            for number in numbers
+            if number is not None
+        ]
+
+    def curve(self, job_id: int, task: int | None = None) -> _rows.Curve:
+        """Best so far of a job, or of one of its tasks."""
+        return _curve(self._http.get(f"/v1/jobs/{job_id}/curve", task=task))
+
+    def curves(self, job_ids: Sequence[int]) -> list[_rows.Curve]:
+        """The curves of several jobs."""
+        found = self._http.get("/v1/curves", job=list(job_ids))
+        return [_curve(each) for each in found["items"]]
+
+    def search(self, job_id: int) -> dict[str, Any]:
+        """Search internals: rounds with descent steps, trainings, error classes."""
+        found: dict[str, Any] = self._http.get(f"/v1/jobs/{job_id}/search")
+        return found
+
+    def dataframe(self, job_id: int) -> pandas.DataFrame:
+        """All trials as a pandas table, a row a trial, indexed by number.
+
+        Raises:
+            RemoteError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise errors.RemoteError(
+                "dataframes need pandas: pip install 'felix-tuner[dataframe]'"
+            ) from error
+        text = self._http.send("GET", f"/v1/jobs/{job_id}/trials.jsonl").text
+        records = [json.loads(line) for line in text.splitlines()]
+        names = list(_rows.Trial.__dataclass_fields__)
+        table = pandas.DataFrame.from_records(records, columns=names)
+        table["measured_at"] = pandas.to_datetime(table["measured_at"], utc=True, format="ISO8601")
+        return table.set_index("number")
+
+    def artifacts(self, job_id: int) -> list[_rows.Artifact]:
+        """The files of a job."""
+        found = self._http.get(f"/v1/jobs/{job_id}/artifacts")
+        return [_rows.of(_rows.Artifact, each) for each in found["items"]]
+
+    def download(
+        self, job_id: int, folder: str | pathlib.Path = ".", name: str | None = None
+    ) -> pathlib.Path:
+        """Write an artifact into a folder, checked against its sha256; its path.
+
+        Args:
+            job_id: the job.
+            folder: made if it is not there.
+            name: of the artifact; None: the bundle.
+
+        Raises:
+            RemoteError: there is no such artifact, or what came is not what was stored.
+            OutputError: the folder cannot be written.
+        """
+        found = self._find_artifact(job_id, name)
+        folder, file_name = pathlib.Path(folder), pathlib.PurePosixPath(found.name).name
+        if file_name != found.name or file_name in ("", ".", "..") or "\\" in file_name:
+            raise errors.RemoteError(f"the artifact's name is not one of a file: {found.name!r}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".part-", delete=False) as part:
+                path = pathlib.Path(part.name)
+                with contextlib.ExitStack() as stack:
+                    stack.callback(path.unlink, missing_ok=True)
+                    self._fetch(job_id, found, part)
+                    part.flush()
+                    path.chmod(0o644)
+                    path.replace(folder / file_name)
+                    stack.pop_all()
+        except OSError as error:
+            raise errors.OutputError(f"cannot write in {folder}: {error.strerror}") from error
+        return folder / file_name
+
+    def pause(self, job_id: int) -> _rows.Job:
+        """Put the job down; it keeps everything measured."""
+        return self._do(job_id, "pause")
+
+    def resume(self, job_id: int) -> _rows.Job:
+        """Go on with a paused job."""
+        return self._do(job_id, "resume")
+
+    def cancel(self, job_id: int) -> _rows.Job:
+        """Drop the job; there is no artifact."""
+        return self._do(job_id, "cancel")
+
+    def stop(self, job_id: int) -> _rows.Job:
+        """End the job early, with the artifact of what was found."""
+        return self._do(job_id, "stop")
+
+    def retry(self, job_id: int) -> _rows.Job:
+        """Go on with a failed or cancelled job."""
+        return self._do(job_id, "retry")
+
+    def change(self, job_id: int, **changes: Any) -> _rows.Job:
+        """Change name, note, priority or tags."""
+        answer = self._http.send("PATCH", f"/v1/jobs/{job_id}", json=changes)
+        return _rows.of(_rows.Job, answer.json())
+
+    def delete(self, job_id: int) -> None:
+        """Remove an ended job and all it has."""
+        self._http.send("DELETE", f"/v1/jobs/{job_id}")
+
+    def operators(self) -> dict[str, dict[str, Any]]:
+        """JSON Schema of the parameters of every operator, by name."""
+        found: dict[str, dict[str, Any]] = self._http.get("/v1/operators")
+        return found
+
+    def devices(self) -> list[_rows.Device]:
+        """What tuners measure on."""
+        return [_rows.of(_rows.Device, each) for each in self._http.get("/v1/devices")["items"]]
+
+    def workers(self) -> list[_rows.Worker]:
+        """Tuners, newest first."""
+        return [_rows.of(_rows.Worker, each) for each in self._http.get("/v1/workers")["items"]]
+
+    def keys(self) -> list[_rows.Key]:
+        """All API keys; needs the scope admin."""
+        return [_rows.of(_rows.Key, each) for each in self._http.get("/v1/keys")["items"]]
+
+    def create_key(
+        self, name: str, scopes: Sequence[str] = ("read",), **limits: Any
+    ) -> _rows.MadeKey:
+        """Make an API key; limits: max_running_jobs, max_trials, max_upload_bytes, expires_s."""
+        ask = {"name": name, "scopes": list(scopes), **limits}
+        made = self._http.send("POST", "/v1/keys", json=ask).json()
+        return _rows.MadeKey(_rows.of(_rows.Key, made["key"]), str(made["text"]))
+
+    def revoke_key(self, key_id: int) -> _rows.Key:
+        """End an API key."""
+        return _rows.of(_rows.Key, self._http.send("DELETE", f"/v1/keys/{key_id}").json())
+
+    def _submit(
+        self, workload: Mapping[str, Any], settings: Mapping[str, Any], idempotency: str | None
+    ) -> _rows.Job:
+        headers = {"Idempotency-Key": idempotency or secrets.token_urlsafe(16)}
+        ask = {"workload": workload, **settings}
+        answer = self._http.send("POST", "/v1/jobs", headers, json=ask)
+        return _rows.of(_rows.Job, answer.json())
+
+    def _do(self, job_id: int, verb: str) -> _rows.Job:
+        return _rows.of(_rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
+
+    def _pages(
+        self, kind: type[Any], path: str, limit: int | None, filters: Mapping[str, Any]
+    ) -> Iterator[Any]:
+        after, left = None, limit
+        while left is None or left > 0:
+            size = 200 if left is None else min(200, left)
+            found = self._http.get(path, **filters, limit=size, after=after)
+            yield from (_rows.of(kind, each) for each in found["items"])
+            after = found["next"]
+            left = None if left is None else left - len(found["items"])
+            if after is None:
+                return
+
+    def _find_artifact(self, job_id: int, name: str | None) -> _rows.Artifact:
+        found = self.artifacts(job_id)
+        chosen = [a for a in found if (a.kind == "bundle" if name is None else a.name == name)]
+        if not chosen:
+            if name is not None:
+                raise errors.RemoteError(f"job {job_id} has no artifact {name!r}")
+            state = self.job(job_id).state
+            raise errors.RemoteError(f"job {job_id} has no artifact to download: it is {state}")
+        return chosen[0]
+
+    def _fetch(self, job_id: int, artifact: _rows.Artifact, to: Any) -> None:
+        digest = hashlib.sha256()
+        quoted = urllib.parse.quote(artifact.name, safe="")
+        try:
+            with self._http.stream(f"/v1/jobs/{job_id}/artifacts/{quoted}") as answer:
+                for chunk in answer.iter_bytes():
+                    digest.update(chunk)
+                    to.write(chunk)
+        except httpx.TransportError as error:
+            raise self._http.unreachable(error) from error
+        if digest.hexdigest() != artifact.sha256:
+            raise errors.RemoteError(
+                f"{artifact.name} arrived damaged (its sha256 differs): download it again"
+            )
+
+
+def _curve(content: Mapping[str, Any]) -> _rows.Curve:
+    points = [_rows.of(_rows.CurvePoint, point) for point in content["points"]]
+    return _rows.of(_rows.Curve, {**content, "points": points})

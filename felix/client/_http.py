@@ -1,0 +1,124 @@
+"""Requests to the service: problem details become `RemoteError`, passing failures are retried.
+
+Only requests that may be repeated are: those that read, and those with an idempotency key.
+Reads `httpx`; feeds `felix.client.Client`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import httpx
+
+import felix
+from felix import errors
+
+#: Tries of a request that may be repeated, and seconds before the second; then twice as long.
+TRIES = 4
+WAIT_S = 0.5
+
+_PASSING = frozenset({502, 503, 504})
+
+
+class Http:
+    """A connection pool for one service and one key.
+
+    Args:
+        url: of the service, without a path.
+        key: an API key.
+        timeout_s: for one answer.
+        transport: of `httpx`, for tests.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        timeout_s: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise errors.RemoteError(f"the service's address begins with http(s)://, not {url!r}")
+        if not key.isascii() or not key.isprintable():
+            raise errors.RemoteError("the API key has characters that no key has")
+        self.url = url.rstrip("/")
+        self.sleep = sleep
+        self._client = httpx.Client(
+            base_url=self.url,
+            timeout=timeout_s,
+            transport=transport,
+            headers={
+                "Authorization": f"Bearer {key}",
+                "User-Agent": f"felix/{felix.__version__}",
+            },
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """The JSON at a path; parameters that are None are left out."""
+        given = {name: value for name, value in params.items() if value is not None}
+        return self.send("GET", path, params=given).json()
+
+    def send(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> httpx.Response:
+        """The answer to a request.
+
+        Raises:
+            RemoteError: the service refused, or cannot be reached.
+        """
+        repeatable = method == "GET" or "Idempotency-Key" in (headers or {})
+        tries, wait_s = (TRIES if repeatable else 1), WAIT_S
+        while True:
+            tries -= 1
+            try:
+                answer = self._client.request(method, path, headers=headers, **more)
+            except httpx.TransportError as error:
+                if tries == 0:
+                    raise self.unreachable(error) from error
+            except httpx.InvalidURL as error:
+                raise errors.RemoteError(f"{self.url}: {error}") from error
+            else:
+                if answer.status_code not in _PASSING or tries == 0:
+                    return checked(answer)
+            self.sleep(wait_s)
+            wait_s *= 2
+
+    @contextlib.contextmanager
+    def stream(
+        self, path: str, headers: Mapping[str, str] | None = None, **params: Any
+    ) -> Iterator[httpx.Response]:
+        """An answer whose content is read piece by piece; `httpx.TransportError` goes through."""
+        with self._client.stream("GET", path, headers=headers, params=params) as answer:
+            if not answer.is_success:
+                answer.read()
+            yield checked(answer)
+
+    def unreachable(self, error: httpx.TransportError) -> errors.RemoteError:
+        """What to say when no answer comes."""
+        said = str(error) or type(error).__name__
+        return errors.RemoteError(f"cannot reach the service at {self.url}: {said}")
+
+
+def checked(answer: httpx.Response) -> httpx.Response:
+    """The answer, if it is a success.
+
+    Raises:
+        RemoteError
+    """
+    if answer.is_success:
+        return answer
+    try:
+        problem = answer.json()
+        detail = str(problem["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = f"{answer.reason_phrase or 'error'}; is this the address of Felix?"
+    raise errors.RemoteError(f"{detail} (HTTP {answer.status_code})", status=answer.status_code)

@@ -1,0 +1,247 @@
+"""What the service answers, as frozen rows; units in the names, times aware and in UTC.
+
+Fields that a newer service adds are left out. Reads JSON; feeds `felix.client.Client`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Any, TypeVar
+
+from felix import errors
+
+T = TypeVar("T")
+Time = datetime.datetime
+
+
+def of(kind: type[T], content: Any) -> T:
+    """The row that a JSON object describes.
+
+    Raises:
+        RemoteError: fields are missing: the service is of another version.
+    """
+    try:
+        given = {
+            field.name: _value(field.name, content[field.name])
+            for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.RemoteError(
+            f"the service's answer is no {kind.__name__} ({error}): is it of another version?"
+        ) from error
+    return kind(**given)
+
+
+def _value(name: str, value: Any) -> Any:
+    is_time = name == "at" or name.endswith("_at") or name == "not_before"
+    return Time.fromisoformat(value) if is_time and value is not None else value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What somebody wants tuned, and how far it is; latencies are weighted sums over its tasks."""
+
+    id: int
+    name: str
+    note: str
+    tags: list[str]
+    state: str
+    priority: int
+    kind: str
+    op: str
+    workload: dict[str, Any]
+    target: str
+    target_key: str
+    resolved_target: str | None
+    trials: int | None
+    seconds: float | None
+    seed: int
+    strategy: str
+    options: dict[str, Any]
+    key_id: int | None
+    created_at: Time
+    updated_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    n_tasks: int
+    n_trials: int
+    n_failed: int
+    flops: float
+    best_us: float | None
+    unscheduled_us: float | None
+    speedup: float | None
+    gflops: float | None
+    progress: float | None
+    elapsed_s: float
+    measured_s: float
+    breakdown: dict[str, Any] | None
+    model: str | None
+    reason: str | None
+    error: str | None
+    message: str | None
+    attempts: int
+    worker_id: int | None
+    last_seq: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing happens to it by itself any more."""
+        return self.state in ("succeeded", "failed", "cancelled")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A tensor program of a job."""
+
+    number: int
+    name: str
+    weight: float
+    flops: float
+    min_bytes: float
+    n_sketches: int | None
+    n_trials: int
+    n_failed: int
+    n_rounds: int
+    best_us: float | None
+    best_trial: int | None
+    unscheduled_us: float | None
+    gflops: float | None
+    speedup: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One measured candidate: a latency or an error class."""
+
+    number: int
+    task: int
+    round: int
+    sketch_index: int
+    decisions: list[int]
+    latency_us: float | None
+    error: str | None
+    message: str
+    spread: float | None
+    predicted_us: float | None
+    best_us: float | None
+    is_best: bool
+    elapsed_s: float
+    measured_s: float
+    build_s: float
+    run_s: float
+    device: str
+    measured_at: Time
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Best so far after `trial` trials."""
+
+    trial: int
+    elapsed_s: float
+    measured_s: float
+    best_us: float
+    share_of_best: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Best so far of a job: where it fell, and where it stands now."""
+
+    job_id: int
+    name: str
+    state: str
+    unscheduled_us: float | None
+    points: list[CurvePoint]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a job; `seq` counts from 1 without gaps."""
+
+    seq: int
+    at: Time
+    type: str
+    payload: dict[str, Any]
+    from_state: str | None
+    to_state: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A file of a job."""
+
+    name: str
+    kind: str
+    media_type: str
+    sha256: str
+    size_bytes: int
+    created_at: Time
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device that some tuner measures on."""
+
+    name: str
+    kind: str
+    target_keys: list[str]
+    target: dict[str, Any]
+    hardware: dict[str, Any]
+    model: str | None
+    n_tuners_alive: int
+    worker_ids: list[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A tuner process, now or before."""
+
+    id: int
+    name: str
+    host: str
+    pid: int
+    versions: dict[str, Any]
+    devices: list[dict[str, Any]]
+    started_at: Time
+    last_beat_at: Time
+    stopped_at: Time | None
+    n_trials: int
+    n_infrastructure: int
+    n_jobs: int
+    job_id: int | None
+    is_alive: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """An API key, without its secret."""
+
+    id: int
+    name: str
+    public: str
+    can_read: bool
+    can_submit: bool
+    can_admin: bool
+    max_running_jobs: int | None
+    max_trials: int | None
+    max_upload_bytes: int | None
+    created_at: Time
+    last_used_at: Time | None
+    expires_at: Time | None
+    revoked_at: Time | None
+
+    @property
+    def scopes(self) -> list[str]:
+        """What it may do."""
+        has = {"read": self.can_read, "submit": self.can_submit, "admin": self.can_admin}
+        return [scope for scope, allowed in has.items() if allowed]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MadeKey:
+    """A new key; `text` is shown only now."""
+
+    key: Key
+    text: str = dataclasses.field(repr=False)
