@@ -1,4 +1,4 @@
-"""The command line: `felix tune | features | compile | devices`.
+"""The command line: `felix tune | features | compile | devices`, and the service's commands.
 
 Results go to stdout, progress and errors to stderr; `--json` makes the result machine-readable.
 
@@ -24,6 +24,15 @@ from felix.tuning import strategies
 
 INTERRUPTED = 130
 
+#: Verbs for jobs of the service; one module has them all.
+_VERBS = {
+    "pause": "put jobs down; they keep everything measured",
+    "resume": "go on with paused jobs",
+    "cancel": "drop jobs",
+    "stop": "end jobs early, with their artifacts",
+    "retry": "go on with failed or cancelled jobs",
+}
+
 _EPILOG = """\
 WORKLOAD is an operator with its parameters, or a file with a task or TIR function as JSON:
   gemm:512,512,512,epilogue=bias+relu   conv2d:1,56,56,64,64,3,padding=1   softmax:512x1000
@@ -37,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        command = importlib.import_module(f"felix.commands.{options.command}")
+        module = "control" if options.command in _VERBS else options.command
+        command = importlib.import_module(f"felix.commands.{module}")
         with _terminable():
             return int(command.run(options))
     except errors.FelixError as error:
@@ -84,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
     _tuner(_add(commands, "tuner", "work on jobs of the service"))
     _db(_add(commands, "db", "look after the service's database"))
-    for name in ("tune", "features", "compile", "devices", "db"):
+    _remote(commands)
+    for name in set(commands.choices) - {"serve", "tuner"}:
         commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
     return parser
 
@@ -153,6 +164,70 @@ def _tuner(parser: argparse.ArgumentParser) -> None:
 
 def _db(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["upgrade"], help="bring it to this version's schema")
+
+
+def _remote(commands: Any) -> None:
+    """What talks to a service that runs somewhere; see `felix.commands.remote`."""
+    _submit(_add(commands, "submit", "give the service a job"))
+    _ls(_add(commands, "ls", "list jobs of the service"))
+    _add(commands, "watch", "show the progress of a job").add_argument("job", type=_natural)
+    for verb, text in _VERBS.items():
+        _add(commands, verb, text).add_argument("job", type=_natural, nargs="+")
+    _get(_add(commands, "get", "download what a job made"))
+    _keys(_add(commands, "keys", "list, make and revoke API keys"))
+    for name in ("submit", "ls", "watch", *_VERBS, "get", "keys"):
+        add = commands.choices[name].add_argument
+        add("--url", help="the service (default: FELIX_URL, or http://127.0.0.1:8000)")
+        add("--key-file", metavar="PATH", help="file with an API key (default: FELIX_API_KEY)")
+
+
+def _submit(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("workload", metavar="WORKLOAD", help="as for tune, or an ONNX file")
+    add("--target", help="what to tune for (default: llvm)")
+    add("--trials", type=_positive(int), metavar="N", help="candidates to measure")
+    add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
+    add("--seed", type=_natural, help="everything random follows from it (default 0)")
+    add("--strategy", choices=strategies.NAMES, help="how to search")
+    add("--round", type=_positive(int), metavar="N", help="candidates a round")
+    add("--patience", type=_positive(int), metavar="ROUNDS",
+        help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add("--name", help="how people know the job")
+    add("--tag", action="append", metavar="TAG", help="may be given several times")
+    add("--priority", type=int, help="higher goes first (default 0)")
+    add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
+    add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")
+    add("--watch", action="store_true", help="show progress until the job has ended")
+
+
+def _ls(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--state", action="append", metavar="STATE", help="queued, running, ...; several: any")
+    add("--tag", action="append", metavar="TAG", help="several: all of them")
+    add("--q", metavar="TEXT", help="part of name or operator")
+    add("--mine", action="store_true", help="only jobs of this key")
+    add("--limit", type=_positive(int), default=20, metavar="N", help="newest N (default 20)")
+
+
+def _get(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("job", type=_natural)
+    add("--out", default=".", metavar="DIR", help="where it goes (default: here)")
+    add("--name", help="of the artifact (default: the bundle)")
+    add("--list", action="store_true", help="list the artifacts instead")
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=["ls", "create", "revoke"])
+    add("subject", nargs="?", metavar="NAME_OR_ID", help="name of a new key, or which to revoke")
+    add("--scope", action="append", choices=["read", "submit", "admin"],
+        help="of a new key; may be given several times (default: read)")  # fmt: skip
+    add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
+    add("--max-trials", type=_natural, metavar="N", help="quota of a new key")
+    add("--max-upload-bytes", type=_natural, metavar="N", help="quota of a new key")
+    add("--expires-s", type=_positive(float), metavar="S", help="a new key ends after this long")
+    add("--local", action="store_true", help="write to this machine's database, without the API")
 
 
 def _positive(kind: type) -> Any:

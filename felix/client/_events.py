@@ -31,7 +31,8 @@ class Message:
 
 def parse(lines: Iterable[str]) -> Iterator[Message]:
     """The messages of a stream's lines; comments and messages without data are left out."""
-    event, data, last_id = "message", [], None
+    event, last_id = "message", None
+    data: list[str] = []
     for line in lines:
         if not line:
             if data:
