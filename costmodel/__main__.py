@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     _collect(commands_of.add_parser("collect", help="measure schedules into a data set"))
     _train(commands_of.add_parser("train", help="train a model, score it, write its card"))
     _evaluate(commands_of.add_parser("evaluate", help="score a model and the baselines"))
+    _crossval(commands_of.add_parser("crossval", help="score training by cross-validation"))
     compact = commands_of.add_parser("compact", help="copy a data set into one part per table")
     compact.add_argument("source", nargs="+", help="data set folders")
     compact.add_argument("folder", help="new folder")
@@ -72,14 +73,7 @@ def _split_options(sub: argparse.ArgumentParser) -> None:
 def _train(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     sub.add_argument("--out", required=True, help="checkpoint to write")
-    sub.add_argument("--epochs", type=_positive, default=20)
-    sub.add_argument("--patience", type=_positive, default=30)
-    sub.add_argument("--lr", type=float, default=2e-3)
-    sub.add_argument("--hidden", type=_positive, default=128)
-    sub.add_argument("--blocks", type=_positive, default=2)
-    sub.add_argument("--prior", help="feature holding an analytic latency in us")
-    sub.add_argument("--rank-weight", type=float, default=0.5)
-    sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
+    _training(sub)
     sub.add_argument(
         "--replay", type=int, default=900, metavar="N",
         help="schedules kept beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
@@ -88,6 +82,26 @@ def _train(sub: argparse.ArgumentParser) -> None:
         "--final", action="store_true", help="after scoring, train again on all workloads"
     )
     sub.set_defaults(run=commands.train)
+
+
+def _training(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--epochs", type=_positive, default=20)
+    sub.add_argument("--patience", type=_positive, default=30)
+    sub.add_argument("--lr", type=float, default=2e-3)
+    sub.add_argument("--hidden", type=_positive, default=128)
+    sub.add_argument("--blocks", type=_positive, default=2)
+    sub.add_argument("--prior", help="feature holding an analytic latency in us")
+    sub.add_argument("--rank-weight", type=float, default=0.5)
+    sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
+
+
+def _crossval(sub: argparse.ArgumentParser) -> None:
+    _split_options(sub)
+    _training(sub)
+    sub.add_argument("--folds", type=_positive, default=5)
+    sub.add_argument("--baselines", action="store_true", help="also trees")
+    sub.add_argument("--out", help="JSON file to write")
+    sub.set_defaults(run=commands.crossval)
 
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from costmodel import dataset as data
     from costmodel import evaluate as evaluation
     from costmodel import tasks as task_data
+    from costmodel import train as training
 
 #: Beside a checkpoint: its scores, and with `--final` the weights that were scored.
 SCORES = "scores.json"
@@ -191,7 +192,6 @@ def _collect_reporter(every_s: float = 5.0) -> Callable[[collecting.Progress], N
 def train(options: argparse.Namespace, command: str) -> None:
     """Train, score on the test part, write checkpoint and card."""
     from costmodel import card, checkpoint, tensorfile
-    from costmodel import model as mlp
     from costmodel import replay as replaying
     from costmodel import split as splitting
     from costmodel import train as training
@@ -201,15 +201,7 @@ def train(options: argparse.Namespace, command: str) -> None:
     with _threads(options.threads):
         dataset, features = _features(options)
         parts = splitting.split(features.tasks, _split_options(options))
-        settings = training.TrainOptions(
-            epochs=options.epochs,
-            patience=options.patience,
-            lr=options.lr,
-            rank_weight=options.rank_weight,
-            failures=options.failures,
-            seed=options.seed,
-            shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
-        )
+        settings = _train_options(options)
         trained = training.train(
             features, parts.train, parts.validation, settings, _epoch_reporter()
         )
@@ -237,6 +229,21 @@ def train(options: argparse.Namespace, command: str) -> None:
         beside = out.with_name(replaying.FILE_NAME)
         replaying.save(beside, sample, features.names, features.version)
     print(f"wrote {out} and {card.write(out, trained.model, metadata)}")
+
+
+def _train_options(options: argparse.Namespace) -> training.TrainOptions:
+    from costmodel import model as mlp
+    from costmodel import train as training
+
+    return training.TrainOptions(
+        epochs=options.epochs,
+        patience=options.patience,
+        lr=options.lr,
+        rank_weight=options.rank_weight,
+        failures=options.failures,
+        seed=options.seed,
+        shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
+    )
 
 
 def _without_cache(command: str) -> str:
@@ -269,7 +276,7 @@ def _scores(
 
 def evaluate(options: argparse.Namespace, command: str) -> None:
     """Score a checkpoint and the baselines on one part of the data."""
-    from costmodel import checkpoint, tensorfile
+    from costmodel import checkpoint
     from costmodel import evaluate as evaluation
     from costmodel import split as splitting
 
@@ -287,12 +294,40 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
         if options.baselines:
             reports += _baselines(features, parts, tasks, options)
     print(evaluation.table(reports, options.per_task))
+    _write_reports(options, command, options.part, reports)
+
+
+def crossval(options: argparse.Namespace, command: str) -> None:
+    """Score training with these options, every workload by models that never saw it."""
+    from costmodel import baselines
+    from costmodel import crossval as crossing
+    from costmodel import evaluate as evaluation
+    from costmodel import split as splitting
+
+    trees = options.threads if options.baselines and baselines.have_xgboost() else None
+    with _threads(options.threads):
+        _, features = _features(options)
+        folds = splitting.folds(features.tasks, options.folds, _split_options(options))
+        reports = crossing.reports(features, _train_options(options), folds, trees, _fold_done)
+    print(evaluation.table(reports))
+    _write_reports(options, command, f"{options.folds} folds", reports)
+
+
+def _fold_done(done: int, total: int) -> None:
+    print(f"crossval: {done}/{total} folds", file=sys.stderr, flush=True)
+
+
+def _write_reports(
+    options: argparse.Namespace, command: str, part: str, reports: Sequence[evaluation.Report]
+) -> None:
+    from costmodel import tensorfile
+
     if options.out is not None:
         content = {
-            "part": options.part,
+            "part": part,
             "split": options.split,
             "seed": options.seed,
-            "command": command,
+            "command": _without_cache(command),
             "reports": [report.as_json() for report in reports],
         }
         tensorfile.write_bytes(Path(options.out), json.dumps(content, indent=1).encode())

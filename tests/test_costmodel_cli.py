@@ -119,6 +119,20 @@ def test_train_then_evaluate_then_load(
         assert part in text
 
 
+def test_cross_validation_scores_every_workload(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "crossval.json"
+    arguments = ["crossval", "--data", str(data), "--folds", "3", "--epochs", "20"]
+    assert cli.main([*arguments, "--hidden", "16", "--threads", "1", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert "network" in captured.out and "3/3 folds" in captured.err
+    content = json.loads(out.read_text())
+    network, prior = content["reports"]
+    assert content["part"] == "3 folds" and prior["label"] == "analytic"
+    assert len(network["tasks"]) == 24 and network["overall"]["pairwise"] > 0.7
+
+
 def test_card_without_scores_says_so() -> None:
     metadata = checkpoint.Metadata(1, NAMES, "llvm")
     text = card.render("m", model.SegmentSumMLP(NAMES), metadata)

@@ -104,6 +104,30 @@ def test_split_by_operator_holds_out_whole_operators() -> None:
     assert [len(o) for o in operators] == [2, 1, 2] and len(set().union(*operators)) == 5
 
 
+@pytest.mark.parametrize("by", ["workload", "operator"])
+def test_folds_score_every_task_once_and_never_train_on_it(by: str) -> None:
+    all_tasks = many("abcde", each=7)
+    folds = split.folds(all_tasks, 5, split.SplitOptions(by=by, validation=0.2))
+    assert sorted(t.workload.key for f in folds for t in f.test) == sorted(
+        t.workload.key for t in all_tasks
+    )
+    for fold in folds:
+        parts = (fold.train, fold.validation, fold.test)
+        assert sum(map(len, parts)) == len(all_tasks) and fold.train
+        units = [
+            {t.workload.key if by == "workload" else t.workload.operator for t in p} for p in parts
+        ]
+        assert not units[2] & (units[0] | units[1])
+    if by == "workload":  # each operator is dealt out evenly
+        counts = [Counter(t.workload.operator for t in f.test) for f in folds]
+        assert {c[o] for c in counts for o in "abcde"} == {1, 2}
+
+
+def test_more_folds_than_workloads_are_refused() -> None:
+    with pytest.raises(errors.RecordError, match="3 operators cannot make 4 folds"):
+        split.folds(many("abc"), 4, split.SplitOptions(by="operator"))
+
+
 @pytest.mark.parametrize(
     "bad", [{"by": "record"}, {"test": -0.1}, {"test": 0.6, "validation": 0.5}]
 )
