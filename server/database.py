@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sqlite3
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 #: How long a statement waits for SQLite's write lock, in milliseconds.
-BUSY_MS = 15_000
+BUSY_MS = 30_000
 
 
 class Database:
@@ -41,12 +42,15 @@ class Database:
         if self.is_sqlite:
             sa.event.listen(self.engine, "connect", _configure_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
+        #: SQLite's own waiting is not fair: threads of one process take turns here
+        self._turn = threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         self._writer = self.engine.execution_options(felix_write=True)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[orm.Session]:
         """A transaction that may write."""
-        with orm.Session(self._writer, expire_on_commit=False) as tx, tx.begin():
+        session = orm.Session(self._writer, expire_on_commit=False)
+        with self._turn, session as tx, tx.begin():
             yield tx
 
     @contextlib.contextmanager
