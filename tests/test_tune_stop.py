@@ -78,11 +78,12 @@ def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_fakes.use(monkeypatch)
     seen: list[events.Event] = []
     felix.tune(
-        tuning_fakes.task(), trials=8, model=tuning_fakes.Model(),
+        tuning_fakes.task(), trials=16, model=tuning_fakes.Model(),
         options=tuning_fakes.small(), on_event=seen.append,
     )  # fmt: skip
     rounds = [event for event in seen if isinstance(event, events.RoundStarted)]
-    steps = rounds[0].steps
+    assert rounds[0].steps == ()  # warm-up
+    steps = rounds[1].steps
     assert [s.step for s in steps] == [0, 10, 20]
     temperatures = [s.temperature for s in steps]
     assert temperatures == sorted(temperatures, reverse=True)
