@@ -34,7 +34,7 @@ def tuners(
 @router.get("/devices")
 def devices(caller: auth.Reader, services: context.Needed) -> shapes.Listed[shapes.Device]:
     """The devices that tuners have or had, by kind and name."""
-    return shapes.Listed(items=_devices(_workers(services)))
+    return shapes.Listed(items=grouped(_workers(services)))
 
 
 def _workers(services: context.Services) -> list[rows.Worker]:
@@ -42,7 +42,8 @@ def _workers(services: context.Services) -> list[rows.Worker]:
         return workers.every(tx, STALE_LEASES * services.settings.lease_s)
 
 
-def _devices(found: Iterable[rows.Worker]) -> list[shapes.Device]:
+def grouped(found: Iterable[rows.Worker]) -> list[shapes.Device]:
+    """The devices of tuners, by kind and name."""
     kept: dict[tuple[str, str], tuple[dict[str, Any], list[rows.Worker]]] = {}
     for worker in found:
         for device in worker.devices:

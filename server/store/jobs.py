@@ -74,7 +74,8 @@ class Made:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs; empty fields select all. `text` is looked for in name and operator."""
+    """Which jobs; empty fields select all. `text` is looked for in name and operator; a
+    `target_key` also finds the keys of the devices of its kind (`llvm`: `llvm/znver4`, ...)."""
 
     states: tuple[states.State, ...] = ()
     target_key: str | None = None
@@ -272,13 +273,15 @@ def _filtered(wanted: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
     if chosen.states:
         wanted = wanted.where(job.state.in_([str(state) for state in chosen.states]))
     for column, value in (
-        (job.target_key, chosen.target_key),
         (job.kind, chosen.kind),
         (job.op, chosen.op),
         (job.key_id, chosen.key_id),
     ):
         if value is not None:
             wanted = wanted.where(column == value)
+    if chosen.target_key is not None:  # with all devices of that kind
+        below = job.target_key.startswith(f"{chosen.target_key}/", autoescape=True)
+        wanted = wanted.where(sa.or_(job.target_key == chosen.target_key, below))
     for tag in chosen.tags:
         tagged = sa.select(models.JobTag.job_id).where(models.JobTag.tag == tag)
         wanted = wanted.where(job.id.in_(tagged))
