@@ -160,6 +160,7 @@ def _tuner(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", metavar="NAME", help="how people know this tuner (default: host and process)")
     add("--jobs", type=_positive(int), metavar="N", help="end after so many jobs")
+    add("--with-parent", action="store_true", help="end when the process that started it ends")
 
 
 def _db(parser: argparse.ArgumentParser) -> None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
-from server import blobs, database, errors, logs, schema, settings, tuner
+from server import beside, blobs, database, errors, logs, schema, settings, tuner
 from server.store import keys
 
 
@@ -26,8 +24,10 @@ def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
         return before, schema.head()
 
 
-def run_tuner(chosen: settings.Settings, name: str | None, jobs: int | None) -> int:
-    """Tune until told to end (or for so many jobs); the exit code."""
+def run_tuner(
+    chosen: settings.Settings, name: str | None, jobs: int | None, with_parent: bool = False
+) -> int:
+    """Tune until told to end (or for so many jobs, or while the parent lives); the exit code."""
     logs.configure(chosen.log_json)
     with contextlib.closing(database.Database(chosen.database)) as db:
         schema.check(db)
@@ -35,6 +35,8 @@ def run_tuner(chosen: settings.Settings, name: str | None, jobs: int | None) -> 
         from server import workbench  # loads TVM and torch: the checks above come first
 
         working = tuner.Tuner(db, store, workbench.Workbench(), chosen, name)
+        if with_parent:
+            beside.leave_with_parent(working.leaving)
         with contextlib.closing(working), _ended_by_signals(working.leaving):
             if jobs is None:
                 working.run()
@@ -71,27 +73,11 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
     if made is not None:
         print(f"admin key, shown only now: {made}", file=sys.stderr)
-    with _tuner_process() if with_tuner else contextlib.nullcontext():
+    with beside.TunerProcess() if with_tuner else contextlib.nullcontext():
         uvicorn.run(
             app.create_app(chosen), host=chosen.host, port=chosen.port, log_level="warning"
         )
     return 0
-
-
-@contextlib.contextmanager
-def _tuner_process() -> Iterator[None]:
-    """A tuner beside the API; it ends with the block, and puts its job down."""
-    command = [sys.executable, "-m", "felix", "tuner"]
-    process = subprocess.Popen(command, env=dict(os.environ))
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextlib.contextmanager

@@ -10,4 +10,5 @@ from felix.commands import service
 def run(chosen: argparse.Namespace) -> int:
     """Tune until told to end; the exit code."""
     commands = service.load("commands")
-    return int(commands.run_tuner(service.settings(), chosen.name, chosen.jobs))
+    settings = service.settings()
+    return int(commands.run_tuner(settings, chosen.name, chosen.jobs, chosen.with_parent))
