@@ -32,6 +32,7 @@ from server import (
 )
 from server import settings as settings_module
 from server.api import context, devices, routers
+from server.dashboard import routers as dashboard
 from server.store import events
 
 #: Workloads that are parsed at the same time.
@@ -74,6 +75,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     app.add_middleware(web_envelope.Envelope, metrics=metrics, is_https=services.is_https)
     for router in routers.ALL:
         app.include_router(router, responses=_problems())
+    dashboard.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

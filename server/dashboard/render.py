@@ -1,0 +1,142 @@
+"""Templates, who looks at them, and errors as pages.
+
+    router = fastapi.APIRouter(route_class=render.Page)
+
+    @router.get("/dashboard/x")
+    def x(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Response:
+        return render.page(request, "x.html", viewer, ...)
+
+Templates escape all values; a name that a template uses and nobody gave is an error. Routes of
+class `Page` answer errors as pages, and send whoever is not logged in to the login.
+
+Reads requests and rows; feeds browsers.
+"""
+
+from __future__ import annotations
+
+import http
+import urllib.parse
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+import fastapi
+import jinja2
+import sqlalchemy as sa
+from fastapi import exceptions, routing
+from starlette import exceptions as starlette_exceptions
+from starlette import responses
+
+import felix
+from felix import errors as engine_errors
+from server import auth, errors, states
+from server.api import context
+from server.dashboard import assets, formats
+
+LOGIN = "/dashboard/login"
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("server.dashboard", "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+for _filter in (
+    formats.latency, formats.duration, formats.ratio, formats.number, formats.count,
+    formats.flops, formats.size, formats.percent, formats.ago, formats.moment, formats.compact,
+):  # fmt: skip
+    _ENVIRONMENT.filters[_filter.__name__] = _filter
+_ENVIRONMENT.globals.update(asset=assets.address, version=felix.__version__, State=states.State)
+
+#: What a person can do about an error, by status.
+_ADVICE = {
+    403: "Log in with a key that has the scope, or ask an administrator for one.",
+    404: "It may have been deleted. The list of jobs has what there is.",
+    409: "Look at the job as it is now and try again.",
+    413: "Send a smaller file, or ask for a larger limit for your key.",
+    422: "Go back, correct it and try again.",
+    429: "Wait a little, or end jobs that you no longer need.",
+    503: "Try again in a few seconds.",
+}
+
+
+def viewer(request: fastapi.Request, services: context.Needed) -> auth.Caller:
+    """Who is logged in.
+
+    Raises:
+        Unauthenticated: nobody.
+    """
+    found = auth.from_cookie(request, services)
+    if found is None:
+        raise errors.Unauthenticated("log in to see this page")
+    if not found.can("read"):
+        raise errors.Forbidden("this needs a key with the scope read")
+    request.scope["felix_key_id"] = found.key.id
+    request.state.viewer = found  # for error pages
+    return found
+
+
+Viewer = Annotated[auth.Caller, fastapi.Depends(viewer)]
+
+
+def page(
+    request: fastapi.Request,
+    template: str,
+    viewer: auth.Caller | None,
+    status: int = 200,
+    **values: Any,
+) -> responses.HTMLResponse:
+    """A page."""
+    text = _ENVIRONMENT.get_template(template).render(
+        viewer=viewer,
+        csrf=viewer.login.csrf if viewer is not None and viewer.login is not None else "",
+        path=request.url.path,
+        **values,
+    )
+    return responses.HTMLResponse(text, status, {"Cache-Control": "no-store"})
+
+
+def error_page(request: fastapi.Request, status: int, said: str) -> responses.HTMLResponse:
+    """What went wrong, and what to do."""
+    return page(
+        request, "error.html", getattr(request.state, "viewer", None), status,
+        title=http.HTTPStatus(status).phrase,
+        said=said[:1].upper() + said[1:],
+        advice=_ADVICE.get(status, ""),
+        request_id=request.scope.get("felix_request_id", ""),
+    )  # fmt: skip
+
+
+def to_login(request: fastapi.Request) -> responses.RedirectResponse:
+    """The login, which leads back here."""
+    where = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    query = "" if request.method != "GET" else "?" + urllib.parse.urlencode({"next": where})
+    return responses.RedirectResponse(LOGIN + query, 303, {"Cache-Control": "no-store"})
+
+
+class Page(routing.APIRoute):
+    """A route that answers errors as pages."""
+
+    def get_route_handler(
+        self,
+    ) -> Callable[[fastapi.Request], Coroutine[Any, Any, fastapi.Response]]:
+        """The handler, with errors caught."""
+        inner = super().get_route_handler()
+
+        async def handle(request: fastapi.Request) -> fastapi.Response:
+            try:
+                return await inner(request)
+            except errors.Unauthenticated:
+                return to_login(request)
+            except errors.ServiceError as error:
+                return error_page(request, error.status, str(error))
+            except engine_errors.FelixError as error:
+                return error_page(request, 422, str(error))
+            except exceptions.RequestValidationError:
+                return error_page(request, 404, "there is nothing at this address")
+            except starlette_exceptions.HTTPException as error:
+                return error_page(request, error.status_code, str(error.detail))
+            except (sa.exc.OperationalError, sa.exc.TimeoutError):
+                return error_page(request, 503, "the database does not answer")
+
+        return handle

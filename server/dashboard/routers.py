@@ -1,0 +1,43 @@
+"""All pages, and where nothing is.
+
+Reads the page modules; feeds `server.app`.
+"""
+
+from __future__ import annotations
+
+import fastapi
+from starlette import responses
+
+from server import errors
+from server.dashboard import (
+    assets,
+    compare,
+    devices,
+    job,
+    jobs,
+    logins,
+    points,
+    render,
+    submit,
+)
+
+_rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
+
+
+@_rest.get("/")
+def root() -> fastapi.Response:
+    """The service's address leads to the dashboard."""
+    return responses.RedirectResponse(logins.HOME, 303)
+
+
+@_rest.get("/dashboard/{path:path}")
+def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
+    """Any other address."""
+    raise errors.NotFound("there is no such page")
+
+
+def install(app: fastapi.FastAPI) -> None:
+    """Add the dashboard to an application."""
+    for module in (assets, logins, jobs, job, points, compare, devices, submit):
+        app.include_router(module.router)
+    app.include_router(_rest)

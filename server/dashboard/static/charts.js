@@ -1,0 +1,111 @@
+// Plotly in the page's colours. A chart is a function that gives traces and a layout; it is drawn
+// anew when asked, when the colours change, and it says so where there is nothing to draw.
+// Latencies are given to Plotly in seconds, so that its SI prefixes are right: 1.4 ms, 220 µs.
+
+const CONFIG = {
+  responsive: true,
+  displaylogo: false,
+  modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+};
+
+export const SECONDS = 1e-6;
+
+// Colours that also people with a colour deficiency tell apart, for each background.
+export const PALETTE = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+export function latencyAxis(title, log) {
+  return { title: { text: title }, type: log ? "log" : "linear", tickformat: ".3~s", ticksuffix: "s", rangemode: log ? "normal" : "tozero" };
+}
+
+export class Chart {
+  // `figure()` gives {traces, layout}, or {empty: text}.
+  constructor(id, figure) {
+    this.place = document.getElementById(id);
+    this.figure = figure;
+    this.waiting = false;
+    document.addEventListener("felix:theme", () => this.draw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  // Draw at the next frame, once however often asked.
+  draw() {
+    if (this.waiting || !this.place) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.now();
+    });
+  }
+
+  now() {
+    const { traces, layout, empty } = this.figure();
+    if (empty) {
+      this.say(empty);
+      return;
+    }
+    this.place.querySelector(".chart-note")?.remove();
+    window.Plotly.react(this.place, traces, merge(base(), layout), CONFIG);
+    this.place.dataset.points = String(traces.reduce((n, t) => n + (t.x?.length || 0), 0));
+  }
+
+  say(text) {
+    if (this.place.classList.contains("js-plotly-plot")) window.Plotly.purge(this.place);
+    const note = document.createElement("p");
+    note.className = "chart-note";
+    note.textContent = text;
+    this.place.replaceChildren(note);
+  }
+}
+
+export async function json(address) {
+  const answer = await fetch(address);
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  return answer.json();
+}
+
+// Run something that loads data for a chart; say so if it fails, and offer nothing that is wrong.
+export async function loading(chart, work) {
+  try {
+    await work();
+    chart.draw();
+  } catch {
+    chart.say("The data could not be loaded. Load the page again to try once more.");
+  }
+}
+
+function base() {
+  const axis = {
+    gridcolor: colour("--line"),
+    linecolor: colour("--line"),
+    zerolinecolor: colour("--line"),
+    automargin: true,
+    title: { standoff: 12 },
+  };
+  const narrow = window.innerWidth < 640;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, sans-serif", size: narrow ? 11 : 13, color: colour("--text") },
+    margin: { l: 56, r: 16, t: 12, b: 48 },
+    colorway: PALETTE.map(colour),
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    hoverlabel: { bgcolor: colour("--surface"), bordercolor: colour("--line"), font: { color: colour("--text") } },
+    xaxis: { ...axis },
+    yaxis: { ...axis },
+    yaxis2: { ...axis },
+    yaxis3: { ...axis },
+  };
+}
+
+function merge(one, other) {
+  const result = { ...one };
+  for (const [name, value] of Object.entries(other || {})) {
+    const both = value && typeof value === "object" && !Array.isArray(value);
+    result[name] = both ? merge(one[name] || {}, value) : value;
+  }
+  return result;
+}

@@ -1,0 +1,162 @@
+// Keeps a page up to date. A job's page follows the job's events; each one is told to the page's
+// charts as `felix:event` on document, and the live regions are fetched anew, at most every
+// REFRESH_MS. Pages with `data-poll` just look again at times. Nothing runs in a hidden tab.
+
+import { morph } from "./morph.js";
+
+const REFRESH_MS = 2000;
+const TYPES = [
+  "state", "changed", "started", "opened", "baseline", "round", "trial", "final", "trained",
+  "checkpoint", "artifact", "warning",
+];
+
+const body = document.body;
+let source = null;
+let seq = Number(body.dataset.seq || 0);
+let timer = 0;
+let last = 0;
+let busy = false;
+let failures = 0;
+
+export function start() {
+  if (body.dataset.job) {
+    if ("follow" in body.dataset) follow();
+    document.addEventListener("visibilitychange", () => (document.hidden ? unfollow() : again()));
+  } else if (body.dataset.poll) {
+    show("live", "Live");
+    setInterval(() => document.hidden || refresh(), Number(body.dataset.poll));
+    document.addEventListener("visibilitychange", () => document.hidden || refresh());
+  }
+  window.addEventListener("offline", () => lost());
+  window.addEventListener("online", () => again());
+}
+
+// Follow the job from where the page is; also after an action that may have woken it.
+export function follow() {
+  if (source) return;
+  const job = body.dataset.job;
+  source = new EventSource(`/v1/jobs/${job}/events/stream?after_seq=${seq}`);
+  source.onopen = () => found();
+  for (const type of TYPES) {
+    source.addEventListener(type, (message) => {
+      const event = JSON.parse(message.data);
+      seq = Math.max(seq, event.seq);
+      document.dispatchEvent(new CustomEvent("felix:event", { detail: event }));
+      soon();
+    });
+  }
+  source.addEventListener("end", () => {
+    unfollow();
+    show("ended", "Ended");
+    soon(0);
+    document.dispatchEvent(new CustomEvent("felix:end"));
+  });
+  source.onerror = () => {
+    if (source && source.readyState === EventSource.CLOSED) {
+      unfollow();
+      check();
+    } else {
+      lost();
+    }
+  };
+}
+
+// Fetch the page and put its live regions in place of the old ones.
+export async function refresh() {
+  if (busy) return;
+  busy = true;
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (answer.redirected && new URL(answer.url).pathname === "/dashboard/login") return loggedOut();
+    if (!answer.ok) throw new Error(String(answer.status));
+    put(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    found();
+  } catch {
+    lost();
+  } finally {
+    busy = false;
+    last = Date.now();
+  }
+}
+
+export function soon(delay = Math.max(0, last + REFRESH_MS - Date.now())) {
+  if (timer || document.hidden) return;
+  timer = setTimeout(() => {
+    timer = 0;
+    refresh();
+  }, delay);
+}
+
+function put(page) {
+  for (const region of document.querySelectorAll("[data-live]")) {
+    const fresh = page.getElementById(region.id);
+    if (fresh) morph(region, fresh);
+  }
+  document.title = page.title;
+  if (!body.dataset.job) return;
+  if (page.body.hasAttribute("data-follow")) body.dataset.follow = "";
+  else delete body.dataset.follow;
+}
+
+function unfollow() {
+  source?.close();
+  source = null;
+}
+
+function again() {
+  if (body.dataset.job && "follow" in body.dataset) follow();
+  soon(0);
+}
+
+// The stream was refused: is the login over, or the server away?
+async function check() {
+  try {
+    const answer = await fetch("/v1/me");
+    if (answer.status === 401) return loggedOut();
+  } catch {
+    // away: try again below
+  }
+  lost();
+  setTimeout(() => document.hidden || again(), 5000);
+}
+
+function found() {
+  failures = 0;
+  document.getElementById("lost").hidden = true;
+  const followed = body.dataset.job ? "follow" in body.dataset : body.dataset.poll;
+  if (followed) show("live", "Live");
+  else show("ended", "Ended");
+}
+
+function lost() {
+  failures += 1;
+  show("lost", "Reconnecting…");
+  if (failures < 2 && navigator.onLine) return;
+  tell("The service does not answer. What you see may be old; it is updated as soon as the connection is back.");
+}
+
+function loggedOut() {
+  unfollow();
+  show("lost", "Logged out");
+  const next = encodeURIComponent(location.pathname + location.search);
+  tell("Your login has ended. ", "Log in again", `/dashboard/login?next=${next}`);
+}
+
+function show(kind, text) {
+  const place = document.getElementById("link");
+  place.hidden = false;
+  place.className = `link link-${kind}`;
+  if (place.textContent !== text) place.textContent = text;
+}
+
+function tell(text, label, address) {
+  const place = document.getElementById("lost");
+  place.replaceChildren(text);
+  if (address) {
+    const link = document.createElement("a");
+    link.href = address;
+    link.textContent = label;
+    place.append(link);
+  }
+  place.hidden = false;
+}

@@ -1,0 +1,117 @@
+// What every page has: colours, live regions, actions, copying, the forms' small helps.
+
+import { request, toast } from "./api.js";
+import * as live from "./live.js";
+
+const THEMES = ["system", "light", "dark"];
+const SIGNS = { system: "◐", light: "☀", dark: "☾" };
+
+function theme() {
+  const button = document.getElementById("theme");
+  const shown = () => document.documentElement.dataset.theme || "system";
+  const label = () => {
+    const words = shown() === "system" ? "as the system" : shown();
+    button.setAttribute("aria-label", `Colours: ${words}`);
+    button.title = `Colours: ${words}`;
+    button.firstElementChild.textContent = SIGNS[shown()];
+  };
+  button.hidden = false;
+  label();
+  button.addEventListener("click", () => {
+    const next = THEMES[(THEMES.indexOf(shown()) + 1) % THEMES.length];
+    if (next === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = next;
+    try {
+      if (next === "system") localStorage.removeItem("felix-theme");
+      else localStorage.setItem("felix-theme", next);
+    } catch {
+      // storage may be forbidden: the choice holds for this page
+    }
+    label();
+    document.dispatchEvent(new CustomEvent("felix:theme"));
+  });
+}
+
+function actions() {
+  document.addEventListener("submit", async (event) => {
+    const form = event.target;
+    if (!form.dataset.verb) return;
+    event.preventDefault();
+    if (form.dataset.confirm && !(await confirmed(form.dataset.confirm))) return;
+    const button = form.querySelector("button");
+    button.disabled = true;
+    try {
+      const job = await request("POST", `/v1/jobs/${document.body.dataset.job}/${form.dataset.verb}`);
+      toast(`Job ${job.id} is ${job.state}.`);
+      await live.refresh();
+      if ("follow" in document.body.dataset) live.follow();
+    } catch (error) {
+      toast(error.message, true);
+    } finally {
+      button.disabled = false;
+    }
+  });
+}
+
+// A dialog in place of the browser's own, which cannot be styled.
+function confirmed(question) {
+  const dialog = document.createElement("dialog");
+  dialog.setAttribute("aria-label", question);
+  const text = document.createElement("p");
+  text.textContent = question;
+  const form = document.createElement("form");
+  form.method = "dialog";
+  form.className = "row";
+  for (const [value, label, kind] of [["no", "Keep it", "secondary"], ["yes", "Cancel the job", "danger"]]) {
+    const button = document.createElement("button");
+    button.value = value;
+    button.textContent = label;
+    button.className = kind;
+    form.append(button);
+  }
+  dialog.append(text, form);
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+  });
+}
+
+function copying() {
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy]");
+    if (!button) return;
+    const text = document.getElementById(button.dataset.copy).textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      toast("Copied.");
+    } catch {
+      toast("The browser does not allow copying here: select the text and copy it.", true);
+    }
+  });
+}
+
+function forms() {
+  const choose = document.getElementById("op");
+  choose?.addEventListener("change", () => choose.form.requestSubmit());
+  document.getElementById("problem")?.focus();
+  const table = document.getElementById("chosen");
+  const button = document.getElementById("compare");
+  if (!table || !button) return;
+  const count = () => {
+    const n = table.querySelectorAll("input[name=job]:checked").length;
+    button.disabled = n === 0;
+    button.textContent = n ? `Compare ${n} selected` : "Compare selected";
+  };
+  table.addEventListener("change", count);
+  count();
+}
+
+theme();
+actions();
+copying();
+forms();
+live.start();

@@ -1,0 +1,122 @@
+// The file form: checked here, sent to the API with its progress shown, errors put at fields.
+
+import { token } from "./api.js";
+
+const form = document.getElementById("upload-form");
+const NUMBERS = ["trials", "seconds", "priority", "seed"];
+const OPTIONS = ["round_size", "patience_rounds"];
+const repeat = crypto.getRandomValues(new Uint32Array(4)).join("-");
+let n = 0;
+
+function job(fields) {
+  const text = (name) => String(fields.get(name) || "").trim();
+  const asked = { kind: text("kind"), options: {} };
+  for (const name of ["name", "target", "note", "strategy"]) if (text(name)) asked[name] = text(name);
+  for (const name of NUMBERS) if (text(name)) asked[name] = Number(text(name));
+  for (const name of OPTIONS) if (text(name)) asked.options[name] = Number(text(name));
+  const tags = text("tags").split(",").map((tag) => tag.trim()).filter(Boolean);
+  if (tags.length) asked.tags = tags;
+  if (asked.kind === "onnx") asked.shapes = shapes(text("shapes"));
+  return asked;
+}
+
+// Lines like `x: 1, 3, 224, 224`.
+function shapes(text) {
+  const found = {};
+  for (const line of text.split("\n").map((each) => each.trim()).filter(Boolean)) {
+    const [, name, extents] = /^(.+?)\s*[:=]\s*([\d,x×\s]+)$/.exec(line) || [];
+    if (!name) throw { shapes: "one input a line, like x: 1, 3, 224, 224" };
+    found[name] = extents.split(/[\s,x×]+/).filter(Boolean).map(Number);
+  }
+  return found;
+}
+
+function clear() {
+  document.getElementById("upload-problem").hidden = true;
+  for (const mark of form.querySelectorAll(".wrong")) mark.remove();
+  for (const field of form.querySelectorAll("[aria-invalid]")) {
+    field.removeAttribute("aria-invalid");
+    field.closest(".field").classList.remove("field-wrong");
+  }
+}
+
+function wrong(name, message) {
+  const field = form.elements[name];
+  if (!(field instanceof HTMLElement)) return false;
+  field.setAttribute("aria-invalid", "true");
+  const box = field.closest(".field");
+  box.classList.add("field-wrong");
+  const note = document.createElement("p");
+  note.className = "wrong";
+  note.id = `u-${name}-wrong`;
+  note.textContent = message;
+  field.after(note);
+  field.setAttribute("aria-describedby", note.id);
+  field.closest("details")?.setAttribute("open", "");
+  field.focus();
+  return true;
+}
+
+function refused(said, errors = []) {
+  let placed = false;
+  for (const { where, message } of errors) {
+    const name = where.split("/").find((part) => form.elements[part]);
+    if (name) placed = wrong(name, message) || placed;
+  }
+  if (placed) return;
+  const place = document.getElementById("upload-problem");
+  place.textContent = said;
+  place.hidden = false;
+  place.focus();
+}
+
+function send(event) {
+  event.preventDefault();
+  clear();
+  const fields = new FormData(form);
+  const file = fields.get("file");
+  const limit = Number(form.dataset.limit);
+  if (file.size > limit) return wrong("file", `This file has ${(file.size / 1e6).toFixed(1)} MB, more than your key may upload.`);
+  const body = new FormData();
+  try {
+    body.append("job", JSON.stringify(job(fields)));
+  } catch (error) {
+    return wrong("shapes", error.shapes || String(error));
+  }
+  body.append("file", file);
+  const button = form.querySelector("button");
+  const progress = document.getElementById("upload-progress");
+  const state = document.getElementById("upload-state");
+  const sending = new XMLHttpRequest();
+  sending.open("POST", "/v1/jobs/upload");
+  sending.setRequestHeader("X-CSRF-Token", token());
+  sending.setRequestHeader("Idempotency-Key", `upload-${repeat}-${n}`);
+  sending.responseType = "json";
+  sending.upload.onprogress = ({ loaded, total }) => {
+    progress.value = loaded / total;
+    state.textContent = loaded < total ? "Uploading…" : "The service reads the program…";
+  };
+  sending.onloadend = () => {
+    button.disabled = false;
+    if (sending.status) n += 1; // what broke on the way may have arrived: it keeps its key
+    progress.hidden = true;
+    state.textContent = "";
+    const answer = sending.response;
+    if (sending.status === 201 || sending.status === 200) location.href = `/dashboard/jobs/${answer.id}`;
+    else if (sending.status === 0) refused("The connection broke: check it and send the file again.");
+    else if (sending.status === 401) refused("Your login has ended: log in in another tab, then send again.");
+    else refused(answer?.detail || `The service answered ${sending.status}.`, answer?.errors);
+  };
+  button.disabled = true;
+  progress.value = 0;
+  progress.hidden = false;
+  sending.send(body);
+}
+
+if (form) {
+  form.addEventListener("submit", send);
+  const open = document.getElementById("shapes-field");
+  for (const kind of form.querySelectorAll("input[name=kind]")) {
+    kind.addEventListener("change", () => (open.hidden = form.elements.kind.value !== "onnx"));
+  }
+}
