@@ -121,6 +121,7 @@ class FakeSketch:
     calls: list[str] = field(default_factory=list)
 
     n_features = 12
+    names = tuple(f"feature{i}" for i in range(12))
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:

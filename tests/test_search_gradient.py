@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from felix import errors
+from felix import errors, workloads
+from felix import sketch as sketching
 from felix.search import base, descent, evolutionary, gradient, random_search, scoring, selection
 from felix.search import history as history_module
 from felix.search.types import Suggestion
@@ -120,12 +121,46 @@ def test_scores_keep_their_rows_when_some_are_illegal() -> None:
     wide = synthetic.FakeSketch()
     rows = wide.sample(64, seed=1)
     scorer = scoring.Scorer([sketch], synthetic.CostModel())
-    scores = scorer.score(0, rows)
+    scores = scorer.score(0, rows).ln_latency
     legal = (rows[:, 2] * rows[:, 3]) <= 32
     assert 0 < legal.sum() < 64
     np.testing.assert_array_equal(np.isnan(scores), ~legal)
     for row, score in zip(rows[legal], scores[legal], strict=True):
         assert score == pytest.approx(scorer.predict(0, row[None])[0])
+
+
+class LongCode:
+    """A scorer of one sketch: all candidates as fast, code as long as the last tile says."""
+
+    def __init__(self) -> None:
+        self.sketches = [synthetic.FakeSketch()]
+
+    def score(self, sketch_index: int, rows: Any) -> scoring.Scores:
+        return scoring.Scores(np.zeros(len(rows)), 100.0 * rows[:, 3])
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_long_builds_must_promise_more(weight: float) -> None:
+    options = selection.SelectionOptions(0.0, 0.0, 1.0, 99, build_weight=weight)
+    pool = selection.Pool(LongCode(), history_module.History(), weight)
+    rows = synthetic.FakeSketch().sample(64, seed=1)
+    pool.offer(0, rows.tolist(), selection.Source.SAMPLE)
+    picks = selection.select(pool, 8, options, np.random.default_rng(0))
+    statements = [100.0 * c.decisions[3] for c in picks]
+    shortest = sorted(100.0 * c.decisions[3] for c in pool.candidates.values())[:8]
+    assert (statements == shortest) == (weight > 0)
+    assert all(c.score == 0.0 for c in picks)  # the prediction itself is not changed
+    want = [weight * math.log1p(s / selection.FREE_STATEMENTS) for s in statements]
+    assert [c.price for c in picks] == pytest.approx(want)
+
+
+def test_statements_are_read_from_the_features() -> None:
+    task = workloads.gemm(32, 32, 32)
+    (sketch, *_) = sketching.sketches(task)
+    rows = sketch.sample(16, seed=0)
+    found = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).statements
+    raw = sketch.formulas.raw(rows)[..., list(sketch.formulas.names).index("code_statements")]
+    np.testing.assert_allclose(found, raw.max(axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
@@ -214,7 +249,7 @@ def scored(pool: selection.Pool, n: int, structure: int, first: float) -> None:
     for i in range(n):
         decisions = (structure, *[i] * 4)
         pool.candidates[(0, decisions)] = selection.Candidate(
-            0, decisions, (structure,), first + i, selection.Source.DESCENT
+            0, decisions, (structure,), first + i, selection.Source.DESCENT, first + i
         )
 
 
@@ -240,7 +275,7 @@ def test_selection_leaves_room_for_other_structures_and_chance() -> None:
 def test_selection_keeps_a_share_for_neighbours() -> None:
     pool = empty_pool()
     scored(pool, 50, 0, 0.0)
-    near = selection.Candidate(0, (7,) * 5, (0,), 999.0, selection.Source.NEIGHBOUR)
+    near = selection.Candidate(0, (7,) * 5, (0,), 999.0, selection.Source.NEIGHBOUR, 999.0)
     pool.candidates[near.key] = near
     options = selection.SelectionOptions(random_share=0.0)
     assert near in selection.select(pool, 10, options, np.random.default_rng(0))
@@ -261,7 +296,7 @@ def test_near_copies_of_picks_wait() -> None:
     for i in range(20):  # alike, and the best
         decisions = (0, 0, 0, i)
         pool.candidates[(0, decisions)] = selection.Candidate(
-            0, decisions, (), float(i), selection.Source.DESCENT
+            0, decisions, (), float(i), selection.Source.DESCENT, float(i)
         )
     scored(pool, 20, 5, 100.0)
     options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, crowd=3)

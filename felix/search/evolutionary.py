@@ -49,7 +49,8 @@ class EvolutionarySearch(base.ModelSearch):
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
-        pool = selection.Pool(self.scorer, self.history)
+        weight = self.options.selection.build_weight
+        pool = selection.Pool(self.scorer, self.history, weight)
         size = max(1, self.options.population // len(self.sketches))
         for index, sketch in enumerate(self.sketches):
             samples = scoring.legal_samples(sketch, index, size, rng)

@@ -118,7 +118,8 @@ class GradientSearch(base.ModelSearch):
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
-        pool = selection.Pool(self.scorer, self.history)
+        weight = self.options.selection.build_weight
+        pool = selection.Pool(self.scorer, self.history, weight)
         self._sample(n, rng)
         for index, samples in sorted(self._samples.items()):
             pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
@@ -160,7 +161,7 @@ class GradientSearch(base.ModelSearch):
             return entries
         best: list[float] = []
         for entry in entries:
-            scores = self.scorer.score(entry.sketch_index, entry.starts)
+            scores = self.scorer.score(entry.sketch_index, entry.starts).ln_latency
             best.append(float(np.nanmin(scores)) if np.isfinite(scores).any() else np.inf)
         order = np.argsort(best, kind="stable").tolist()
         chosen, rest = order[: limit - 1], order[limit - 1 :]

@@ -7,6 +7,10 @@ round has an allowance of new ones; rows beyond it score like illegal ones. Ever
 the order of the decisions it came from: a candidate and its prediction are never zipped from
 lists filtered apart.
 
+*Statements* of a candidate are those of its largest kernel after unrolling: what a build costs.
+`python benchmarks/build_time.py`: 160 random schedules of five workloads took 0.12 s + 0.37 ms a
+statement of CPU time to build, to a factor of 1.6 (standard deviation).
+
 Reads `search.types`, `objective`; feeds the searches.
 """
 
@@ -28,6 +32,16 @@ Array = NDArray[np.float64]
 TOLERANCE = 1e-9
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
+#: The feature, log2(1 + statements), that says how much code a kernel is.
+STATEMENTS = "code_statements"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of candidates [n]: predicted ln(latency_us), NaN for the illegal, and statements."""
+
+    ln_latency: Array
+    statements: Array
 
 
 @dataclass(slots=True)
@@ -92,18 +106,27 @@ class Scorer:
 
     def predict(self, sketch_index: int, decisions: types.Decisions) -> Array:
         """Predicted ln(latency_us) of each row of decisions, legal or not."""
-        result = np.empty(len(decisions))
-        for structure, rows in self._by_structure(sketch_index, decisions):
-            features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
-            result[rows] = self._ask(features)
-        return result
+        return self._scores(sketch_index, decisions).ln_latency
 
-    def score(self, sketch_index: int, decisions: types.Decisions) -> Array:
-        """Predicted ln(latency_us); NaN for the illegal, which the model never sees."""
-        result = np.full(len(decisions), np.nan)
+    def score(self, sketch_index: int, decisions: types.Decisions) -> Scores:
+        """Scores of the legal; the model never sees the others."""
+        result = Scores(np.full(len(decisions), np.nan), np.zeros(len(decisions)))
         legal = np.flatnonzero(self.legal(sketch_index, decisions))
         if len(legal):
-            result[legal] = self.predict(sketch_index, decisions[legal])
+            found = self._scores(sketch_index, decisions[legal])
+            result.ln_latency[legal] = found.ln_latency
+            result.statements[legal] = found.statements
+        return result
+
+    def _scores(self, sketch_index: int, decisions: types.Decisions) -> Scores:
+        result = Scores(np.empty(len(decisions)), np.zeros(len(decisions)))
+        names = list(self.sketches[sketch_index].formulas.names)
+        for structure, rows in self._by_structure(sketch_index, decisions):
+            features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
+            result.ln_latency[rows] = self._ask(features)
+            if STATEMENTS in names:
+                logs = features[..., names.index(STATEMENTS)].max(axis=1)
+                result.statements[rows] = np.exp2(logs) - 1
         return result
 
     def _ask(self, features: Array) -> Array:

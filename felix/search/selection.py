@@ -1,10 +1,10 @@
 """Which scored candidates to measure: mostly the best, not all alike.
 
 `Pool` collects candidates of all sketches, each once and never one that was proposed before,
-together with its own score. `select` ranks them with three rules against a model that is sure
-and wrong: no structure takes more than a share of the picks while others have candidates, near
+together with its own score. `select` ranks them with rules against a model that is sure and
+wrong: no structure takes more than a share of the picks while others have candidates, near
 copies of picks wait, a share is kept for neighbours of what measured best, and a share is drawn
-at random.
+at random. Code that takes long to build must promise more.
 
 Reads `search.history`, `search.scoring`; feeds the searches.
 """
@@ -40,6 +40,8 @@ class Candidate:
     #: predicted ln(latency_us)
     score: float
     source: Source
+    #: the score and what building costs, in nats (`SelectionOptions.build_weight`)
+    price: float
 
     @property
     def key(self) -> types.Key:
@@ -65,6 +67,12 @@ class SelectionOptions:
     structure_share: float = 0.6
     #: a candidate waits while so many picks differ from it in at most two values (one move)
     crowd: int = 2
+    #: nats that a candidate must be predicted faster by to be built e times as long
+    build_weight: float = 0.1
+
+
+#: Statements that take as long to build as a program without any (`benchmarks/build_time.py`).
+FREE_STATEMENTS = 330.0
 
 
 @dataclass(slots=True)
@@ -73,6 +81,8 @@ class Pool:
 
     scorer: scoring.Scorer
     past: history.History
+    #: as in `SelectionOptions`
+    build_weight: float = 0.0
     candidates: dict[types.Key, Candidate] = field(default_factory=dict)
     #: rows offered, of which new (each once), of which legal
     n_offered: int = 0
@@ -93,24 +103,30 @@ class Pool:
         self.n_new += len(fresh)
         decisions_list = list(fresh)
         scores = self.scorer.score(sketch_index, np.asarray(decisions_list, np.int64))
+        prices = scores.ln_latency + self.build_weight * np.log1p(
+            scores.statements / FREE_STATEMENTS
+        )
         variables = self.scorer.sketches[sketch_index].variables
-        for decisions, score in zip(decisions_list, scores.tolist(), strict=True):
+        for decisions, score, price in zip(
+            decisions_list, scores.ln_latency.tolist(), prices.tolist(), strict=True
+        ):
             if math.isnan(score):
                 continue
             self.n_legal += 1
+            kind = space.structure(variables, decisions)
             self.candidates[(sketch_index, decisions)] = Candidate(
-                sketch_index, decisions, space.structure(variables, decisions), score, source
+                sketch_index, decisions, kind, score, source, price
             )
 
     def ranked(self) -> list[Candidate]:
-        """Best predicted first; ties by key, so that the order is the same everywhere."""
-        return sorted(self.candidates.values(), key=lambda c: (c.score, c.key))
+        """Lowest price first; ties by key, so that the order is the same everywhere."""
+        return sorted(self.candidates.values(), key=lambda c: (c.price, c.key))
 
 
 def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Up to n candidates of the pool, best predicted first, random ones last."""
+    """Up to n candidates of the pool, lowest price first, random ones last."""
     ranked = pool.ranked()
     n = min(n, len(ranked))
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0
@@ -136,7 +152,7 @@ def select(
     take(near, round(options.neighbour_share * n_greedy), True)
     take(ranked, n_greedy, True)
     take(ranked, n_greedy, False)  # one structure, or one neighbourhood, is all there is
-    greedy = sorted(chosen.values(), key=lambda c: (c.score, c.key))
+    greedy = sorted(chosen.values(), key=lambda c: (c.price, c.key))
     rest = [c for c in ranked if c.key not in chosen]
     picks = rng.permutation(len(rest))[:n_random]
     return [*greedy, *(rest[i] for i in picks)]

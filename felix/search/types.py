@@ -74,6 +74,11 @@ class Formulas(Protocol):
     """The formulas of a sketch."""
 
     @property
+    def names(self) -> Sequence[str]:
+        """Feature names in column order."""
+        ...
+
+    @property
     def n_features(self) -> int: ...
     def variant(self, structural_values: space.Structure, /) -> Variant: ...
 
