@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,9 @@ from collections.abc import Iterator
 
 from server import beside, blobs, database, errors, logs, schema, settings, tuner
 from server.store import keys
+
+#: In the data folder; `felix.commands.remote` reads it.
+KEY_FILE = "admin-key"
 
 
 def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
@@ -71,13 +75,34 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
         ) from error
     made = first_key(chosen)
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
-    if made is not None:
-        print(f"admin key, shown only now: {made}", file=sys.stderr)
+    _tell_key(chosen, made)
     with beside.TunerProcess() if with_tuner else contextlib.nullcontext():
         uvicorn.run(
-            app.create_app(chosen), host=chosen.host, port=chosen.port, log_level="warning"
+            app.create_app(chosen),
+            host=chosen.host,
+            port=chosen.port,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=3,  # event streams never end by themselves
         )
     return 0
+
+
+def _tell_key(chosen: settings.Settings, made: str | None) -> None:
+    """Leave the first key where commands on this machine find it, readable by its user only.
+
+    It is printed for a person, not where lines are collected.
+    """
+    path = chosen.data_dir / KEY_FILE
+    if made is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{made}\n")
+        if not chosen.log_json:
+            print(f"admin key: {made}", file=sys.stderr)
+    if path.is_file():
+        print(f"the admin key is in {path}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -112,7 +112,9 @@ class Envelope:
         route: Any = scope.get("route")
         path = getattr(route, "path", "unmatched")
         self._metrics.note(scope["method"], path, status, duration_s)
-        _log.info(
+        is_quiet = scope["method"] in ("GET", "HEAD") and 0 < status < 400
+        _log.log(
+            logging.DEBUG if is_quiet else logging.INFO,
             "%s %s %d", scope["method"], path, status,
             extra={
                 "action": "request",
