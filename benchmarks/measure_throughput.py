@@ -130,7 +130,7 @@ def stock_pass(candidates: Candidates) -> dict[str, Any]:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Candidates a second, their ratio, and how latencies compare."""
+    """Candidates a second, their ratio (all; those with a latency), and how latencies compare."""
     rows = {}
     for name, tools in results.items():
         row: dict[str, Any] = {
@@ -138,6 +138,9 @@ def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
         }
         if "stock" in tools:
             row["ratio"] = row["felix"] / row["stock"]
+            row["ratio_ran"] = row["ratio"] * _ran(tools["felix"]) / max(_ran(tools["stock"]), 1)
+            row["failed"] = {tool: len(found["latency_us"]) - _ran(found)
+                             for tool, found in tools.items()}  # fmt: skip
             pairs = zip(
                 tools["felix-warm"]["latency_us"], tools["stock"]["latency_us"], strict=True
             )
@@ -148,14 +151,21 @@ def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return rows
 
 
+def _ran(found: dict[str, Any]) -> int:
+    return sum(latency is not None for latency in found["latency_us"])
+
+
 def render(data: dict[str, Any]) -> str:
     """The table of a results file."""
     rows = []
     for name, row in data["summary"].items():
         deciles = row.get("latency_ratio")
         middle = f"{deciles[0]:.3f} {deciles[4]:.3f} {deciles[8]:.3f}" if deciles else "-"
-        rows.append([name, row["felix"], row.get("stock"), row.get("ratio"), middle])
-    head = ["workload", "felix 1/s", "stock 1/s", "ratio", "warm latency ratio 10/50/90 %"]
+        failed = row.get("failed", {})
+        rows.append([name, row["felix"], row.get("stock"), row.get("ratio"), row.get("ratio_ran"),
+                     failed.get("felix"), failed.get("stock"), middle])  # fmt: skip
+    head = ["workload", "felix 1/s", "stock 1/s", "ratio", "ratio of those that ran",
+            "felix failed", "stock failed", "warm latency ratio 10/50/90 %"]  # fmt: skip
     return f"pool ready after {data['start_s']:.1f} s\n" + common.table(head, rows)
 
 

@@ -1,0 +1,142 @@
+"""Vendor libraries on the benchmark's subgraphs, through PyTorch: eager, and compiled.
+
+cuBLAS, cuDNN and PyTorch's own kernels (eager), and inductor's (`torch.compile`, with autotuning),
+all with TF32 off. A call is timed with events after 256 MiB were written, which leaves the L2
+without its tensors, and the median of many calls counts. Convolutions are given the layout of the
+workload (channels last), and transposed where that is faster does not matter: the library chooses.
+Reads `felix.workloads`; feeds `search_efficiency`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+_FLUSH_BYTES = 256 << 20
+_CALLS = 50
+
+
+def latencies_us(workload: str) -> dict[str, float]:
+    """Median latency in us: "eager" and "inductor"."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    function, inputs = program(workload, "cuda")
+    compiled = torch.compile(function, mode="max-autotune-no-cudagraphs")
+    return {"eager": _time(function, inputs), "inductor": _time(compiled, inputs)}
+
+
+def program(workload: str, device: str) -> tuple[Callable[..., Any], list[Any]]:
+    """The workload as a PyTorch function, and inputs for it.
+
+    Raises:
+        ValueError: an operator or option that no subgraph of the benchmark uses.
+    """
+    from felix.workloads import catalogue
+
+    operator, params = catalogue.parse_params(workload)
+    makers = {"gemm": _gemm, "conv2d": _conv, "conv3d": _conv, "depthwise_conv2d": _depthwise,
+              "conv_transpose2d": _transposed, "softmax": _rows, "layer_norm": _rows,
+              "reduce": _rows}  # fmt: skip
+    if operator not in makers:
+        raise ValueError(f"no PyTorch form of {operator}")
+    return makers[operator](operator, dict(params), device)
+
+
+def _random(device: str, *shape: int) -> Any:
+    import torch
+
+    return torch.randn(*shape, device=device)
+
+
+def _gemm(operator: str, params: dict[str, Any], device: str) -> tuple[Any, list[Any]]:
+    import torch
+
+    batch = [params["batch"]] if params.get("batch") else []
+    m, n, k = params["m"], params["n"], params["k"]
+    _only(params, {"m", "n", "k", "batch"})
+    return torch.matmul, [_random(device, *batch, m, k), _random(device, *batch, k, n)]
+
+
+def _conv(operator: str, params: dict[str, Any], device: str) -> tuple[Any, list[Any]]:
+    """Channels last, as the workloads' default layout."""
+    import torch
+
+    rank = 3 if operator == "conv3d" else 2
+    spatial = [params[axis] for axis in ("d", "h", "w")[3 - rank :]]
+    kernel, ci, co = params["kernel"], params["ci"], params["co"]
+    _only(params, {"n", "d", "h", "w", "ci", "co", "kernel", "stride", "padding"})
+    convolve = torch.nn.functional.conv3d if rank == 3 else torch.nn.functional.conv2d
+    last = torch.channels_last_3d if rank == 3 else torch.channels_last
+    x = _random(device, params["n"], ci, *spatial).contiguous(memory_format=last)
+    w = _random(device, co, ci, *[kernel] * rank).contiguous(memory_format=last)
+    stride, padding = params.get("stride", 1), params.get("padding", 0)
+    return lambda x, w: convolve(x, w, stride=stride, padding=padding), [x, w]
+
+
+def _depthwise(operator: str, params: dict[str, Any], device: str) -> tuple[Any, list[Any]]:
+    import torch
+
+    _only(params, {"n", "h", "w", "c", "kernel", "stride", "padding"})
+    c, kernel = params["c"], params["kernel"]
+    x = _random(device, params["n"], c, params["h"], params["w"])
+    x = x.contiguous(memory_format=torch.channels_last)
+    w = _random(device, c, 1, kernel, kernel)
+    stride, padding = params.get("stride", 1), params.get("padding", 0)
+    convolve = torch.nn.functional.conv2d
+    return lambda x, w: convolve(x, w, stride=stride, padding=padding, groups=c), [x, w]
+
+
+def _transposed(operator: str, params: dict[str, Any], device: str) -> tuple[Any, list[Any]]:
+    import torch
+
+    _only(params, {"n", "h", "w", "ci", "co", "kernel", "stride", "padding"})
+    ci, kernel = params["ci"], params.get("kernel", 4)
+    x = _random(device, params["n"], ci, params["h"], params["w"])
+    x = x.contiguous(memory_format=torch.channels_last)
+    w = _random(device, ci, params["co"], kernel, kernel)
+    stride, padding = params.get("stride", 2), params.get("padding", 1)
+    convolve = torch.nn.functional.conv_transpose2d
+    return lambda x, w: convolve(x, w, stride=stride, padding=padding), [x, w]
+
+
+def _rows(operator: str, params: dict[str, Any], device: str) -> tuple[Any, list[Any]]:
+    import torch
+
+    shape = params["shape"]
+    x = _random(device, *shape)
+    if operator == "softmax":
+        return lambda x: torch.softmax(x, dim=-1), [x]
+    if operator == "reduce":
+        axes = params.get("axes")
+        return lambda x: torch.sum(x, dim=None if axes is None else list(axes)), [x]
+    gain, shift = _random(device, shape[-1]), _random(device, shape[-1])
+    norm = torch.nn.functional.layer_norm
+    return lambda x, gain, shift: norm(x, [shape[-1]], gain, shift), [x, gain, shift]
+
+
+def _only(params: dict[str, Any], known: set[str]) -> None:
+    if set(params) - known:
+        raise ValueError(f"no PyTorch form with {sorted(set(params) - known)}")
+
+
+def _time(function: Callable[..., Any], inputs: list[Any]) -> float:
+    import torch
+
+    sweep = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    for _ in range(5):
+        function(*inputs)
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(_CALLS)
+    ]
+    for start, end in events:
+        sweep.zero_()
+        start.record()
+        function(*inputs)
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
