@@ -1,0 +1,95 @@
+"""What the GPU benchmarks make of their numbers, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import measure_throughput, search_efficiency, subgraphs, unrolling, vendor
+from felix.workloads import catalogue
+
+
+def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float]]) -> Any:
+    """A piece as a work folder holds it."""
+    return {"name": name, "workload": "gemm:8,8,8", "strategy": strategy, "seed": seed,
+            "curve": curve}  # fmt: skip
+
+
+RUNS = [
+    run("gemm", "felix", 0, [(1, 2.0, 20.0), (9, 4.0, 10.0)]),
+    run("gemm", "stock", 0, [(1, 20.0, 30.0), (64, 40.0, 10.4), (90, 90.0, 10.2)]),
+    run("gemm", "random", 0, [(1, 1.0, 100.0), (50, 8.0, 50.0)]),
+    {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "vendor", "seed": 0,
+     "latency_us": {"eager": 9.0, "inductor": 9.5}},
+]  # fmt: skip
+
+
+def test_times_to_a_share_of_the_best_that_any_search_found() -> None:
+    entries = {e["strategy"]: e for e in search_efficiency.summary(RUNS)}
+    assert set(entries) == {"felix", "stock", "random"}
+    assert entries["felix"]["to_95%_s"] == 4.0 and entries["felix"]["to_95%_trials"] == 9
+    assert entries["stock"]["to_95%_s"] == 40.0 and entries["stock"]["to_99%_s"] is None
+    assert entries["random"]["to_90%_s"] is None
+    assert entries["felix"]["of_best"] == 1 and entries["random"]["of_best"] == 0.2
+    assert entries["stock"]["vendor_eager_us"] == 9.0
+    assert search_efficiency.ratios([*entries.values()], "stock", 0.95) == [10.0]
+    assert search_efficiency.ratios([*entries.values()], "random", 0.95) == []
+
+
+def test_a_missing_time_counts_as_never_in_the_median() -> None:
+    assert search_efficiency._median([1.0, None, 3.0]) == 3.0
+    assert search_efficiency._median([1.0, None]) is None
+
+
+def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> None:
+    for piece in RUNS[:3]:
+        path = search_efficiency._path(tmp_path, piece["name"], 0, piece["strategy"])
+        path.write_text(json.dumps(piece))
+    data = search_efficiency.collect(argparse.Namespace(work=tmp_path, trials=128))
+    text = search_efficiency.render(data)
+    assert "stock: 10.00 times Felix's time to 95%" in text and "| gemm" in text
+    search_efficiency.picture(data, tmp_path / "curves.svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+@pytest.mark.parametrize("name", list(subgraphs.SUBGRAPHS))
+def test_vendor_programs_compute_the_shape_of_the_workload(name: str) -> None:
+    text = subgraphs.SUBGRAPHS[name]
+    function, inputs = vendor.program(text, "cpu")
+    with torch.no_grad():
+        shape = tuple(function(*inputs).shape)
+    wanted = [int(n) for n in catalogue.parse(text).mod["main"].params[-1].shape]
+    if text.startswith(("conv", "depthwise")):  # PyTorch names channels second
+        wanted = [wanted[0], wanted[-1], *wanted[1:-1]]
+    assert list(shape) == wanted
+    with pytest.raises(ValueError, match="no PyTorch form"):
+        vendor.program("gemm:8,8,8,epilogue=gelu", "cpu")
+
+
+def test_throughput_counts_all_candidates_and_those_that_ran() -> None:
+    results = {
+        "gemm": {
+            "felix": {"seconds": 2.0, "latency_us": [1.0, 2.0, None, 4.0]},
+            "stock": {"seconds": 40.0, "latency_us": [1.0, 2.0, None, None]},
+            "felix-warm": {"seconds": 2.0, "latency_us": [1.1, 2.0, None, 4.0]},
+        }
+    }
+    row = measure_throughput.summary(results)["gemm"]
+    assert row["felix"] == 2.0 and row["ratio"] == 20.0 and row["ratio_ran"] == 30.0
+    assert row["failed"]["stock"] == 2 and len(row["latency_ratio"]) == 9
+
+
+def test_variants_are_compared_with_explicit_unrolling() -> None:
+    def one(latency_us: float) -> dict[str, Any]:
+        ways = {"explicit": latency_us, "pragma": 2 * latency_us}
+        same = {"build_s": 1.0, "spread": None, "error": None}
+        return {name: {"latency_us": value, **same} for name, value in ways.items()}
+
+    text = unrolling.render({"workloads": {"gemm": [one(1.0), one(2.0), one(3.0)]}})
+    (row,) = [line for line in text.splitlines() if "pragma" in line]
+    assert "2.00 2.00 2.00" in row
