@@ -65,6 +65,15 @@ def size(value_bytes: float | None) -> str:
     return NONE if value_bytes is None else f"{_si(value_bytes, 1000.0)}B"
 
 
+def memory(value_bytes: float | None) -> str:
+    """The size of a memory, in powers of two: `48 KiB`."""
+    if value_bytes is None:
+        return NONE
+    text = _si(value_bytes, 1024.0)
+    number, _, prefix = text.partition(" ")
+    return f"{number.removesuffix('.00').removesuffix('.0')} {prefix.upper() + 'i' if prefix else ''}B"
+
+
 def percent(share: float | None) -> str:
     """A share of one: `42 %`."""
     if share is None:

@@ -18,7 +18,10 @@ export function colour(name) {
 }
 
 export function latencyAxis(title, log) {
-  return { title: { text: title }, type: log ? "log" : "linear", tickformat: ".3~s", ticksuffix: "s", rangemode: log ? "normal" : "tozero" };
+  return {
+    title: { text: title }, type: log ? "log" : "linear", rangemode: log ? "normal" : "tozero",
+    tickformat: ".3~s", ticksuffix: "s", showticksuffix: "all", ...(log ? { dtick: "D2" } : {}),
+  };
 }
 
 export class Chart {

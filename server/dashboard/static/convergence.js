@@ -29,7 +29,7 @@ function figure() {
     traces.push({
       name: "trial", mode: "markers", type: "scatter",
       x: points[x], y: points.latency_us.map((v) => v * SECONDS), text: points.trial,
-      marker: { size: 5, opacity: 0.45, color: colour("--c-points") },
+      marker: { size: 5, opacity: 0.6, color: colour("--c-points") },
       hovertemplate: "trial %{text}<br>%{y:.3s}s<extra></extra>",
     });
   }

@@ -36,7 +36,6 @@ function clear() {
   for (const mark of form.querySelectorAll(".wrong")) mark.remove();
   for (const field of form.querySelectorAll("[aria-invalid]")) {
     field.removeAttribute("aria-invalid");
-    field.closest(".field").classList.remove("field-wrong");
   }
 }
 
@@ -44,8 +43,6 @@ function wrong(name, message) {
   const field = form.elements[name];
   if (!(field instanceof HTMLElement)) return false;
   field.setAttribute("aria-invalid", "true");
-  const box = field.closest(".field");
-  box.classList.add("field-wrong");
   const note = document.createElement("p");
   note.className = "wrong";
   note.id = `u-${name}-wrong`;
