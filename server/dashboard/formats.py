@@ -71,7 +71,8 @@ def memory(value_bytes: float | None) -> str:
         return NONE
     text = _si(value_bytes, 1024.0)
     number, _, prefix = text.partition(" ")
-    return f"{number.removesuffix('.00').removesuffix('.0')} {prefix.upper() + 'i' if prefix else ''}B"
+    number = number.removesuffix(".00").removesuffix(".0")
+    return f"{number} {prefix.upper() + 'i' if prefix else ''}B"
 
 
 def percent(share: float | None) -> str:

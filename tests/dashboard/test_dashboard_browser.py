@@ -1,0 +1,290 @@
+"""The dashboard in a real Chromium: log in, submit, watch, act, compare, download.
+
+The job is filled step by step through the verbs that tuners use, so the pages see what they see of
+a tuner, in seconds. Nothing may appear in the browser's console: a script that the content policy
+blocks, or that throws, fails every test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server import app, blobs, database, schema
+from server import settings as service_settings
+from server.store import control, jobs, keys, trials
+from tests import service_fakes
+from tests.dashboard import browser, growing
+from tests.service_api import filling
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(browser.problem() is not None, reason=str(browser.problem())),
+]
+
+#: How long the machine may take for something that takes a second when it is idle.
+WAIT_MS = 60_000
+
+
+@dataclasses.dataclass
+class Site:
+    """A service that a browser can reach."""
+
+    address: str
+    db: database.Database
+    blobs: blobs.BlobStore
+    key: keys.Made
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser process for all tests."""
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as driver:
+        started = driver.chromium.launch(
+            executable_path=browser.chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def site(tmp_path: pathlib.Path) -> Iterator[Site]:
+    """The application behind a real server."""
+    settings = service_settings.Settings(data_dir=tmp_path)
+    db = database.Database(settings.database)
+    schema.upgrade(db)
+    with db.write() as tx:
+        key = keys.create(tx, keys.NewKey(name="ann", can_submit=True))
+    with browser.serving(app.create_app(settings)) as address:
+        yield Site(address, db, blobs.open_store(settings.blobs), key)
+    db.close()
+
+
+@pytest.fixture
+def page(chromium: Any, site: Site) -> Iterator[Any]:
+    """A page that is logged in; at the end its console must be empty."""
+    context = chromium.new_context(
+        base_url=site.address, viewport={"width": 1280, "height": 800}, accept_downloads=True
+    )
+    context.set_default_timeout(WAIT_MS)
+    made = context.new_page()
+    problems: list[str] = []
+    made.on("pageerror", lambda error: problems.append(str(error)))
+    made.on("console", lambda said: _note(said, problems))
+    log_in(made, site)
+    yield made
+    context.close()
+    assert not problems
+
+
+def _note(said: Any, problems: list[str]) -> None:
+    lost = "ERR_INTERNET_DISCONNECTED" in said.text or "ERR_NETWORK" in said.text
+    if said.type in ("error", "warning") and not lost:
+        problems.append(said.text)
+
+
+def log_in(page: Any, site: Site) -> None:
+    page.goto("/dashboard")
+    page.get_by_label("API key").fill(site.key.text)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/dashboard")
+
+
+def points(page: Any, chart: str) -> int:
+    """How many points the chart shows."""
+    page.wait_for_selector(f"#{chart}[data-points] .main-svg")
+    return int(page.get_attribute(f"#{chart}", "data-points"))
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for something to be true in the page; `condition` is JavaScript."""
+    page.wait_for_function(condition)
+
+
+def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    page.get_by_role("link", name="New job").first.click()
+    for name in ("m", "n", "k"):
+        page.locator(f"[id='f-p.{name}']").fill("64")
+    page.locator("#f-trials").fill("40")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    assert page.locator("#head .badge").inner_text() == "queued"
+    page.wait_for_selector("text=Nothing measured yet")
+
+    page.evaluate("window.mark = 'never loaded again'")
+    grows = growing.Growing(site.db, worker)
+    grows.step(4)
+    until(page, "document.querySelector('#head .badge').textContent === 'running'")
+    first = points(page, "convergence")
+    grows.step(12)
+    until(page, f"Number(document.querySelector('#convergence').dataset.points) > {first + 8}")
+    until(page, "document.querySelector('.tiles').textContent.includes('16 of 40')")
+    assert page.locator("#link").inner_text() == "Live"
+    until(page, "document.querySelector('#tasks').textContent.includes('16')")
+
+    page.get_by_role("button", name="Pause").click()
+    until(page, "document.querySelector('#head .badge').textContent === 'pausing'")
+    page.get_by_role("button", name="Resume").click()
+    until(page, "document.querySelector('#head .badge').textContent === 'running'")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Keep it").click()
+    assert service_fakes.get(site.db, grows.claim.job.id).state == "running"
+
+    job = grows.finish(site.blobs)
+    until(page, "document.querySelector('#head .badge').textContent === 'succeeded'")
+    until(page, "document.querySelector('#link').textContent === 'Ended'")
+    assert page.evaluate("window.mark") == "never loaded again"
+    with page.expect_download() as found:
+        page.get_by_role("link", name="Download felix-job.zip").click()
+    assert pathlib.Path(found.value.path()).read_bytes() == growing.CONTENT
+    assert found.value.suggested_filename == "felix-job.zip"
+    assert job.workload["params"]["m"] == 64
+
+
+def test_controls_of_the_charts(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    filling.queued(site.db, n_tasks=2, trials=64)
+    grows = growing.Growing(site.db, worker)
+    grows.step(24)
+    number = grows.claim.job.id
+    page.goto(f"/dashboard/jobs/{number}")
+    whole = points(page, "convergence")
+    title = "document.querySelector('#convergence .xtitle').textContent"
+    assert page.evaluate(title) == "Trials"
+    page.get_by_label("Against").select_option("seconds of tuning")
+    until(page, f"{title} === 'Seconds of tuning'")
+    page.get_by_label("Task").select_option("0")
+    until(page, f"document.querySelector('#convergence').dataset.points !== '{whole}'")
+    page.get_by_label("Unscheduled").check()
+    until(page, "document.querySelector('#convergence').textContent.includes('unscheduled')")
+    page.goto(f"/dashboard/jobs/{number}/search")
+    with site.db.read() as tx:
+        pairs = len(trials.predicted(tx, number, 0))
+    assert points(page, "predicted") == pairs + 2  # and the two ends of the line
+    assert points(page, "descent") == 4 * 21
+    before = page.locator("#rounds tbody tr").count()
+    grows.step(16)
+    until(page, f"document.querySelectorAll('#rounds tbody tr').length > {before}")
+    until(page, f"Number(document.querySelector('#predicted').dataset.points) > {pairs + 2}")
+
+
+def test_compare_from_the_table(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    for name in ("one", "two"):
+        filling.queued(site.db, name=name)
+        grows = growing.Growing(site.db, worker, seed=len(name))
+        grows.step(10)
+        grows.finish(site.blobs)
+    page.goto("/dashboard")
+    assert page.get_by_role("button", name="Compare selected").is_disabled()
+    for box in page.get_by_label(re.compile("^Compare job")).all():
+        box.check()
+    filling.queued(site.db, name="a third one")
+    page.wait_for_selector("text=a third one")  # the table is live, and the ticks stay
+    page.get_by_role("button", name="Compare 2 selected").click()
+    page.wait_for_url("**/dashboard/compare?job=*")
+    assert points(page, "curves") > 4
+    page.get_by_label("Show").select_option("% of the best of all")
+    until(page, "document.querySelector('#curves .ytitle').textContent.includes('best of all')")
+    shown = page.locator("#curves").inner_text()
+    assert "one" in shown and "two" in shown
+
+
+def test_a_lost_connection_is_told_and_mended(page: Any, site: Site) -> None:
+    job = filling.queued(site.db)
+    page.goto("/dashboard")
+    page.wait_for_selector(".link-live")
+    page.context.set_offline(True)
+    page.wait_for_selector("text=The service does not answer")
+    with site.db.write() as tx:
+        control.cancel(tx, job.id)
+    page.context.set_offline(False)
+    page.wait_for_selector("#jobs >> text=cancelled")
+    assert page.locator("#lost").is_hidden()
+
+
+def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
+    with site.db.write() as tx:
+        keys.revoke(tx, site.key.key.id)
+    page.wait_for_selector("text=Your login has ended")
+    page.get_by_role("link", name="Log in again").click()
+    page.wait_for_selector("text=API key")
+    page.get_by_label("API key").fill("felix_wrong_key")
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector("text=This key is unknown")
+    page.goto("about:blank")  # the refusal is an error to the console, rightly
+
+
+def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
+    page.goto("/dashboard/submit")
+    form = page.locator("#upload-form")
+    file = {"name": "net.onnx", "mimeType": "application/octet-stream", "buffer": b"no model"}
+    form.get_by_label("File").set_input_files(file)
+    form.get_by_label("Shapes").fill("what")
+    form.get_by_role("button", name="Upload").click()
+    form.locator("text=one input a line").first.wait_for()
+    assert form.get_by_label("Shapes").get_attribute("aria-invalid") == "true"
+    form.get_by_label("Kind").locator("text=TIR").click()
+    with page.expect_response("**/v1/jobs/upload") as answer:
+        form.get_by_role("button", name="Upload").click()
+    assert answer.value.status == 422
+    form.get_by_role("alert").wait_for()
+    with site.db.read() as tx:
+        assert not jobs.page(tx).jobs
+    page.goto("about:blank")
+
+
+PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
+          "/jobs/1/trials", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log")  # fmt: skip
+
+
+def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    name = "a-long-name-without-any-place-to-break-it-" * 4
+    filling.queued(site.db, name=name, tags=("a-long-tag-" * 5,))
+    grows = growing.Growing(site.db, worker)
+    grows.step(12)
+    grows.finish(site.blobs)
+    filling.queued(site.db)
+    page.set_viewport_size({"width": 390, "height": 844})
+    for place in PLACES:
+        page.goto(f"/dashboard{place}")
+        if page.locator(".chart").count():
+            page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, (place, width)
+
+
+def test_keyboard_and_colours(page: Any, site: Site) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto("/dashboard")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    seen = set()
+    for _ in range(14):
+        assert page.evaluate(outline) == "solid", page.evaluate("document.activeElement.outerHTML")
+        seen.add(page.evaluate("document.activeElement.textContent.trim()"))
+        page.keyboard.press("Tab")
+    assert {"Jobs", "New job", "Compare", "Devices", "ann"} <= seen
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(colour)
+    assert dark != light
+    button = page.get_by_role("button", name="Colours")
+    button.click()
+    assert page.evaluate(colour) == light and "light" in button.get_attribute("aria-label")
+    page.reload()
+    assert page.evaluate(colour) == light
+    button.click()
+    button.click()
+    assert page.evaluate(colour) == dark and "system" in button.get_attribute("aria-label")
