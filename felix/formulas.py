@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from felix import formula_cache, objective, space
 from felix.features import build, spec
 from felix.features.nest import RowName
-from felix.symbolic import kernels
+from felix.symbolic import expr, kernels
 from felix.symbolic.ir import Program
 from felix.target import Hardware
 
@@ -108,7 +108,9 @@ class Formulas:
     @functools.cached_property
     def expressions(self) -> tuple[tuple[sympy.Expr, ...], ...]:
         """sympy expressions [R][F] of the default structure, untransformed."""
-        return self._table((-1,) * len(self._structural))[1]
+        known: dict[expr.Alias, sympy.Expr] = {}
+        values = self._table((-1,) * len(self._structural))[1]
+        return tuple(tuple(expr.resolved(v, known) for v in row) for row in values)
 
     def variant(self, structure: Structure, /) -> Variant:
         """Compiled formulas under these values of the structural variables.

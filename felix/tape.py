@@ -126,11 +126,12 @@ def build(graph: Graph, expressions: Sequence[sympy.Expr], symbols: dict[str, in
             if id(node) in memo:
                 stack.pop()
                 continue
-            missing = [a for a in node.args if id(a) not in memo]
+            parts = (node.definition,) if isinstance(node, expr.Alias) else node.args
+            missing = [a for a in parts if id(a) not in memo]
             if missing and not node.is_Number:
                 stack.extend(missing)
                 continue
-            memo[id(node)] = _convert(graph, node, [memo[id(a)] for a in node.args], symbols)
+            memo[id(node)] = _convert(graph, node, [memo[id(a)] for a in parts], symbols)
             stack.pop()
     return [_materialise(graph, memo[id(root)]) for root in expressions]
 
@@ -144,6 +145,8 @@ def _convert(
     graph: Graph, node: sympy.Expr, args: list[_Scaled], symbols: dict[str, int]
 ) -> _Scaled:
     """One sympy node whose arguments are known, as factor * graph node."""
+    if isinstance(node, expr.Alias):
+        return args[0]
     if node.is_Symbol:
         if node.name not in symbols:
             raise errors.UnsupportedSchedule(f"formula uses an unknown variable {node.name!r}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from felix.features import nest, spec
-from felix.symbolic import ir, kernels, scalar
+from felix.symbolic import expr, ir, kernels, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
 
@@ -48,7 +48,10 @@ def tails(
 ) -> list[dict[str, Scalar]]:
     """Kernel features of each kernel, by name; analytic times are of the whole program."""
     found = kernels.kernels(program)
-    launches = [_launch(k, rows, values, hardware) for k in found]
+    launches = [
+        {name: expr.alias(value) for name, value in _launch(k, rows, values, hardware).items()}
+        for k in found
+    ]
     used = sorted({r.kernel for r in rows})
     times = _times(rows, values, launches, hardware, len(used))
     return [{**launch, "kernels": len(used), **times} for launch in launches]
@@ -145,6 +148,9 @@ def _times(
             latency = latency + _chained(v, launch, hardware) / (busy * _number(per_us))
     dram = scalar.maximum(dram, _parameter_bytes(rows)) / _number(
         hardware.dram_bandwidth_gbs * 1000
+    )
+    compute, l1, l2, dram, issue, latency = map(
+        expr.alias, (compute, l1, l2, dram, issue, latency)
     )
     start = (GPU_LAUNCH_US if hardware.is_gpu else CPU_FORK_US) * n_kernels
     slowest = scalar.maximum(compute, scalar.maximum(l1, l2))

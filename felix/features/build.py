@@ -11,14 +11,17 @@ from collections import Counter
 import sympy
 
 from felix.features import analytic, code, memory, nest, spec
-from felix.symbolic import allocation, ir, load, postprocs, scalar
+from felix.symbolic import allocation, expr, ir, load, postprocs, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
-    """Formulas of one program: `values[r][f]` for row r and feature f of `spec.NAMES`."""
+    """Formulas of one program: `values[r][f]` for row r and feature f of `spec.NAMES`.
+
+    They may hold aliases (`symbolic.expr`).
+    """
 
     rows: tuple[nest.RowName, ...]
     values: tuple[tuple[sympy.Expr, ...], ...]
@@ -41,6 +44,7 @@ def build(program: Program, hardware: Hardware) -> Table:
     for row, own, copies in zip(stores, body, code.copies(stores), strict=True):
         own["code_copies"] = copies
         own |= code.row_values(row, own, hardware.vector_lanes, hardware.is_gpu)
+    body = [{name: expr.alias(value) for name, value in own.items()} for own in body]
     tails = analytic.tails(program, stores, body, hardware)
     values = []
     for row, own in zip(stores, body, strict=True):

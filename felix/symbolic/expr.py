@@ -262,6 +262,39 @@ OPERATORS: tuple[type[Any], ...] = (
 )  # fmt: skip
 
 
+class Alias(sympy.Dummy):
+    """A symbol that stands for a long expression, its `definition`.
+
+    sympy flattens, sorts and compares the arguments of every sum and product, which takes most
+    of the time where long expressions are built of long expressions; behind an alias they are
+    one symbol.
+    """
+
+    definition: Expr
+
+
+def alias(value: Any) -> Any:
+    """`value` behind a symbol of its own; numbers and symbols stay what they are."""
+    if not isinstance(value, Expr) or value.is_Atom:
+        return value
+    symbol = Alias("shared", real=True)
+    symbol.definition = value
+    return symbol
+
+
+def resolved(expression: Expr, known: dict[Alias, Expr] | None = None) -> Expr:
+    """The expression with every alias replaced by what it stands for.
+
+    Args:
+        known: aliases resolved before; pass one dict for several expressions.
+    """
+    known = {} if known is None else known
+    for symbol in expression.atoms(Alias):
+        if symbol not in known:
+            known[symbol] = resolved(symbol.definition, known)
+    return expression.xreplace(known)
+
+
 def divides(quotient: Expr) -> bool:
     """True if `quotient` is visibly an integer: no negative power of a variable, no fraction.
 
