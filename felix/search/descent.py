@@ -43,8 +43,9 @@ Array = NDArray[np.float64]
 class DescentOptions:
     """How seeds move."""
 
-    #: Adam steps
-    steps: int = 200
+    #: Adam steps; the paper takes 200, but on two cores half of them found as good schedules of a
+    #: GEMM and a conv2d in half the time (polishing follows)
+    steps: int = 100
     #: step sizes at the start and the end, in nats; cosine in between
     learning_rate: float = 0.2
     final_learning_rate: float = 0.02
