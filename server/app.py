@@ -93,6 +93,7 @@ def _services(settings: settings_module.Settings) -> context.Services:
         blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
         parser=parsing.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
         feed=feed.Feed(newest),
+        looks=feed.Shared(),
         throttle=auth_throttle.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),
     )

@@ -15,7 +15,16 @@ from typing import Annotated
 import anyio
 import fastapi
 
-from server import auth_throttle, blobs, database, feed, parsing, settings
+from server import auth_throttle, blobs, database, feed, parsing, settings, states
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """New events of a job as a stream sends them, and the job's state."""
+
+    state: states.State
+    last_seq: int
+    encoded: bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,6 +35,8 @@ class Services:
     db: database.Database
     blobs: blobs.BlobStore
     parser: parsing.Parser
+    #: by job and sequence number
+    looks: feed.Shared[Seen]
     feed: feed.Feed
     throttle: auth_throttle.Throttle
     #: requests that parse at the same time; more of them wait, and some are refused

@@ -9,7 +9,7 @@ that keys are checked again, and clients just reconnect. Reads `server.store.eve
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -80,30 +80,30 @@ async def stream(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Seen:
-    state: states.State
-    new: list[rows.Event]
-
-
-def _look(services: context.Services, job_id: int, seq: int) -> _Seen:
+def _look(services: context.Services, job_id: int, seq: int) -> context.Seen:
     with services.db.read() as tx:
-        return _Seen(jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH))
+        state, new = jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH)
+    last_seq = new[-1].seq if new else seq
+    return context.Seen(state, last_seq, b"".join(_encoded(event) for event in new))
+
+
+def _encoded(event: rows.Event) -> bytes:
+    data = shapes.Event.model_validate(event).model_dump_json()
+    return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
 
 
 async def _events(services: context.Services, job_id: int, seq: int) -> AsyncIterator[bytes]:
     until_s = time.monotonic() + MAX_STREAM_S
     while time.monotonic() < until_s and not services.feed.is_closed:
+        look = functools.partial(anyio.to_thread.run_sync, _look, services, job_id, seq)
         try:
-            seen = await anyio.to_thread.run_sync(_look, services, job_id, seq)
+            seen = await services.looks.get((job_id, seq), look)
         except errors.NotFound:  # deleted meanwhile
             yield sse.format_sse_event(event="end", data_str='{"state": null}')
             return
-        for event in seen.new:
-            data = shapes.Event.model_validate(event).model_dump_json()
-            yield sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
-            seq = event.seq
-        if seen.new:
+        if seen.last_seq > seq:
+            seq = seen.last_seq
+            yield seen.encoded
             continue
         if seen.state in states.ENDED:
             yield sse.format_sse_event(event="end", data_str=json.dumps({"state": seen.state}))
