@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import orm
+
 from server import database, desk, engine
 from server.store import jobs, leases, progress, rows, trials, workers
 
@@ -56,11 +58,16 @@ def new_trial(number: int, latency_us: float | None = 10.0, **changes: Any) -> t
 
 def worker(db: database.Database, name: str = "w") -> int:
     """A tuner's row."""
+    with db.write() as tx:
+        return worker_row(tx, name)
+
+
+def worker_row(tx: orm.Session, name: str = "w") -> int:
+    """A tuner's row, in a transaction."""
     new = workers.NewWorker(
         name=name, host="here", pid=1, versions={"felix": "0"}, devices=[{"name": "cpu"}]
     )
-    with db.write() as tx:
-        return workers.register(tx, new)
+    return workers.register(tx, new)
 
 
 def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -> leases.Claim:

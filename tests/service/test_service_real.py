@@ -35,16 +35,16 @@ def submit(db: database.Database, n_trials: int) -> int:
 
 
 def wait_for_trials(db: database.Database, job_id: int, n: int) -> None:
-    deadline_s = time.monotonic() + 180
+    deadline_s = time.monotonic() + 400
     while time.monotonic() < deadline_s:
         with db.read() as tx:
             if jobs.get(tx, job_id).n_trials >= n:
                 return
         time.sleep(0.05)
-    pytest.fail(f"{n} trials took more than 180 s")
+    pytest.fail(f"{n} trials took more than 400 s")
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
     environment = os.environ | {"FELIX_DATA_DIR": str(tmp_path), "FELIX_LEASE_S": "5"}
     db = database.Database(settings.Settings(data_dir=tmp_path).database)
@@ -60,7 +60,7 @@ def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
         assert jobs.get(tx, job_id).state is states.State.RUNNING
         saved = progress.checkpoint(tx, job_id)
     assert saved is not None and 0 < saved.n_records <= 14
-    subprocess.run(TUNER, env=environment, check=True, timeout=200)
+    subprocess.run(TUNER, env=environment, check=True, timeout=400)
     with db.read() as tx:
         job = jobs.get(tx, job_id)
         rows = list(trials.stream(tx, job_id))
