@@ -425,7 +425,7 @@ def _legal_sketches(workload: Workload, design_spaces: Sequence[Any]) -> list[Sk
     for number, design_space in enumerate(design_spaces):
         try:
             sketch = workload.scorer.sketch_of(design_space.trace)
-            sketch.sample(1, seed=1)
+            sketch.sample(1, seed=1, max_structures=1)
             kept.append(sketch)
         except (errors.UnsupportedSchedule, errors.InvalidSchedule) as error:
             _log.warning("design space %d left out: %s", number, error)

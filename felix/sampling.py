@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 
-#: Different structures in one call, drawn from TVM's offers for `STRUCTURE_DRAWS` tilings.
+#: Different structures in one call unless the caller says otherwise, drawn from TVM's offers for
+#: `STRUCTURE_DRAWS` tilings.
 MAX_STRUCTURES = 6
 STRUCTURE_DRAWS = 12
 CHUNK = 4096
@@ -30,8 +31,11 @@ MAX_CHUNKS = 16
 MAX_MOVES = 400
 
 
-def sample(sketch: Sketch, n: int, seed: int) -> Rows:
+def sample(sketch: Sketch, n: int, seed: int, max_structures: int = MAX_STRUCTURES) -> Rows:
     """n legal rows [n, n_variables]: distinct while the space has enough, then repeated.
+
+    Args:
+        max_structures: most structures among the rows; each new one costs an extraction.
 
     Raises:
         InvalidSchedule: no legal row was found.
@@ -39,7 +43,7 @@ def sample(sketch: Sketch, n: int, seed: int) -> Rows:
     if not sketch.variables:
         return np.zeros((n, 0), dtype=np.int64)
     rng = np.random.default_rng([seed, 0x5EED])
-    structures = _structures(sketch, rng)
+    structures = _structures(sketch, rng, max_structures)
     share = -(-n // len(structures))
     parts = [_draw(sketch, structure, share, rng) for structure in structures]
     lacking = n - sum(map(len, parts))
@@ -53,14 +57,14 @@ def sample(sketch: Sketch, n: int, seed: int) -> Rows:
     return rows[np.resize(order, n)]
 
 
-def _structures(sketch: Sketch, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Structures that TVM offers and the formulas can model."""
+def _structures(sketch: Sketch, rng: np.random.Generator, limit: int) -> list[tuple[int, ...]]:
+    """Structures that TVM offers and the formulas can model, the default one first."""
     columns = [i for i, v in enumerate(sketch.variables) if v.structural]
     if not columns:
         return [()]
     found: dict[tuple[int, ...], None] = {(-1,) * len(columns): None}
     for _ in range(STRUCTURE_DRAWS):
-        if len(found) >= MAX_STRUCTURES:
+        if len(found) >= limit:
             break
         offered = sketch.offered(int(rng.integers(1, 2**31 - 1)))
         if offered is not None:

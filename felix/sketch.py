@@ -243,16 +243,22 @@ class Sketch:
             return None
         return self.decisions_of(schedule.trace)
 
-    def sample(self, n: int, seed: int = 0) -> NDArray[np.int64]:
+    def sample(
+        self, n: int, seed: int = 0, max_structures: int = sampling.MAX_STRUCTURES
+    ) -> NDArray[np.int64]:
         """n legal rows of decisions [n, n_variables], distinct while the space has enough.
 
         Drawn from the space that satisfies the formulas' constraints, not by rejection of
         schedules. Deterministic under the seed.
 
+        Args:
+            max_structures: most different combinations of compute locations among the rows; a new
+                one costs an extraction of formulas.
+
         Raises:
             InvalidSchedule: the sketch has no legal decisions.
         """
-        return sampling.sample(self, n, seed)
+        return sampling.sample(self, n, seed, max_structures)
 
 
 def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:

@@ -173,7 +173,7 @@ class FakeSketch:
             self.n_rows,
         )
 
-    def sample(self, n: int, seed: int) -> np.ndarray:
+    def sample(self, n: int, seed: int, max_structures: int = 6) -> np.ndarray:
         rng = np.random.default_rng(seed)
         rows: list[list[int]] = []
         for _ in range(100 * n):

@@ -72,6 +72,28 @@ def test_compute_locations_are_structural() -> None:
     assert structural and all(v.domain[:3] == (-2, -1, 0) for v in structural)
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_samples_keep_to_so_many_structures(limit: int) -> None:
+    sketch = pool()
+    columns = [i for i, v in enumerate(sketch.variables) if v.structural]
+    rows = sketch.sample(64, seed=3, max_structures=limit)
+    assert len(np.unique(rows[:, columns], axis=0)) == limit
+    assert len(np.unique(sketch.sample(64, seed=3)[:, columns], axis=0)) > limit
+
+
+def test_formulas_of_users_have_no_aliases() -> None:
+    sketch = pool()
+    names = {v.name for v in sketch.variables}
+    values = [value for row in sketch.formulas.expressions for value in row]
+    assert {str(s) for value in values for s in value.free_symbols} <= names
+    decisions = sketch.sample(1, seed=0, max_structures=1)
+    point = dict(zip((v.name for v in sketch.variables), decisions[0].tolist(), strict=True))
+    raw = sketch.formulas.raw(decisions)[0].ravel()
+    for value, want in list(zip(values, raw.tolist(), strict=True))[::7]:
+        numbers = {s: int(point[str(s)]) for s in value.free_symbols}
+        assert float(value.subs(numbers)) == pytest.approx(want, rel=1e-9)
+
+
 # ---------------------------------------------------------------- rows and schedules
 
 

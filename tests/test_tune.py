@@ -150,7 +150,7 @@ def test_rejected_schedules_are_no_trials(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_sketch_without_legal_schedules_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hopeless(fakes.Sketch):
-        def sample(self, n: int, seed: int) -> Any:
+        def sample(self, n: int, seed: int, max_structures: int = 6) -> Any:
             raise errors.InvalidSchedule("nothing is legal")
 
     good = fakes.Sketch(extents=(1024, 1024), index=1)

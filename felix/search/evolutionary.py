@@ -53,7 +53,8 @@ class EvolutionarySearch(base.ModelSearch):
         pool = selection.Pool(self.scorer, self.history, weight)
         size = max(1, self.options.population // len(self.sketches))
         for index, sketch in enumerate(self.sketches):
-            samples = scoring.legal_samples(sketch, index, size, rng)
+            limit = self.options.n_new_structures + 1
+            samples = scoring.legal_samples(sketch, size, rng, limit)
             pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
             self._evolve(index, pool, size, rng)
         self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)

@@ -44,7 +44,7 @@ class GradientOptions:
     #: at random
     n_entries: int = 8
     #: structures of a sketch that a round may compile beyond those compiled before
-    n_new_structures: int = 4
+    n_new_structures: int = 2
     #: first rounds that take samples instead of descending
     n_warm_rounds: int = 1
     #: sketches that are sampled anew in a round after the first
@@ -138,7 +138,9 @@ class GradientSearch(base.ModelSearch):
         order = rng.permutation(len(self.sketches)).tolist()
         for index in sorted(missing or order[: self.options.n_resampled]):
             count = max(self.options.n_samples, n)
-            self._samples[index] = scoring.legal_samples(self.sketches[index], index, count, rng)
+            self._samples[index] = scoring.legal_samples(
+                self.sketches[index], count, rng, self.options.n_new_structures + 1
+            )
 
     def _descend(self, pool: selection.Pool, rng: np.random.Generator) -> None:
         """Everything that a round adds to its samples."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from felix import sampling
 from felix.search import base, scoring, types
 
 #: Draws of n samples before a space counts as exhausted.
@@ -24,7 +25,7 @@ class RandomSearch(base.BaseSearch):
         for _ in range(MAX_DRAWS):
             per_sketch = []
             for index, sketch in enumerate(self.sketches):
-                rows = scoring.legal_samples(sketch, index, n, rng)
+                rows = scoring.legal_samples(sketch, n, rng, sampling.MAX_STRUCTURES)
                 offered += len(rows)
                 keys = dict.fromkeys((index, tuple(row)) for row in rows.tolist())
                 per_sketch.append([k for k in keys if k not in self.history and k not in found])

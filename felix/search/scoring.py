@@ -169,8 +169,8 @@ def dtype_of(model: types.CostModel) -> torch.dtype:
 
 
 def legal_samples(
-    sketch: types.Sketch, sketch_index: int, n: int, rng: np.random.Generator
+    sketch: types.Sketch, n: int, rng: np.random.Generator, max_structures: int
 ) -> types.Decisions:
-    """n legal random decisions, from a seed in TVM's range."""
-    rows = sketch.sample(n, int(rng.integers(1, 2**31 - 1)))
+    """n legal random decisions of at most so many structures, from a seed in TVM's range."""
+    rows = sketch.sample(n, int(rng.integers(1, 2**31 - 1)), max_structures)
     return np.asarray(rows, np.int64).reshape(len(rows), len(sketch.variables))

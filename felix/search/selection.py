@@ -68,7 +68,7 @@ class SelectionOptions:
     #: a candidate waits while so many picks differ from it in at most two values (one move)
     crowd: int = 2
     #: nats that a candidate must be predicted faster by to be built e times as long
-    build_weight: float = 0.02
+    build_weight: float = 0.04
 
 
 #: Statements that take as long to build as a program without any (`benchmarks/build_time.py`).

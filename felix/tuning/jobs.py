@@ -81,7 +81,7 @@ class Job:
         left_out = []
         for sketch in sketches_of(self.task):
             try:
-                sketch.sample(1, seed=1)  # makes its formulas, too
+                sketch.sample(1, seed=1, max_structures=1)  # makes its formulas, too
                 self.sketches.append(sketch)
             except (errors.InvalidSchedule, errors.UnsupportedSchedule) as error:
                 left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {error}")
