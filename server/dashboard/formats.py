@@ -19,7 +19,7 @@ def latency(value_us: float | None) -> str:
     if value_us is None:
         return NONE
     for limit, scale, unit in ((1.0, 1e-3, "ns"), (1e3, 1.0, "µs"), (1e6, 1e3, "ms")):
-        if value_us < limit:
+        if value_us < 0.9995 * limit:  # what rounds to 1000 takes the next unit
             return f"{_three(value_us / scale)} {unit}"
     return f"{_three(value_us / 1e6)} s"
 
@@ -98,6 +98,13 @@ def ago(then: datetime.datetime | None) -> str:
 def moment(then: datetime.datetime | None) -> str:
     """A time, to the second."""
     return NONE if then is None else then.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def label(name: str) -> str:
+    """The name of a figure without unit and count: `n_trials` is trials, `extract_s` extract."""
+    for ending in ("_us", "_s", "_bytes"):
+        name = name.removesuffix(ending)
+    return name.removeprefix("n_").replace("_", " ")
 
 
 def compact(value: Any) -> str:

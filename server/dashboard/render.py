@@ -44,6 +44,7 @@ _ENVIRONMENT = jinja2.Environment(
 for _filter in (
     formats.latency, formats.duration, formats.ratio, formats.number, formats.count,
     formats.flops, formats.size, formats.percent, formats.ago, formats.moment, formats.compact,
+    formats.label,
 ):  # fmt: skip
     _ENVIRONMENT.filters[_filter.__name__] = _filter
 _ENVIRONMENT.globals.update(asset=assets.address, version=felix.__version__, State=states.State)

@@ -1,14 +1,11 @@
 // Plotly in the page's colours. A chart is a function that gives traces and a layout; it is drawn
 // anew when asked, when the colours change, and it says so where there is nothing to draw.
-// Latencies are given to Plotly in seconds, so that its SI prefixes are right: 1.4 ms, 220 µs.
 
 const CONFIG = {
   responsive: true,
   displaylogo: false,
   modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
 };
-
-export const SECONDS = 1e-6;
 
 // Colours that also people with a colour deficiency tell apart, for each background.
 export const PALETTE = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
@@ -17,10 +14,18 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-export function latencyAxis(title, log) {
+// The unit in which latencies of this size read best, and how many microseconds it has.
+export function unitOf(latencies_us) {
+  const least = Math.min(...latencies_us);
+  if (least < 1) return { name: "ns", us: 1e-3 };
+  if (least < 1e3) return { name: "µs", us: 1 };
+  return least < 1e6 ? { name: "ms", us: 1e3 } : { name: "s", us: 1e6 };
+}
+
+export function latencyAxis(title, unit, log) {
   return {
-    title: { text: title }, type: log ? "log" : "linear", rangemode: log ? "normal" : "tozero",
-    tickformat: ".3~s", ticksuffix: "s", showticksuffix: "all", ...(log ? { dtick: "D2" } : {}),
+    title: { text: `${title} (${unit.name})` }, type: log ? "log" : "linear",
+    rangemode: log ? "normal" : "tozero", tickformat: "~g", nticks: 6,
   };
 }
 

@@ -1,6 +1,6 @@
 // Several jobs' curves laid over one another: as latency, or as a share of the best.
 
-import { Chart, PALETTE, SECONDS, colour, json, latencyAxis, loading } from "./charts.js";
+import { Chart, PALETTE, colour, json, latencyAxis, loading, unitOf } from "./charts.js";
 
 const place = document.getElementById("curves-of");
 const yOf = document.getElementById("compare-y");
@@ -14,12 +14,13 @@ function figure() {
   const x = xOf.value;
   const y = yOf.value;
   const best = Math.min(...measured.flatMap((curve) => curve.points.map((p) => p.best_us)));
+  const unit = unitOf([best]);
   const value = {
-    latency: (p) => p.best_us * SECONDS,
+    latency: (p) => p.best_us / unit.us,
     own: (p) => 100 * p.share_of_best,
     overall: (p) => (100 * best) / p.best_us,
   }[y];
-  const text = y === "latency" ? "%{y:.3s}s" : "%{y:.1f} %";
+  const text = y === "latency" ? `%{y:.4~g} ${unit.name}` : "%{y:.1f} %";
   const traces = measured.map((curve) => ({
     name: `#${curve.job_id} ${escaped(curve.name)}`, mode: "lines+markers", type: "scatter",
     x: curve.points.map((p) => p[x]), y: curve.points.map(value),
@@ -27,7 +28,7 @@ function figure() {
     marker: { size: 5, symbol: curves.indexOf(curve) % 8 },
     hovertemplate: `%{x:.4~g}: ${text}<extra>#${curve.job_id}</extra>`,
   }));
-  const yaxis = y === "latency" ? latencyAxis("Best latency", true)
+  const yaxis = y === "latency" ? latencyAxis("Best latency", unit, true)
     : { title: { text: y === "own" ? "% of the job's best" : "% of the best of all" }, range: [0, 105], ticksuffix: " %" };
   return { traces, layout: { xaxis: { title: { text: TITLES[x] }, rangemode: "tozero" }, yaxis, showlegend: true } };
 }

@@ -1,6 +1,6 @@
 // Convergence of one job: best so far as steps, measured trials as points, live.
 
-import { Chart, SECONDS, colour, json, latencyAxis, loading } from "./charts.js";
+import { Chart, colour, json, latencyAxis, loading, unitOf } from "./charts.js";
 
 const job = document.body.dataset.job;
 const choose = document.getElementById("curve-task");
@@ -24,33 +24,35 @@ function figure() {
     return { empty: follow ? "Nothing measured yet: the curve begins with the first trial." : "Nothing was measured." };
   }
   const x = xOf.value;
+  const base = withBase.checked && curve.unscheduled_us ? [curve.unscheduled_us] : [];
+  const unit = unitOf([...points.latency_us, ...curve.points.map((p) => p.best_us)]);
+  const text = `<br>%{y:.4~g} ${unit.name}<extra></extra>`;
   const traces = [];
   if (task() !== "") {
     traces.push({
       name: "trial", mode: "markers", type: "scatter",
-      x: points[x], y: points.latency_us.map((v) => v * SECONDS), text: points.trial,
+      x: points[x], y: points.latency_us.map((v) => v / unit.us), text: points.trial,
       marker: { size: 5, opacity: 0.6, color: colour("--c-points") },
-      hovertemplate: "trial %{text}<br>%{y:.3s}s<extra></extra>",
+      hovertemplate: `trial %{text}${text}`,
     });
   }
   traces.push({
     name: "best so far", mode: "lines+markers", type: "scatter",
-    x: curve.points.map((p) => p[x]), y: curve.points.map((p) => p.best_us * SECONDS),
+    x: curve.points.map((p) => p[x]), y: curve.points.map((p) => p.best_us / unit.us),
     text: curve.points.map((p) => p.trial),
     line: { shape: "hv", width: 2.5, color: colour("--c1") }, marker: { size: 5 },
-    hovertemplate: "best after trial %{text}<br>%{y:.3s}s<extra></extra>",
+    hovertemplate: `best after trial %{text}${text}`,
   });
   const layout = {
     xaxis: { title: { text: TITLES[x] }, rangemode: "tozero" },
-    yaxis: latencyAxis("Latency", isLog.checked),
+    yaxis: latencyAxis("Latency", unit, isLog.checked),
   };
-  if (withBase.checked && curve.unscheduled_us) {
+  for (const y of base.map((v) => v / unit.us)) {
     layout.shapes = [{
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: curve.unscheduled_us * SECONDS, y1: curve.unscheduled_us * SECONDS,
-      line: { color: colour("--c2"), dash: "dot", width: 2 },
+      type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("--c2"), dash: "dot", width: 2 },
       label: { text: "unscheduled", textposition: "end", font: { color: colour("--c2") } },
     }];
-    const all = [...traces.flatMap((t) => t.y), curve.unscheduled_us * SECONDS];
+    const all = [...traces.flatMap((trace) => trace.y), y];
     const [low, high] = [Math.min(...all), Math.max(...all)];
     layout.yaxis.range = isLog.checked ? [Math.log10(low) - 0.1, Math.log10(high) + 0.1] : [0, high * 1.05];
   }

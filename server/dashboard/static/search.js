@@ -1,6 +1,6 @@
 // The search of one task: predicted against measured, and the descents of its rounds.
 
-import { Chart, SECONDS, colour, json, latencyAxis, loading } from "./charts.js";
+import { Chart, colour, json, latencyAxis, loading, unitOf } from "./charts.js";
 
 const job = document.body.dataset.job;
 const task = document.querySelector("select[name=task]")?.value || "0";
@@ -10,8 +10,9 @@ let rounds = [];
 
 const predicted = new Chart("predicted", () => {
   if (!pairs.length) return { empty: "Shown once trials with predictions were measured." };
-  const x = pairs.map((p) => p.latency_us * SECONDS);
-  const y = pairs.map((p) => p.predicted_us * SECONDS);
+  const unit = unitOf(pairs.map((p) => p.latency_us));
+  const x = pairs.map((p) => p.latency_us / unit.us);
+  const y = pairs.map((p) => p.predicted_us / unit.us);
   const ends = [Math.min(...x, ...y), Math.max(...x, ...y)];
   return {
     traces: [
@@ -19,10 +20,10 @@ const predicted = new Chart("predicted", () => {
       {
         name: "trial", x, y, mode: "markers", type: "scatter", text: pairs.map((p) => `trial ${p.trial}, round ${p.round}`),
         marker: { size: 6, opacity: 0.75, color: pairs.map((p) => p.round), colorscale: "Viridis", showscale: true, colorbar: { title: { text: "Round" }, thickness: 12, outlinewidth: 0 } },
-        hovertemplate: "%{text}<br>measured %{x:.3s}s<br>predicted %{y:.3s}s<extra></extra>",
+        hovertemplate: `%{text}<br>measured %{x:.4~g} ${unit.name}<br>predicted %{y:.4~g} ${unit.name}<extra></extra>`,
       },
     ],
-    layout: { showlegend: false, xaxis: latencyAxis("Measured", true), yaxis: latencyAxis("Predicted", true) },
+    layout: { showlegend: false, xaxis: latencyAxis("Measured", unit, true), yaxis: latencyAxis("Predicted", unit, true) },
   };
 });
 
