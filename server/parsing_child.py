@@ -5,6 +5,8 @@ The fork server imports this module, and with it TVM, once. Reads a pipe, answer
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
 import math
@@ -16,6 +18,11 @@ from typing import Any
 from felix import errors, frontend, tir_child, workloads
 from felix.task import Task
 from server import devices
+
+
+# Loaded once, by the fork server, before there are limits.
+with contextlib.suppress(ImportError):
+    importlib.import_module("onnx")
 
 
 def main(connection: Any) -> None:

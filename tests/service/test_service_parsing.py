@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -116,6 +117,34 @@ def test_malformed_workloads_are_refused(
 def test_malformed_targets_are_refused(parser: parsing.Parser, target: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         parser.parse(GEMM, target)
+
+
+def test_a_child_without_memory_is_an_answer() -> None:
+    with pytest.raises(errors.InvalidRequest, match="memory"):
+        parsing.Parser(memory_bytes=32 << 20).parse(onnx_file(network()), "llvm")
+
+
+def test_random_changes_of_a_program_never_break_the_service(parser: parsing.Parser) -> None:
+    rng = random.Random(0)
+    text = workloads.gemm(4, 5, 6, target="llvm").to_json()
+    outer = json.loads(text)
+    n_refused = 0
+    for _ in range(40):
+        document = json.loads(outer["mod"])
+        node = rng.choice(document["nodes"])
+        if isinstance(node.get("data"), dict) and node["data"]:
+            field = rng.choice(sorted(node["data"]))
+            values = [0, -1, rng.randrange(len(document["nodes"])), 2**62, "x", None, [], {}]
+            node["data"][field] = rng.choice(values)
+        else:
+            node["type"] = rng.choice(["ir.IRModule", "tirx.For", "int", "tirx.Nothing"])
+        changed = json.dumps(outer | {"mod": json.dumps(document)})
+        try:
+            parser.parse(tir(changed.encode()), "llvm")
+        except errors.InvalidRequest as error:
+            assert str(error) and "\n" not in str(error)
+            n_refused += 1
+    assert n_refused >= 20
 
 
 class Hostile:
