@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from felix.features import nest, unique
-from felix.symbolic import ir, scalar, usage
+from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.ir import Digit, Loop, Scalar
 
 LANES = (1, 2, 4, 8, 16)
@@ -40,13 +40,12 @@ class Level:
 
     loop: Loop | None
     outside: Scalar
-    footprint_bytes: list[Scalar]
+    #: iterations of the loops inside
+    inside: Scalar
+    #: of all buffers
+    footprint_bytes: Scalar
     line_bytes: list[Scalar]
     allowed: Scalar
-
-    @property
-    def total(self) -> Scalar:
-        return sum(self.footprint_bytes[1:], start=self.footprint_bytes[0])
 
 
 def levels(row: nest.Row, machine: Machine) -> list[Level]:
@@ -75,7 +74,12 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
             if loop is not None:
                 both = scalar.both(nest.is_vector(inner), nest.is_vector(loop))
                 allowed = scalar.both(allowed, scalar.negated(both))
-        result.append(Level(loop, outside, sizes, lines, allowed))
+        inside = ir.product(lp.extent for lp in loops[depth:])
+        total = sum(sizes[1:], start=sizes[0])
+        outside, inside, total, allowed, *lines = map(
+            expr.alias, (outside, inside, total, allowed, *lines)
+        )
+        result.append(Level(loop, outside, inside, total, lines, allowed))
         if loop is not None:
             extents = {**extents, **{d: d.extent for d in loop.digits}}
             each = [
@@ -98,7 +102,7 @@ def traffic(stack: list[Level], slot: int, capacity: int) -> Scalar:
     """Bytes of buffer `slot` moved into a cache of `capacity` bytes over the launch."""
     result = stack[0].outside * stack[0].line_bytes[slot]
     for level in stack[1:]:
-        fits = scalar.both(level.allowed, scalar.less_equal(level.total, capacity))
+        fits = scalar.both(level.allowed, scalar.less_equal(level.footprint_bytes, capacity))
         result = scalar.select(fits, level.outside * level.line_bytes[slot], result)
     return result
 
@@ -113,8 +117,8 @@ def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar,
         same = _live(row, loop)
         for access in accesses:
             same = scalar.both(same, _invariant(access, row, loop))
-        trips = _divided(row.trip, level.outside)
-        values = (loop.extent, trips, level.total)
+        same = expr.alias(same)
+        values = (loop.extent, level.inside, level.footprint_bytes)
         found = (
             scalar.select(same, values[0], found[0]),
             scalar.select(same, values[1], found[1]),
@@ -127,10 +131,6 @@ def _live(row: nest.Row, loop: Loop) -> Scalar:
     """Condition that the loop alone has a second iteration, and that it passes the guards."""
     more = scalar.negated(scalar.equal(loop.extent, 1))
     return scalar.both(more, nest.passes(row.block, loop, 1))
-
-
-def _divided(a: Scalar, b: Scalar) -> Scalar:
-    return a // b if isinstance(a, int) and isinstance(b, int) else a / b
 
 
 def _invariant(access: ir.Access, row: nest.Row, loop: Loop) -> Scalar:

@@ -48,7 +48,7 @@ class GradientOptions:
     #: first rounds that take samples instead of descending
     n_warm_rounds: int = 1
     #: sketches that are sampled anew in a round after the first
-    n_resampled: int = 3
+    n_resampled: int = 2
     #: legal samples of a sketch, from which seeds are taken
     n_samples: int = 64
     #: share of the seeds that start at the best measured candidates
