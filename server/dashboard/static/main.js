@@ -96,7 +96,10 @@ function copying() {
 
 function forms() {
   const choose = document.getElementById("op");
-  choose?.addEventListener("change", () => choose.form.requestSubmit());
+  if (choose) {
+    choose.form.querySelector("button").hidden = true; // the choice itself shows the fields
+    choose.addEventListener("change", () => choose.form.requestSubmit());
+  }
   document.getElementById("problem")?.focus();
   const table = document.getElementById("chosen");
   const button = document.getElementById("compare");

@@ -14,16 +14,17 @@ const predicted = new Chart("predicted", () => {
   const x = pairs.map((p) => p.latency_us / unit.us);
   const y = pairs.map((p) => p.predicted_us / unit.us);
   const ends = [Math.min(...x, ...y), Math.max(...x, ...y)];
+  const wide = ends[1] > 8 * ends[0] ? { dtick: "D2" } : {}; // 1, 2, 5: more do not fit
   return {
     traces: [
       { name: "equal", x: ends, y: ends, mode: "lines", type: "scatter", hoverinfo: "skip", line: { dash: "dot", width: 1.5, color: colour("--muted") } },
       {
         name: "trial", x, y, mode: "markers", type: "scatter", text: pairs.map((p) => `trial ${p.trial}, round ${p.round}`),
-        marker: { size: 6, opacity: 0.75, color: pairs.map((p) => p.round), colorscale: "Viridis", showscale: true, colorbar: { title: { text: "Round" }, thickness: 12, outlinewidth: 0 } },
+        marker: { size: 6, opacity: 0.75, color: pairs.map((p) => p.round), colorscale: [[0, colour("--c2")], [1, colour("--c1")]], showscale: true, colorbar: { title: { text: "Round" }, thickness: 12, outlinewidth: 0 } },
         hovertemplate: `%{text}<br>measured %{x:.4~g} ${unit.name}<br>predicted %{y:.4~g} ${unit.name}<extra></extra>`,
       },
     ],
-    layout: { showlegend: false, xaxis: latencyAxis("Measured", unit, true), yaxis: latencyAxis("Predicted", unit, true) },
+    layout: { showlegend: false, xaxis: { ...latencyAxis("Measured", unit, true), ...wide }, yaxis: { ...latencyAxis("Predicted", unit, true), ...wide } },
   };
 });
 
