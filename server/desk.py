@@ -53,11 +53,17 @@ class Desk:
         self.fence = claim.fence
         self._db, self._watch, self._leaving = db, watch, leaving
         self._n_infrastructure = 0
+        self._has_progress = False
 
     @property
     def order(self) -> states.Order:
         """What the tuner was told last."""
         return self._watch.order
+
+    @property
+    def attempts(self) -> int:
+        """Claims in a row without progress, this one included."""
+        return 1 if self._has_progress else self.job.attempts
 
     def should_stop(self) -> bool:
         """Whether to let go of the job, for whatever reason."""
@@ -96,6 +102,7 @@ class Desk:
         written = self.write(lambda tx: trials.append(tx, self.fence, new))
         is_infrastructure = new.error == trials.INFRASTRUCTURE
         self._n_infrastructure = self._n_infrastructure + 1 if is_infrastructure else 0
+        self._has_progress = self._has_progress or not is_infrastructure
         if self._n_infrastructure >= MAX_INFRASTRUCTURE:
             raise engine_errors.MeasureError(
                 f"the last {self._n_infrastructure} measurements failed and none was the "

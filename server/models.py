@@ -165,6 +165,7 @@ class Job(Base):
     error: orm.Mapped[str | None]
     message: orm.Mapped[str | None]
 
+    #: claims since the last trial
     attempts: orm.Mapped[int] = orm.mapped_column(default=0)
     not_before: orm.Mapped[datetime.datetime | None]
     lease_token: orm.Mapped[str | None]

@@ -19,7 +19,6 @@ from felix import errors, frontend, tir_child, workloads
 from felix.task import Task
 from server import devices
 
-
 # Loaded once, by the fork server, before there are limits.
 with contextlib.suppress(ImportError):
     importlib.import_module("onnx")

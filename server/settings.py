@@ -39,7 +39,7 @@ class Settings:
     #: Between two looks for work, and between two looks for expired leases.
     poll_s: float = 1.0
     reap_s: float = 5.0
-    #: Claims of a job before it counts as failed.
+    #: Claims of a job without a new trial before it counts as failed.
     max_attempts: int = 5
     #: Limits of reading one uploaded program.
     parse_s: float = 60.0

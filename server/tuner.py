@@ -159,7 +159,7 @@ class Tuner:
         desk.write(write)
 
     def _failed(self, desk: desks.Desk, error: Exception) -> states.State:
-        decision = retry.decide(error, desk.job.attempts, self._chosen.max_attempts)
+        decision = retry.decide(error, desk.attempts, self._chosen.max_attempts)
         _log.error(
             "job %d: %s: %s", desk.job.id, decision.error, decision.message, exc_info=error,
             extra={"action": "failed", "job": desk.job.id, "error": decision.error},

@@ -96,6 +96,8 @@ class Engine:
     pause_s: float = 0.0
     failure: str | None = None
     error: Exception | None = None
+    #: before the error
+    n_before_error: int = 1
     #: (job, decision) in the order of measuring
     measured: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     resumed: list[int] = dataclasses.field(default_factory=list)
@@ -117,6 +119,8 @@ class Engine:
         for number in range(at.job.trials or 0):
             if number in known:
                 continue
+            if self.error is not None and len(self.measured) >= self.n_before_error:
+                raise self.error
             if at.should_stop():
                 return engine.Outcome(reason="interrupted", failure=None, result=None)
             time.sleep(self.pause_s)
@@ -126,8 +130,6 @@ class Engine:
                 state = {"n": number + 1}
                 at.save(progress.Checkpoint(number + 1, state, None), number + 1.0, {})
             self.begun.set()
-            if self.error is not None:
-                raise self.error
         return engine.Outcome(reason="trials", failure=self.failure, result=None)
 
     def export(

@@ -163,7 +163,7 @@ def fail(
     if retry_after_s is None and job.state != _S.CANCELLING:
         moves.move(tx, job, _S.FAILED, said, **said, reason="failed")
         return _S.FAILED
-    later = columns.db_now(retry_after_s or 0.0)
+    later = columns.db_now(retry_after_s) if retry_after_s else None
     return _release(tx, job, {**said, "not_before": later}, said)
 
 

@@ -117,6 +117,8 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
     task.n_rounds = max(task.n_rounds, new.round + 1)
     job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
     job.measured_s += new.run_s
+    if new.error != INFRASTRUCTURE:
+        job.attempts = 1  # attempts count from the last progress
     curve_us = None
     if is_best:
         task.best_us, task.best_trial = new.latency_us, number

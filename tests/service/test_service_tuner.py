@@ -170,14 +170,28 @@ def test_errors_of_the_machine_are_tried_again_and_end(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
     job = service_fakes.create(db)
-    engine.error = OSError("no space left")
+    engine.error, engine.n_before_error = OSError("no space left"), 0
     for state in (State.QUEUED, State.QUEUED, State.FAILED):
         assert working.work_once()
         assert service_fakes.get(db, job.id).state is state
     after = service_fakes.get(db, job.id)
     assert after.error == "infrastructure"
     assert after.message is not None and "OSError: no space left" in after.message
-    assert after.n_trials == 3  # one each attempt, none twice
+    assert after.n_trials == 0
+
+
+def test_attempts_count_from_the_last_progress(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
+    job = service_fakes.create(db, trials=8)
+    engine.error = OSError("no space left")
+    for number in range(1, 7):  # twice as many attempts as without progress
+        engine.n_before_error = number
+        assert working.work_once()
+        after = service_fakes.get(db, job.id)
+        assert (after.state, after.n_trials, after.attempts) == (State.QUEUED, number, 1)
 
 
 def _at_once(decide: Callable[..., retry.Decision]) -> Callable[..., retry.Decision]:
