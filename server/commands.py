@@ -67,8 +67,8 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     with contextlib.closing(database.Database(chosen.database)) as db:
         schema.check(db)
     try:
-        uvicorn = importlib.import_module("uvicorn")
         app = importlib.import_module("server.app")
+        serving = importlib.import_module("server.serving")
     except ImportError as error:
         raise errors.SettingsError(
             f"the API needs the extra server ({error}): pip install 'felix-tuner[server]'"
@@ -77,14 +77,7 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
     _tell_key(chosen, made)
     with beside.TunerProcess() if with_tuner else contextlib.nullcontext():
-        uvicorn.run(
-            app.create_app(chosen),
-            host=chosen.host,
-            port=chosen.port,
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=3,  # event streams never end by themselves
-        )
+        serving.run(app.create_app(chosen), chosen.host, chosen.port)
     return 0
 
 

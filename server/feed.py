@@ -32,6 +32,7 @@ class Feed:
         self._waiting: dict[int, set[asyncio.Future[bool]]] = {}
         self._seen: dict[asyncio.Future[bool], int] = {}
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def newer(self, job_id: int, seq: int, timeout_s: float) -> bool:
         """Whether within the time the job has events after `seq`, or is gone."""
@@ -54,6 +55,7 @@ class Feed:
 
     async def run(self) -> None:
         """Ask until cancelled."""
+        self._loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._every_s)
             if self._waiting:
@@ -66,6 +68,11 @@ class Feed:
             for future in futures:
                 if not future.done():
                     future.set_result(False)
+
+    def close_soon(self) -> None:
+        """`close`, from another thread or a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.close)
 
     async def _tick(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import signal
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ import uvicorn
 from felix import cli, client, errors, workloads
 from felix.client import _events, _http
 from felix.commands import watch
-from server import app, blobs, database, parsing, schema
+from server import app, blobs, database, parsing, schema, serving
 from server import settings as service_settings
 from server.api import events as api_events
 from server.store import keys, leases
@@ -44,11 +45,8 @@ class Served:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Serve while the block runs."""
-        config = uvicorn.Config(
-            app.create_app(self.settings), port=self.port, log_level="error",
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        server = uvicorn.Server(config)
+        config = uvicorn.Config(app.create_app(self.settings), port=self.port, log_level="error")
+        server = serving._Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:
@@ -57,8 +55,9 @@ class Served:
         try:
             yield
         finally:
-            server.should_exit = True
+            server.handle_exit(signal.SIGTERM, None)
             thread.join(30)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +151,31 @@ def test_events_come_as_they_happen_and_end(served: Served, felix: client.Client
     assert not thread.is_alive()
     assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
     assert seen[-1].to_state == "succeeded"
+
+
+def test_streams_end_with_the_server(tmp_path: pathlib.Path, capsys: Any) -> None:
+    """They do not keep it from ending, and a client that goes on finds the next server."""
+    served = Served(tmp_path)
+    claim = filling.running(served.db, n_trials=2)
+    seen: list[int] = []
+    with client.Client(served.url, served.key.text) as made:
+
+        def watching() -> None:
+            seen.extend(event.seq for event in made.events(claim.job.id))
+
+        thread = threading.Thread(target=watching)
+        with served.running():
+            thread.start()
+            time.sleep(1.0)
+            ended_s = time.monotonic()
+        assert time.monotonic() - ended_s < 3.0
+        with served.running():
+            with served.db.write() as tx:
+                leases.succeed(tx, claim.fence, "trials")
+            thread.join(20)
+    assert seen == list(range(1, len(seen) + 1)) and not thread.is_alive()
+    assert "Traceback" not in capsys.readouterr().err
+    served.db.close()
 
 
 def test_events_survive_lost_connections(
