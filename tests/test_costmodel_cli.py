@@ -174,13 +174,20 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pools: list[FakePool] = []
-    monkeypatch.setattr(featurize, "pool_for", lambda task: pools.append(FakePool()) or pools[-1])
+
+    def pool_for(task: object, builders: int | None) -> FakePool:
+        assert builders == 3
+        pools.append(FakePool())
+        return pools[-1]
+
+    monkeypatch.setattr(featurize, "pool_for", pool_for)
     monkeypatch.setattr(
         featurize, "sketches_of", lambda task, hardware=None: [fakes.FakeSketch(0)]
     )
     monkeypatch.setattr(featurize, "features_version", lambda: 7)
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
     arguments = ["collect", "--out", str(tmp_path / "d"), "--workloads", str(tmp_path / "w")]
+    arguments += ["--builders", "3"]
     assert cli.main([*arguments, "--per-workload", "5"]) == 0
     assert "10 of 10 schedules" in capsys.readouterr().out
     (pool,) = pools
