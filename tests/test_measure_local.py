@@ -225,7 +225,8 @@ def test_an_idle_process_killed_from_outside_is_replaced(
     os.kill(pid, signal.SIGKILL)
     dead = pids.values() if victim == "host" else [pid]  # its workers die with the host
     assert all(_gone(number) for number in dead if number is not None)
-    assert all(result.ok for result in pool.measure([_mod(gemm)] * 4))
+    fresh = [_mod(gemm.with_attr("felix.number", number)) for number in range(8)]
+    assert all(result.ok for result in pool.measure(fresh))  # not built before
     assert pool.worker_pids()[victim] != pid
 
 
