@@ -111,6 +111,8 @@ def compact(value: Any) -> str:
     """A value of JSON as text."""
     if isinstance(value, str):
         return value
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
 
 

@@ -264,14 +264,18 @@ def time_parts(breakdown: Mapping[str, Any] | None, elapsed_s: float) -> list[Pa
 
 def allowed(viewer: auth.Caller, job: rows.Job) -> list[tuple[str, str, str]]:
     """What this viewer can do with the job now: verb, label, meaning."""
-    may = viewer.can("submit") and (viewer.key.can_admin or job.key_id == viewer.key.id)
-    if not may:
+    if not may_change(viewer, job):
         return []
     return [
         (verb, label, meaning)
         for verb, label, where, meaning in ACTIONS
         if job.state in where and not (verb == "stop" and job.n_trials == 0)
     ]
+
+
+def may_change(viewer: auth.Caller, job: rows.Job) -> bool:
+    """Whether the job is this viewer's to change."""
+    return viewer.can("submit") and (viewer.key.can_admin or job.key_id == viewer.key.id)
 
 
 def _head(
@@ -286,6 +290,7 @@ def _head(
         "job": job,
         "tasks": jobs.tasks(tx, job_id),
         "actions": allowed(viewer, job),
+        "may_change": may_change(viewer, job),
         "is_live": job.state not in states.ENDED,
         "has_tuner": any(
             tuner.is_alive and job.target_key in device.get("target_keys", ())

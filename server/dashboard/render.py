@@ -49,6 +49,16 @@ for _filter in (
     _ENVIRONMENT.filters[_filter.__name__] = _filter
 _ENVIRONMENT.globals.update(asset=assets.address, version=felix.__version__, State=states.State)
 
+_TITLES = {
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    413: "Too large",
+    422: "Not understood",
+    429: "Too much at once",
+    503: "Not available",
+}
+
 #: What a person can do about an error, by status.
 _ADVICE = {
     403: "Log in with a key that has the scope, or ask an administrator for one.",
@@ -101,7 +111,7 @@ def error_page(request: fastapi.Request, status: int, said: str) -> responses.HT
     """What went wrong, and what to do."""
     return page(
         request, "error.html", getattr(request.state, "viewer", None), status,
-        title=http.HTTPStatus(status).phrase,
+        title=_TITLES.get(status) or http.HTTPStatus(status).phrase,
         said=said[:1].upper() + said[1:],
         advice=_ADVICE.get(status, ""),
         request_id=request.scope.get("felix_request_id", ""),

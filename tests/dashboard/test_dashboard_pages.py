@@ -268,7 +268,9 @@ def test_hostile_names_are_text(pages: Pages) -> None:
 def test_missing_things_are_pages(pages: Pages, address: str) -> None:
     filling.queued(pages.service.db, own(pages))
     page = pages.get(address, 404)
-    assert "Not Found" in page and 'href="/dashboard"' in page and "<!doctype html>" in page
+    assert (
+        "<h1>Not found</h1>" in page and 'href="/dashboard"' in page and "<!doctype html>" in page
+    )
 
 
 def test_pages_forbid_foreign_content(pages: Pages) -> None:
@@ -384,3 +386,28 @@ def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> No
         assert set(described.split()) <= set(ids), described
     for target in re.findall(r'<label for="([^"]+)"', page):
         assert target in ids, target
+
+
+def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
+    service = pages.service
+    mine = filling.finished(service.db, service.blobs, own(pages), name="before")
+    other = filling.queued(service.db, service.keys["admin"].key.id)
+    at, csrf = f"/dashboard/jobs/{mine.id}", {"csrf_token": pages.csrf}
+    form = {**csrf, "name": "after", "tags": "b, a,", "priority": "7", "note": "why <b>"}
+    assert pages.client.post(f"{at}/change", data=form).status_code == 303
+    changed = service_fakes.get(service.db, mine.id)
+    assert (changed.name, changed.tags, changed.priority) == ("after", ("a", "b"), 7)
+    assert "why &lt;b&gt;" in pages.get(at)
+    wrong = pages.client.post(f"{at}/change", data=form | {"priority": "high"})
+    assert wrong.status_code == 422 and "Priority: " in words(wrong.text)
+    there = f"/dashboard/jobs/{other.id}"
+    assert "Change name" not in pages.get(there)
+    assert pages.client.post(f"{there}/change", data=form).status_code == 403
+    assert pages.client.post(f"{there}/delete", data=csrf).status_code == 403
+    assert pages.client.post(f"{at}/delete", data={}).status_code == 403
+    answer = pages.client.post(f"{at}/delete", data=csrf)
+    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard"
+    pages.get(at, 404)
+    running = filling.running(service.db, own(pages)).job
+    answer = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
+    assert answer.status_code == 409 and "cancel it first" in words(answer.text).lower()

@@ -35,9 +35,14 @@ function theme() {
 function actions() {
   document.addEventListener("submit", async (event) => {
     const form = event.target;
+    if (form.dataset.sure) {
+      event.preventDefault();
+      if (await confirmed(form.dataset.sure, form.dataset.yes)) form.submit();
+      return;
+    }
     if (!form.dataset.verb) return;
     event.preventDefault();
-    if (form.dataset.confirm && !(await confirmed(form.dataset.confirm))) return;
+    if (form.dataset.confirm && !(await confirmed(form.dataset.confirm, "Cancel the job"))) return;
     const button = form.querySelector("button");
     button.disabled = true;
     try {
@@ -54,7 +59,7 @@ function actions() {
 }
 
 // A dialog in place of the browser's own, which cannot be styled.
-function confirmed(question) {
+function confirmed(question, yes) {
   const dialog = document.createElement("dialog");
   dialog.setAttribute("aria-label", question);
   const text = document.createElement("p");
@@ -62,7 +67,7 @@ function confirmed(question) {
   const form = document.createElement("form");
   form.method = "dialog";
   form.className = "row";
-  for (const [value, label, kind] of [["no", "Keep it", "secondary"], ["yes", "Cancel the job", "danger"]]) {
+  for (const [value, label, kind] of [["no", "Keep it", "secondary"], ["yes", yes, "danger"]]) {
     const button = document.createElement("button");
     button.value = value;
     button.textContent = label;

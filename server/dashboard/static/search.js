@@ -20,7 +20,7 @@ const predicted = new Chart("predicted", () => {
       { name: "equal", x: ends, y: ends, mode: "lines", type: "scatter", hoverinfo: "skip", line: { dash: "dot", width: 1.5, color: colour("--muted") } },
       {
         name: "trial", x, y, mode: "markers", type: "scatter", text: pairs.map((p) => `trial ${p.trial}, round ${p.round}`),
-        marker: { size: 6, opacity: 0.75, color: pairs.map((p) => p.round), colorscale: [[0, colour("--c2")], [1, colour("--c1")]], showscale: true, colorbar: { title: { text: "Round" }, thickness: 12, outlinewidth: 0 } },
+        marker: { size: 6, opacity: 0.75, color: pairs.map((p) => p.round), colorscale: [[0, colour("--c2")], [1, colour("--c1")]], showscale: true, colorbar: { title: { text: "Round" }, dtick: Math.max(1, Math.ceil(pairs.at(-1).round / 6)), thickness: 12, outlinewidth: 0 } },
         hovertemplate: `%{text}<br>measured %{x:.4~g} ${unit.name}<br>predicted %{y:.4~g} ${unit.name}<extra></extra>`,
       },
     ],
@@ -53,7 +53,7 @@ const descent = new Chart("descent", () => {
     layout: {
       xaxis: { title: { text: "Steps" }, anchor: "y3" },
       yaxis: { domain: [0.56, 1], title: { text: "Loss" } },
-      yaxis2: { domain: [0.28, 0.5], title: { text: "Penalty" } },
+      yaxis2: { domain: [0.28, 0.5], title: { text: "Penalty" }, rangemode: "tozero" },
       yaxis3: { domain: [0, 0.22], title: { text: "Temperature" }, type: "log", dtick: 1 },
     },
   };
