@@ -214,20 +214,23 @@ def test_a_build_that_takes_too_long_is_cut(pool: local.LocalPool) -> None:
     assert after.ok
 
 
-@pytest.mark.parametrize("victim", ["runner", "builder-0", "host"])
+@pytest.mark.parametrize("victim", ["runner", "builder", "host"])
 def test_an_idle_process_killed_from_outside_is_replaced(
     pool: local.LocalPool, victim: str
 ) -> None:
     pool.measure([_mod(gemm)] * 4)
     pids = pool.worker_pids()
-    pid = pids[victim]
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    dead = pids.values() if victim == "host" else [pid]  # its workers die with the host
-    assert all(_gone(number) for number in dead if number is not None)
+    victims = [name for name in pids if name.startswith(victim)]  # any builder may get the work
+    for name in victims:
+        pid = pids[name]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    dead = pids if victim == "host" else victims  # its workers die with the host
+    assert all(_gone(number) for name in dead if (number := pids[name]) is not None)
     fresh = [_mod(gemm.with_attr("felix.number", number)) for number in range(8)]
     assert all(result.ok for result in pool.measure(fresh))  # not built before
-    assert pool.worker_pids()[victim] != pid
+    now = pool.worker_pids()
+    assert any(now[name] != pids[name] for name in victims)
 
 
 @pytest.mark.parametrize("victim", ["runner", "host"])
