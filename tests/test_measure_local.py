@@ -227,7 +227,7 @@ def test_an_idle_process_killed_from_outside_is_replaced(
         os.kill(pid, signal.SIGKILL)
     dead = pids if victim == "host" else victims  # its workers die with the host
     assert all(_gone(number) for name in dead if (number := pids[name]) is not None)
-    fresh = [_mod(gemm.with_attr("felix.number", number)) for number in range(8)]
+    fresh = [_mod(gemm.with_attr("felix.fresh", f"{victim} {n}")) for n in range(8)]
     assert all(result.ok for result in pool.measure(fresh))  # not built before
     now = pool.worker_pids()
     assert any(now[name] != pids[name] for name in victims)
