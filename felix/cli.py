@@ -225,7 +225,7 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add("--scope", action="append", choices=["read", "submit", "admin"],
         help="of a new key; may be given several times (default: read)")  # fmt: skip
     add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
-    add("--max-trials", type=_natural, metavar="N", help="quota of a new key")
+    add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")
     add("--max-upload-bytes", type=_natural, metavar="N", help="quota of a new key")
     add("--expires-s", type=_positive(float), metavar="S", help="a new key ends after this long")
     add("--local", action="store_true", help="write to this machine's database, without the API")

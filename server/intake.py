@@ -150,6 +150,17 @@ def refuse_announced(request: fastapi.Request, limit_bytes: int) -> None:
         raise _too_large(limit_bytes)
 
 
+def refuse_long(ask: asks.NewJob, limit_bytes: int) -> None:
+    """Refuse a program that is longer than a file may be.
+
+    Raises:
+        TooLarge
+    """
+    asked = ask.workload
+    if isinstance(asked, asks.TirWorkload) and len(asked.program.encode()) > limit_bytes:
+        raise _too_large(limit_bytes)
+
+
 async def _form(request: fastapi.Request, limit_bytes: int) -> datastructures.FormData:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise fastapi.HTTPException(415, "send multipart/form-data with the field `file`")

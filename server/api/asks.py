@@ -205,7 +205,7 @@ class NewKey(Ask):
         default=["read"], min_length=1, max_length=3
     )
     max_running_jobs: int | None = pydantic.Field(default=None, ge=0, le=MAX_INT)
-    max_trials: int | None = pydantic.Field(default=None, ge=0, le=MAX_INT)
+    max_trials: int | None = pydantic.Field(default=None, ge=1, le=MAX_INT)
     max_upload_bytes: int | None = pydantic.Field(default=None, ge=0, le=2**50)
     expires_s: float | None = pydantic.Field(default=None, gt=0, le=10 * 366 * 86400)
 

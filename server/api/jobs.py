@@ -53,6 +53,7 @@ async def submit(
     idempotency_key: asks.IdempotencyKey = None,
 ) -> shapes.Job:
     """Queue a job for an operator of the catalogue or a serialized program."""
+    intake.refuse_long(ask, auth.upload_limit(caller, services))
     made = await intake.submit(services, caller, intake.order_of(ask, idempotency_key))
     return _made(response, made)
 

@@ -94,6 +94,8 @@ def test_a_key_may_allow_less(clean: Service) -> None:
     files = {"file": ("a.onnx", bytes(101))}
     answer = clean.client.post("/v1/jobs/upload", files=files, headers=headers)
     assert "100 bytes" in _is_problem(answer, 413)["detail"]
+    body = {"workload": {"kind": "tir", "program": "x" * 101}}
+    _is_problem(clean.client.post("/v1/jobs", json=body, headers=headers), 413)
 
 
 def test_a_large_json_body_is_refused(clean: Service) -> None:
