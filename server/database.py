@@ -42,15 +42,14 @@ class Database:
         if self.is_sqlite:
             sa.event.listen(self.engine, "connect", _configure_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
-        #: SQLite's own waiting is not fair: threads of one process take turns here
-        self._turn = threading.Lock() if self.is_sqlite else contextlib.nullcontext()
+        self._turn = threading.Lock()
         self._writer = self.engine.execution_options(felix_write=True)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[orm.Session]:
         """A transaction that may write."""
         session = orm.Session(self._writer, expire_on_commit=False)
-        with self._turn, session as tx, tx.begin():
+        with self._taken_turn(), session as tx, tx.begin():
             yield tx
 
     @contextlib.contextmanager
@@ -58,6 +57,20 @@ class Database:
         """A transaction that only reads."""
         with orm.Session(self.engine, expire_on_commit=False) as tx, tx.begin():
             yield tx
+
+    @contextlib.contextmanager
+    def _taken_turn(self) -> Iterator[None]:
+        """Threads take turns on SQLite, whose own waiting is not fair."""
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._turn.acquire(timeout=BUSY_MS / 1000):
+            waited = TimeoutError("another thread of this process is still writing")
+            raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, waited)
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """Close all connections."""

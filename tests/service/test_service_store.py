@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import pathlib
 
 import pytest
+import sqlalchemy as sa
 
 from server import database, errors, states
 from server.store import artifacts, control, events, jobs, keys, leases, progress, trials, workers
@@ -430,3 +432,21 @@ def test_any_text_can_be_written(db: database.Database, text: str) -> None:
     with db.read() as tx:
         assert "\0" not in trials.get(tx, job.id, 1).message
         assert len(events.after(tx, job.id)) == 4
+
+
+def test_a_write_within_a_write_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_MS", 50)
+    db = database.Database(f"sqlite:///{tmp_path / 'felix.db'}")
+    with db.write(), pytest.raises(sa.exc.OperationalError, match="still writing"), db.write():
+        pass
+    with db.write():  # the turn was given back
+        pass
+    db.close()
+
+
+def test_errors_of_the_database_show_no_values(db: database.Database) -> None:
+    with pytest.raises(sa.exc.SQLAlchemyError) as caught, db.write() as tx:
+        tx.execute(sa.text("INSERT INTO nothing VALUES (:v)"), {"v": "a secret value"})
+    assert "a secret value" not in str(caught.value)
