@@ -250,6 +250,34 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
         assert not jobs.page(tx).jobs
 
 
+def test_upload_makes_a_job(page: Any, site: Site) -> None:
+    body = {"workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}}}
+    header = {"Authorization": f"Bearer {site.key.text}"}
+    made = page.request.post("/v1/jobs", data=body, headers=header)
+    assert made.status == 201, made.text()
+    with site.db.read() as tx:
+        program = jobs.programs(tx, made.json()["id"])[0].encode()
+    page.goto("/dashboard/submit")
+    form = page.locator("#upload-form")
+    form.get_by_label("TIR program").check()
+    file = {"name": "soft.json", "mimeType": "application/json", "buffer": program}
+    form.get_by_label("File").set_input_files(file)
+    form.get_by_label("Trials").fill("7")
+    form.get_by_text("Name, tags, search options").click()
+    form.get_by_label("Tags").fill("from a file, tir")
+    form.get_by_role("button", name="Upload").click()
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    number = int(page.url.rsplit("/", 1)[1])
+    job = service_fakes.get(site.db, number)
+    assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
+    page.get_by_text("Change name").click()
+    page.locator("#e-note").fill("kept while the page is live")
+    page.wait_for_timeout(2500)
+    assert page.locator("#e-note").input_value() == "kept while the page is live"
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_selector("#asked >> text=kept while the page is live")
+
+
 PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
           "/jobs/1/trials", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log")  # fmt: skip
 
