@@ -1,0 +1,111 @@
+"""How many proposals of the gradient search TVM accepts, beside uniform sampling.
+
+    python benchmarks/proposals.py [--proposals 48] [--uniform 200]
+
+For each workload and target, rounds of the gradient search (shipped or analytic cost model,
+nothing measured) propose schedules, and TVM applies the trace and its postprocessors to each.
+*Uniform* is TVM's own sampler on the same sketches, judged in the same way. No GPU is needed.
+Writes benchmarks/results/proposals.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common
+
+WORKLOADS = (
+    "gemm:512,512,512,epilogue=bias+relu",
+    "gemm:197,768,3072",
+    "conv2d:1,56,56,64,64,3,padding=1",
+    "depthwise_conv2d:1,56,56,64,3,padding=1",
+    "softmax:1024x1024",
+    "layer_norm:1024x1024",
+    "reduce:64x4096,1",
+)
+
+
+def judge(text: str, target: str, proposals: int, uniform: int) -> dict[str, Any]:
+    """Accepted and offered, of the search's proposals and of uniform samples."""
+    import felix
+    from costmodel import registry
+    from felix import errors, search, workloads
+    from felix.features import spec
+    from felix.workloads import catalogue
+
+    operator, given = catalogue.parse_params(text)
+    task = workloads.build(operator, given, target)
+    sketches = felix.sketches(task)
+    model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
+    searcher = search.GradientSearch(sketches, model, seed=0)
+    found: list[Any] = []
+    while len(found) < proposals and (batch := searcher.suggest(min(16, proposals - len(found)))):
+        found += batch
+    accepted = 0
+    for suggestion in found:
+        try:
+            sketches[suggestion.sketch_index].schedule(suggestion.decisions)
+            accepted += 1
+        except errors.InvalidSchedule:
+            continue
+    return {
+        "workload": text,
+        "target": target,
+        "model": info.source,
+        "proposed": len(found),
+        "accepted": accepted,
+        "uniform": uniform,
+        "uniform_accepted": sum(_is_accepted(sketches, i) for i in range(uniform)),
+    }
+
+
+def _is_accepted(sketches: list[Any], number: int) -> bool:
+    """Whether sample `number` of TVM's own sampler passes the postprocessors."""
+    from felix import errors
+
+    sketch = sketches[number % len(sketches)]
+    row = sketch.offered(int(np.random.default_rng([7, number]).integers(1, 2**31 - 1)))
+    if row is None:
+        return False
+    try:
+        sketch.schedule(row)
+    except errors.InvalidSchedule:
+        return False
+    return True
+
+
+def main() -> int:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--proposals", type=int, default=48, help="of each workload and target")
+    parser.add_argument("--uniform", type=int, default=200, help="uniform samples")
+    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "proposals.json")
+    args = parser.parse_args()
+    head = common.header("proposals")
+    found = []
+    for text in WORKLOADS:
+        for target in ("llvm", "cuda"):
+            found.append(judge(text, target, args.proposals, args.uniform))
+            print(found[-1], flush=True)
+    rows = [
+        [f["workload"], f["target"], f["proposed"], f["accepted"] / max(f["proposed"], 1),
+         f["uniform_accepted"] / f["uniform"]]
+        for f in found
+    ]  # fmt: skip
+    total = sum(f["accepted"] for f in found) / sum(f["proposed"] for f in found)
+    head_row = ["workload", "target", "proposed", "accepted share", "uniform accepted share"]
+    print(common.table(head_row, rows))
+    print(f"all: {total:.4f} of the proposals accepted")
+    common.write(args.out, {**head, "found": found, "accepted_share": total})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
