@@ -1,10 +1,12 @@
 // Keeps a page up to date. A job's page follows the job's events; each one is told to the page's
 // charts as `felix:event` on document, and the live regions are fetched anew, at most every
-// REFRESH_MS. Pages with `data-poll` just look again at times. Nothing runs in a hidden tab.
+// REFRESH_MS. Pages with `data-poll` just look again at times. Both wait longer where the service
+// is slow: a page takes a hundredth of its time at most. Nothing runs in a hidden tab.
 
 import { morph } from "./morph.js";
 
 const REFRESH_MS = 2000;
+const MOST_MS = 15000;
 const TYPES = [
   "state", "changed", "started", "opened", "baseline", "round", "trial", "final", "trained",
   "checkpoint", "artifact", "warning",
@@ -15,6 +17,7 @@ let source = null;
 let seq = Number(body.dataset.seq || 0);
 let timer = 0;
 let last = 0;
+let took = 0;
 let busy = false;
 let failures = 0;
 
@@ -24,11 +27,22 @@ export function start() {
     document.addEventListener("visibilitychange", () => (document.hidden ? unfollow() : again()));
   } else if (body.dataset.poll) {
     show("live", "Live");
-    setInterval(() => document.hidden || refresh(), Number(body.dataset.poll));
+    poll();
     document.addEventListener("visibilitychange", () => document.hidden || refresh());
   }
   window.addEventListener("offline", () => lost());
   window.addEventListener("online", () => again());
+}
+
+function pause(least) {
+  return Math.min(MOST_MS, Math.max(least, 100 * took));
+}
+
+function poll() {
+  setTimeout(async () => {
+    if (!document.hidden) await refresh();
+    poll();
+  }, pause(Number(body.dataset.poll)));
 }
 
 // Follow the job from where the page is; also after an action that may have woken it.
@@ -65,6 +79,7 @@ export function follow() {
 export async function refresh() {
   if (busy) return;
   busy = true;
+  const began = Date.now();
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (answer.redirected && new URL(answer.url).pathname === "/dashboard/login") return loggedOut();
@@ -76,10 +91,11 @@ export async function refresh() {
   } finally {
     busy = false;
     last = Date.now();
+    took = last - began;
   }
 }
 
-export function soon(delay = Math.max(0, last + REFRESH_MS - Date.now())) {
+export function soon(delay = Math.max(0, last + pause(REFRESH_MS) - Date.now())) {
   if (timer || document.hidden) return;
   timer = setTimeout(() => {
     timer = 0;
