@@ -8,7 +8,7 @@ import re
 import pytest
 
 from server import errors
-from server.store import control, keys, trials
+from server.store import control, keys, scatter, trials
 from tests import service_fakes
 from tests.dashboard import growing
 from tests.dashboard.conftest import Pages, words
@@ -411,3 +411,18 @@ def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     running = filling.running(service.db, own(pages)).job
     answer = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
     assert answer.status_code == 409 and "cancel it first" in words(answer.text).lower()
+
+
+def test_of_many_trials_a_share_is_drawn_and_all_improvements(pages: Pages) -> None:
+    found = filling.running(pages.service.db, own(pages), n_trials=0)
+    with pages.service.db.write() as tx:
+        for number in range(40):
+            new = service_fakes.new_trial(number, 50.0 if number == 36 else 100.0 + number)
+            trials.append(tx, found.fence, new)
+    with pages.service.db.read() as tx:
+        every = scatter.points(tx, found.job.id)
+        some = scatter.points(tx, found.job.id, most=10)
+        late = scatter.points(tx, found.job.id, after=38)
+    assert [point[0] for point in every] == list(range(1, 41))
+    assert [point[0] for point in some] == [1, *range(4, 37, 4), 37, 40]
+    assert [point[0] for point in late] == [39, 40]
