@@ -102,7 +102,8 @@ def load_for(
         try:
             model, metadata = checkpoint.load(chosen, feature_names, features_version)
             replay = _replay_beside(chosen, feature_names, features_version)
-            return model, ModelInfo("checkpoint", f"cost model {chosen}", chosen, metadata, replay)
+            name = chosen if path is not None else f"{chosen.parent.name} (shipped)"
+            return model, ModelInfo("checkpoint", f"cost model {name}", chosen, metadata, replay)
         except errors.CheckpointError as error:
             if path is not None:
                 raise
