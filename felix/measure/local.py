@@ -267,18 +267,18 @@ class LocalPool:
             if isinstance(item, _TaskState):
                 self._prepare(item)
             elif item.future.running() or item.future.set_running_or_notify_cancel():
-                self._run(item)
-                self._keep_or_delete(item)
+                measurement = self._run(item)
+                self._keep_or_delete(item, measurement.latency_us)
+                item.future.set_result(measurement)
 
-    def _keep_or_delete(self, job: _Job) -> None:
-        """Keep the library of a candidate near the best; its future is done."""
+    def _keep_or_delete(self, job: _Job, latency_us: float | None) -> None:
+        """Keep the library of a candidate near the best."""
         state = job.state
         with self._lock:
             if job.digest in state.libraries:
                 return
-            latency_us, best_us = job.future.result().latency_us, state.best_us
-            if latency_us is not None and best_us is not None:
-                if latency_us <= _KEPT_RATIO * best_us:
+            if latency_us is not None and state.best_us is not None:
+                if latency_us <= _KEPT_RATIO * state.best_us:
                     state.libraries[job.digest] = job.library
                     return
         pathlib.Path(job.library).unlink(missing_ok=True)
@@ -299,12 +299,11 @@ class LocalPool:
         except (process.WorkerDied, process.WorkerTimeout, errors.MeasureError) as error:
             state.failure = str(error)
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Job) -> protocol.Measurement:
         state = job.state
         if state.failure is not None:
             message = f"the unscheduled program gave no reference: {state.failure}"
-            self._fail(job, _ErrorClass.INFRASTRUCTURE, message)
-            return
+            return self._failure(job, _ErrorClass.INFRASTRUCTURE, message)
         timing_options = self._timing.thorough() if job.thorough else self._timing
         request = {
             "verb": "run",
@@ -320,14 +319,13 @@ class LocalPool:
                 reply = self._runner.call(request, self._options.run_timeout_s, begin)
         except (process.WorkerDied, process.WorkerTimeout, errors.MeasureError) as error:
             run_s = time.monotonic() - start
-            self._fail(job, _classify(error, _ErrorClass.LAUNCH), f"running: {error}", run_s)
-            return
+            kind = _classify(error, _ErrorClass.LAUNCH)
+            return self._failure(job, kind, f"running: {error}", run_s)
         if "error" in reply:
             if not reply.get("reusable", False):
                 self._runner.kill()  # it may have written where it should not
             kind = _ErrorClass(reply["error"])
-            self._fail(job, kind, reply["message"], reply["seconds"])
-            return
+            return self._failure(job, kind, reply["message"], reply["seconds"])
         result = protocol.Measurement.timed(
             reply["latencies_us"],
             build_s=job.build_s,
@@ -337,7 +335,7 @@ class LocalPool:
         )
         assert result.latency_us is not None
         state.best_us = min(result.latency_us, state.best_us or result.latency_us)
-        job.future.set_result(result)
+        return result
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[Any]:
@@ -364,17 +362,20 @@ class LocalPool:
             if begun:
                 exclusive.release()
 
-    def _fail(self, job: _Job, kind: _ErrorClass, message: str, run_s: float = 0.0) -> None:
+    def _fail(self, job: _Job, kind: _ErrorClass, message: str) -> None:
+        job.future.set_result(self._failure(job, kind, message))
+
+    def _failure(
+        self, job: _Job, kind: _ErrorClass, message: str, run_s: float = 0.0
+    ) -> protocol.Measurement:
         if self._closed:
             kind, message = _ErrorClass.INFRASTRUCTURE, "the pool was closed"
-        job.future.set_result(
-            protocol.Measurement(
-                error=kind,
-                message=message,
-                build_s=job.build_s,
-                run_s=run_s,
-                device=self._device_name,
-            )
+        return protocol.Measurement(
+            error=kind,
+            message=message,
+            build_s=job.build_s,
+            run_s=run_s,
+            device=self._device_name,
         )
 
     def _drain(self) -> None:
