@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import importlib
 import io
 import json
 import os
@@ -320,3 +322,24 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0]["kind"] == "llvm" and found[0]["hardware"]["cores"] >= 1
     assert cli.main(["devices"]) == 0
     assert "llvm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_a_library_swallows_still_ends_the_run(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A KeyboardInterrupt in a callback from C++ becomes an error of that library."""
+    from felix.tuning import pacing
+
+    asked: list[bool] = []
+
+    def tune(tasks: Any, *, options: Any, **_: Any) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        asked.append(options.should_stop())
+        raise pacing.Stopped
+
+    monkeypatch.setattr(importlib.import_module("felix.tune"), "tune", tune)
+    before = signal.getsignal(signal.SIGINT)
+    assert cli.main(["tune", GEMM, "--out", str(tmp_path), "--quiet"]) == cli.INTERRUPTED
+    assert asked == [True] and signal.getsignal(signal.SIGINT) is before

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import pathlib
+import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from felix import artifact, cli, progress, report
 from felix.commands import inputs
-from felix.tuning import numpy_time, options, results
+from felix.tuning import numpy_time, options, pacing, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +48,8 @@ def _tune(tasks: Sequence[Any], chosen: argparse.Namespace, out: pathlib.Path) -
     trials = chosen.trials
     if trials is None and chosen.seconds is None:
         trials = DEFAULT_TRIALS * len(tasks)
-    with progress.reporter(quiet=chosen.quiet) as on_event:
+    knobs = options.TuneOptions(round_size=chosen.round, patience_rounds=chosen.patience)
+    with progress.reporter(quiet=chosen.quiet) as on_event, _Interrupts() as interrupts:
         return tune(
             tasks,
             trials=trials,
@@ -54,11 +57,39 @@ def _tune(tasks: Sequence[Any], chosen: argparse.Namespace, out: pathlib.Path) -
             seed=chosen.seed,
             strategy=chosen.strategy,
             model=chosen.model,
-            options=options.TuneOptions(round_size=chosen.round, patience_rounds=chosen.patience),
+            options=dataclasses.replace(knobs, should_stop=interrupts.seen),
             out=out,
             resume=chosen.resume,
             on_event=on_event,
         )
+
+
+class _Interrupts:
+    """Notes SIGINT and SIGTERM while tuning: a KeyboardInterrupt raised in a callback from C++ is
+    turned into an error of that library, and the run would go on."""
+
+    def __init__(self) -> None:
+        self._noted = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def seen(self) -> bool:
+        """Whether the run is to stop."""
+        return self._noted
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, *_: Any) -> None:
+        self._noted = True
+        raise KeyboardInterrupt
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if kind is pacing.Stopped:  # before there was anything to report
+            raise KeyboardInterrupt
 
 
 def _export(found: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Path | None]:
