@@ -49,7 +49,7 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
     assert task["name"] == "gemm_64x64x64_relu" and task["target"] == "llvm"
     assert task["trials"] == 8 and task["error"] is None
     best = task["best"]
-    assert best["latency_us"] > 0 and task["unscheduled_us"] > 0
+    assert 0 < best["latency_us"] < task["unscheduled_us"]
     assert task["speedup"] == pytest.approx(task["unscheduled_us"] / best["latency_us"])
     assert task["numpy_us"] > 0 and task["numpy_speedup"] > 0
     assert best["gflops"] == pytest.approx(task["flops"] / best["latency_us"] / 1e3)
@@ -328,7 +328,7 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_interrupt_that_a_library_swallows_still_ends_the_run(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """A KeyboardInterrupt in a callback from C++ becomes an error of that library."""
+    """The KeyboardInterrupt is caught on its way here; what was noted ends the run."""
     from felix.tuning import pacing
 
     asked: list[bool] = []

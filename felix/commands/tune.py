@@ -65,8 +65,8 @@ def _tune(tasks: Sequence[Any], chosen: argparse.Namespace, out: pathlib.Path) -
 
 
 class _Interrupts:
-    """Notes SIGINT and SIGTERM while tuning: a KeyboardInterrupt raised in a callback from C++ is
-    turned into an error of that library, and the run would go on."""
+    """Notes SIGINT and SIGTERM while tuning, so that the run ends even if the KeyboardInterrupt is
+    caught on its way, in a callback of a library for instance."""
 
     def __init__(self) -> None:
         self._noted = False

@@ -43,8 +43,8 @@ Array = NDArray[np.float64]
 class DescentOptions:
     """How seeds move."""
 
-    #: Adam steps; the paper takes 200, but on two cores half of them found as good schedules of a
-    #: GEMM and a conv2d in half the time (polishing follows)
+    #: Adam steps. The paper takes 200; polishing follows here, and a descent costs in proportion.
+    #: That 100 lose nothing rests on a few runs of one GEMM, not on a benchmark
     steps: int = 100
     #: step sizes at the start and the end, in nats; cosine in between
     learning_rate: float = 0.2
