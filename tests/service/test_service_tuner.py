@@ -16,7 +16,7 @@ from tests import service_fakes
 
 State = states.State
 
-FAST = settings.Settings(lease_s=600.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3)
+FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3)
 
 
 @pytest.fixture
