@@ -120,6 +120,8 @@ class FakeSketch:
     n_rows: int = 2
     calls: list[str] = field(default_factory=list)
 
+    is_gpu = False
+    instructions = ()
     n_features = 12
     names = tuple(f"feature{i}" for i in range(12))
 

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,22 @@ import torch
 
 from felix import errors, workloads
 from felix import sketch as sketching
-from felix.search import base, descent, evolutionary, gradient, random_search, scoring, selection
+from felix.search import (
+    base,
+    build_cost,
+    descent,
+    evolutionary,
+    gradient,
+    random_search,
+    scoring,
+    selection,
+)
 from felix.search import history as history_module
 from felix.search.types import Suggestion
 from tests import synthetic
 
 torch.set_num_threads(1)
+NVRTC_FEATURES = ("code_statements", "unroll_body")
 SEARCHES = ["gradient", "evolutionary", "random"]
 
 
@@ -136,13 +147,14 @@ class LongCode:
         self.sketches = [synthetic.FakeSketch()]
 
     def score(self, sketch_index: int, rows: Any) -> scoring.Scores:
-        return scoring.Scores(np.zeros(len(rows)), 100.0 * rows[:, 3])
+        build = build_cost.BuildCost(100.0 * rows[:, 3], 1.0 * rows[:, 3])
+        return scoring.Scores(np.zeros(len(rows)), build, np.asarray([str(r) for r in rows], "S"))
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1])
 def test_long_builds_must_promise_more(weight: float) -> None:
-    options = selection.SelectionOptions(0.0, 0.0, 1.0, 99, build_weight=weight)
-    pool = selection.Pool(LongCode(), history_module.History(), weight)
+    options = selection.SelectionOptions(0.0, 0.0, 1.0, 99, weight, max_compile_s=math.inf)
+    pool = selection.Pool(LongCode(), history_module.History(), options)
     rows = synthetic.FakeSketch().sample(64, seed=1)
     pool.offer(0, rows.tolist(), selection.Source.SAMPLE)
     picks = selection.select(pool, 8, options, np.random.default_rng(0))
@@ -150,15 +162,69 @@ def test_long_builds_must_promise_more(weight: float) -> None:
     shortest = sorted(100.0 * c.decisions[3] for c in pool.candidates.values())[:8]
     assert (statements == shortest) == (weight > 0)
     assert all(c.score == 0.0 for c in picks)  # the prediction itself is not changed
-    want = [weight * math.log1p(s / selection.FREE_STATEMENTS) for s in statements]
+    want = [weight * math.log1p(s / build_cost.FREE_STATEMENTS) for s in statements]
     assert [c.price for c in picks] == pytest.approx(want)
+
+
+def test_what_takes_too_long_to_compile_waits() -> None:
+    """`LongCode` compiles for as many seconds as its last tile says."""
+    pool = selection.Pool(LongCode(), history_module.History())
+    pool.offer(0, synthetic.FakeSketch().sample(64, seed=1).tolist(), selection.Source.SAMPLE)
+    limit = pool.options.max_compile_s
+    assert pool.reserve and all(c.decisions[3] > limit for c in pool.reserve.values())
+    assert all(c.decisions[3] <= limit for c in pool.candidates.values())
+    picks = selection.select(pool, 64, pool.options, np.random.default_rng(0))
+    n_short = len(pool.candidates)
+    assert all(c.key in pool.candidates for c in picks[:n_short])
+    assert {c.key for c in picks[n_short:]} == set(pool.reserve)
+
+
+def test_copies_of_what_was_proposed_wait() -> None:
+    """Widths 1 and 2 give the synthetic sketch equal features, and so do 3 and 4."""
+
+    def looks(search: base.ModelSearch, suggestions: list[Suggestion]) -> list[bytes]:
+        return [search.scorer.fingerprint(*s.key) for s in suggestions]
+
+    search = make("gradient", [synthetic.FakeSketch(extents=(64,), parts=2)])
+    seen: list[bytes] = []
+    for _ in range(3):  # 7 tilings, 4 unroll steps and 2 kinds of widths: 56 that differ
+        suggestions = search.suggest(16)
+        assert len(suggestions) == 16
+        seen += looks(search, suggestions)
+        search.update([(s, Result(true_us(search.sketches, s))) for s in suggestions])
+    assert len(set(seen)) == 48
+    while suggestions := search.suggest(16):  # then the copies, until all are proposed
+        seen += looks(search, suggestions)
+    assert len(seen) == 112 and len(set(seen)) == 56
+
+
+def test_a_pipeline_writes_its_last_stage_out_several_times() -> None:
+    def instruction(key: str, value: Any) -> SimpleNamespace:
+        return SimpleNamespace(kind="Annotate", attrs=(key,), inputs=("loop", value))
+
+    order, stage = (instruction(f"software_pipeline_{k}", (0, 0, 3)) for k in ("order", "stage"))
+    assert build_cost.pipeline_copies([]) == build_cost.pipeline_copies([order]) == 1
+    assert build_cost.pipeline_copies([order, stage]) == 4
+
+
+def test_seconds_of_nvrtc() -> None:
+    """400 kB of source take 5 s, and so do 12.5 million steps of a thread."""
+    sketch = SimpleNamespace(
+        is_gpu=True, instructions=(), formulas=SimpleNamespace(names=list(NVRTC_FEATURES))
+    )
+    features = np.log2(1 + np.asarray([[[400e3 / 220, 0]], [[0, 12.5e6]]]))
+    cost = build_cost.BuildCost.of(sketch, features)
+    np.testing.assert_allclose(cost.compile_s, 5.0)
+    np.testing.assert_allclose(cost.statements, [400e3 / 220, 0])
+    sketch.is_gpu = False
+    assert not build_cost.BuildCost.of(sketch, features).compile_s.any()
 
 
 def test_statements_are_read_from_the_features() -> None:
     task = workloads.gemm(32, 32, 32)
     (sketch, *_) = sketching.sketches(task)
     rows = sketch.sample(16, seed=0)
-    found = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).statements
+    found = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).build.statements
     raw = sketch.formulas.raw(rows)[..., list(sketch.formulas.names).index("code_statements")]
     np.testing.assert_allclose(found, raw.max(axis=1), rtol=1e-6)
 

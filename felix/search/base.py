@@ -95,6 +95,8 @@ class ModelSearch(BaseSearch):
     ) -> None:
         super().__init__(sketches, seed)
         self.scorer = scoring.Scorer(self.sketches, model)
+        #: of what was proposed; made from the history where it is missing
+        self._fingerprints: dict[types.Key, bytes] = {}
 
     @property
     def model(self) -> types.CostModel:
@@ -124,3 +126,12 @@ class ModelSearch(BaseSearch):
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         raise NotImplementedError
+
+    def _pool(self, options: selection.SelectionOptions) -> selection.Pool:
+        """The empty pool of a round, which knows what was proposed before."""
+        proposed = [*self.history.measured, *self.history.pending]
+        for key in proposed:
+            if key not in self._fingerprints:
+                self._fingerprints[key] = self.scorer.fingerprint(*key)
+        seen = {self._fingerprints[key] for key in proposed}
+        return selection.Pool(self.scorer, self.history, options, seen)

@@ -49,8 +49,7 @@ class EvolutionarySearch(base.ModelSearch):
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
-        weight = self.options.selection.build_weight
-        pool = selection.Pool(self.scorer, self.history, weight)
+        pool = self._pool(self.options.selection)
         size = max(1, self.options.population // len(self.sketches))
         for index, sketch in enumerate(self.sketches):
             limit = self.options.n_new_structures + 1

@@ -118,8 +118,7 @@ class GradientSearch(base.ModelSearch):
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
-        weight = self.options.selection.build_weight
-        pool = selection.Pool(self.scorer, self.history, weight)
+        pool = self._pool(self.options.selection)
         self._sample(n, rng)
         for index, samples in sorted(self._samples.items()):
             pool.offer(index, samples.tolist(), selection.Source.SAMPLE)

@@ -7,15 +7,16 @@ round has an allowance of new ones; rows beyond it score like illegal ones. Ever
 the order of the decisions it came from: a candidate and its prediction are never zipped from
 lists filtered apart.
 
-*Statements* of a candidate are those of its largest kernel after unrolling: what a build costs.
-`python benchmarks/build_time.py`: 160 random schedules of five workloads took 0.12 s + 0.37 ms a
-statement of CPU time to build, to a factor of 1.6 (standard deviation).
+*Fingerprints* tell which candidates the model cannot tell apart: decisions of equal features.
+Equal programs are among them: a fetch is not vectorized unless its width divides the extent, so
+all other widths give the same one.
 
-Reads `search.types`, `objective`; feeds the searches.
+Reads `search.types`, `search.build_cost`, `objective`; feeds the searches.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from felix import errors, space
-from felix.search import types
+from felix.search import build_cost, types
 
 Array = NDArray[np.float64]
 #: A constraint holds up to this much: they are logarithms of integer ratios, and rounding in
@@ -32,16 +33,33 @@ Array = NDArray[np.float64]
 TOLERANCE = 1e-9
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
-#: The feature, log2(1 + statements), that says how much code a kernel is.
-STATEMENTS = "code_statements"
+#: Array type of a fingerprint: 32 hexadecimal digits.
+FINGERPRINT = "S32"
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of candidates [n]: predicted ln(latency_us), NaN for the illegal, and statements."""
+    """Of candidates [n]: predicted ln(latency_us), NaN for the illegal, and the cost of a build.
+
+    `fingerprints` are equal where the features are; empty for the illegal.
+    """
 
     ln_latency: Array
-    statements: Array
+    build: build_cost.BuildCost
+    fingerprints: NDArray[np.bytes_]
+
+    @classmethod
+    def blank(cls, n: int) -> Scores:
+        """Of n illegal candidates."""
+        nothing = build_cost.BuildCost(np.zeros(n), np.zeros(n))
+        return cls(np.full(n, np.nan), nothing, np.zeros(n, FINGERPRINT))
+
+    def put(self, rows: NDArray[np.intp], found: Scores) -> None:
+        """Scores of some of the candidates."""
+        self.ln_latency[rows] = found.ln_latency
+        self.build.statements[rows] = found.build.statements
+        self.build.compile_s[rows] = found.build.compile_s
+        self.fingerprints[rows] = found.fingerprints
 
 
 @dataclass(slots=True)
@@ -110,23 +128,24 @@ class Scorer:
 
     def score(self, sketch_index: int, decisions: types.Decisions) -> Scores:
         """Scores of the legal; the model never sees the others."""
-        result = Scores(np.full(len(decisions), np.nan), np.zeros(len(decisions)))
+        result = Scores.blank(len(decisions))
         legal = np.flatnonzero(self.legal(sketch_index, decisions))
         if len(legal):
-            found = self._scores(sketch_index, decisions[legal])
-            result.ln_latency[legal] = found.ln_latency
-            result.statements[legal] = found.statements
+            result.put(legal, self._scores(sketch_index, decisions[legal]))
         return result
 
+    def fingerprint(self, sketch_index: int, decisions: Sequence[int]) -> bytes:
+        """That of one candidate, as in its scores."""
+        structure = space.structure(self.sketches[sketch_index].variables, decisions)
+        values = np.asarray([decisions], np.float64)
+        return bytes(_fingerprints(self.features(sketch_index, structure, values))[0])
+
     def _scores(self, sketch_index: int, decisions: types.Decisions) -> Scores:
-        result = Scores(np.empty(len(decisions)), np.zeros(len(decisions)))
-        names = list(self.sketches[sketch_index].formulas.names)
+        result = Scores.blank(len(decisions))
         for structure, rows in self._by_structure(sketch_index, decisions):
             features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
-            result.ln_latency[rows] = self._ask(features)
-            if STATEMENTS in names:
-                logs = features[..., names.index(STATEMENTS)].max(axis=1)
-                result.statements[rows] = np.exp2(logs) - 1
+            build = build_cost.BuildCost.of(self.sketches[sketch_index], features)
+            result.put(rows, Scores(self._ask(features), build, _fingerprints(features)))
         return result
 
     def _ask(self, features: Array) -> Array:
@@ -153,6 +172,13 @@ class Scorer:
             groups.setdefault(tuple(values), []).append(row)
         for structure, rows in groups.items():
             yield structure, np.asarray(rows, np.intp)
+
+
+def _fingerprints(features: Array) -> NDArray[np.bytes_]:
+    """Digests [n] of features [n, n_rows, n_features], in hexadecimal, as a model reads them."""
+    rows = features.astype(np.float32) + np.float32(0)  # the same for 0 and -0
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows]
+    return np.asarray(digests, FINGERPRINT)
 
 
 def row_mask(rows: torch.Tensor) -> torch.Tensor:

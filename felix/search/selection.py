@@ -1,12 +1,16 @@
 """Which scored candidates to measure: mostly the best, not all alike.
 
 `Pool` collects candidates of all sketches, each once and never one that was proposed before,
-together with its own score. `select` ranks them with rules against a model that is sure and
-wrong: no structure takes more than a share of the picks while others have candidates, near
-copies of picks wait, a share is kept for neighbours of what measured best, and a share is drawn
-at random. Code that takes long to build must promise more.
+together with its own score. Two kinds are kept in reserve, for when there is nothing else: copies
+that the model cannot tell from what was proposed or is in the pool (`scoring`: equal features),
+because a winner has so many that they would fill rounds, and those that a builder would give up.
 
-Reads `search.history`, `search.scoring`; feeds the searches.
+`select` ranks them with rules against a model that is sure and wrong: no structure takes more
+than a share of the picks while others have candidates, near copies of picks wait, a share is kept
+for neighbours of what measured best, and a share is drawn at random. Code that takes long to
+build must promise more.
+
+Reads `search.history`, `search.scoring`, `search.build_cost`; feeds the searches.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from enum import Enum
 import numpy as np
 
 from felix import space
-from felix.search import history, scoring, types
+from felix.search import build_cost, history, scoring, types
 
 
 class Source(Enum):
@@ -69,10 +73,9 @@ class SelectionOptions:
     crowd: int = 2
     #: nats that a candidate must be predicted faster by to be built e times as long
     build_weight: float = 0.04
-
-
-#: Statements that take as long to build as a program without any (`benchmarks/build_time.py`).
-FREE_STATEMENTS = 330.0
+    #: seconds of the device compiler beyond which a candidate is one for the reserve: those of the
+    #: longest source that a builder takes, 400 kB (`build_cost`, docs/measuring-cuda.md)
+    max_compile_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -81,9 +84,12 @@ class Pool:
 
     scorer: scoring.Scorer
     past: history.History
-    #: as in `SelectionOptions`
-    build_weight: float = 0.0
+    options: SelectionOptions = field(default_factory=SelectionOptions)
+    #: fingerprints of what was proposed before, and of the candidates
+    seen: set[bytes] = field(default_factory=set)
     candidates: dict[types.Key, Candidate] = field(default_factory=dict)
+    #: copies of what was seen, and what takes too long to build
+    reserve: dict[types.Key, Candidate] = field(default_factory=dict)
     #: rows offered, of which new (each once), of which legal
     n_offered: int = 0
     n_new: int = 0
@@ -96,38 +102,46 @@ class Pool:
             self.n_offered += 1
             decisions = tuple(int(v) for v in row)
             key = (sketch_index, decisions)
-            if key not in self.past and key not in self.candidates:
+            if not (key in self.past or key in self.candidates or key in self.reserve):
                 fresh[decisions] = None
         if not fresh:
             return
         self.n_new += len(fresh)
-        decisions_list = list(fresh)
+        self._admit(sketch_index, list(fresh), source)
+
+    def _admit(
+        self, sketch_index: int, decisions_list: Sequence[tuple[int, ...]], source: Source
+    ) -> None:
         scores = self.scorer.score(sketch_index, np.asarray(decisions_list, np.int64))
-        prices = scores.ln_latency + self.build_weight * np.log1p(
-            scores.statements / FREE_STATEMENTS
-        )
+        statements = scores.build.statements / build_cost.FREE_STATEMENTS
+        prices = scores.ln_latency + self.options.build_weight * np.log1p(statements)
+        is_long = scores.build.compile_s > self.options.max_compile_s
         variables = self.scorer.sketches[sketch_index].variables
-        for decisions, score, price in zip(
-            decisions_list, scores.ln_latency.tolist(), prices.tolist(), strict=True
-        ):
-            if math.isnan(score):
-                continue
+        for row in np.flatnonzero(~np.isnan(scores.ln_latency)).tolist():
             self.n_legal += 1
-            kind = space.structure(variables, decisions)
-            self.candidates[(sketch_index, decisions)] = Candidate(
-                sketch_index, decisions, kind, score, source, price
+            decisions, fingerprint = decisions_list[row], bytes(scores.fingerprints[row])
+            is_spare = bool(is_long[row]) or fingerprint in self.seen
+            self.seen.add(fingerprint)
+            (self.reserve if is_spare else self.candidates)[(sketch_index, decisions)] = Candidate(
+                sketch_index,
+                decisions,
+                space.structure(variables, decisions),
+                float(scores.ln_latency[row]),
+                source,
+                float(prices[row]),
             )
 
     def ranked(self) -> list[Candidate]:
         """Lowest price first; ties by key, so that the order is the same everywhere."""
-        return sorted(self.candidates.values(), key=lambda c: (c.price, c.key))
+        return _ranked(self.candidates.values())
 
 
 def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Up to n candidates of the pool, lowest price first, random ones last."""
+    """Up to n candidates of the pool: lowest price first, random ones, the reserve if need be."""
     ranked = pool.ranked()
+    spare = _ranked(pool.reserve.values())[: max(0, n - len(ranked))]
     n = min(n, len(ranked))
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0
     n_greedy = n - n_random
@@ -152,10 +166,14 @@ def select(
     take(near, round(options.neighbour_share * n_greedy), True)
     take(ranked, n_greedy, True)
     take(ranked, n_greedy, False)  # one structure, or one neighbourhood, is all there is
-    greedy = sorted(chosen.values(), key=lambda c: (c.price, c.key))
+    greedy = _ranked(chosen.values())
     rest = [c for c in ranked if c.key not in chosen]
     picks = rng.permutation(len(rest))[:n_random]
-    return [*greedy, *(rest[i] for i in picks)]
+    return [*greedy, *(rest[i] for i in picks), *spare]
+
+
+def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: (c.price, c.key))
 
 
 def _crowded(

@@ -83,9 +83,24 @@ class Formulas(Protocol):
     def variant(self, structural_values: space.Structure, /) -> Variant: ...
 
 
+class Instruction(Protocol):
+    """An instruction of a sketch's trace, with plain operands."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[Any, ...]: ...
+    @property
+    def attrs(self) -> tuple[Any, ...]: ...
+
+
 class Sketch(Protocol):
     """What a search needs of `felix.Sketch`."""
 
+    @property
+    def is_gpu(self) -> bool: ...
+    @property
+    def instructions(self) -> Sequence[Instruction]: ...
     @property
     def variables(self) -> Sequence[space.Variable]: ...
     @property
