@@ -19,6 +19,9 @@ Tools:
   stock-light  the same without that import, in the tuner and in the workers, and with the `llvm`
                rules, which do not need it: what a user of stock TVM could gain with effort
 
+All pieces run kernels with a thread for each available core, stock's runner and the comparison
+too: by itself TVM takes half of them on x86, as if each were half of a hyper-threaded one.
+
 Durations in seconds, latencies in microseconds. `wall_s` is the call of `felix.tune` or
 `ms.tune_tir` alone, without the tuner's import of the intrinsics; `process_s` is everything from
 starting Python. Reads `felix`; feeds `benchmarks/report.py`.
@@ -30,6 +33,7 @@ import argparse
 import fnmatch
 import importlib
 import json
+import os
 import pathlib
 import shutil
 import statistics
@@ -42,6 +46,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import common
+from felix import cpus
 
 WORKLOADS = {
     "gemm": "gemm:512,512,512",
@@ -179,6 +184,7 @@ def _run_piece(
         done = subprocess.run(
             [sys.executable, __file__, "--piece", json.dumps(request)],
             stdout=log, stderr=subprocess.STDOUT, check=False,
+            env=os.environ | {"TVM_NUM_THREADS": str(cpus.available_cores())},
         )  # fmt: skip
     process_s = time.perf_counter() - start
     piece = _load(path.with_suffix(".piece"))
@@ -240,7 +246,6 @@ def _piece(request: dict[str, Any]) -> None:
 
 def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     import dataclasses
-    import os
     import tempfile
 
     import felix
