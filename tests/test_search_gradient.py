@@ -183,7 +183,8 @@ def test_copies_of_what_was_proposed_wait() -> None:
     """Widths 1 and 2 give the synthetic sketch equal features, and so do 3 and 4."""
 
     def looks(search: base.ModelSearch, suggestions: list[Suggestion]) -> list[bytes]:
-        return [search.scorer.fingerprint(*s.key) for s in suggestions]
+        rows = np.asarray([s.decisions for s in suggestions], np.int64)
+        return search.scorer.fingerprints(0, rows).tolist()
 
     search = make("gradient", [synthetic.FakeSketch(extents=(64,), parts=2)])
     seen: list[bytes] = []

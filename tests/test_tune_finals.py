@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import felix
-from felix import records
+from felix import events, records
 from felix.measure import gate, protocol, testing
 from felix.search import types
 from felix.tuning import jobs, pacing
@@ -89,6 +89,21 @@ def test_equal_programs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
     found = _tune(trials=32, pool=pool)
     programs = [p.decisions[4:] for p in pool.measured]
     assert len(programs) == len(set(programs)) == len(found.records)
+
+
+def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A winner's twins, all predicted to be as fast, filled rounds, and runs ended early.
+
+    Widths 1 and 2 stand for one program and have equal features, and so do 3 and 4.
+    """
+    monkeypatch.setattr(
+        jobs, "fingerprint", lambda m: str((m.sketch, m.decisions[:-1], m.decisions[-1] < 3))
+    )
+    seen: list[Any] = []
+    found = _tune(fakes.Pool(), trials=96, on_event=seen.append)
+    rounds = [event.n_candidates for event in seen if isinstance(event, events.RoundStarted)]
+    assert rounds == [8] * 12
+    assert found.reason == "trials" and len(found.records) == 96
 
 
 def test_a_twin_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,8 +130,11 @@ class ModelSearch(BaseSearch):
     def _pool(self, options: selection.SelectionOptions) -> selection.Pool:
         """The empty pool of a round, which knows what was proposed before."""
         proposed = [*self.history.measured, *self.history.pending]
-        for key in proposed:
-            if key not in self._fingerprints:
-                self._fingerprints[key] = self.scorer.fingerprint(*key)
+        for index in range(len(self.sketches)):
+            fresh = [k for k in proposed if k[0] == index and k not in self._fingerprints]
+            if fresh:
+                rows = np.asarray([decisions for _, decisions in fresh], np.int64)
+                made = self.scorer.fingerprints(index, rows).tolist()
+                self._fingerprints.update(zip(fresh, made, strict=True))
         seen = {self._fingerprints[key] for key in proposed}
         return selection.Pool(self.scorer, self.history, options, seen)

@@ -134,11 +134,13 @@ class Scorer:
             result.put(legal, self._scores(sketch_index, decisions[legal]))
         return result
 
-    def fingerprint(self, sketch_index: int, decisions: Sequence[int]) -> bytes:
-        """That of one candidate, as in its scores."""
-        structure = space.structure(self.sketches[sketch_index].variables, decisions)
-        values = np.asarray([decisions], np.float64)
-        return bytes(_fingerprints(self.features(sketch_index, structure, values))[0])
+    def fingerprints(self, sketch_index: int, decisions: types.Decisions) -> NDArray[np.bytes_]:
+        """Those of decisions [n], as in their scores."""
+        result = np.zeros(len(decisions), FINGERPRINT)
+        for structure, rows in self._by_structure(sketch_index, decisions):
+            values = decisions[rows].astype(np.float64)
+            result[rows] = _fingerprints(self.features(sketch_index, structure, values))
+        return result
 
     def _scores(self, sketch_index: int, decisions: types.Decisions) -> Scores:
         result = Scores.blank(len(decisions))
