@@ -1,4 +1,4 @@
-"""Command line: `python -m costmodel collect | train | evaluate | compact`.
+"""Command line: `python -m costmodel collect | train | evaluate | crossval | compare | compact`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 could not be done
 (one line says why), 2 wrong usage, 130 interrupted; what was measured before is kept.
@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     _train(commands_of.add_parser("train", help="train a model, score it, write its card"))
     _evaluate(commands_of.add_parser("evaluate", help="score a model and the baselines"))
     _crossval(commands_of.add_parser("crossval", help="score training by cross-validation"))
+    _compare(commands_of.add_parser("compare", help="Felix's features against TVM's"))
     compact = commands_of.add_parser("compact", help="copy a data set into one part per table")
     compact.add_argument("source", nargs="+", help="data set folders")
     compact.add_argument("folder", help="new folder")
@@ -102,6 +103,13 @@ def _crossval(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--baselines", action="store_true", help="also trees")
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.crossval)
+
+
+def _compare(sub: argparse.ArgumentParser) -> None:
+    _split_options(sub)
+    _training(sub)
+    sub.add_argument("--out", help="JSON file to write")
+    sub.set_defaults(run=commands.compare)
 
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:

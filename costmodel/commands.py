@@ -313,6 +313,25 @@ def crossval(options: argparse.Namespace, command: str) -> None:
     _write_reports(options, command, f"{options.folds} folds", reports)
 
 
+def compare(options: argparse.Namespace, command: str) -> None:
+    """Score networks and trees on Felix's and on TVM's features, all trained here."""
+    from costmodel import compare as comparing
+    from costmodel import evaluate as evaluation
+    from costmodel import tvm_features
+
+    def say(label: str) -> None:
+        print(f"compare: {label}", file=sys.stderr, flush=True)
+
+    with _threads(options.threads):
+        _, felix = _features(options)
+        _, tvm = _features(options, tvm_features.TvmFeaturizer())
+        reports = comparing.reports(
+            felix, tvm, _split_options(options), _train_options(options), options.threads, say
+        )
+    print(evaluation.table(reports))
+    _write_reports(options, command, "test", reports)
+
+
 def _fold_done(done: int, total: int) -> None:
     print(f"crossval: {done}/{total} folds", file=sys.stderr, flush=True)
 
@@ -358,7 +377,10 @@ def _baselines(
         yield evaluation.evaluate("xgboost", trees, tasks)
 
 
-def _features(options: argparse.Namespace) -> tuple[data.Dataset, task_data.Features]:
+def _features(
+    options: argparse.Namespace, featurizer: task_data.Featurizer | None = None
+) -> tuple[data.Dataset, task_data.Features]:
+    """Data set and features, Felix's where no other featurizer is given."""
     from costmodel import dataset as data
     from costmodel import featurize
     from costmodel import tasks as task_data
@@ -372,7 +394,9 @@ def _features(options: argparse.Namespace) -> tuple[data.Dataset, task_data.Feat
         if done % 10 == 0 or done == total:
             print(f"features: {done}/{total} workloads", file=sys.stderr, flush=True)
 
-    features = task_data.load_features(dataset, featurize.FelixFeaturizer(), cache, report)
+    features = task_data.load_features(
+        dataset, featurizer or featurize.FelixFeaturizer(), cache, report
+    )
     if features.skipped:
         print(f"costmodel: {features.skipped} records could not be used", file=sys.stderr)
     return dataset, features

@@ -16,7 +16,7 @@ import pytest
 import test_costmodel_data as fakes
 
 from costmodel import __main__ as cli
-from costmodel import card, checkpoint, dataset, featurize, model, registry, tasks
+from costmodel import card, checkpoint, dataset, featurize, model, registry, tasks, tvm_features
 
 NAMES = (
     "trip_count",
@@ -131,6 +131,57 @@ def test_cross_validation_scores_every_workload(
     network, prior = content["reports"]
     assert content["part"] == "3 folds" and prior["label"] == "analytic"
     assert len(network["tasks"]) == 24 and network["overall"]["pairwise"] > 0.7
+
+
+class FewerColumns(FakeFeaturizer):
+    """Stands for TVM's features: other columns of the same schedules."""
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"per_store_{column}" for column in range(2))
+
+    def rows(self, *given: Any) -> tasks.Rows:
+        found = super().rows(*given)
+        return tasks.Rows(found.values[..., [0, 3]], found.mask)
+
+
+def test_compare_trains_and_scores_all_predictors_side_by_side(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    out = tmp_path / "compare.json"
+    arguments = ["compare", "--data", str(data), "--epochs", "20", "--hidden", "16"]
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    found = {r["label"]: r["overall"] for r in json.loads(out.read_text())["reports"]}
+    networks = {"Felix's features, network", "TVM's features, network"}
+    assert networks | {"analytic"} <= set(found)
+    better, worse = (found[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM"))
+    assert better > worse + 0.05  # the second cannot see most of what decides
+
+
+def test_compare_refuses_features_of_other_schedules(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Lossy(FewerColumns):
+        def rows(self, *given: Any) -> tasks.Rows:
+            found = super().rows(*given)
+            return tasks.Rows(found.values, found.mask & (np.arange(len(found.mask)) > 0)[:, None])
+
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", Lossy)
+    assert cli.main(["compare", "--data", str(data)]) == 1
+    assert "different schedules" in capsys.readouterr().err
+
+
+def test_features_of_tvm_on_measured_schedules() -> None:
+    stored = dataset.read(Path(__file__).parent.parent / "data" / "cuda")
+    owner = next(w for w in stored.workloads.values() if w.name == "softmax_384x384_axis1")
+    records = [r for r in stored.records if r.workload == owner.key][:3]
+    sketch = records[0].sketch, records[0].sketch_key
+    batch = np.array([r.decisions for r in records if r.sketch_key == sketch[1]])
+    machine = tasks.Machine(records[0].target, records[0].device)
+    rows = tvm_features.TvmFeaturizer().rows(machine, owner, sketch, batch)
+    assert rows is not None and rows.values.shape[2] == tvm_features.N_FEATURES
+    assert rows.mask.any(axis=1).all() and np.isfinite(rows.values).all()
+    assert np.abs(rows.values[rows.mask]).sum(axis=1).min() > 0
 
 
 def test_card_without_scores_says_so() -> None:
