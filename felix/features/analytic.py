@@ -114,7 +114,7 @@ def _registers(kernel: kernels.Kernel) -> Scalar:
 
 
 def _ratio(a: Scalar, b: Scalar) -> Scalar:
-    return scalar.rational(a) / b
+    return 0 if scalar.is_static(a, 0) else scalar.rational(a) / b
 
 
 def _times(
@@ -133,14 +133,14 @@ def _times(
     latency: Scalar = 0
     for row, v in zip(rows, values, strict=True):
         launch = launches[row.kernel]
-        busy = hardware.cores * _busy(launch, hardware)
-        lanes = _lanes(v, hardware)
+        busy = expr.alias(hardware.cores * _busy(launch, hardware))
+        lanes = expr.alias(_lanes(v, hardware))
         flops = hardware.peak_fp32_gflops * 1000 / hardware.cores / hardware.vector_lanes
-        compute = compute + v["float_ops"] / (busy * lanes * _number(flops))
+        compute = compute + _ratio(v["float_ops"], busy * lanes * _number(flops))
         a, b, c = _moved(row, v, hardware)
         rates = _rates(hardware)
-        l1 = l1 + a / (busy * _number(rates[0] * per_us))
-        l2 = l2 + b / (busy * _number(rates[1] * per_us))
+        l1 = l1 + _ratio(a, busy * _number(rates[0] * per_us))
+        l2 = l2 + _ratio(b, busy * _number(rates[1] * per_us))
         dram = dram + c
         width = scalar.rational(hardware.warp_size * 4) if hardware.is_gpu else v["vector_extent"]
         issue = issue + v["trip_count"] / width / (busy * _number(per_us))

@@ -97,7 +97,8 @@ def _compute(row: nest.Row) -> dict[str, Scalar]:
     counts = operation_counts(row.store.value)
     trip = row.trip
     floats = sum(n for name, n in counts.items() if name.startswith("float_"))
-    return {**{name: trip * n for name, n in counts.items()}, "float_ops": trip * floats}
+    executed = {name: trip * n for name, n in counts.items()}
+    return {**executed, "float_ops": trip * floats if floats else 0}
 
 
 def _structure(row: nest.Row) -> dict[str, Scalar]:
@@ -105,27 +106,22 @@ def _structure(row: nest.Row) -> dict[str, Scalar]:
     innermost: Scalar = 1
     for loop in loops:
         innermost = scalar.select(scalar.equal(loop.extent, 1), innermost, loop.extent)
-    serial: Scalar = 1
-    parallel: Scalar = 1
-    vector: Scalar = 1
-    for loop in loops:
-        if loop.thread is None:
-            serial = serial * scalar.select(nest.is_task(loop), 1, loop.extent)
-            parallel = parallel * scalar.select(nest.is_task(loop), loop.extent, 1)
-            vector = vector * scalar.select(nest.is_vector(loop), loop.extent, 1)
-        elif loop.thread.startswith("vthread"):
-            serial = serial * loop.extent
+    plain = [lp for lp in loops if lp.thread is None]
+    virtual = [lp.extent for lp in loops if (lp.thread or "").startswith("vthread")]
+    one_by_one = [scalar.select(nest.is_task(lp), 1, lp.extent) for lp in plain]
+    tasks = [scalar.select(nest.is_task(lp), lp.extent, 1) for lp in plain]
+    lanes = [scalar.select(nest.is_vector(lp), lp.extent, 1) for lp in plain]
     unbound, bound = memory.reduce_trips(row)
     steps = [lp.annotations.get(postprocs.PRAGMA_STEP) for lp in loops]
     step: Scalar = next((s for s in reversed(steps) if s is not None), 0)
     return {
         "trip_count": row.trip,
         "active_trips": _active(row),
-        "serial_trips": serial,
+        "serial_trips": ir.product([*one_by_one, *virtual]),
         "reduce_trips": unbound,
         "thread_reduce": bound,
-        "parallel_extent": parallel,
-        "vector_extent": vector,
+        "parallel_extent": ir.product(tasks),
+        "vector_extent": ir.product(lanes),
         "innermost_extent": innermost,
         "unroll_step": step,
         "is_init": int(row.is_init),

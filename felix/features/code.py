@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from felix.features import nest, spec
-from felix.symbolic import ir, postprocs, scalar, usage
+from felix.symbolic import expr, ir, postprocs, scalar, usage
 from felix.symbolic.ir import Loop, Scalar
 
 
@@ -30,12 +30,13 @@ def copies(rows: Sequence[nest.Row]) -> list[Scalar]:
         statements = _virtual(row)
         for loop in reversed(row.loops):
             inside[id(loop)] = inside.get(id(loop), 0) + statements
-            statements = statements * _plain_extent(loop)
+            statements = expr.alias(statements * _plain_extent(loop))
+    inside = {key: expr.alias(statements) for key, statements in inside.items()}
     return [_copies(row, inside) for row in rows]
 
 
 def _copies(row: nest.Row, inside: Mapping[int, Scalar]) -> Scalar:
-    result = _virtual(row)
+    copied = [_virtual(row)]
     step: Scalar = 0
     for loop in row.loops:
         step = loop.annotations.get(postprocs.PRAGMA_STEP, step)
@@ -43,8 +44,8 @@ def _copies(row: nest.Row, inside: Mapping[int, Scalar]) -> Scalar:
         if scalar.is_static(extent, 1):
             continue
         fits = scalar.less_equal(extent * inside[id(loop)], step)
-        result = result * scalar.select(fits, extent, 1)
-    return result
+        copied.append(scalar.select(fits, extent, 1))
+    return ir.product(copied)
 
 
 def _virtual(row: nest.Row) -> Scalar:

@@ -13,6 +13,7 @@ iteration outside of it, so O_l f_l bytes move. Reads `features.nest`; feeds `fe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from felix.features import nest, unique
 from felix.symbolic import expr, ir, scalar, usage
@@ -36,15 +37,14 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Level:
-    """State of the nest with the loops inside `loop` running (and `loop` itself not)."""
+    """State of the nest with the innermost loops running, down from some depth."""
 
-    loop: Loop | None
-    outside: Scalar
     #: iterations of the loops inside
     inside: Scalar
     #: of all buffers
     footprint_bytes: Scalar
-    line_bytes: list[Scalar]
+    #: O_l f_l of each buffer
+    moved_bytes: list[Scalar]
     allowed: Scalar
 
 
@@ -54,32 +54,22 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
     extents: dict[Digit, Scalar] = {}
     buffers = row.accesses
     loops = list(row.loops)
+    trips = [lp.extent for lp in loops]
+    outside = [expr.alias(ir.product(trips[:depth])) for depth in range(len(loops) + 1)]
+    inside = [expr.alias(ir.product(trips[depth:])) for depth in range(len(loops) + 1)]
     each = [[nest.hull(a, row.block, {}) for a in accesses] for _, accesses, _, _ in buffers]
     for depth in range(len(loops), -1, -1):
         loop = loops[depth - 1] if depth > 0 else None
         hulls = [nest.largest(own) for own in each]
-        sizes = [
-            ir.product(h) * buffer.dtype_bytes
-            for (buffer, _, _, _), h in zip(buffers, hulls, strict=True)
-        ]
-        lines = [
-            _line_bytes(h, buffer.dtype_bytes, machine.line_bytes)
-            for (buffer, _, _, _), h in zip(buffers, hulls, strict=True)
-        ]
-        outside = ir.product(lp.extent for lp in loops[:depth])
-        inner = loops[depth] if depth < len(loops) else None
-        allowed: Scalar = 1
-        if inner is not None:
-            allowed = scalar.negated(nest.is_task(inner))
-            if loop is not None:
-                both = scalar.both(nest.is_vector(inner), nest.is_vector(loop))
-                allowed = scalar.both(allowed, scalar.negated(both))
-        inside = ir.product(lp.extent for lp in loops[depth:])
-        total = sum(sizes[1:], start=sizes[0])
-        outside, inside, total, allowed, *lines = map(
-            expr.alias, (outside, inside, total, allowed, *lines)
-        )
-        result.append(Level(loop, outside, inside, total, lines, allowed))
+        sizes: list[Scalar] = []
+        moved: list[Scalar] = []
+        for (buffer, _, _, _), own in zip(buffers, hulls, strict=True):
+            sizes.append(ir.product([*own, buffer.dtype_bytes]))
+            lines = _line_bytes(own, buffer.dtype_bytes, machine.line_bytes)
+            moved.append(expr.alias(ir.product([outside[depth], *lines])))
+        allowed = _allowed(loop, loops[depth] if depth < len(loops) else None)
+        total = expr.alias(sum(sizes[1:], start=sizes[0]))
+        result.append(Level(inside[depth], total, moved, expr.alias(allowed)))
         if loop is not None:
             extents = {**extents, **{d: d.extent for d in loop.digits}}
             each = [
@@ -92,18 +82,30 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
     return result
 
 
-def _line_bytes(hull: list[Scalar], element: int, line: int) -> Scalar:
-    """Bytes of a box of elements whose rows start on cache lines."""
+def _allowed(loop: Loop | None, inner: Loop | None) -> Scalar:
+    """Condition that data may be loaded between two loops: within one task, not amid a vector."""
+    if inner is None:
+        return 1
+    result = scalar.negated(nest.is_task(inner))
+    if loop is not None:
+        both = scalar.both(nest.is_vector(inner), nest.is_vector(loop))
+        result = scalar.both(result, scalar.negated(both))
+    return result
+
+
+def _line_bytes(hull: list[Scalar], element: int, line: int) -> list[Scalar]:
+    """Bytes of a box of elements whose rows start on cache lines, as factors."""
     run = hull[-1] * element if hull else element
-    return ir.product(hull[:-1]) * scalar.ceil_div(run, line) * line
+    return [*hull[:-1], scalar.ceil_div(run, line), line]
 
 
-def traffic(stack: list[Level], slot: int, capacity: int) -> Scalar:
-    """Bytes of buffer `slot` moved into a cache of `capacity` bytes over the launch."""
-    result = stack[0].outside * stack[0].line_bytes[slot]
+def traffic(stack: list[Level], slot: int, capacities: Sequence[int]) -> list[Scalar]:
+    """Bytes of buffer `slot` moved into caches of these capacities in bytes over the launch."""
+    result = [stack[0].moved_bytes[slot]] * len(capacities)
     for level in stack[1:]:
-        fits = scalar.both(level.allowed, scalar.less_equal(level.footprint_bytes, capacity))
-        result = scalar.select(fits, level.outside * level.line_bytes[slot], result)
+        for i, capacity in enumerate(capacities):
+            fits = scalar.both(level.allowed, scalar.less_equal(level.footprint_bytes, capacity))
+            result[i] = scalar.select(fits, level.moved_bytes[slot], result[i])
     return result
 
 
@@ -111,10 +113,8 @@ def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar,
     """(extent, iterations, bytes) of the innermost loop that comes back to the same address."""
     _, accesses, _, _ = row.accesses[slot]
     found: tuple[Scalar, Scalar, Scalar] = (0, 0, 0)
-    for level in reversed(stack[:-1]):
-        loop = level.loop
-        assert loop is not None
-        same = _live(row, loop)
+    for loop, live, level in zip(row.loops, row.live, reversed(stack[:-1]), strict=True):
+        same = live
         for access in accesses:
             same = scalar.both(same, _invariant(access, row, loop))
         same = expr.alias(same)
@@ -125,12 +125,6 @@ def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar,
             scalar.select(same, values[2], found[2]),
         )
     return found
-
-
-def _live(row: nest.Row, loop: Loop) -> Scalar:
-    """Condition that the loop alone has a second iteration, and that it passes the guards."""
-    more = scalar.negated(scalar.equal(loop.extent, 1))
-    return scalar.both(more, nest.passes(row.block, loop, 1))
 
 
 def _invariant(access: ir.Access, row: nest.Row, loop: Loop) -> Scalar:
@@ -146,9 +140,9 @@ def _invariant(access: ir.Access, row: nest.Row, loop: Loop) -> Scalar:
 def stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
     """Address step of the innermost loop with more than one iteration that passes the guards."""
     result: Scalar = 0
-    for loop in row.loops:
+    for loop, live in zip(row.loops, row.live, strict=True):
         step = nest.offset(access, row.block, shape, loop, 1)
-        result = scalar.select(_live(row, loop), step, result)
+        result = scalar.select(live, step, result)
     return result
 
 
@@ -225,7 +219,7 @@ def slot_values(
         ways = ways if scope == "shared" else 0
     else:
         capacities = (machine.l1_bytes, machine.l2_bytes, machine.l3_bytes)
-        moved = [traffic(stack, slot, c) for c in capacities]
+        moved = traffic(stack, slot, capacities)
         sectors, ways = 0, 0
     return [
         int(read),

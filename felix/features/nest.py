@@ -12,6 +12,7 @@ the inner one. Reads `felix.symbolic`; feeds every other module of `felix.featur
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ class RowName(NamedTuple):
     buffer: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Row:
     """One store: its block, its loops (outermost first, each thread axis once), its kernel."""
 
@@ -39,12 +40,24 @@ class Row:
     kernel: int
     is_init: bool
 
-    @property
+    @functools.cached_property
     def trip(self) -> Scalar:
         """Iterations over the launch."""
         return ir.product(lp.extent for lp in self.loops)
 
-    @property
+    @functools.cached_property
+    def live(self) -> list[Scalar]:
+        """Per loop, the condition that it alone has a second iteration that passes the guards."""
+        return [
+            expr.alias(
+                scalar.both(
+                    scalar.negated(scalar.equal(loop.extent, 1)), passes(self.block, loop, 1)
+                )
+            )
+            for loop in self.loops
+        ]
+
+    @functools.cached_property
     def accesses(self) -> list[tuple[ir.Buffer, list[Access], bool, bool]]:
         """(buffer, accesses, read, written) per buffer: destination first, then as loaded."""
         target = self.store.target
@@ -117,7 +130,8 @@ def value_at(affine: Affine, point: dict[Digit, Scalar]) -> Scalar:
     """The affine form where `point` gives digits their values and all others are 0."""
     total: Scalar = affine.constant
     for digit, coefficient in affine.terms.items():
-        total = total + coefficient * digit_at(digit, point)
+        if digit in point or digit.source is not None:
+            total = total + coefficient * digit_at(digit, point)
     return total
 
 
@@ -239,6 +253,8 @@ def _span(affine: Affine, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
             span = span + factor * (scalar.minimum(width, bound) - 1)
             terms = {d: c for d, c in terms.items() if d not in flat.terms}
     for digit, coefficient in terms.items():
+        if digit not in extents and digit.source is None:
+            continue
         width = _digit_span(digit, block, extents) - 1
         negative = scalar.is_negative(coefficient)
         span = span + width * (-coefficient if negative else coefficient)

@@ -187,6 +187,7 @@ def _chained(steps: list[_Step]) -> list[_Step]:
     return steps
 
 
+@functools.lru_cache(1 << 12)
 def _at_least(a: Scalar, b: Scalar) -> bool:
     """a >= b for every value >= 1 of the variables, visibly: all coefficients of the difference
     in (variable - 1) are nonnegative."""

@@ -11,6 +11,7 @@ Notation: all decision variables are positive integers; `a`, `b` are integer-val
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import sympy
@@ -19,8 +20,28 @@ from sympy import Expr, Integer
 ZERO, ONE = Integer(0), Integer(1)
 
 
+#: Operators kept for reuse; a structure has some thousands.
+INTERNED = 1 << 15
+
+
+@functools.lru_cache(INTERNED)
+def _interned(operator: Any, *given: Any) -> Expr:
+    """The operator of these arguments, or what it folds to; sympy's own way there is slow."""
+    args = tuple(map(sympy.sympify, given))
+    value = operator.eval(*args)
+    return Expr.__new__(operator, *args) if value is None else value
+
+
 class _Operator(sympy.Function):
-    """Base of the operators: real valued, never rewritten by sympy after construction."""
+    """Base of the operators: real valued, never rewritten by sympy after construction.
+
+    Equal operators are one object while they are among the last `INTERNED`, which makes
+    comparing the expressions they occur in cheap.
+    """
+
+    def __new__(cls, *args: Any) -> Any:
+        operator: Any = cls
+        return _interned(operator, *args)
 
     is_real = True
     is_commutative = True
@@ -271,6 +292,12 @@ class Alias(sympy.Dummy):
     """
 
     definition: Expr
+
+
+@functools.lru_cache(INTERNED)
+def product(*factors: Expr | int) -> Expr:
+    """Product of expressions, made once for equal factors."""
+    return factors[0] if len(factors) == 1 else sympy.Mul(*factors)
 
 
 def alias(value: Any) -> Any:

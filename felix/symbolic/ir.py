@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import sympy
 
-from felix.symbolic import scalar
+from felix.symbolic import expr, scalar
 
 Scalar = Any  # int | sympy.Expr
 IterKind = Literal["spatial", "reduce"]
@@ -116,7 +116,7 @@ class Loop:
 
     @property
     def extent(self) -> Scalar:
-        return product(d.extent for d in self.digits)
+        return product([d.extent for d in self.digits])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -268,7 +268,13 @@ def blocks_under(node: Loop | Block) -> list[Block]:
 
 def product(values: Any) -> Scalar:
     """Product of scalars; 1 for none."""
-    result: Scalar = 1
+    number: int = 1
+    factors: list[sympy.Expr] = []
     for value in values:
-        result = result * value
-    return result
+        if isinstance(value, int):
+            number *= value
+        else:
+            factors.append(value)
+    if not factors:
+        return number
+    return expr.product(*factors) if number == 1 else expr.product(number, *factors)

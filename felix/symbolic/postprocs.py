@@ -257,8 +257,9 @@ def _contiguity(block: Block, access: ir.Access, loops: list[Loop]) -> list[Scal
     chain: list[Scalar] = []
     ok: Scalar = 1
     previous: tuple[Scalar, Scalar] | None = None
+    affines = [_visible(index, block) for index in access.indices]
     for k, loop in enumerate(reversed(loops)):
-        stride = _stride(block, access, loop)
+        stride = _stride(affines, access.buffer.shape, loop)
         if scalar.is_static(stride, 0):
             chain.append(ok)
             continue
@@ -278,22 +279,25 @@ def _equal(a: Scalar, b: Scalar) -> Scalar:
     return 1 if sympy.expand(a - b) == 0 else scalar.equal(a, b)
 
 
-def _stride(block: Block, access: ir.Access, loop: Loop) -> Scalar:
-    """Elements between neighbouring iterations of `loop`, as TVM's StrideExtractor sees it."""
+def _visible(index: sympy.Expr, block: Block) -> Affine | None:
+    """An index as TVM's StrideExtractor sees it; None under //, % or a minus sign."""
+    affine = regions.index_affine(index, block)
+    return None if affine is None or _has_minus(affine) else affine
+
+
+def _stride(affines: list[Affine | None], shape: tuple[Scalar, ...], loop: Loop) -> Scalar:
+    """Elements between neighbouring iterations of `loop`, of an access to a buffer of `shape`."""
     buffer_stride: Scalar = 1
-    for index, size in zip(reversed(access.indices), reversed(access.buffer.shape), strict=True):
-        coefficient = _coefficient(index, block, loop)
+    for affine, size in zip(reversed(affines), reversed(shape), strict=True):
+        coefficient = 0 if affine is None else _coefficient(affine, loop)
         if not scalar.is_static(coefficient, 0):
             return coefficient * buffer_stride
         buffer_stride = buffer_stride * size
     return 0
 
 
-def _coefficient(index: sympy.Expr, block: Block, loop: Loop) -> Scalar:
-    """Coefficient of a loop variable in an index; 0 under //, % or a minus sign."""
-    affine = regions.index_affine(index, block)
-    if affine is None or _has_minus(affine):
-        return 0
+def _coefficient(affine: Affine, loop: Loop) -> Scalar:
+    """Coefficient of a loop variable in an index."""
     found = [(i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms]
     if not found:
         return 0
