@@ -121,7 +121,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
     add("--strategy", choices=strategies.NAMES, default=strategies.NAMES[0], help="how to search")
     add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
-    add("--round", type=_positive(int), default=16, metavar="N", help="candidates a round")
+    add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")
     add("--patience", type=_positive(int), metavar="ROUNDS",
         help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")

@@ -305,7 +305,7 @@ def test_lost_measurements_can_be_forgotten() -> None:
 def test_structures_change_between_rounds() -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 8)))]
     search = make("gradient", sketches)
-    for _ in range(4):
+    for _ in range(10):  # at most one new structure a round
         search.update([(s, Result(true_us(sketches, s))) for s in search.suggest(8)])
     structures = {decisions[-1] for _, decisions in search.history.measured}
     assert len(structures) > 2
@@ -497,7 +497,8 @@ def test_warm_up_rounds_do_not_descend(n_warm_rounds: int) -> None:
 def test_warm_up_has_its_own_selection() -> None:
     def spread(random_share: float) -> float:
         chosen = selection.SelectionOptions(random_share=random_share)
-        found = _search(two_sketches(), warm_selection=chosen).suggest(16)
+        search = _search(two_sketches(), warm_selection=chosen, n_new_structures=2)
+        found = search.suggest(16)
         return float(np.std([math.log(s.predicted_us or 1.0) for s in found]))
 
     assert spread(1.0) > 2 * spread(0.0)

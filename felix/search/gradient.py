@@ -44,7 +44,7 @@ class GradientOptions:
     #: at random
     n_entries: int = 8
     #: structures of a sketch that a round may compile beyond those compiled before
-    n_new_structures: int = 2
+    n_new_structures: int = 1
     #: first rounds that take samples instead of descending
     n_warm_rounds: int = 1
     #: sketches that are sampled anew in a round after the first

@@ -44,7 +44,7 @@ class TuneOptions:
     """How a run works; the defaults suit most."""
 
     #: Candidates of a round.
-    round_size: int = 16
+    round_size: int = 24
     #: Candidates of a task's first round: few, so that the next ones know what the model is
     #: wrong about.
     first_round_size: int = 8
