@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from costmodel import commands
+from costmodel import collect_command, commands
 from felix import errors
 
 
@@ -58,7 +58,7 @@ def _collect(sub: argparse.ArgumentParser) -> None:
         help="collector processes, each with a share of the workloads (%(default)s)",
     )  # fmt: skip
     sub.add_argument("--part", type=_part, default=(0, 1), help=argparse.SUPPRESS)
-    sub.set_defaults(run=commands.collect)
+    sub.set_defaults(run=collect_command.collect)
 
 
 def _split_options(sub: argparse.ArgumentParser) -> None:
@@ -93,6 +93,10 @@ def _training(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--blocks", type=_positive, default=2)
     sub.add_argument("--prior", help="feature holding an analytic latency in us")
     sub.add_argument("--rank-weight", type=float, default=0.5)
+    sub.add_argument(
+        "--drop", nargs="+", default=(), metavar="PATTERN",
+        help="features to leave out, for ablations (with * and ?)",
+    )  # fmt: skip
     sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
 
 

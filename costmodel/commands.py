@@ -1,4 +1,4 @@
-"""The subcommands of `python -m costmodel`: wiring, progress and files.
+"""The subcommands of `python -m costmodel` but `collect`: wiring, progress and files.
 
 Reads everything of the package; fed by `__main__`.
 """
@@ -10,9 +10,7 @@ import contextlib
 import datetime
 import json
 import re
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,11 +19,7 @@ from typing import TYPE_CHECKING, Any
 from felix import errors
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from costmodel import checkpoint, split
-    from costmodel import collect as collecting
     from costmodel import dataset as data
     from costmodel import evaluate as evaluation
     from costmodel import tasks as task_data
@@ -34,159 +28,6 @@ if TYPE_CHECKING:
 #: Beside a checkpoint: its scores, and with `--final` the weights that were scored.
 SCORES = "scores.json"
 HELD_OUT = "held_out.safetensors"
-
-
-def collect(options: argparse.Namespace, command: str) -> None:
-    """Measure schedules into `options.out`."""
-    import importlib.metadata
-
-    from costmodel import builtin, featurize
-    from costmodel import collect as collecting
-    from costmodel import dataset as data
-
-    if options.jobs > 1:
-        _collect_in_parallel(options)
-        return
-    target = featurize.target_text(options.target)
-    is_gpu = featurize.is_gpu(target)
-    index, count = options.part
-    lines = builtin.lines(_workload_text(options, is_gpu))[index::count]
-    workloads = [featurize.workload(line) for line in lines]
-    if not workloads:
-        raise errors.WorkloadError("there are no workloads to measure")
-    writer = data.Writer(options.out)
-    known = data.read(options.out).records
-    writer.add_workloads(workloads)
-    model = _model(options.model, target) if is_gpu or options.model is not None else None
-    predict = None if model is None else _predictor(model)
-    with contextlib.ExitStack() as stack, writer:
-        progress = collecting.collect(
-            _space_opener(options, target, stack, model if is_gpu else None),
-            workloads,
-            writer,
-            known,
-            collecting.CollectOptions(
-                target=target,
-                tvm=importlib.metadata.version("apache-tvm"),
-                device=featurize.device_text(target),
-                per_workload=options.per_workload,
-                seconds=options.seconds,
-                seed=options.seed,
-                near=options.near,
-                turn=options.turn,
-                in_flight=2 * options.builders if options.builders else 8,
-                guided=0.0 if is_gpu else 0.5,
-                descend=options.descend if is_gpu else 0.0,
-                tournament=options.tournament if is_gpu else 1,
-            ),
-            time.monotonic,
-            lambda: datetime.datetime.now(datetime.UTC),
-            predict,
-            _collect_reporter(),
-        )
-    print(
-        f"{progress.measured} of {progress.wanted} schedules in {options.out} "
-        f"({progress.failed} failed, {progress.invalid} rejected by TVM, {progress.lost} lost)"
-    )
-
-
-def _collect_in_parallel(options: argparse.Namespace) -> None:
-    """Run one collector process for each share of the workloads; wait for all."""
-    given = [word for word in sys.argv[1:] if not word.startswith("--jobs=")]
-    if "--jobs" in given:
-        del given[given.index("--jobs") : given.index("--jobs") + 2]
-    base = [sys.executable, "-m", "costmodel", *given]
-    parts = [f"{index}/{options.jobs}" for index in range(options.jobs)]
-    running = [subprocess.Popen([*base, "--part", part]) for part in parts]
-    failed = sum(process.wait() != 0 for process in running)
-    if failed:
-        raise errors.MeasureError(f"{failed} of {options.jobs} collectors failed")
-
-
-def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
-    from costmodel import builtin, builtin_cuda
-
-    if options.workloads == "builtin":
-        return "\n".join(builtin_cuda.lines()) if is_gpu else builtin.LLVM
-    try:
-        return Path(options.workloads).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.WorkloadError(f"cannot read {options.workloads}: {error}") from error
-
-
-def _space_opener(
-    options: argparse.Namespace, target: str, stack: contextlib.ExitStack, model: Any
-) -> Callable[[data.Workload], collecting.Space]:
-    """Opens workloads for measuring on this machine in one pool, which `stack` closes."""
-    from costmodel import collect as collecting
-    from costmodel import descending, featurize
-
-    pools: list[Any] = []
-
-    def open_space(workload: data.Workload) -> collecting.Space:
-        task = featurize.task_of(workload, target)
-        if not pools:
-            pools.append(stack.enter_context(featurize.pool_for(task, options.builders)))
-        view = pools[0].for_task(task)
-        sketches = featurize.sketches_of(task)
-        search = None if model is None else descending.search(sketches, model, options.seed)
-        return collecting.Space(workload, sketches, view.submit, pools[0].gate.shared, search)
-
-    return open_space
-
-
-def _model(path: str | None, target: str) -> checkpoint.Predictor:
-    """A checkpoint, or what a tuning run for the target would start from."""
-    import torch
-
-    from costmodel import checkpoint, featurize, registry
-
-    torch.set_num_threads(1)
-    version = featurize.features_version()
-    if path is not None:
-        return checkpoint.load(path, features_version=version)[0]
-    names = featurize.FelixFeaturizer().names()
-    return registry.load_for(target, names, version)[0]
-
-
-def _predictor(model: checkpoint.Predictor) -> collecting.Predict:
-    """A model as a function of sketch and decisions."""
-    import numpy as np
-    import torch
-
-    from costmodel import featurize
-    from costmodel import train as training
-
-    def predict(sketch: Any, batch: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
-        formulas = sketch.formulas
-        names = tuple(formulas.names)
-        if names != tuple(model.names):
-            raise errors.CheckpointError("the model was trained on other features")
-        rows = np.asarray(formulas.exact(batch), dtype=np.float32)
-        mask = featurize.mask_of(rows, names)
-        predicted: NDArray[np.floating[Any]] = training.predict(
-            model, torch.from_numpy(rows), torch.from_numpy(mask)
-        ).numpy()
-        return predicted
-
-    return predict
-
-
-def _collect_reporter(every_s: float = 5.0) -> Callable[[collecting.Progress], None]:
-    last = time.monotonic()
-
-    def report(progress: collecting.Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= every_s:
-            last = time.monotonic()
-            print(
-                f"collect: {progress.measured}/{progress.wanted} measured, "
-                f"{progress.failed} failed, {progress.invalid} rejected, now {progress.workload}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    return report
 
 
 def train(options: argparse.Namespace, command: str) -> None:
@@ -199,7 +40,7 @@ def train(options: argparse.Namespace, command: str) -> None:
     out = Path(options.out)
     tensorfile.check_writable(out)
     with _threads(options.threads):
-        dataset, features = _features(options)
+        dataset, features = _training_features(options)
         parts = splitting.split(features.tasks, _split_options(options))
         settings = _train_options(options)
         trained = training.train(
@@ -306,7 +147,7 @@ def crossval(options: argparse.Namespace, command: str) -> None:
 
     trees = options.threads if options.baselines and baselines.have_xgboost() else None
     with _threads(options.threads):
-        _, features = _features(options)
+        _, features = _training_features(options)
         folds = splitting.folds(features.tasks, options.folds, _split_options(options))
         reports = crossing.reports(features, _train_options(options), folds, trees, _fold_done)
     print(evaluation.table(reports))
@@ -323,7 +164,7 @@ def compare(options: argparse.Namespace, command: str) -> None:
         print(f"compare: {label}", file=sys.stderr, flush=True)
 
     with _threads(options.threads):
-        _, felix = _features(options)
+        _, felix = _training_features(options)
         _, tvm = _features(options, tvm_features.TvmFeaturizer())
         reports = comparing.reports(
             felix, tvm, _split_options(options), _train_options(options), options.threads, say
@@ -400,6 +241,16 @@ def _features(
     if features.skipped:
         print(f"costmodel: {features.skipped} records could not be used", file=sys.stderr)
     return dataset, features
+
+
+def _training_features(
+    options: argparse.Namespace,
+) -> tuple[data.Dataset, task_data.Features]:
+    """Data set and Felix's features, without those that `--drop` names."""
+    from costmodel import tasks as task_data
+
+    dataset, features = _features(options)
+    return dataset, task_data.without(features, options.drop)
 
 
 def _split_options(options: argparse.Namespace) -> split.SplitOptions:

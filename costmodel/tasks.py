@@ -9,6 +9,8 @@ Reads `dataset`; feeds `train`, `evaluate`, `baselines`.
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import hashlib
 import json
 import math
@@ -102,6 +104,25 @@ class Features:
     names: tuple[str, ...]
     version: int
     skipped: int
+
+
+def without(features: Features, patterns: Sequence[str]) -> Features:
+    """The same data with every feature that matches a pattern set to 0, so that it tells nothing.
+
+    Raises:
+        RecordError: a pattern matches no feature.
+    """
+    dropped: set[int] = set()
+    for pattern in patterns:
+        found = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
+        if not found:
+            raise errors.RecordError(f"no feature is called {pattern}: see docs/features.md")
+        dropped.update(found)
+    if not dropped:
+        return features
+    kept = np.array([i not in dropped for i in range(len(features.names))], dtype=np.float32)
+    tasks = tuple(dataclasses.replace(t, rows=t.rows * kept) for t in features.tasks)
+    return dataclasses.replace(features, tasks=tasks)
 
 
 def load_features(

@@ -133,6 +133,20 @@ def test_cross_validation_scores_every_workload(
     assert len(network["tasks"]) == 24 and network["overall"]["pairwise"] > 0.7
 
 
+def test_dropped_features_tell_nothing(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairwise = []
+    for drop in ([], ["--drop", "float_ops", "buf0.*"]):
+        out = tmp_path / "crossval.json"
+        arguments = ["crossval", "--data", str(data), "--folds", "3", "--epochs", "20"]
+        assert cli.main([*arguments, "--hidden", "16", *drop, "--out", str(out)]) == 0
+        pairwise.append(json.loads(out.read_text())["reports"][0]["overall"]["pairwise"])
+    assert pairwise[0] > 0.7 and abs(pairwise[1] - 0.5) < 0.05
+    assert cli.main([*arguments, "--drop", "no_such_*"]) == 1
+    assert "no feature is called no_such_*" in capsys.readouterr().err
+
+
 class FewerColumns(FakeFeaturizer):
     """Stands for TVM's features: other columns of the same schedules."""
 

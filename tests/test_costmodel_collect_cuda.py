@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import subgraphs
-from costmodel import builtin_cuda, commands, dataset, descending, featurize
+from costmodel import builtin_cuda, collect_command, dataset, descending, featurize
 from costmodel import collect as collecting
 from felix.measure import protocol
 from felix.workloads import catalogue
@@ -33,7 +33,7 @@ def test_builtin_workloads_are_many_valid_and_not_those_of_the_benchmarks() -> N
 
 
 def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Path) -> None:
-    model = commands._model(None, TARGET)
+    model = collect_command._model(None, TARGET)
     spaces: list[collecting.Space] = []
     given: list[Any] = []
 
@@ -60,7 +60,7 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
         writer.add_workloads([workload])
         progress = collecting.collect(
             opened, [workload], writer, (), options, lambda: 0.0, lambda: now,
-            commands._predictor(model),
+            collect_command._predictor(model),
         )  # fmt: skip
     records = dataset.read(tmp_path).records
     assert progress.measured == len(records) == len(given) == 24
@@ -72,8 +72,8 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
 
 
 def test_a_tournament_prefers_what_is_predicted_to_be_fast(tmp_path: pathlib.Path) -> None:
-    model = commands._model(None, TARGET)
-    predict = commands._predictor(model)
+    model = collect_command._model(None, TARGET)
+    predict = collect_command._predictor(model)
     workload = featurize.workload("gemm:128,128,128")
     (sketch, *_) = featurize.sketches_of(featurize.task_of(workload, TARGET))
     means = {}
