@@ -95,9 +95,9 @@ class Service:
         self.headers = {"Authorization": f"Bearer {made.text}"}
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[psutil.Process]:
-        """The API, without a tuner."""
-        with self.process("serve", "--no-tuner") as process:
+    def serving(self, with_tuner: bool = False) -> Iterator[psutil.Process]:
+        """The API, alone or as it is with a tuner beside it."""
+        with self.process("serve", *([] if with_tuner else ["--no-tuner"])) as process:
             until_s = time.monotonic() + 120
             while time.monotonic() < until_s:
                 with contextlib.suppress(httpx.TransportError):
@@ -217,7 +217,7 @@ def _copy_rows(tx: Any, model: type[models.Base], source: int, to: int) -> None:
 def _polling(service: Service, chosen: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[float]] = {"alone": [], "watched": []}
     asked = []
-    with service.serving(), service.process("tuner"):
+    with service.serving(with_tuner=True):
         _tune(service, chosen, None)  # fills the caches
         for _ in range(chosen.pairs):
             runs["alone"].append(_tune(service, chosen, None))

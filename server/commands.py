@@ -18,6 +18,9 @@ from server.store import keys
 
 #: In the data folder; `felix.commands.remote` reads it.
 KEY_FILE = "admin-key"
+#: Niceness of an API beside a tuner: its answers may wait, a kernel that is timed may not. On
+#: Linux it is of a thread and those it starts, so it does not reach the tuner's process.
+BESIDE_TUNER = 5
 
 
 def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
@@ -77,6 +80,8 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
     _tell_key(chosen, made)
     with beside.TunerProcess() if with_tuner else contextlib.nullcontext():
+        if with_tuner:
+            os.nice(BESIDE_TUNER)
         serving.run(app.create_app(chosen), chosen.host, chosen.port)
     return 0
 
