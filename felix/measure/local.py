@@ -49,9 +49,9 @@ class LocalOptions:
 
     #: Build workers; None: one a core.
     builders: int | None = None
-    #: CPU seconds of one build.
-    #: None: 15 s on a CPU, 6 s on a GPU, whose best kernels compile in 0.1 to 2.5 s.
-    build_timeout_s: float | None = None
+    #: CPU seconds of one build. The best kernels of a GPU compile in 0.1 to 2.5 s, and of 160
+    #: random programs for a CPU the slowest took 2.3 s (`benchmarks/build_time.py`).
+    build_timeout_s: float = 6.0
     #: For checking and timing one candidate together.
     run_timeout_s: float = 10.0
     reference_timeout_s: float = 120.0
@@ -124,8 +124,6 @@ class LocalPool:
         self._cache_bytes = hardware.l3_bytes or hardware.l2_bytes
         default = timing.TimingOptions() if self._device == "cpu" else timing.GPU
         self._timing = self._options.timing or default
-        limit_s = 15.0 if self._device == "cpu" else 6.0
-        self._build_timeout_s = self._options.build_timeout_s or limit_s
         self._lock_of_device = device_lock.for_device(self._device)
         self._host = process.Host(self._options.start_timeout_s)
         self._lock = threading.Lock()
@@ -250,7 +248,7 @@ class LocalPool:
             request["link"] = self._options.link.value
         start = time.monotonic()
         try:
-            reply = worker.call(request, self._build_timeout_s, busy=True)
+            reply = worker.call(request, self._options.build_timeout_s, busy=True)
         except (process.WorkerDied, process.WorkerTimeout, errors.MeasureError) as error:
             job.build_s = time.monotonic() - start
             self._fail(job, _classify(error, _ErrorClass.BUILD), f"building: {error}")
