@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -99,10 +100,10 @@ class FelixFeaturizer:
         batch: task_data.Batch,
     ) -> task_data.Rows | None:
         """Exact features of the decisions; None when that sketch changed or is gone."""
-        found = [s for s in self._sketches(workload, machine) if s.key == sketch[1]]
-        if not found or batch.shape[1] != len(found[0].variables):
+        found = sketch_with(self._sketches(workload, machine), sketch[1], batch)
+        if found is None:
             return None
-        formulas = found[0].formulas
+        formulas = found.formulas
         self._names = tuple(formulas.names)
         values = np.asarray(formulas.exact(batch), dtype=np.float32)
         return task_data.Rows(values, mask_of(values, self._names))
@@ -116,6 +117,12 @@ def sketches_of(task: Any, hardware: Any = None) -> list[Any]:
     import felix
 
     return list(felix.sketches(task, hardware))
+
+
+def sketch_with(sketches: Sequence[Any], key: str, batch: task_data.Batch) -> Any | None:
+    """The sketch of that key if a batch of decisions [N, n_variables] still fits it."""
+    found = next((sketch for sketch in sketches if sketch.key == key), None)
+    return found if found is not None and batch.shape[1] == len(found.variables) else None
 
 
 def device_text(target: str) -> str:

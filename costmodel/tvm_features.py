@@ -49,10 +49,10 @@ class TvmFeaturizer:
         None when the sketch changed or is gone.
         """
         sketches, context = self._opened(workload, machine)
-        found = [s for s in sketches if s.key == sketch[1]]
-        if not found or batch.shape[1] != len(found[0].variables):
+        found = featurize.sketch_with(sketches, sketch[1], batch)
+        if found is None:
             return None
-        return task_data.stack([_one(found[0], context, row) for row in batch])
+        return task_data.stack([_one(found, context, row) for row in batch])
 
 
 def _open(workload: data.Workload, machine: task_data.Machine) -> tuple[list[Any], Any]:

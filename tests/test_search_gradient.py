@@ -302,10 +302,14 @@ def test_lost_measurements_can_be_forgotten() -> None:
     assert not any(s.key in search.history for s in first)
 
 
-def test_structures_change_between_rounds() -> None:
+@pytest.mark.parametrize(("n_new_structures", "n_rounds"), [(2, 4), (1, 10)])
+def test_structures_change_between_rounds(n_new_structures: int, n_rounds: int) -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 8)))]
-    search = make("gradient", sketches)
-    for _ in range(10):  # at most one new structure a round
+    options = gradient.GradientOptions(
+        descent=descent.DescentOptions(steps=60), n_new_structures=n_new_structures
+    )
+    search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
+    for _ in range(n_rounds):
         search.update([(s, Result(true_us(sketches, s))) for s in search.suggest(8)])
     structures = {decisions[-1] for _, decisions in search.history.measured}
     assert len(structures) > 2
