@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from felix import errors, records
+from felix import cpus, errors, records
 from felix.measure import protocol
 from felix.search import types
 from felix.tuning import options as options_module
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
+#: Threads that make schedules.
+MAX_THREADS = 8
 #: What makes two candidates of a task the same.
 Key = tuple[int, tuple[int, ...]]
 
@@ -32,7 +34,7 @@ class Flight:
 
     job: Job
     suggestion: types.Suggestion
-    future: Future[protocol.Measurement]
+    future: futures.Future[protocol.Measurement]
     round: int
     #: when its measurement was there, in the run's elapsed seconds; None until then
     done_s: float | None = None
@@ -65,7 +67,7 @@ class Job:
         #: best latency since the allocator was told last
         self.recent_us: float | None = None
         self.unscheduled: protocol.Measurement | None = None
-        self.pending_baseline: Future[protocol.Measurement] | None = None
+        self.pending_baseline: futures.Future[protocol.Measurement] | None = None
 
     @property
     def best_us(self) -> float | None:
@@ -97,23 +99,33 @@ class Job:
     def schedules(
         self, suggestions: Sequence[types.Suggestion], pacer: pacing.Pacer
     ) -> list[tuple[types.Suggestion, Any]]:
-        """The scheduled modules; what TVM rejects is remembered as failed and left out."""
+        """The scheduled modules; what TVM rejects is remembered as failed and left out.
+
+        Several at a time: TVM applies a trace without Python's lock, in 30 ms and more each.
+        """
         made = []
-        with pacer.computing("schedule"):
-            for suggestion in suggestions:
+        width = min(MAX_THREADS, cpus.available_cores())
+        with pacer.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
+            for first in range(0, len(suggestions), width):
                 pacer.breathe()
-                sketch = self.sketches[suggestion.sketch_index]
-                try:
-                    schedule = sketch.schedule(np.asarray(suggestion.decisions, np.int64))
-                except errors.InvalidSchedule as error:
-                    failed = protocol.Measurement(
-                        error=protocol.ErrorClass.BUILD, message=str(error)
-                    )
-                    self.search.update([(suggestion, failed)])
-                    continue
-                if not self._is_twin(suggestion, schedule.mod):
-                    made.append((suggestion, schedule.mod))
+                some = suggestions[first : first + width]
+                for suggestion, found in zip(some, threads.map(self._schedule, some), strict=True):
+                    if isinstance(found, errors.InvalidSchedule):
+                        failed = protocol.Measurement(
+                            error=protocol.ErrorClass.BUILD, message=str(found)
+                        )
+                        self.search.update([(suggestion, failed)])
+                    elif not self._is_twin(suggestion, found):
+                        made.append((suggestion, found))
         return made
+
+    def _schedule(self, suggestion: types.Suggestion) -> Any:
+        """The scheduled module, or why there is none."""
+        sketch = self.sketches[suggestion.sketch_index]
+        try:
+            return sketch.schedule(np.asarray(suggestion.decisions, np.int64)).mod
+        except errors.InvalidSchedule as error:
+            return error
 
     def _is_twin(self, suggestion: types.Suggestion, mod: Any) -> bool:
         """Whether another candidate gives the same program; it then shares its measurement."""
