@@ -64,6 +64,10 @@ def _collect(sub: argparse.ArgumentParser) -> None:
 def _split_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--data", required=True, nargs="+", help="data set folders")
     sub.add_argument("--cache", help="folder for computed features")
+    sub.add_argument(
+        "--jobs", type=_positive, default=1,
+        help="processes that compute features into the cache (%(default)s)",
+    )  # fmt: skip
     sub.add_argument("--split", choices=("workload", "operator"), default="workload")
     sub.add_argument("--validation", type=float, default=0.15, help="share (%(default)s)")
     sub.add_argument("--test", type=float, default=0.15, help="share (%(default)s)")

@@ -88,8 +88,8 @@ def _train_options(options: argparse.Namespace) -> training.TrainOptions:
 
 
 def _without_cache(command: str) -> str:
-    """The command without `--cache FOLDER`, which is this machine's and changes no result."""
-    return re.sub(r" --cache(=| )\S+", "", command)
+    """The command without `--cache FOLDER` and `--jobs N`: this machine's, and without effect."""
+    return re.sub(r" --(cache|jobs)(=| )\S+", "", command)
 
 
 def _scores(
@@ -165,7 +165,7 @@ def compare(options: argparse.Namespace, command: str) -> None:
 
     with _threads(options.threads):
         _, felix = _training_features(options)
-        _, tvm = _features(options, tvm_features.TvmFeaturizer())
+        _, tvm = _features(options, tvm_features.TvmFeaturizer)
         reports = comparing.reports(
             felix, tvm, _split_options(options), _train_options(options), options.threads, say
         )
@@ -219,11 +219,11 @@ def _baselines(
 
 
 def _features(
-    options: argparse.Namespace, featurizer: task_data.Featurizer | None = None
+    options: argparse.Namespace, make: Callable[[], task_data.Featurizer] | None = None
 ) -> tuple[data.Dataset, task_data.Features]:
-    """Data set and features, Felix's where no other featurizer is given."""
+    """Data set and features, Felix's where no maker of another featurizer is given."""
     from costmodel import dataset as data
-    from costmodel import featurize
+    from costmodel import featurize, filling
     from costmodel import tasks as task_data
 
     dataset = data.read(options.data)
@@ -235,8 +235,13 @@ def _features(
         if done % 10 == 0 or done == total:
             print(f"features: {done}/{total} workloads", file=sys.stderr, flush=True)
 
+    make = make or featurize.FelixFeaturizer
+    if options.jobs > 1:
+        if cache is None:
+            raise errors.RecordError("--jobs fills a cache of features: give --cache as well")
+        filling.fill(dataset, make, cache, options.jobs, report)
     features = task_data.load_features(
-        dataset, featurizer or featurize.FelixFeaturizer(), cache, report
+        dataset, make(), cache, None if options.jobs > 1 else report
     )
     if features.skipped:
         print(f"costmodel: {features.skipped} records could not be used", file=sys.stderr)

@@ -142,12 +142,10 @@ def load_features(
     Raises:
         RecordError: no record could be used.
     """
-    groups: dict[tuple[str, str, str], list[data.Record]] = defaultdict(list)
-    for record in dataset.records:
-        groups[record.workload, record.target, record.device].append(record)
     tasks, skipped = [], 0
-    for done, (key, records) in enumerate(sorted(groups.items()), start=1):
-        task, unused = _task(dataset.workloads[key[0]], records, featurizer, cache)
+    groups = grouped(dataset)
+    for done, (workload, records) in enumerate(groups, start=1):
+        task, unused = task_of(workload, records, featurizer, cache)
         skipped += unused
         if task is not None and task.measured.any():
             tasks.append(task)
@@ -160,12 +158,21 @@ def load_features(
     return Features(tuple(tasks), featurizer.names(), featurizer.version, skipped)
 
 
-def _task(
+def grouped(dataset: data.Dataset) -> list[tuple[data.Workload, list[data.Record]]]:
+    """The records of each task, with its workload; always in the same order."""
+    groups: dict[tuple[str, str, str], list[data.Record]] = defaultdict(list)
+    for record in dataset.records:
+        groups[record.workload, record.target, record.device].append(record)
+    return [(dataset.workloads[key[0]], records) for key, records in sorted(groups.items())]
+
+
+def task_of(
     workload: data.Workload,
     records: Sequence[data.Record],
     featurizer: Featurizer,
     cache: Path | None,
 ) -> tuple[TaskData | None, int]:
+    """One task from its records, None if none could be used; and how many could not."""
     by_sketch: dict[tuple[int, str], list[data.Record]] = defaultdict(list)
     for record in records:
         by_sketch[record.sketch, record.sketch_key].append(record)

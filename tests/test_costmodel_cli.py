@@ -16,7 +16,17 @@ import pytest
 import test_costmodel_data as fakes
 
 from costmodel import __main__ as cli
-from costmodel import card, checkpoint, dataset, featurize, model, registry, tasks, tvm_features
+from costmodel import (
+    card,
+    checkpoint,
+    dataset,
+    featurize,
+    filling,
+    model,
+    registry,
+    tasks,
+    tvm_features,
+)
 
 NAMES = (
     "trip_count",
@@ -147,6 +157,13 @@ def test_dropped_features_tell_nothing(
     assert "no feature is called no_such_*" in capsys.readouterr().err
 
 
+class Uncalled(FakeFeaturizer):
+    """Has nothing to compute, because the cache holds it."""
+
+    def rows(self, *given: Any) -> tasks.Rows:
+        raise AssertionError("not in the cache")
+
+
 class FewerColumns(FakeFeaturizer):
     """Stands for TVM's features: other columns of the same schedules."""
 
@@ -170,6 +187,22 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
     assert networks | {"analytic"} <= set(found)
     better, worse = (found[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM"))
     assert better > worse + 0.05  # the second cannot see most of what decides
+
+
+def test_processes_fill_the_cache_with_what_one_would_compute(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = dataset.read(data)
+    caches = tmp_path / "one", tmp_path / "two"
+    alone = tasks.load_features(stored, FakeFeaturizer(), caches[0])
+    filling.fill(stored, FakeFeaturizer, caches[1], 2)
+    files = [sorted(p.relative_to(c) for p in c.rglob("*.npz")) for c in caches]
+    assert files[0] == files[1] and files[0]
+    found = tasks.load_features(stored, Uncalled(), caches[1])
+    for ours, theirs in zip(found.tasks, alone.tasks, strict=True):
+        np.testing.assert_array_equal(ours.rows, theirs.rows)
+    assert cli.main(["evaluate", "--data", str(data), "--baselines", "--jobs", "2"]) == 1
+    assert "give --cache as well" in capsys.readouterr().err
 
 
 def test_compare_refuses_features_of_other_schedules(
