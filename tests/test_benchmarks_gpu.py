@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import measure_throughput, search_efficiency, subgraphs, unrolling, vendor
+from benchmarks import (
+    efficiency,
+    measure_throughput,
+    search_efficiency,
+    subgraphs,
+    unrolling,
+    vendor,
+)
 from felix.workloads import catalogue
 
 
 def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float]]) -> Any:
     """A piece as a work folder holds it."""
     return {"name": name, "workload": "gemm:8,8,8", "strategy": strategy, "seed": seed,
-            "curve": curve}  # fmt: skip
+            "curve": curve, "n_measured": curve[-1][0], "wall_s": curve[-1][1] + 10.0}  # fmt: skip
 
 
 RUNS = [
@@ -30,31 +37,59 @@ RUNS = [
 
 
 def test_times_to_a_share_of_the_best_that_any_search_found() -> None:
-    entries = {e["strategy"]: e for e in search_efficiency.summary(RUNS)}
+    entries = {e["strategy"]: e for e in efficiency.summary(RUNS)}
     assert set(entries) == {"felix", "stock", "random"}
     assert entries["felix"]["to_95%_s"] == 4.0 and entries["felix"]["to_95%_trials"] == 9
     assert entries["stock"]["to_95%_s"] == 40.0 and entries["stock"]["to_99%_s"] is None
     assert entries["random"]["to_90%_s"] is None
     assert entries["felix"]["of_best"] == 1 and entries["random"]["of_best"] == 0.2
     assert entries["stock"]["vendor_eager_us"] == 9.0
-    assert search_efficiency.ratios([*entries.values()], "stock", 0.95) == [10.0]
-    assert search_efficiency.ratios([*entries.values()], "random", 0.95) == []
+    assert entries["stock"]["equal_us"] == 30.0  # after the nine trials that Felix had
+
+
+def test_ratios_count_what_was_not_reached_as_bounds() -> None:
+    entries = efficiency.summary(RUNS)
+    assert efficiency.ratios(entries, "stock", 0.95) == efficiency.Ratios((10.0,), (), ())
+    assert efficiency.ratios(entries, "random", 0.95) == efficiency.Ratios((), (18.0 / 4.0,), ())
+    slower = [run("gemm", "felix", 0, [(1, 2.0, 20.0)]), *RUNS[1:]]
+    lost = efficiency.ratios(efficiency.summary(slower), "stock", 0.95)
+    assert lost == efficiency.Ratios((), (), ("gemm",))
 
 
 def test_a_missing_time_counts_as_never_in_the_median() -> None:
-    assert search_efficiency._median([1.0, None, 3.0]) == 3.0
-    assert search_efficiency._median([1.0, None]) is None
+    assert efficiency._median([1.0, None, 3.0]) == 3.0
+    assert efficiency._median([1.0, None]) is None
 
 
 def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> None:
-    for piece in RUNS[:3]:
+    for piece in RUNS:
         path = search_efficiency._path(tmp_path, piece["name"], 0, piece["strategy"])
         path.write_text(json.dumps(piece))
-    data = search_efficiency.collect(argparse.Namespace(work=tmp_path, trials=128))
-    text = search_efficiency.render(data)
-    assert "stock: 10.00 times Felix's time to 95%" in text and "| gemm" in text
-    search_efficiency.picture(data, tmp_path / "curves.svg")
+    data = search_efficiency.collect(argparse.Namespace(work=tmp_path, target="llvm"))
+    text = efficiency.render(data)
+    assert "| stock         | 95%   |" in text and "| gemm" in text
+    assert "inductor us" in text and "0.9 |" in text  # eager's 9 us over Felix's 10
+    efficiency.picture(data, tmp_path / "curves.svg")
     assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_a_piece_runs_in_a_process_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_efficiency, "PRELOADED", ("felix.tune",))
+    out = tmp_path / "results.json"
+    monkeypatch.setattr(
+        "sys.argv",
+        ["search_efficiency.py", "--workload", "gemm:32,32,32", "--target", "llvm", "--trials",
+         "4", "--strategies", "random", "--work", str(tmp_path / "work"), "--out", str(out)],
+    )  # fmt: skip
+    assert search_efficiency.main() == 0
+    (piece,) = json.loads(out.read_text())["runs"]
+    assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
+    assert (tmp_path / "work" / "own-s0-random.log").exists()
+    out.unlink()
+    assert search_efficiency.main() == 0  # nothing is run again
+    assert json.loads(out.read_text())["runs"] == [piece]
 
 
 @pytest.mark.parametrize("name", list(subgraphs.SUBGRAPHS))

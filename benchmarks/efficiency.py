@@ -1,0 +1,170 @@
+"""What the pieces of `search_efficiency` say together: who got how near the best, and when.
+
+A piece is one search of one subgraph under one seed: its curve of (trial, elapsed_s, best_us),
+`n_measured`, `wall_s`. The best latency of a subgraph is the lowest that any search ended with.
+Durations in seconds, latencies in microseconds. Feeds `search_efficiency`, `report`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import common
+
+SHARES = (0.90, 0.95, 0.99)
+#: Strategies whose times are compared with Felix's.
+COMPARED = ("evolution", "random", "stock")
+SEARCHES = ("felix", *COMPARED)
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per subgraph and strategy: medians over seeds of the best and of the times to shares."""
+    found = []
+    for name in dict.fromkeys(run["name"] for run in runs):
+        own = [run for run in runs if run["name"] == name]
+        finals = [run["curve"][-1][2] for run in own if run.get("curve")]
+        if not finals:
+            continue
+        best_us = min(finals)
+        equal = min(run["n_measured"] for run in own if run.get("curve"))
+        vendor = [run["latency_us"] for run in own if run["strategy"] == "vendor"]
+        for strategy in SEARCHES:
+            curves = [run["curve"] for run in own if run["strategy"] == strategy]
+            if not curves:
+                continue
+            ends = [curve[-1][2] if curve else math.inf for curve in curves]
+            entry: dict[str, Any] = {"name": name, "strategy": strategy, "seeds": len(curves)}
+            entry |= {"best_us": statistics.median(ends), "of_best": best_us / min(ends)}
+            mine = [run for run in own if run["strategy"] == strategy]
+            entry |= {key: statistics.median(run[key] for run in mine)
+                      for key in ("wall_s", "n_measured")}  # fmt: skip
+            entry["equal_us"] = _median([best_after(curve, equal) for curve in curves])
+            for share in SHARES:
+                times = [time_to(curve, best_us / share) for curve in curves]
+                entry[f"to_{share:.0%}_s"] = _median([t[0] for t in times])
+                entry[f"to_{share:.0%}_trials"] = _median([t[1] for t in times])
+            entry |= {f"vendor_{kind}_us": value for one in vendor for kind, value in one.items()}
+            found.append(entry)
+    return found
+
+
+def time_to(
+    curve: Sequence[tuple[float, float, float]], latency_us: float
+) -> tuple[float | None, float | None]:
+    """Seconds and trials until a curve of (trial, elapsed_s, best_us) is at or under a latency."""
+    for trial, elapsed_s, best_us in curve:
+        if best_us <= latency_us:
+            return elapsed_s, trial
+    return None, None
+
+
+def best_after(curve: Sequence[tuple[float, float, float]], trials: float) -> float | None:
+    """The best latency after so many trials; None if none ran by then."""
+    found = [latency_us for trial, _, latency_us in curve if trial <= trials]
+    return min(found, default=None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratios:
+    """A strategy's times to a share of the best over Felix's.
+
+    Attributes:
+        both: of the subgraphs where both got there.
+        bounds: where only Felix did: the other's whole time over Felix's, a lower bound.
+        lost: subgraphs where Felix did not get there and the other did.
+    """
+
+    both: tuple[float, ...]
+    bounds: tuple[float, ...]
+    lost: tuple[str, ...]
+
+
+def ratios(entries: Sequence[dict[str, Any]], strategy: str, share: float) -> Ratios:
+    """How much longer a strategy took than Felix, over all subgraphs that both tuned."""
+    key = f"to_{share:.0%}_s"
+    of = {(e["name"], e["strategy"]): e for e in entries}
+    pairs = [(e, of[e["name"], "felix"]) for e in entries
+             if e["strategy"] == strategy and (e["name"], "felix") in of]  # fmt: skip
+    return Ratios(
+        tuple(e[key] / felix[key] for e, felix in pairs if e[key] and felix[key]),
+        tuple(e["wall_s"] / felix[key] for e, felix in pairs if not e[key] and felix[key]),
+        tuple(e["name"] for e, felix in pairs if e[key] and not felix[key]),
+    )
+
+
+def render(data: dict[str, Any]) -> str:
+    """Tables in Markdown."""
+    entries = data["summary"]
+    keys = ["name", "strategy", "n_measured", "wall_s", "best_us", "of_best", "equal_us",
+            "to_90%_s", "to_95%_s", "to_99%_s", "to_95%_trials"]  # fmt: skip
+    if not entries:
+        return ""
+    head = [key.replace("_", " ") for key in keys]
+    parts = [common.table(head, [[entry[key] for key in keys] for entry in entries])]
+    rows = [_ratio_row(entries, strategy, share) for strategy in COMPARED for share in SHARES]
+    head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
+            "with its bounds at least", "only the other did"]  # fmt: skip
+    parts.append(common.table(head, [row for row in rows if row is not None]))
+    vendor = _vendor_rows(entries)
+    if vendor:
+        head = ["name", "Felix us", "best found us", "eager us", "inductor us",
+                "vendor's best / Felix"]  # fmt: skip
+        parts.append(common.table(head, vendor))
+    return "\n\n".join(parts)
+
+
+def _ratio_row(entries: Sequence[dict[str, Any]], strategy: str, share: float) -> list[Any] | None:
+    found = ratios(entries, strategy, share)
+    every = [*found.both, *found.bounds]
+    if not every:
+        return None
+    both = statistics.geometric_mean(found.both) if found.both else None
+    return [strategy, f"{share:.0%}", len(found.both), both, len(found.bounds),
+            statistics.geometric_mean(every), len(found.lost)]  # fmt: skip
+
+
+def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    rows = []
+    for entry in entries:
+        if entry["strategy"] != "felix" or "vendor_eager_us" not in entry:
+            continue
+        eager, inductor = entry["vendor_eager_us"], entry["vendor_inductor_us"]
+        best_us = min(e["best_us"] for e in entries if e["name"] == entry["name"])
+        rows.append([entry["name"], entry["best_us"], best_us, eager, inductor,
+                     min(eager, inductor) / entry["best_us"]])  # fmt: skip
+    return rows
+
+
+def picture(data: dict[str, Any], path: pathlib.Path) -> None:
+    """Best latency over time, one panel a subgraph."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(run["name"] for run in data["runs"]))
+    columns = min(4, len(names))
+    figure, axes = pyplot.subplots(
+        -(-len(names) // columns), columns, squeeze=False, figsize=(4 * columns, 3 * len(names))
+    )
+    for axis, name in zip(axes.flat, names, strict=False):
+        for index, strategy in enumerate(SEARCHES):
+            own = [r for r in data["runs"] if r["name"] == name and r["strategy"] == strategy]
+            for run in own:
+                _, seconds, latencies = zip(*run["curve"], strict=True)
+                axis.step(seconds, latencies, where="post", color=f"C{index}", label=strategy)
+        axis.set(title=name, xlabel="s", ylabel="us", xscale="log", yscale="log")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Median that counts a missing value as infinite; None if that is the median."""
+    middle = statistics.median_high([math.inf if v is None else v for v in values])
+    return middle if math.isfinite(middle) else None
