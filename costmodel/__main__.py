@@ -93,6 +93,7 @@ def _training(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--epochs", type=_positive, default=20)
     sub.add_argument("--patience", type=_positive, default=30)
     sub.add_argument("--lr", type=float, default=2e-3)
+    sub.add_argument("--weight-decay", type=float, default=1e-4, help="AdamW's (%(default)s)")
     sub.add_argument("--hidden", type=_positive, default=128)
     sub.add_argument("--blocks", type=_positive, default=2)
     sub.add_argument("--prior", help="feature holding an analytic latency in us")

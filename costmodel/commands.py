@@ -80,6 +80,7 @@ def _train_options(options: argparse.Namespace) -> training.TrainOptions:
         epochs=options.epochs,
         patience=options.patience,
         lr=options.lr,
+        weight_decay=options.weight_decay,
         rank_weight=options.rank_weight,
         failures=options.failures,
         seed=options.seed,
