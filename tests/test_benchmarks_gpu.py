@@ -80,8 +80,9 @@ def test_a_piece_runs_in_a_process_of_its_own(
     out = tmp_path / "results.json"
     monkeypatch.setattr(
         "sys.argv",
-        ["search_efficiency.py", "--workload", "gemm:32,32,32", "--target", "llvm", "--trials",
-         "4", "--strategies", "random", "--work", str(tmp_path / "work"), "--out", str(out)],
+        ["search_efficiency.py", "--workload", "gemm:32,32,32", "--target", "llvm",
+         "--other-trials", "4", "--strategies", "random", "--work", str(tmp_path / "work"),
+         "--out", str(out)],
     )  # fmt: skip
     assert search_efficiency.main() == 0
     (piece,) = json.loads(out.read_text())["runs"]
