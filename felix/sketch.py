@@ -173,6 +173,21 @@ class Sketch:
             raise InvalidSchedule("a compute location is not offered for these tile sizes")
         return schedule
 
+    def offers(self, decisions: Sequence[int]) -> bool:
+        """Whether TVM can apply these decisions, compute locations above all.
+
+        Formulas cannot tell all of it: which locations TVM offers a block follows from where the
+        blocks before it went.
+
+        Raises:
+            DecisionError: wrong length, or a value outside of its variable's domain.
+        """
+        try:
+            self.apply(decisions)
+        except InvalidSchedule:
+            return False
+        return True
+
     def with_decisions(self, decisions: Sequence[int]) -> Any:
         """The trace with its sampling decisions set."""
         trace = tvm.s_tir.schedule.Trace(self.trace.insts, {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -117,6 +118,8 @@ class FakeSketch:
     capacity: int = 1024
     with_choices: bool = True
     structural: tuple[int, ...] = ()
+    #: compute locations that are modelled but not offered
+    refused: tuple[int, ...] = ()
     n_rows: int = 2
     calls: list[str] = field(default_factory=list)
 
@@ -174,6 +177,10 @@ class FakeSketch:
             objective.Program.compile([constraint], self.symbols),
             self.n_rows,
         )
+
+    def offers(self, decisions: Sequence[int]) -> bool:
+        self.calls.append("offers")
+        return decisions[-1] not in self.refused
 
     def sample(self, n: int, seed: int, max_structures: int = 6) -> np.ndarray:
         rng = np.random.default_rng(seed)

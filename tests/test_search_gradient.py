@@ -362,6 +362,27 @@ def test_selection_of_one_structure_is_not_capped() -> None:
     assert [c.score for c in picks] == list(range(10))
 
 
+def test_a_structure_whose_candidates_fail_takes_less() -> None:
+    variables = synthetic.FakeSketch(structural=(0, 1, 2)).variables
+
+    def picked(n_failed: int, n_ran: int) -> int:
+        pool = empty_pool()
+        pool.scorer.sketches = [synthetic.FakeSketch(structural=(0, 1, 2))]
+        scored(pool, 50, 0, 0.0)
+        scored(pool, 50, 1, 100.0)
+        scored(pool, 50, 2, 200.0)
+        for i in range(n_failed + n_ran):
+            decisions = (*[i] * (len(variables) - 1), 0)
+            pool.past.measured[0, decisions] = None if i < n_failed else 10.0
+        options = selection.SelectionOptions(random_share=0.0)
+        picks = selection.select(pool, 20, options, np.random.default_rng(0))
+        return sum(c.structure == (0,) for c in picks)
+
+    assert picked(0, 4) == picked(0, 0) == 12  # 60 %
+    assert picked(3, 0) == 3
+    assert picked(3, 8) == 9
+
+
 def test_near_copies_of_picks_wait() -> None:
     pool = empty_pool()
     for i in range(20):  # alike, and the best
@@ -387,9 +408,31 @@ def test_a_round_compiles_few_new_structures(kind: str) -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 60)))]
     search = make(kind, sketches)
     limit = search.options.n_new_structures
+    if isinstance(search, gradient.GradientSearch):
+        limit = max(limit, 24 // len(sketches[0].variables))
     for round_number in range(1, 4):
         assert search.suggest(8)
-        assert len(sketches[0].calls) <= limit * round_number
+        assert sum(call != "offers" for call in sketches[0].calls) <= limit * round_number
+
+
+def test_small_formulas_are_compiled_for_more_structures() -> None:
+    def compiled(variables: int) -> int:
+        sketch = synthetic.FakeSketch(structural=tuple(range(-1, 60)))
+        search = _search([sketch], new_structure_variables=variables)
+        assert search.suggest(8)
+        return sum(call != "offers" for call in sketch.calls)
+
+    n_variables = len(synthetic.FakeSketch(structural=(-1, 0)).variables)
+    assert compiled(0) == compiled(2 * n_variables - 1) == 1
+    assert compiled(3 * n_variables) == 3
+
+
+def test_structures_that_tvm_refuses_are_not_proposed() -> None:
+    sketch = synthetic.FakeSketch(structural=(-1, 0, 1), refused=(0,))
+    search = _search([sketch], n_new_structures=3)
+    found = [s.decisions[-1] for _ in range(3) for s in search.suggest(8)]
+    assert set(found) == {-1, 1}
+    assert sketch.calls.count("offers") <= 2 + scoring.OFFER_ROWS
 
 
 def test_polishing_finds_what_rounding_missed() -> None:

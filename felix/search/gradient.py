@@ -43,8 +43,10 @@ class GradientOptions:
     #: (sketch, structure) pairs that are descended in one round: those of the best seeds, and one
     #: at random
     n_entries: int = 8
-    #: structures of a sketch that a round may compile beyond those compiled before
+    #: structures of a sketch that a round may compile beyond those compiled before: at least so
+    #: many, and more where formulas are small, as many as have this many variables together
     n_new_structures: int = 1
+    new_structure_variables: int = 24
     #: first rounds that take samples instead of descending
     n_warm_rounds: int = 1
     #: sketches that are sampled anew in a round after the first
@@ -117,7 +119,7 @@ class GradientSearch(base.ModelSearch):
             raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
 
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
-        self.scorer.begin_round(self.options.n_new_structures)
+        self.scorer.begin_round([self._n_new_structures(i) for i in range(len(self.sketches))])
         pool = self._pool(self.options.selection)
         self._sample(n, rng)
         for index, samples in sorted(self._samples.items()):
@@ -138,8 +140,16 @@ class GradientSearch(base.ModelSearch):
         for index in sorted(missing or order[: self.options.n_resampled]):
             count = max(self.options.n_samples, n)
             self._samples[index] = scoring.legal_samples(
-                self.sketches[index], count, rng, self.options.n_new_structures + 1
+                self.sketches[index], count, rng, self._n_new_structures(index) + 1
             )
+
+    def _n_new_structures(self, index: int) -> int:
+        """How many structures of a sketch a round may compile: compiling grows with variables."""
+        n_variables = len(self.sketches[index].variables)
+        return max(
+            self.options.n_new_structures,
+            self.options.new_structure_variables // max(1, n_variables),
+        )
 
     def _descend(self, pool: selection.Pool, rng: np.random.Generator) -> None:
         """Everything that a round adds to its samples."""

@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 #: A constraint holds up to this much: they are logarithms of integer ratios, and rounding in
 #: the last place must not make an exact fit illegal.
 TOLERANCE = 1e-9
+#: Decisions of a structure that TVM is asked about; it may mind the tile sizes of one.
+OFFER_ROWS = 3
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
 #: Array type of a fingerprint: 32 hexadecimal digits.
@@ -75,12 +77,15 @@ class Scorer:
     #: structures admitted so far; stored with the search, so that a resumed one goes on alike
     known: set[tuple[int, space.Structure]] = field(default_factory=set)
     _variants: dict[tuple[int, space.Structure], types.Variant] = field(default_factory=dict)
-    #: structures that no program has
+    #: structures that no program has, and those that TVM was seen to take
     _impossible: set[tuple[int, space.Structure]] = field(default_factory=set)
+    _offered: set[tuple[int, space.Structure]] = field(default_factory=set)
 
-    def begin_round(self, n_new_structures: int) -> None:
-        """Allow this many new structures a sketch until the next call."""
-        self._allowance = [n_new_structures] * len(self.sketches)
+    def begin_round(self, n_new_structures: int | Sequence[int]) -> None:
+        """Allow so many new structures of every sketch, or of each, until the next call."""
+        if isinstance(n_new_structures, int):
+            n_new_structures = [n_new_structures] * len(self.sketches)
+        self._allowance = list(n_new_structures)
 
     def admits(self, sketch_index: int, structure: space.Structure) -> bool:
         """Whether rows of a structure may be scored in this round."""
@@ -119,8 +124,27 @@ class Scorer:
                 self._impossible.add((sketch_index, structure))
                 continue
             residuals = program.exact(decisions[rows])
-            result[rows] = (residuals <= TOLERANCE).all(axis=1)
+            is_legal = (residuals <= TOLERANCE).all(axis=1)
+            if self._is_offered(sketch_index, structure, decisions[rows][is_legal]):
+                result[rows] = is_legal
         return result
+
+    def _is_offered(
+        self, sketch_index: int, structure: space.Structure, decisions: types.Decisions
+    ) -> bool:
+        """Whether TVM takes a structure, asked once with some of its legal decisions.
+
+        Mutations combine compute locations as TVM's sampler never would.
+        """
+        key = (sketch_index, structure)
+        if not structure or key in self._offered or not len(decisions):
+            return True
+        sketch = self.sketches[sketch_index]
+        if any(sketch.offers(row) for row in decisions[:OFFER_ROWS].tolist()):
+            self._offered.add(key)
+            return True
+        self._impossible.add(key)
+        return False
 
     def predict(self, sketch_index: int, decisions: types.Decisions) -> Array:
         """Predicted ln(latency_us) of each row of decisions, legal or not."""

@@ -6,9 +6,10 @@ that the model cannot tell from what was proposed or is in the pool (`scoring`: 
 because a winner has so many that they would fill rounds, and those that a builder would give up.
 
 `select` ranks them with rules against a model that is sure and wrong: no structure takes more
-than a share of the picks while others have candidates, near copies of picks wait, a share is kept
-for neighbours of what measured best, and a share is drawn at random. Code that takes long to
-build must promise more.
+than a share of the picks while others have candidates, and the less the more of its candidates
+failed (some programs take LLVM longer than a builder allows); near copies of picks wait; a share
+is kept for neighbours of what measured best, and a share is drawn at random. Code that takes long
+to build must promise more.
 
 Reads `search.history`, `search.scoring`, `search.build_cost`; feeds the searches.
 """
@@ -24,6 +25,9 @@ import numpy as np
 
 from felix import space
 from felix.search import build_cost, history, scoring, types
+
+#: Sketch index and structure.
+Kind = tuple[int, space.Structure]
 
 
 class Source(Enum):
@@ -67,7 +71,8 @@ class SelectionOptions:
     random_share: float = 0.1
     #: kept for neighbours of the best measured
     neighbour_share: float = 0.2
-    #: most that one (sketch, structure) may take while others have candidates
+    #: most that one (sketch, structure) may take while others have candidates; less where some
+    #: of its candidates failed
     structure_share: float = 0.6
     #: a candidate waits while so many picks differ from it in at most two values (one move)
     crowd: int = 2
@@ -135,6 +140,16 @@ class Pool:
         """Lowest price first; ties by key, so that the order is the same everywhere."""
         return _ranked(self.candidates.values())
 
+    def failures(self) -> dict[Kind, float]:
+        """Share of the measured candidates that failed, of kinds with any: f / (n + 1)."""
+        counts: dict[Kind, list[int]] = {}
+        for (index, decisions), latency_us in self.past.measured.items():
+            variables = self.scorer.sketches[index].variables
+            count = counts.setdefault((index, space.structure(variables, decisions)), [0, 0])
+            count[0] += latency_us is None
+            count[1] += 1
+        return {kind: failed / (n + 1) for kind, (failed, n) in counts.items() if failed}
+
 
 def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
@@ -146,9 +161,10 @@ def select(
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0
     n_greedy = n - n_random
     limit = max(1, math.ceil(options.structure_share * n_greedy))
+    limits = {k: math.ceil(limit * (1 - share)) for k, share in pool.failures().items()}
     near = [c for c in ranked if c.source is Source.NEIGHBOUR]
     chosen: dict[types.Key, Candidate] = {}
-    taken: dict[tuple[int, space.Structure], int] = {}
+    taken: dict[Kind, int] = {}
 
     def take(candidates: list[Candidate], upto: int, capped: bool) -> None:
         for candidate in candidates:
@@ -158,7 +174,8 @@ def select(
             kind = (candidate.sketch_index, candidate.structure)
             if key in chosen:
                 continue
-            if capped and (taken.get(kind, 0) >= limit or _crowded(candidate, chosen, options)):
+            is_full = taken.get(kind, 0) >= limits.get(kind, limit)
+            if capped and (is_full or _crowded(candidate, chosen, options)):
                 continue
             chosen[key] = candidate
             taken[kind] = taken.get(kind, 0) + 1

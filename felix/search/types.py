@@ -106,6 +106,9 @@ class Sketch(Protocol):
     @property
     def formulas(self) -> Formulas: ...
     def sample(self, n: int, seed: int, max_structures: int = ...) -> Decisions: ...
+    def offers(self, decisions: Sequence[int], /) -> bool:
+        """Whether TVM can apply decisions that meet the constraints."""
+        ...
 
 
 #: rows [batch, n_rows, n_features], mask [batch, n_rows] -> ln(latency_us) [batch].
