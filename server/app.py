@@ -23,20 +23,26 @@ from server import (
     blobs,
     database,
     feed,
+    looks,
     parsing,
     reaper,
     schema,
+    tails,
     web_envelope,
     web_metrics,
     web_problems,
 )
 from server import settings as settings_module
 from server.api import context, devices, routers
+from server.api import events as api_events
 from server.dashboard import routers as dashboard
 from server.store import events
 
 #: Workloads that are parsed at the same time.
 PARSE_AT_ONCE = 2
+
+#: How long a key is taken for what it was when it was looked up, in seconds.
+KEY_KNOWN_S = 5.0
 
 _DESCRIPTION = """\
 Submit tensor programs, watch their tuning converge, download the schedules.
@@ -72,7 +78,12 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     )
     app.state.services, app.state.metrics = services, metrics
     web_problems.install(app)
-    app.add_middleware(web_envelope.Envelope, metrics=metrics, is_https=services.is_https)
+    app.add_middleware(
+        web_envelope.Envelope,
+        metrics=metrics,
+        is_https=services.is_https,
+        changed=services.changed,
+    )
     for router in routers.ALL:
         app.include_router(router, responses=_problems())
     dashboard.install(app)
@@ -93,7 +104,10 @@ def _services(settings: settings_module.Settings) -> context.Services:
         blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
         parser=parsing.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
         feed=feed.Feed(newest),
-        looks=feed.Shared(),
+        seen=looks.Shared(),
+        answers=looks.Shared(settings.look_s),
+        tails=tails.Tails(db, api_events.encode, settings.look_s),
+        known=looks.Shared(KEY_KNOWN_S),
         throttle=auth_throttle.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),
     )

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
+import hashlib
 import hmac
 from typing import Annotated, Any, Literal
 
+import anyio.to_thread
 import fastapi
 from fastapi import security
 from sqlalchemy import orm
@@ -71,7 +74,7 @@ class Caller:
         keys.audit(tx, self.key, action, subject, detail, self.remote)
 
 
-def caller(
+async def caller(
     scopes: security.SecurityScopes,
     request: fastapi.Request,
     services: context.Needed,
@@ -83,7 +86,9 @@ def caller(
         Unauthenticated: no valid key and no valid login.
         Forbidden: a scope or the CSRF token is missing.
     """
-    found = _by_key(request, services, bearer) or _by_cookie(request, services)
+    found = await _by_key(request, services, bearer)
+    if found is None and cookie_name(services) in request.cookies:
+        found = await anyio.to_thread.run_sync(_by_cookie, request, services)
     if found is None:
         raise errors.Unauthenticated("an API key is needed: Authorization: Bearer felix_...")
     for scope in scopes.scopes:
@@ -203,7 +208,7 @@ def _first(own: int | None, default: int) -> int:
     return default if own is None else own
 
 
-def _by_key(
+async def _by_key(
     request: fastapi.Request,
     services: context.Services,
     bearer: security.HTTPAuthorizationCredentials | None,
@@ -212,10 +217,19 @@ def _by_key(
         if "Authorization" in request.headers:
             raise errors.Unauthenticated("the Authorization header is not `Bearer felix_...`")
         return None
-    with services.db.read() as tx:
-        key = keys.find(tx, bearer.credentials)
-    _note_use(services, key)
+    look_up = functools.partial(anyio.to_thread.run_sync, _look_up, services, bearer.credentials)
+    known_as = hashlib.sha256(bearer.credentials.encode()).digest()
+    key = await services.known.get(known_as, look_up)
+    if key.expires_at is not None and key.expires_at <= datetime.datetime.now(datetime.UTC):
+        key = await look_up()  # whether it is over is for the database's clock
     return Caller(key, None, remote_of(request))
+
+
+def _look_up(services: context.Services, text: str) -> rows.Key:
+    with services.db.read() as tx:
+        key = keys.find(tx, text)
+    _note_use(services, key)
+    return key
 
 
 def _by_cookie(request: fastapi.Request, services: context.Services) -> Caller | None:

@@ -1,7 +1,7 @@
 """Tells waiting streams that a job has new events: one question a tick for all of them.
 
 Any number of open streams costs one small query every `every_s` seconds, and none while nobody
-waits; streams of one job that are woken together share what they then read (`Shared`). Reads
+waits; streams of one job that are woken together share what they then read (`server.looks`). Reads
 `server.store.events`; feeds the event streams of the API.
 """
 
@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping
 
 import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: The newest sequence number of each job that exists.
 Ask = Callable[[Collection[int]], Mapping[int, int]]
@@ -92,28 +90,3 @@ class Feed:
             self._waiting[job_id].discard(future)
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
-
-
-class Shared(Generic[T]):
-    """One answer for all who ask the same within a moment; lives in one event loop.
-
-    Args:
-        keep_s: how long an answer is given again.
-    """
-
-    def __init__(self, keep_s: float = 0.2) -> None:
-        self._keep_s = keep_s
-        self._tasks: dict[Hashable, asyncio.Future[T]] = {}
-
-    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """What `make` gives, or gave a moment ago."""
-        task = self._tasks.get(key)
-        if task is None:
-            task = asyncio.ensure_future(make())
-            self._tasks[key] = task
-            task.add_done_callback(lambda _: self._expire(key))
-        return await asyncio.shield(task)  # one who leaves takes it from nobody
-
-    def _expire(self, key: Hashable) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._keep_s, lambda: self._tasks.pop(key, None))

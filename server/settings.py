@@ -41,6 +41,8 @@ class Settings:
     reap_s: float = 5.0
     #: Claims of a job without a new trial before it counts as failed.
     max_attempts: int = 5
+    #: How old an answer about a job may be that several clients share.
+    look_s: float = 0.5
     #: Limits of reading one uploaded program.
     parse_s: float = 60.0
     parse_bytes: int = 8 << 30

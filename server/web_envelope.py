@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import fastapi
@@ -61,10 +62,18 @@ class Envelope:
         app: what answers.
         metrics: counts requests.
         is_https: whether users reach the service by https.
+        changed: called before a request that may have changed something is answered.
     """
 
-    def __init__(self, app: types.ASGIApp, metrics: web_metrics.Metrics, is_https: bool) -> None:
+    def __init__(
+        self,
+        app: types.ASGIApp,
+        metrics: web_metrics.Metrics,
+        is_https: bool,
+        changed: Callable[[], None],
+    ) -> None:
         self._app, self._metrics, self._is_https = app, metrics, is_https
+        self._changed = changed
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Serve one request."""
@@ -79,6 +88,8 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if scope["method"] not in ("GET", "HEAD"):
+                    self._changed()
                 self._add_headers(scope, message)
             await send(message)
 

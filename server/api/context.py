@@ -15,7 +15,8 @@ from typing import Annotated
 import anyio
 import fastapi
 
-from server import auth_throttle, blobs, database, feed, parsing, settings, states
+from server import auth_throttle, blobs, database, feed, looks, parsing, settings, states, tails
+from server.store import rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,9 +36,14 @@ class Services:
     db: database.Database
     blobs: blobs.BlobStore
     parser: parsing.Parser
-    #: by job and sequence number
-    looks: feed.Shared[Seen]
     feed: feed.Feed
+    #: of streams, by job and sequence number
+    seen: looks.Shared[Seen]
+    #: bodies, by what was asked
+    answers: looks.Shared[bytes]
+    tails: tails.Tails
+    #: keys that were presented a moment ago, by the sha256 of their text
+    known: looks.Shared[rows.Key]
     throttle: auth_throttle.Throttle
     #: requests that parse at the same time; more of them wait, and some are refused
     parse_limiter: anyio.CapacityLimiter
@@ -47,9 +53,17 @@ class Services:
         """Whether users reach the service by https."""
         return self.settings.address.startswith("https://")
 
+    def changed(self) -> None:
+        """This process changed something: nothing that was read before is given to anybody."""
+        for kept in (self.seen, self.answers, self.tails, self.known):
+            kept.forget()
 
-def services(request: fastapi.Request) -> Services:
-    """The parts of the application that serves this request."""
+
+async def services(request: fastapi.Request) -> Services:
+    """The parts of the application that serves this request.
+
+    Like all that routes ask for, it is async: others cost a change of threads each.
+    """
     found: Services = request.app.state.services
     return found
 

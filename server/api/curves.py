@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import fastapi
+from sqlalchemy import orm
 
 from server import auth
-from server.api import asks, context, shapes
+from server.api import asks, context, shapes, sharing
 from server.store import jobs, rows, trials
 
 router = fastapi.APIRouter(tags=["curves"])
@@ -23,23 +24,32 @@ MAX_JOBS = 32
 _Job = Annotated[int, fastapi.Query(ge=1, le=asks.MAX_INT)]
 
 
-@router.get("/v1/jobs/{job_id}/curve")
-def curve(
+@router.get("/v1/jobs/{job_id}/curve", response_model=shapes.Curve)
+async def curve(
     job_id: asks.Id, caller: auth.Reader, services: context.Needed, task: asks.TaskFilter = None
-) -> shapes.Curve:
+) -> fastapi.Response:
     """Best so far of a job or one of its tasks, against trials and elapsed seconds."""
-    return _curves(services, [job_id], task)[0]
+
+    def read(tx: orm.Session) -> shapes.Curve:
+        return _curves(tx, [job_id], task)[0]
+
+    return await sharing.answer(services, ("curve", job_id, task), read)
 
 
-@router.get("/v1/curves")
-def curves(
+@router.get("/v1/curves", response_model=shapes.Listed[shapes.Curve])
+async def curves(
     caller: auth.Reader,
     services: context.Needed,
     job: Annotated[list[_Job], fastapi.Query(min_length=1, max_length=MAX_JOBS)],
     task: asks.TaskFilter = None,
-) -> shapes.Listed[shapes.Curve]:
+) -> fastapi.Response:
     """The curves of several jobs, to lay over one another: `?job=3&job=7`."""
-    return shapes.Listed(items=_curves(services, list(dict.fromkeys(job)), task))
+    asked = tuple(dict.fromkeys(job))
+
+    def read(tx: orm.Session) -> shapes.Listed[shapes.Curve]:
+        return shapes.Listed(items=_curves(tx, asked, task))
+
+    return await sharing.answer(services, ("curves", asked, task), read)
 
 
 @router.get("/v1/jobs/{job_id}/predicted")
@@ -85,13 +95,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
-def _curves(
-    services: context.Services, job_ids: Sequence[int], task: int | None
-) -> list[shapes.Curve]:
-    with services.db.read() as tx:
-        found = trials.curves(tx, job_ids, task)
-        of = {number: jobs.get(tx, number) for number in job_ids}
-        tasks = {} if task is None else {n: jobs.tasks(tx, n) for n in job_ids}
+def _curves(tx: orm.Session, job_ids: Sequence[int], task: int | None) -> list[shapes.Curve]:
+    found = trials.curves(tx, job_ids, task)
+    of = {number: jobs.get(tx, number) for number in job_ids}
+    tasks = {} if task is None else {n: jobs.tasks(tx, n) for n in job_ids}
     if task is not None:
         unscheduled = {n: _unscheduled(tasks[n], task) for n in job_ids}
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated
 
 import anyio.to_thread
@@ -20,8 +20,8 @@ import fastapi
 from fastapi import sse
 from starlette import responses
 
-from server import auth, errors, states
-from server.api import asks, context, shapes
+from server import auth, errors, states, tails
+from server.api import asks, context, shapes, sharing
 from server.store import events, jobs, rows
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
@@ -40,21 +40,43 @@ _Types = Annotated[
 ]
 
 
-@router.get("")
-def after(
+@router.get("", response_model=shapes.Events)
+async def after(
     job_id: asks.Id,
     caller: auth.Reader,
     services: context.Needed,
     after_seq: _AfterSeq = 0,
     type_: _Types = None,
     limit: asks.Limit = 500,
-) -> shapes.Events:
+) -> fastapi.Response:
     """Events after a sequence number, oldest first."""
+    types = tuple(type_ or ())
+    tail = await services.tails.of(job_id)
+    found = tail.after(after_seq, limit, types)
+    if found is None:
+        found = await anyio.to_thread.run_sync(_older, services, job_id, after_seq, limit, types)
+    last_seq = found[-1].seq if found else after_seq
+    items = b",".join(one.encoded for one in found)
+    return fastapi.Response(
+        b'{"items":[%b],"last_seq":%d}' % (items, last_seq), media_type=sharing.JSON
+    )
+
+
+def encode(event: rows.Event) -> bytes:
+    """An event as clients get it: JSON."""
+    return shapes.Event.model_validate(event).model_dump_json().encode()
+
+
+def _older(
+    services: context.Services,
+    job_id: int,
+    seq: int,
+    limit: int,
+    types: Sequence[events.Type],
+) -> list[tails.Told]:
     with services.db.read() as tx:
-        jobs.get(tx, job_id)
-        found = events.after(tx, job_id, after_seq, limit, type_ or ())
-    items = [shapes.Event.model_validate(event) for event in found]
-    return shapes.Events(items=items, last_seq=items[-1].seq if items else after_seq)
+        found = events.after(tx, job_id, seq, limit, types)
+    return [tails.Told(event.seq, event.type, encode(event)) for event in found]
 
 
 @router.get("/stream", response_class=responses.StreamingResponse,
@@ -88,7 +110,7 @@ def _look(services: context.Services, job_id: int, seq: int) -> context.Seen:
 
 
 def _encoded(event: rows.Event) -> bytes:
-    data = shapes.Event.model_validate(event).model_dump_json()
+    data = encode(event).decode()
     return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
 
 
@@ -97,7 +119,7 @@ async def _events(services: context.Services, job_id: int, seq: int) -> AsyncIte
     while time.monotonic() < until_s and not services.feed.is_closed:
         look = functools.partial(anyio.to_thread.run_sync, _look, services, job_id, seq)
         try:
-            seen = await services.looks.get((job_id, seq), look)
+            seen = await services.seen.get((job_id, seq), look)
         except errors.NotFound:  # deleted meanwhile
             yield sse.format_sse_event(event="end", data_str='{"state": null}')
             return

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import fastapi
+from sqlalchemy import orm
 
 from server import auth, intake, states, store
-from server.api import asks, context, paging, shapes
+from server.api import asks, context, paging, shapes, sharing
 from server.store import jobs
 
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -107,11 +108,14 @@ def find(
     return shapes.Page(items=items, next=page.next)
 
 
-@router.get("/{job_id}")
-def get(job_id: asks.Id, caller: auth.Reader, services: context.Needed) -> shapes.Job:
+@router.get("/{job_id}", response_model=shapes.Job)
+async def get(job_id: asks.Id, caller: auth.Reader, services: context.Needed) -> fastapi.Response:
     """A job."""
-    with services.db.read() as tx:
+
+    def read(tx: orm.Session) -> shapes.Job:
         return shapes.Job.model_validate(jobs.get(tx, job_id))
+
+    return await sharing.answer(services, ("job", job_id), read)
 
 
 @router.patch("/{job_id}")

@@ -6,23 +6,27 @@ Reads `server.store.jobs`; feeds tables and viewers.
 from __future__ import annotations
 
 import fastapi
+from sqlalchemy import orm
 
 from server import auth
-from server.api import asks, context, shapes
+from server.api import asks, context, shapes, sharing
 from server.store import jobs
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
 
 
-@router.get("")
-def every(
+@router.get("", response_model=shapes.Listed[shapes.Task])
+async def every(
     job_id: asks.Id, caller: auth.Reader, services: context.Needed
-) -> shapes.Listed[shapes.Task]:
+) -> fastapi.Response:
     """The tasks of a job, in order."""
-    with services.db.read() as tx:
+
+    def read(tx: orm.Session) -> shapes.Listed[shapes.Task]:
         jobs.get(tx, job_id)
         found = jobs.tasks(tx, job_id)
-    return shapes.Listed(items=[shapes.Task.model_validate(task) for task in found])
+        return shapes.Listed(items=[shapes.Task.model_validate(task) for task in found])
+
+    return await sharing.answer(services, ("tasks", job_id), read)
 
 
 @router.get("/{number}/code")

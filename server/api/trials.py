@@ -33,7 +33,7 @@ COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _chosen(
+async def _chosen(
     task: asks.TaskFilter = None,
     ok: Annotated[bool | None, fastapi.Query(description="measured, or failed")] = None,
     error: Annotated[_Error | None, fastapi.Query(description="only this error class")] = None,

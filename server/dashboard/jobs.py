@@ -52,7 +52,7 @@ class Asked:
         return "/dashboard" + (f"?{urllib.parse.urlencode(given)}" if given else "")
 
 
-def _asked(
+async def _asked(
     q: _Text = "", state: _Text = "", target: _Text = "", tag: _Text = "", mine: bool = False
 ) -> Asked:
     return Asked(q=q.strip(), state=state, target=target, tag=tag.strip(), mine=mine)

@@ -1,13 +1,11 @@
-"""Waiting for events: one question for all who wait, one look for all who are woken."""
+"""Waiting for events: one question for all who wait."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
 
-import pytest
-
-from server import errors, feed
+from server import feed
 
 
 def test_everybody_who_waits_shares_a_question() -> None:
@@ -38,32 +36,5 @@ def test_everybody_who_waits_shares_a_question() -> None:
         made.close()
         assert not await last and made.is_closed
         running.cancel()
-
-    asyncio.run(play())
-
-
-def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
-    made: list[int] = []
-
-    async def look() -> int:
-        made.append(1)
-        await asyncio.sleep(0.01)
-        return len(made)
-
-    async def refuse() -> int:
-        raise errors.NotFound()
-
-    async def play() -> None:
-        shared: feed.Shared[int] = feed.Shared(keep_s=0.05)
-        leaver = asyncio.create_task(shared.get("a", look))
-        await asyncio.sleep(0)
-        others = [asyncio.create_task(shared.get("a", look)) for _ in range(10)]
-        leaver.cancel()  # takes it from nobody
-        assert await asyncio.gather(*others) == [1] * 10
-        assert await shared.get("a", look) == 1 and await shared.get("b", look) == 2
-        await asyncio.sleep(0.1)
-        assert await shared.get("a", look) == 3
-        with pytest.raises(errors.NotFound):
-            await shared.get("c", refuse)
 
     asyncio.run(play())
