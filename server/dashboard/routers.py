@@ -10,6 +10,7 @@ from starlette import responses
 
 from server import errors
 from server.dashboard import (
+    access,
     assets,
     changes,
     compare,
@@ -39,6 +40,6 @@ def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
 
 def install(app: fastapi.FastAPI) -> None:
     """Add the dashboard to an application."""
-    for module in (assets, logins, jobs, changes, job, points, compare, devices, submit):
+    for module in (assets, logins, jobs, changes, job, points, compare, devices, submit, access):
         app.include_router(module.router)
     app.include_router(_rest)
