@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.dashboard.browser import chromium, page, site  # noqa: F401  (fixtures)
 from tests.service.conftest import db  # noqa: F401  (a fixture)
 from tests.service_api.conftest import (  # noqa: F401  (fixtures)
     Service,
@@ -67,9 +68,9 @@ def logged_out(service: Service) -> Pages:  # noqa: F811
     return Pages(service)
 
 
-def words(page: str) -> str:
+def words(markup: str) -> str:
     """What a person reads of a page."""
-    text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.S)
+    text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", markup, flags=re.S)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 

@@ -1,121 +1,25 @@
 """The dashboard in a real Chromium: log in, submit, watch, act, compare, download.
 
 The job is filled step by step through the verbs that tuners use, so the pages see what they see of
-a tuner, in seconds. Nothing may appear in the browser's console: a script that the content policy
-blocks, or that throws, fails every test.
+a tuner, in seconds.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import re
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from server import app, blobs, database, schema
-from server import settings as service_settings
+from server import errors
 from server.store import control, jobs, keys, trials
 from tests import service_fakes
 from tests.dashboard import browser, growing
+from tests.dashboard.browser import Site, points, until
 from tests.service_api import filling
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(browser.problem() is not None, reason=str(browser.problem())),
-]
-
-#: How long the machine may take for something that takes a second when it is idle.
-WAIT_MS = 60_000
-
-
-@dataclasses.dataclass
-class Site:
-    """A service that a browser can reach."""
-
-    address: str
-    db: database.Database
-    blobs: blobs.BlobStore
-    key: keys.Made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """One browser process for all tests."""
-    from playwright import sync_api
-
-    with sync_api.sync_playwright() as driver:
-        started = driver.chromium.launch(
-            executable_path=browser.chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def site(tmp_path: pathlib.Path) -> Iterator[Site]:
-    """The application behind a real server."""
-    settings = service_settings.Settings(data_dir=tmp_path)
-    db = database.Database(settings.database)
-    schema.upgrade(db)
-    with db.write() as tx:
-        key = keys.create(tx, keys.NewKey(name="ann", can_submit=True))
-    with browser.serving(app.create_app(settings)) as address:
-        yield Site(address, db, blobs.open_store(settings.blobs), key)
-    db.close()
-
-
-@pytest.fixture
-def page(chromium: Any, site: Site) -> Iterator[Any]:
-    """A page that is logged in; at the end its console must be empty."""
-    context = chromium.new_context(
-        base_url=site.address, viewport={"width": 1280, "height": 800}, accept_downloads=True
-    )
-    context.set_default_timeout(WAIT_MS)
-    made = context.new_page()
-    problems: list[str] = []
-    made.on("pageerror", lambda error: problems.append(str(error)))
-    made.on("console", lambda said: _note(said, problems))
-    log_in(made, site)
-    yield made
-    context.close()
-    assert not problems
-
-
-#: What a browser says of answers that tests ask for.
-_EXPECTED = ("ERR_INTERNET_DISCONNECTED", "status of 401", "status of 422")
-
-
-def _note(said: Any, problems: list[str]) -> None:
-    if said.type in ("error", "warning") and not any(text in said.text for text in _EXPECTED):
-        problems.append(said.text)
-
-
-def log_in(page: Any, site: Site) -> None:
-    page.goto("/dashboard")
-    page.get_by_label("API key").fill(site.key.text)
-    page.get_by_role("button", name="Log in").click()
-    page.wait_for_url("**/dashboard")
-
-
-def points(page: Any, chart: str) -> int:
-    """How many points the chart shows."""
-    page.wait_for_selector(f"#{chart}[data-points] .main-svg")
-    return int(page.get_attribute(f"#{chart}", "data-points"))
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for something to be true in the page; `condition` is JavaScript.
-
-    Asked again and again from here: the page's content policy forbids a script that waits there.
-    """
-    last_s = time.monotonic() + WAIT_MS / 1e3
-    while not page.evaluate(condition):
-        assert time.monotonic() < last_s, f"never true: {condition}\n{page.inner_text('main')}"
-        page.wait_for_timeout(100)
+pytestmark = browser.MARKS
 
 
 def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
@@ -278,49 +182,22 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     page.wait_for_selector("#asked >> text=kept while the page is live")
 
 
-PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
-          "/jobs/1/trials", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log")  # fmt: skip
-
-
-def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
-    worker = growing.tuner(site.db)
-    name = "a-long-name-without-any-place-to-break-it-" * 4
-    filling.queued(site.db, name=name, tags=("a-long-tag-" * 5,))
-    grows = growing.Growing(site.db, worker)
-    grows.step(12)
-    grows.finish(site.blobs)
-    filling.queued(site.db)
-    page.set_viewport_size({"width": 390, "height": 844})
-    for place in PLACES:
-        page.goto(f"/dashboard{place}")
-        if page.locator(".chart").count():
-            page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 390, (place, width)
-
-
-def test_keyboard_and_colours(page: Any, site: Site) -> None:
-    page.emulate_media(color_scheme="light")
-    page.goto("/dashboard")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
-    outline = "getComputedStyle(document.activeElement).outlineStyle"
-    seen = set()
-    for _ in range(14):
-        assert page.evaluate(outline) == "solid", page.evaluate("document.activeElement.outerHTML")
-        seen.add(page.evaluate("document.activeElement.textContent.trim()"))
-        page.keyboard.press("Tab")
-    assert {"Jobs", "New job", "Compare", "Devices", "ann"} <= seen
-    colour = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(colour)
-    page.emulate_media(color_scheme="dark")
-    dark = page.evaluate(colour)
-    assert dark != light
-    button = page.get_by_role("button", name="Colours")
-    button.click()
-    assert page.evaluate(colour) == light and "light" in button.get_attribute("aria-label")
-    page.reload()
-    assert page.evaluate(colour) == light
-    button.click()
-    button.click()
-    assert page.evaluate(colour) == dark and "system" in button.get_attribute("aria-label")
+def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:
+    page.get_by_role("link", name="Keys").click()
+    page.get_by_label("Name").fill("ci")
+    page.get_by_role("button", name="Make the key").click()
+    text = page.locator("#key-text").inner_text()
+    with site.db.read() as tx:
+        assert keys.find(tx, text).name == "ci"
+    page.get_by_role("link", name="I have it").click()
+    revoke = page.get_by_role("button", name="Revoke the key ci")
+    revoke.click()
+    page.get_by_role("button", name="Keep it").click()
+    revoke.click()
+    page.get_by_role("button", name="Revoke it").click()
+    page.wait_for_selector("td:has-text('revoked')")
+    assert revoke.count() == 0
+    page.get_by_role("link", name="Audit").click()
+    page.wait_for_selector("text=key.revoke")
+    with pytest.raises(errors.Unauthenticated), site.db.read() as tx:
+        keys.find(tx, text)
