@@ -32,7 +32,7 @@ class Failure(Exception):
 def main() -> int:
     """Check and time; the exit status."""
     parser = argparse.ArgumentParser(description="Check and time this tuned kernel.")
-    parser.add_argument("--repeats", type=int, default=30, help="timed calls (default 30)")
+    parser.add_argument("--repeats", type=int, default=100, help="timed calls (default 100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     try:

@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 def main() -> int:
     """Run all; the exit status."""
     parser = argparse.ArgumentParser(description="Check and time the tuned kernels of this job.")
-    parser.add_argument("--repeats", type=int, default=30, help="timed calls (default 30)")
+    parser.add_argument("--repeats", type=int, default=100, help="timed calls (default 100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     tasks = json.loads((HERE / "manifest.json").read_text())["tasks"]
