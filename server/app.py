@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping
-from typing import Any
 
 import anyio
 import fastapi
-from fastapi.openapi import utils as openapi
 
 import felix
 from server import (
@@ -33,7 +31,7 @@ from server import (
     web_problems,
 )
 from server import settings as settings_module
-from server.api import context, devices, routers
+from server.api import context, description, devices, routers
 from server.api import events as api_events
 from server.dashboard import routers as dashboard
 from server.store import events
@@ -43,13 +41,6 @@ PARSE_AT_ONCE = 2
 
 #: How long a key is taken for what it was when it was looked up, in seconds.
 KEY_KNOWN_S = 5.0
-
-_DESCRIPTION = """\
-Submit tensor programs, watch their tuning converge, download the schedules.
-
-All requests need an API key: `Authorization: Bearer felix_...`. Errors are problem details
-(RFC 9457, `application/problem+json`). Latencies are microseconds, durations seconds, times UTC.
-"""
 
 
 def create_app(settings: settings_module.Settings | None = None) -> fastapi.FastAPI:
@@ -69,7 +60,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     app = fastapi.FastAPI(
         title="Felix",
         version=felix.__version__,
-        description=_DESCRIPTION,
+        description=description.TEXT,
         lifespan=_lifespan,
         openapi_url="/v1/openapi.json",
         docs_url=None,  # its page loads scripts from elsewhere
@@ -85,9 +76,9 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
         changed=services.changed,
     )
     for router in routers.ALL:
-        app.include_router(router, responses=_problems())
+        app.include_router(router, responses=description.problems())
     dashboard.install(app)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: description.made(app)  # type: ignore[method-assign]
     return app
 
 
@@ -127,25 +118,3 @@ async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
         feeding.cancel()
         looking.close()
         services.db.close()
-
-
-def _problems() -> dict[int | str, dict[str, Any]]:
-    content = {web_problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {"default": {"description": "What went wrong", "content": content}}
-
-
-def _openapi(app: fastapi.FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with our problem details in place of its validation errors."""
-    if app.openapi_schema is None:
-        made = openapi.get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        schemas = made["components"]["schemas"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        schemas["Problem"] = web_problems.SCHEMA
-        for path in made["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        app.openapi_schema = made
-    return app.openapi_schema

@@ -8,7 +8,9 @@ import io
 import json
 from typing import Any
 
-from server.api import curves, events
+import pydantic
+
+from server.api import curves, events, routers
 from server.store import artifacts, trials
 from tests import service_fakes
 from tests.service_api import filling
@@ -222,3 +224,33 @@ def test_health_readiness_and_metrics(service: Service) -> None:
     text = service.client.get("/metrics").text
     assert 'felix_jobs{state="queued"} 1.0' in text
     assert 'felix_http_requests_total{method="GET",route="/readyz",status="200"} 1.0' in text
+
+
+def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> None:
+    document = service.client.get("/v1/openapi.json").json()
+    assert document["components"]["schemas"]["Problem"]["required"] == ["type", "title", "status"]
+    routes = {
+        (method.lower(), route.path): route.response_model
+        for router in routers.ALL
+        for route in router.routes
+        for method in route.methods
+    }
+    n_answers = 0
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for status, answer in operation["responses"].items():
+                for media_type, content in answer.get("content", {}).items():
+                    if not status.startswith("2"):
+                        assert media_type == "application/problem+json"
+                        continue
+                    n_answers += 1
+                    if media_type == "application/json":
+                        adapter = pydantic.TypeAdapter(routes[method, path])
+                        adapter.validate_python(content["example"])
+                    else:
+                        assert isinstance(content["example"], str) and content["example"]
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                kind = content["schema"].get("$ref", "").rpartition("/")[2]
+                told = document["components"]["schemas"][kind] if kind else content["schema"]
+                assert "examples" in json.dumps(told), (method, path)
+    assert n_answers == len(routes) + 2 - 2  # two also answer 200, two answer nothing

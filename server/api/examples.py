@@ -1,0 +1,178 @@
+"""What each route answers, by example: one job and what belongs to it.
+
+Made of the shapes themselves, so an example cannot disagree with its model. Reads shapes; feeds
+the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from server import states
+from server.api import shapes
+
+_AT = datetime.datetime(2026, 11, 21, 22, 53, 28, tzinfo=datetime.UTC)
+_ENDED = _AT + datetime.timedelta(seconds=18)
+_SHA256 = "37a3d4a69dfef233" * 4
+_DEVICE = "llvm/emeraldrapids/emeraldrapids-2"
+_VERSIONS = {"felix": "0.1.0", "apache-tvm": "0.27.0.post1"}
+
+JOB = shapes.Job(
+    id=7, name="gemm 512", note="", tags=["nightly"], state=states.State.SUCCEEDED, priority=0,
+    kind="operator", op="gemm", workload={"params": {"m": 512, "n": 512, "k": 512}},
+    target="llvm", target_key=_DEVICE,
+    resolved_target='{"kind": "llvm", "num-cores": 2}', trials=48, seconds=None, seed=0,
+    strategy="gradient", options={}, key_id=1, created_at=_AT, updated_at=_ENDED, started_at=_AT,
+    finished_at=_ENDED, n_tasks=1, n_trials=48, n_failed=1, flops=268435456.0, best_us=1268.1,
+    unscheduled_us=149013.2, speedup=117.5, gflops=211.7, progress=1.0, elapsed_s=17.7,
+    measured_s=5.5, breakdown={"search_s": 2.5, "build_wait_s": 5.6, "measure_s": 5.9},
+    model="cost model llvm (shipped)", reason="trials", error=None, message=None, attempts=1,
+    not_before=None, worker_id=None, last_seq=78,
+)  # fmt: skip
+QUEUED = JOB.model_copy(
+    update={
+        "state": states.State.QUEUED, "target_key": "llvm", "resolved_target": None,
+        "started_at": None, "finished_at": None, "n_trials": 0, "n_failed": 0, "best_us": None,
+        "unscheduled_us": None, "speedup": None, "gflops": None, "progress": 0.0,
+        "elapsed_s": 0.0, "measured_s": 0.0, "breakdown": None, "model": None, "reason": None,
+        "attempts": 0, "last_seq": 1,
+    }
+)  # fmt: skip
+_TASK = shapes.Task(
+    number=0, name="gemm_512x512x512", weight=1.0, flops=268435456.0, min_bytes=3145728.0,
+    n_sketches=3, n_trials=48, n_failed=1, n_rounds=3, best_us=1268.1, best_trial=45,
+    unscheduled_us=149013.2, unscheduled_message=None, gflops=211.7, speedup=117.5,
+)  # fmt: skip
+_TRIAL = shapes.Trial(
+    number=45, task=0, round=2, sketch_index=2, decisions=[2, 32, 4, 2, 16, 1, 1, 32, 64, 8, 512],
+    latency_us=1268.1, error=None, message="", spread=0.012, predicted_us=1190.4, best_us=1268.1,
+    is_best=True, elapsed_s=15.6, measured_s=4.1, build_s=0.4, run_s=0.1, device=_DEVICE,
+    measured_at=_ENDED,
+)  # fmt: skip
+_CURVE = shapes.Curve(
+    job_id=7, name="gemm 512", state=states.State.SUCCEEDED, unscheduled_us=149013.2,
+    points=[
+        shapes.CurvePoint(trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0,
+                          share_of_best=0.65),
+        shapes.CurvePoint(trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1,
+                          share_of_best=1.0),
+    ],
+)  # fmt: skip
+_PREDICTED = shapes.Predicted(
+    n=47, rank_correlation=0.85, median_ratio=1.2,
+    points=[shapes.PredictedPoint(trial=45, task=0, round=2, predicted_us=1190.4,
+                                  latency_us=1268.1)],
+)  # fmt: skip
+_SEARCH = shapes.Search(
+    rounds=[
+        shapes.Round(task=0, round=1, n_candidates=16, n_invalid=0, predicted_us=1310.0,
+                     elapsed_s=6.1, steps=[{"step": 0, "temperature": 1.0, "loss": 7.9,
+                                            "penalty": 0.2}])
+    ],
+    trainings=[
+        shapes.Training(n_records=16, loss_before=0.31, loss_after=0.12, accepted=True, at=_AT)
+    ],
+    errors={"build": 1},
+)  # fmt: skip
+_EVENT = shapes.Event(
+    seq=12, at=_AT, type="trial", from_state=None, to_state=None,
+    payload={"trial": 1, "task": 0, "latency_us": 1951.0, "error": None, "best_us": 1951.0},
+)  # fmt: skip
+_ARTIFACT = shapes.Artifact(
+    name="felix-job-7.zip", kind="bundle", media_type="application/zip", sha256=_SHA256,
+    size_bytes=52155, created_at=_ENDED,
+)  # fmt: skip
+_DEVICE_OF = shapes.Device(
+    name="emeraldrapids", kind="llvm", target_keys=["llvm", _DEVICE],
+    target={"kind": "llvm", "num-cores": 2}, hardware={"cores": 2, "clock_ghz": 2.1},
+    model="llvm", n_tuners_alive=1, worker_ids=[3],
+)  # fmt: skip
+_WORKER = shapes.Worker(
+    id=3, name="bench-1", host="bench-1", pid=4711, versions=_VERSIONS,
+    devices=[{"name": "emeraldrapids", "kind": "llvm"}], started_at=_AT, last_beat_at=_ENDED,
+    stopped_at=None, n_trials=48, n_infrastructure=0, n_jobs=1, job_id=7, is_alive=True,
+)  # fmt: skip
+_MODEL = shapes.Model(
+    name="llvm", sha256=_SHA256, size_bytes=914212, metadata={"features": 2}, card="# llvm\n"
+)
+_KEY = shapes.Key(
+    id=2, name="ci", public="0a1b2c3d4e5f", can_read=True, can_submit=True, can_admin=False,
+    max_running_jobs=4, max_trials=None, max_upload_bytes=None, created_at=_AT,
+    last_used_at=_ENDED, expires_at=None, revoked_at=None,
+)  # fmt: skip
+_QUOTA = shapes.Quota(max_running_jobs=4, max_trials=20000, max_upload_bytes=268435456)
+_AUDIT = shapes.Audit(
+    id=31, at=_AT, key_id=2, key_name="ci", action="job.pause", subject="job 7",
+    detail={"before": "running", "after": "pausing"}, remote="192.0.2.7",
+)  # fmt: skip
+_GEMM = {
+    "type": "object", "required": ["m", "n", "k"],
+    "properties": {name: {"type": "integer", "minimum": 1} for name in ("m", "n", "k")},
+}  # fmt: skip
+_STREAM = f"event: trial\ndata: {_EVENT.model_dump_json()}\nid: 12\n\n"
+
+
+def _moved(state: states.State) -> shapes.Job:
+    return JOB.model_copy(update={"state": state, "finished_at": None, "reason": None})
+
+
+def _list(item: shapes.Shape) -> shapes.Listed[Any]:
+    return shapes.Listed[Any](items=[item])
+
+
+def _page(item: shapes.Shape) -> shapes.Page[Any]:
+    return shapes.Page[Any](items=[item], next=None)
+
+
+#: By method and path; the rest answers with a job.
+_ANSWERS: Mapping[tuple[str, str], object] = {
+    ("post", "/v1/jobs"): QUEUED,
+    ("post", "/v1/jobs/upload"): QUEUED,
+    ("get", "/v1/jobs"): _page(JOB),
+    ("post", "/v1/jobs/{job_id}/pause"): _moved(states.State.PAUSED),
+    ("post", "/v1/jobs/{job_id}/resume"): QUEUED,
+    ("post", "/v1/jobs/{job_id}/cancel"): _moved(states.State.CANCELLED),
+    ("post", "/v1/jobs/{job_id}/stop"): _moved(states.State.STOPPING),
+    ("post", "/v1/jobs/{job_id}/retry"): QUEUED,
+    ("get", "/v1/jobs/{job_id}/tasks"): _list(_TASK),
+    ("get", "/v1/jobs/{job_id}/tasks/{number}/code"): shapes.Code(
+        schedule="@T.prim_func\ndef main(...): ...", source="; ModuleID = 'TVMMod'"
+    ),
+    ("get", "/v1/jobs/{job_id}/trials"): _page(_TRIAL),
+    ("get", "/v1/jobs/{job_id}/trials/{number}"): _TRIAL,
+    ("get", "/v1/jobs/{job_id}/trials.csv"): "number,task,round,...\r\n1,0,0,...\r\n",
+    ("get", "/v1/jobs/{job_id}/trials.jsonl"): f"{_TRIAL.model_dump_json()}\n",
+    ("get", "/v1/jobs/{job_id}/curve"): _CURVE,
+    ("get", "/v1/curves"): _list(_CURVE),
+    ("get", "/v1/jobs/{job_id}/predicted"): _PREDICTED,
+    ("get", "/v1/jobs/{job_id}/search"): _SEARCH,
+    ("get", "/v1/jobs/{job_id}/events"): shapes.Events(items=[_EVENT], last_seq=12),
+    ("get", "/v1/jobs/{job_id}/events/stream"): _STREAM,
+    ("get", "/v1/jobs/{job_id}/artifacts"): _list(_ARTIFACT),
+    ("get", "/v1/jobs/{job_id}/artifacts/{name}"): "the bytes of the file",
+    ("get", "/v1/operators"): {"gemm": _GEMM},
+    ("get", "/v1/operators/{name}"): _GEMM,
+    ("get", "/v1/workers"): _list(_WORKER),
+    ("get", "/v1/devices"): _list(_DEVICE_OF),
+    ("get", "/v1/models"): _list(_MODEL),
+    ("get", "/v1/me"): shapes.Me(key=_KEY, quota=_QUOTA, csrf_token=None),
+    ("get", "/v1/keys"): _list(_KEY),
+    ("post", "/v1/keys"): shapes.MadeKey(key=_KEY, text="felix_0a1b2c3d4e5f_..."),
+    ("get", "/v1/keys/{key_id}"): _KEY,
+    ("delete", "/v1/keys/{key_id}"): _KEY.model_copy(update={"revoked_at": _ENDED}),
+    ("get", "/v1/audit"): _page(_AUDIT),
+    ("post", "/v1/session"): shapes.Login(csrf_token="...", expires_at=_ENDED),
+    ("get", "/healthz"): shapes.Health(status="ok"),
+    ("get", "/readyz"): shapes.Ready(status="ready", schema_revision="r0001", n_tuners_alive=1),
+    ("get", "/metrics"): 'felix_jobs{state="running"} 1.0\n',
+}
+
+
+def answer(method: str, path: str) -> Any:
+    """What a route answers when it does what was asked, as JSON or text."""
+    found = _ANSWERS.get((method, path), JOB)
+    return found.model_dump(mode="json") if isinstance(found, pydantic.BaseModel) else found
