@@ -1,4 +1,4 @@
-"""Command line: `python -m costmodel collect | train | evaluate | crossval | compare | compact`.
+"""Command line: `python -m costmodel` and a subcommand, from `collect` to `compact`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 could not be done
 (one line says why), 2 wrong usage, 130 interrupted; what was measured before is kept.
@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     _evaluate(commands_of.add_parser("evaluate", help="score a model and the baselines"))
     _crossval(commands_of.add_parser("crossval", help="score training by cross-validation"))
     _compare(commands_of.add_parser("compare", help="Felix's features against TVM's"))
+    _ablate(commands_of.add_parser("ablate", help="score trainings without groups of features"))
     compact = commands_of.add_parser("compact", help="copy a data set into one part per table")
     compact.add_argument("source", nargs="+", help="data set folders")
     compact.add_argument("folder", help="new folder")
@@ -119,6 +120,15 @@ def _compare(sub: argparse.ArgumentParser) -> None:
     _training(sub)
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.compare)
+
+
+def _ablate(sub: argparse.ArgumentParser) -> None:
+    _split_options(sub)
+    _training(sub)
+    sub.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
+    sub.add_argument("--seeds", type=_positive, default=1)
+    sub.add_argument("--out", help="JSON file to write")
+    sub.set_defaults(run=commands.ablate)
 
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:

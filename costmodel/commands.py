@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import json
 import re
@@ -172,6 +173,40 @@ def compare(options: argparse.Namespace, command: str) -> None:
         )
     print(evaluation.table(reports))
     _write_reports(options, command, "test", reports)
+
+
+def ablate(options: argparse.Namespace, command: str) -> None:
+    """Score trainings without groups of features and with other weights of the ranking."""
+    from costmodel import ablate as ablating
+    from costmodel import evaluate as evaluation
+    from costmodel import tensorfile
+
+    def say(label: str) -> None:
+        print(f"ablate: {label}", file=sys.stderr, flush=True)
+
+    every = {variant.name: variant for variant in ablating.VARIANTS}
+    if unknown := set(options.variants or ()) - set(every):
+        raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(every)}")
+    chosen = [every[name] for name in options.variants or every]
+    with _threads(options.threads):
+        _, features = _training_features(options)
+        split, settings = _split_options(options), _train_options(options)
+        found = list(ablating.results(features, split, settings, chosen, options.seeds, say))
+    print(evaluation.table([evaluation.Report(r.variant.name, (), r.mean) for r in found]))
+    if options.out is not None:
+        content = {
+            "command": _without_cache(command),
+            "split": options.split,
+            "rows": [
+                {
+                    "variant": dataclasses.asdict(result.variant),
+                    "mean": dataclasses.asdict(result.mean),
+                    "seeds": [dataclasses.asdict(scores) for scores in result.seeds],
+                }
+                for result in found
+            ],
+        }
+        tensorfile.write_bytes(Path(options.out), json.dumps(content, indent=1).encode())
 
 
 def _fold_done(done: int, total: int) -> None:

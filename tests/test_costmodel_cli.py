@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fnmatch
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import test_costmodel_data as fakes
 
 from costmodel import __main__ as cli
 from costmodel import (
+    ablate,
     card,
     checkpoint,
     dataset,
@@ -27,6 +29,7 @@ from costmodel import (
     tasks,
     tvm_features,
 )
+from felix.features import spec
 
 NAMES = (
     "trip_count",
@@ -203,6 +206,29 @@ def test_processes_fill_the_cache_with_what_one_would_compute(
         np.testing.assert_array_equal(ours.rows, theirs.rows)
     assert cli.main(["evaluate", "--data", str(data), "--baselines", "--jobs", "2"]) == 1
     assert "give --cache as well" in capsys.readouterr().err
+
+
+def test_ablation_scores_what_is_left_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ablation.json"
+    arguments = ["ablate", "--data", str(data), "--epochs", "4", "--hidden", "16", "--seeds", "2"]
+    names = ["as given", "no traffic by level", "ranking weight 0"]
+    assert cli.main([*arguments, "--variants", *names, "--out", str(out)]) == 0
+    rows = {row["variant"]["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == names and all(len(row["seeds"]) == 2 for row in rows.values())
+    given = rows["as given"]
+    assert given["seeds"][0] != given["seeds"][1]
+    assert rows["no traffic by level"]["mean"] == given["mean"]  # there are no such features here
+    assert rows["ranking weight 0"]["mean"] != given["mean"]
+    assert cli.main([*arguments, "--variants", "no thing"]) == 1
+    assert "no variant 'no thing'" in capsys.readouterr().err
+
+
+def test_ablation_knows_the_features() -> None:
+    for variant in ablate.VARIANTS:
+        for pattern in variant.drop:
+            assert fnmatch.filter(spec.NAMES, pattern), pattern
 
 
 def test_compare_refuses_features_of_other_schedules(
