@@ -149,17 +149,19 @@ def picture(data: dict[str, Any], path: pathlib.Path) -> None:
 
     names = list(dict.fromkeys(run["name"] for run in data["runs"]))
     columns = min(4, len(names))
-    figure, axes = pyplot.subplots(
-        -(-len(names) // columns), columns, squeeze=False, figsize=(4 * columns, 3 * len(names))
-    )
+    rows = -(-len(names) // columns)
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, figsize=(4 * columns, 3 * rows))
     for axis, name in zip(axes.flat, names, strict=False):
         for index, strategy in enumerate(SEARCHES):
             own = [r for r in data["runs"] if r["name"] == name and r["strategy"] == strategy]
             for run in own:
                 _, seconds, latencies = zip(*run["curve"], strict=True)
-                axis.step(seconds, latencies, where="post", color=f"C{index}", label=strategy)
+                label = strategy if run is own[0] else None
+                axis.step(seconds, latencies, where="post", color=f"C{index}", label=label)
         axis.set(title=name, xlabel="s", ylabel="us", xscale="log", yscale="log")
         axis.legend(fontsize=7)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
     figure.tight_layout()
     figure.savefig(path)
 

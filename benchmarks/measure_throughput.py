@@ -166,7 +166,7 @@ def render(data: dict[str, Any]) -> str:
                      failed.get("felix"), failed.get("stock"), middle])  # fmt: skip
     head = ["workload", "felix 1/s", "stock 1/s", "ratio", "ratio of those that ran",
             "felix failed", "stock failed", "warm latency ratio 10/50/90 %"]  # fmt: skip
-    return f"pool ready after {data['start_s']:.1f} s\n" + common.table(head, rows)
+    return f"pool ready after {data['start_s']:.1f} s\n\n" + common.table(head, rows)
 
 
 def _candidates(name: str, count: int, seed: int) -> Candidates:

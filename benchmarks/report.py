@@ -1,10 +1,11 @@
-"""Write the tables of docs/benchmarks.md from the JSON files in benchmarks/results.
+"""Write the tables of pages in docs/ from the JSON files in benchmarks/results.
 
     python benchmarks/report.py [--check]
 
 Between `<!-- begin NAME -->` and `<!-- end NAME -->` stands what `benchmarks/results/NAME.json`
-holds: where and when it was measured, and the tables the benchmark itself prints. With --check
-nothing is written; the exit code is 1 if the page is not up to date.
+holds: where and when it was measured, and the tables the benchmark itself prints; or what a
+command of `costmodel` wrote, which depends on the data alone and has no such head. With --check
+nothing is written; the exit code is 1 if a page is not up to date.
 """
 
 from __future__ import annotations
@@ -19,28 +20,35 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import common, cpu_tuning, features
+from benchmarks import common, cpu_tuning, efficiency, features, measure_throughput, model_tables
 
-PAGE = common.ROOT / "docs" / "benchmarks.md"
+PAGES = tuple(
+    common.ROOT / "docs" / name
+    for name in ("benchmarks.md", "measuring-cuda.md", "search-efficiency.md")
+)
 #: Benchmark (a results file's field) -> its tables.
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "features": features.render,
     "cpu_tuning": cpu_tuning.render,
+    "measure_throughput": measure_throughput.render,
+    "search_efficiency": efficiency.render,
 }
 _SECTION = re.compile(r"(<!-- begin (?P<name>[\w-]+) -->\n).*?(<!-- end (?P=name) -->)", re.DOTALL)
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the pages, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare")
     args = parser.parse_args()
-    before = PAGE.read_text()
-    after = fill(before, common.RESULTS)
-    if args.check:
-        return int(after != before)
-    PAGE.write_text(after)
-    return 0
+    stale = False
+    for page in PAGES:
+        before = page.read_text()
+        after = fill(before, common.RESULTS)
+        stale |= after != before
+        if not args.check:
+            page.write_text(after)
+    return int(args.check and stale)
 
 
 def fill(page: str, results: pathlib.Path) -> str:
@@ -55,11 +63,15 @@ def fill(page: str, results: pathlib.Path) -> str:
 
 
 def _body(result: dict[str, Any]) -> str:
+    if "benchmark" not in result:
+        return f"`{result['command']}`\n\n{model_tables.render(result)}"
     machine, versions = result["machine"], result["versions"]
+    load = machine["load_average"]
+    device = f"{result['device']}, " if "device" in result else ""
     lines = [
         f"`{result['command']}`, {result['date'][:10]}, commit {result['commit']}",
-        f"{machine['cpu']}, {machine['cores']} cores; "
-        f"load average {machine['load_average'][0]} at the end",
+        f"{device}{machine['cpu']}, {machine['cores']} cores"
+        + (f"; load average {load[0]} at the end" if load else ""),
         ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
     return "\n".join(f"- {line}" for line in lines) + "\n\n" + RENDER[result["benchmark"]](result)

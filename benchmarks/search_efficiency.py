@@ -7,7 +7,9 @@ For every subgraph of `subgraphs` and seed, each in a process of its own:
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
   random       legal random schedules with Felix's builder and runner
-  stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner
+  stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
+               limit of a build alone is raised from 30 to 180 s, because its workers import TVM's
+               tensor intrinsics first, and many builds fail by that
   vendor       PyTorch eager and compiled (cuBLAS, cuDNN, inductor), TF32 off; once a subgraph
 
 Stock times kernels with a warm L2 and Felix with a cold one, so every schedule that was stock's
@@ -28,6 +30,7 @@ seconds, latencies in microseconds. Reads `felix`; writes JSON and SVG; feeds `e
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import fnmatch
 import json
@@ -49,8 +52,8 @@ from benchmarks import common, efficiency, subgraphs
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
 STRATEGIES = (*TUNED, "stock", "vendor")
 FAILED_US = 1e9
-#: Candidates of a batch of `ms.tune_tir`.
-TVM_BATCH = 64
+#: Candidates of a batch of `ms.tune_tir`, and the seconds that a build of its builder may take.
+TVM_BATCH, TVM_BUILD_S = 64, 180.0
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
              "felix.tune", "felix.sketch", "felix.search", "felix.baselines",
@@ -86,14 +89,18 @@ def main() -> int:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """All pieces of the work folder and their summary."""
+    """All pieces of the work folder and their summary; where the latest piece was measured."""
     runs = [json.loads(path.read_text()) for path in sorted(args.work.glob("*.json"))]
-    return common.header("search_efficiency") | {
-        "device": _device(args.target),
-        "subgraphs": {run["name"]: run["workload"] for run in runs},
-        "runs": runs,
-        "summary": efficiency.summary(runs),
-    }
+    where = max(runs, key=lambda run: str(run["date"]))["measured_on"] if runs else {}
+    return (
+        common.header("search_efficiency")
+        | where
+        | {
+            "subgraphs": {run["name"]: run["workload"] for run in runs},
+            "runs": runs,
+            "summary": efficiency.summary(runs),
+        }
+    )
 
 
 def _device(target: str) -> str:
@@ -183,7 +190,10 @@ def _piece(request: dict[str, Any], log: str) -> None:
         else:
             found = _tune(request)
     kept = {key: value for key, value in request.items() if key != "path"}
-    common.write(path, {**kept, "date": common.now(), **found})
+    head = common.header("search_efficiency")
+    where = {key: head[key] for key in ("date", "commit", "versions", "machine")}
+    where["device"] = _device(request["target"])
+    common.write(path, {**kept, "date": head["date"], "measured_on": where, **found})
 
 
 def _tune(request: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +211,11 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
         strategy=TUNED[request["strategy"]], options=settings,
     )  # fmt: skip
     wall_s = time.perf_counter() - start
-    ran = sum(record.measurement.ok for record in result.records)
+    failures = [r.measurement for r in result.records if not r.measurement.ok]
     return {"wall_s": wall_s, "curve": result.curve, "n_measured": len(result.records),
-            "n_ran": ran, "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
+            "n_ran": len(result.records) - len(failures),
+            "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
+            "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
 
 
 def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -214,11 +226,11 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     task = workloads.parse(request["workload"], target=request["target"])
     watch = _watch()
     cores = cpus.available_cores()  # TVM's default takes those of the whole machine
+    builder = ms.builder.LocalBuilder(max_workers=cores, timeout_sec=TVM_BUILD_S)
     start = time.perf_counter()
     ms.tune_tir(
         task.mod, task.target, work_dir=scratch, max_trials_global=request["trials"],
-        num_tuning_cores=cores, builder=ms.builder.LocalBuilder(max_workers=cores),
-        seed=request["seed"] + 1,
+        num_tuning_cores=cores, builder=builder, seed=request["seed"] + 1,
         measure_callbacks=[ms.measure_callback.AddToDatabase(), watch.callback],
     )  # fmt: skip
     wall_s = time.perf_counter() - start

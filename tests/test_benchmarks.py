@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import common, cpu_tuning, features, report
+from benchmarks import common, cpu_tuning, features, model_tables, report
 
 
 def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
@@ -76,9 +76,20 @@ def test_page_is_filled_and_filling_again_changes_nothing(tmp_path: pathlib.Path
     assert report.fill(filled, tmp_path) == filled
 
 
-def test_every_section_of_the_page_has_a_benchmark() -> None:
-    sections = report._SECTION.findall(report.PAGE.read_text())
-    assert {name for _, name, _ in sections} == set(report.RENDER)
+def test_tables_of_cost_models() -> None:
+    scores = {"pairwise": 0.9, "top1": 0.8, "top5": None, "spearman": 0.7, "rmse": 0.3, "slope": 1}
+    compared = model_tables.render({"reports": [{"label": "trees", "overall": scores}]})
+    assert "| trees" in compared and "0.900" in compared and "| -" in compared
+    ablated = model_tables.render({"rows": [{"variant": {"name": "no x"}, "mean": scores}]})
+    assert "| no x" in ablated and "1.000" in ablated
+
+
+def test_every_section_of_the_pages_has_results_of_a_benchmark() -> None:
+    pages = [report._SECTION.findall(page.read_text()) for page in report.PAGES]
+    names = [name for sections in pages for _, name, _ in sections]
+    stored = [json.loads((common.RESULTS / f"{name}.json").read_text()) for name in names]
+    found = {result["benchmark"] for result in stored if "benchmark" in result}
+    assert found == set(report.RENDER)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,12 @@ from felix.workloads import catalogue
 
 def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float]]) -> Any:
     """A piece as a work folder holds it."""
-    return {"name": name, "workload": "gemm:8,8,8", "strategy": strategy, "seed": seed,
-            "curve": curve, "n_measured": curve[-1][0], "wall_s": curve[-1][1] + 10.0}  # fmt: skip
+    where = {"commit": "abc", "device": "G", "machine": {}, "versions": {}}
+    return {
+        "name": name, "workload": "gemm:8,8,8", "strategy": strategy, "seed": seed,
+        "date": f"2030-01-0{1 + (strategy == 'stock')}", "measured_on": where,
+        "curve": curve, "n_measured": curve[-1][0], "wall_s": curve[-1][1] + 10.0,
+    }  # fmt: skip
 
 
 RUNS = [
@@ -32,7 +36,7 @@ RUNS = [
     run("gemm", "stock", 0, [(1, 20.0, 30.0), (64, 40.0, 10.4), (90, 90.0, 10.2)]),
     run("gemm", "random", 0, [(1, 1.0, 100.0), (50, 8.0, 50.0)]),
     {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "vendor", "seed": 0,
-     "latency_us": {"eager": 9.0, "inductor": 9.5}},
+     "date": "2030-01-01", "latency_us": {"eager": 9.0, "inductor": 9.5}},
 ]  # fmt: skip
 
 
@@ -65,8 +69,9 @@ def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> Non
     for piece in RUNS:
         path = search_efficiency._path(tmp_path, piece["name"], 0, piece["strategy"])
         path.write_text(json.dumps(piece))
-    data = search_efficiency.collect(argparse.Namespace(work=tmp_path, target="llvm"))
+    data = search_efficiency.collect(argparse.Namespace(work=tmp_path))
     text = efficiency.render(data)
+    assert (data["commit"], data["device"]) == ("abc", "G")  # not of where they are put together
     assert "| stock         | 95%   |" in text and "| gemm" in text
     assert "inductor us" in text and "0.9 |" in text  # eager's 9 us over Felix's 10
     efficiency.picture(data, tmp_path / "curves.svg")
