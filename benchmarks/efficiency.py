@@ -141,11 +141,11 @@ def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
 
 
 def picture(data: dict[str, Any], path: pathlib.Path) -> None:
-    """Best latency over time, one panel a subgraph."""
+    """Best latency over time, one panel a subgraph, up to five times the best found."""
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     names = list(dict.fromkeys(run["name"] for run in data["runs"]))
     columns = min(4, len(names))
@@ -158,7 +158,16 @@ def picture(data: dict[str, Any], path: pathlib.Path) -> None:
                 _, seconds, latencies = zip(*run["curve"], strict=True)
                 label = strategy if run is own[0] else None
                 axis.step(seconds, latencies, where="post", color=f"C{index}", label=label)
+        best_us = min(
+            r["curve"][-1][2] for r in data["runs"] if r["name"] == name and "curve" in r
+        )
         axis.set(title=name, xlabel="s", ylabel="us", xscale="log", yscale="log")
+        axis.set_ylim(0.95 * best_us, 5 * best_us)
+        axis.yaxis.set_major_locator(ticker.MaxNLocator(5))
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            scale.set_minor_formatter(ticker.NullFormatter())
         axis.legend(fontsize=7)
     for axis in axes.flat[len(names) :]:
         axis.remove()
