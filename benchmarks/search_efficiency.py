@@ -23,7 +23,8 @@ is in any of these times, but those of processes that a tool starts itself. The 
 empty for each.
 
 Pieces that are done are kept in the work folder and not run again, so the benchmark can be made
-in parts; the results file and picture are rewritten from all pieces at the end. Durations in
+in parts; the results file and picture are rewritten from all pieces at the end, and --restore
+takes pieces of a former results file into the new one. Durations in
 seconds, latencies in microseconds. Reads `felix`; writes JSON and SVG; feeds `efficiency`.
 """
 
@@ -67,6 +68,7 @@ PRELOADING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 def main() -> int:
     """Run the pieces that are missing; returns 1 if one failed."""
     args = _arguments()
+    restore(args.work, args.out, args.restore)
     started, failed = time.monotonic(), []
     for name, seed, strategy in _pieces(args):
         path = _path(args.work, name, seed, strategy)
@@ -86,6 +88,17 @@ def main() -> int:
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def restore(work: pathlib.Path, results: pathlib.Path, patterns: Sequence[str]) -> None:
+    """Put pieces of a results file back into the work folder, so that they are not made again."""
+    if not patterns:
+        return
+    for run in json.loads(results.read_text())["runs"]:
+        label = f"{run['name']}:{run['seed']}:{run['strategy']}"
+        path = _path(work, run["name"], run["seed"], run["strategy"])
+        if any(fnmatch.fnmatch(label, pattern) for pattern in patterns) and not path.exists():
+            common.write(path, run)
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
@@ -125,6 +138,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workload", help="instead of the subgraphs: one workload, as `own`")
     parser.add_argument("--model", help="checkpoint for felix and evolution, not the shipped one")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="SUBGRAPH:SEED:STRATEGY")
+    parser.add_argument(
+        "--restore", nargs="+", default=[], metavar="SUBGRAPH:SEED:STRATEGY",
+        help="take these pieces from the results file that is there (default: none)",
+    )  # fmt: skip
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     work = common.RESULTS / "work" / "search_efficiency"
     parser.add_argument("--work", type=pathlib.Path, default=work)

@@ -78,6 +78,16 @@ def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> Non
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
+def test_pieces_come_back_from_a_results_file(tmp_path: pathlib.Path) -> None:
+    results, work = tmp_path / "results.json", tmp_path / "work"
+    results.write_text(json.dumps({"runs": RUNS}))
+    search_efficiency.restore(work, results, ())
+    assert not work.exists()
+    search_efficiency.restore(work, results, ["gemm:*:random", "*:0:vendor"])
+    assert {path.name for path in work.iterdir()} == {"gemm-s0-random.json", "gemm-s0-vendor.json"}
+    assert (work / "gemm-s0-random.json").read_text() == json.dumps(RUNS[2], indent=1) + "\n"
+
+
 def test_a_piece_runs_in_a_process_of_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
