@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +17,8 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from felix import errors
-from felix.measure import building, host, local, process, protocol, timing
+from felix import errors, workloads
+from felix.measure import building, host, local, process, protocol, reference, timing
 from felix.task import Task
 
 N = 64
@@ -345,6 +348,22 @@ def test_a_builder_over_its_memory_is_a_build_error(task: Task) -> None:
     with local.LocalPool(task, options) as pool:
         result = pool.measure([_mod(gemm)])[0]
     assert result.error is protocol.ErrorClass.BUILD
+
+
+@pytest.mark.parametrize("link", [building.Link.LD, building.Link.CC])
+def test_libraries_bind_to_the_current_functions_of_libm(
+    tmp_path: pathlib.Path, link: building.Link
+) -> None:
+    """Unversioned, glibc would bind `expf` to its oldest one, which takes 1.5 times as long."""
+    if platform.libc_ver()[0] != "glibc" or shutil.which("readelf") is None:
+        pytest.skip("needs glibc and readelf")
+    softmax = workloads.parse("softmax:8x16", target="llvm")
+    module = reference.scheduled(softmax.mod)
+    path = building.build(module, softmax.target, str(tmp_path / "softmax"), link)
+    command = ["readelf", "--wide", "--dyn-syms", path]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (expf,) = re.findall(r"\bexpf\S*", symbols)
+    assert expf.startswith("expf@GLIBC_")
 
 
 @pytest.mark.parametrize("link", [building.Link.LD, building.Link.CC, building.Link.JIT])
