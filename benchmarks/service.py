@@ -93,10 +93,15 @@ def _answers(service: service_host.Service, chosen: argparse.Namespace) -> dict[
         "search": f"/v1/jobs/{middle}/search",
         "new events": f"/v1/jobs/{last}/events?after_seq=400",
         "500 trials as CSV": f"/v1/jobs/{middle}/trials.csv",
+        "page of jobs": "/dashboard",
+        "page of a job": f"/dashboard/jobs/{middle}",
+        "its points": f"/dashboard/data/jobs/{middle}/points",
     }
     answers = {}
     client = httpx.Client(base_url=service.url, headers=service.headers, timeout=60)
     with service.serving() as server, client:
+        _, _, key = service.headers["Authorization"].partition(" ")
+        client.post("/dashboard/login", data={"key": key})
         for name, path in paths.items():
             found = answers[name] = _ask(client, path, server)
             print(

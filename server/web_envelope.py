@@ -88,7 +88,8 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if scope["method"] not in ("GET", "HEAD"):
+                was_refused = 400 <= status < 500
+                if scope["method"] not in ("GET", "HEAD") and not was_refused:
                     self._changed()
                 self._add_headers(scope, message)
             await send(message)

@@ -133,6 +133,24 @@ def test_a_client_reads_what_it_wrote(slow_looks: Service) -> None:
     for path in ("", "/events", "/curve", "/tasks"):
         assert client.get(f"/v1/jobs/{job.id}{path}").status_code == 404
     assert client.get("/v1/jobs/99").status_code == 404
+
+
+def test_refused_changes_cost_nobody_a_look(
+    slow_looks: Service, asked: collections.Counter[str]
+) -> None:
+    job = filling.queued(slow_looks.db, slow_looks.keys["admin"].key.id)
+    address = f"/v1/jobs/{job.id}"
+    first = slow_looks.client.get(address).json()
+    assert slow_looks.client.post(f"{address}/pause").status_code == 403
+    asked.clear()
+    assert slow_looks.client.get(address).json() == first
+    assert asked["questions"] == 0
+
+
+def test_a_404_is_not_kept(slow_looks: Service) -> None:
+    client = slow_looks.client
+    job = filling.queued(slow_looks.db)
+    assert client.get(f"/v1/jobs/{job.id + 1}").status_code == 404
     made = filling.queued(slow_looks.db)  # by another process, after a 404 of its number
     assert client.get(f"/v1/jobs/{made.id}").status_code == 200
 
