@@ -86,9 +86,10 @@ def main() -> int:
             break
         if not _run_piece(work, workload, seed, tool, settings):
             failed.append(label)
-        result = _collect(work, args, settings)
+    result = _collect(work, args, settings)
+    if result["runs"]:
         common.write(common.RESULTS / f"{args.name}.json", result)
-    print(render(_collect(work, args, settings)))
+    print(render(result))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
