@@ -30,7 +30,7 @@ def test_empty_pages_say_what_to_do(pages: Pages, address: str) -> None:
     text = words(pages.get(address))
     said = {
         "/dashboard": "Submit the first job",
-        "/dashboard/submit": "No tuner is alive: the job will wait until one starts",
+        "/dashboard/submit": "No tuner is alive yet: a job waits until one is",
         "/dashboard/compare": "Tick jobs in the table of jobs",
         "/dashboard/devices": "A device appears when a tuner on its machine starts",
     }
