@@ -220,7 +220,7 @@ async def _by_key(
     look_up = functools.partial(anyio.to_thread.run_sync, _look_up, services, bearer.credentials)
     known_as = hashlib.sha256(bearer.credentials.encode()).digest()
     key = await services.known.get(known_as, look_up)
-    if key.expires_at is not None and key.expires_at <= datetime.datetime.now(datetime.UTC):
+    if key.expires_at is not None and key.expires_at <= _now():
         key = await look_up()  # whether it is over is for the database's clock
     return Caller(key, None, remote_of(request))
 
@@ -247,8 +247,11 @@ def _by_cookie(request: fastapi.Request, services: context.Services) -> Caller |
 
 def _note_use(services: context.Services, key: rows.Key) -> None:
     """A write a minute and key at most: see `keys.note_use`."""
-    now = datetime.datetime.now(datetime.UTC)
     lately = datetime.timedelta(seconds=store.keys.USE_NOTED_S)
-    if key.last_used_at is None or now - key.last_used_at > lately:
+    if key.last_used_at is None or _now() - key.last_used_at > lately:
         with services.db.write() as tx:
             keys.note_use(tx, key.id)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import datetime
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from server import app, database, errors, looks, tails
+from server import app, auth, columns, database, errors, looks, models, tails
 from server.api import events as api_events
 from server.api import shapes
 from server.store import control, events, keys
@@ -189,22 +190,28 @@ def test_shared_answers_are_for_those_who_may_read(slow_looks: Service) -> None:
 def test_a_known_key_is_looked_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "KEY_KNOWN_S", 0.1)
     with testclient.TestClient(app.create_app(service.settings)) as client:
-        with service.db.write() as tx:
-            lasting = keys.create(tx, keys.NewKey(name="k"))
-            brief = keys.create(tx, keys.NewKey(name="b", expires_s=3.0))
-        by_name = {"k": lasting, "b": brief}
-
-        def status(name: str) -> int:
-            headers = {"Authorization": f"Bearer {by_name[name].text}"}
-            return client.get("/v1/me", headers=headers).status_code
-
-        assert status("k") == status("b") == 200
+        headers = service.auth("read")
+        assert client.get("/v1/me", headers=headers).status_code == 200
         with service.db.write() as tx:  # as another process would
-            keys.revoke(tx, lasting.key.id)
+            keys.revoke(tx, service.keys["read"].key.id)
         client.portal.call(asyncio.sleep, 0.2)
-        assert status("k") == 401
-        client.portal.call(asyncio.sleep, 3.0)
-        assert status("b") == 401
+        assert client.get("/v1/me", headers=headers).status_code == 401
+
+
+def test_a_known_key_ends_with_its_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "KEY_KNOWN_S", 3600.0)
+    with testclient.TestClient(app.create_app(service.settings)) as client:
+        with service.db.write() as tx:
+            made = keys.create(tx, keys.NewKey(name="brief", expires_s=1000.0))
+        headers = {"Authorization": f"Bearer {made.text}"}
+        assert client.get("/v1/me", headers=headers).status_code == 200
+        later = auth._now() + datetime.timedelta(seconds=2000.0)
+        monkeypatch.setattr(auth, "_now", lambda: later)
+        assert client.get("/v1/me", headers=headers).status_code == 200  # the database's clock
+        with service.db.write() as tx:
+            ended = sa.update(models.Key).where(models.Key.id == made.key.id)
+            tx.execute(ended.values(expires_at=columns.db_now(-1.0)))
+        assert client.get("/v1/me", headers=headers).status_code == 401
 
 
 def test_a_known_key_is_not_known_after_it_is_revoked(service: Service) -> None:
