@@ -477,7 +477,7 @@ def test_a_fast_candidate_is_not_built_again_and_a_thorough_one_is_timed_longer(
         thorough = pool.submit(_mod(gemm), thorough=True).result(timeout=30)
     assert first.ok and first.build_s > 0
     assert again.ok and again.build_s == 0
-    assert len(first.latencies_us) == len(again.latencies_us) == 5
+    assert len(again.latencies_us) == 5
     assert thorough.checked and len(thorough.latencies_us) >= 10
 
 
