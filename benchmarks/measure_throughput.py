@@ -4,8 +4,9 @@
 
 For every workload the same random legal schedules (as modules) are measured by
   felix        one `LocalPool` for all workloads, as a tuning run has it: cold L2, outputs checked
-  stock        `ms.builder.LocalBuilder` and `ms.runner.LocalRunner` with their defaults, one batch
-               a workload, as `ms.tune_tir` calls them: warm L2, outputs not checked
+  stock        `ms.builder.LocalBuilder` with a worker for each core that this process may use and
+               `ms.runner.LocalRunner`, else with their defaults, one batch a workload, as
+               `ms.tune_tir` calls them: warm L2, outputs not checked
 and, so that latencies can be compared,
   felix-warm   the pool again, timing bundles of warm calls as the stock runner does
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import pathlib
 import statistics
 import sys
@@ -106,8 +106,10 @@ def stock_pass(candidates: Candidates) -> dict[str, Any]:
     """All candidates through MetaSchedule's builder and runner."""
     from tvm.s_tir import meta_schedule as ms
 
+    from felix import cpus
+
     task = candidates.task
-    builder = ms.builder.LocalBuilder(max_workers=os.cpu_count())
+    builder = ms.builder.LocalBuilder(max_workers=cpus.available_cores())
     runner = ms.runner.LocalRunner()
     start = time.perf_counter()
     built = builder.build([ms.builder.BuilderInput(mod, task.target) for mod in candidates.mods])
