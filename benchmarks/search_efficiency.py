@@ -102,12 +102,14 @@ def restore(work: pathlib.Path, results: pathlib.Path, patterns: Sequence[str]) 
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """All pieces of the work folder and their summary; where the latest piece was measured."""
+    """All pieces of the work folder, their commits and summary; where the latest was measured."""
     runs = [json.loads(path.read_text()) for path in sorted(args.work.glob("*.json"))]
-    where = max(runs, key=lambda run: str(run["date"]))["measured_on"] if runs else {}
+    ordered = sorted(runs, key=lambda run: str(run["date"]))
+    where = [run["measured_on"] for run in ordered if "measured_on" in run]
+    commits = dict.fromkeys(str(one["commit"]) for one in where)
     return (
         common.header("search_efficiency")
-        | where
+        | (where[-1] | {"commit": ", ".join(commits)} if where else {})
         | {
             "subgraphs": {run["name"]: run["workload"] for run in runs},
             "runs": runs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import felix
 from benchmarks import (
     efficiency,
     measure_throughput,
@@ -18,7 +20,9 @@ from benchmarks import (
     unrolling,
     vendor,
 )
+from felix.tuning import learning, setup
 from felix.workloads import catalogue
+from tests import tuning_fakes
 
 
 def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float]]) -> Any:
@@ -106,6 +110,43 @@ def test_a_piece_runs_in_a_process_of_its_own(
     out.unlink()
     assert search_efficiency.main() == 0  # nothing is run again
     assert json.loads(out.read_text())["runs"] == [piece]
+
+
+def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[tuning_fakes.Pool] = []
+    models: list[str] = []
+    real = learning.Learner
+
+    def pool(task: Any) -> tuning_fakes.Pool:
+        pools.append(tuning_fakes.Pool(latency_of=lambda mod: 5.0 + len(str(mod)) % 97))
+        return pools[-1]
+
+    def learner(*args: Any) -> learning.Learner:
+        made = real(*args)
+        models.append(f"{made.message} {made.state_dict()} {args[4:]}")
+        return made
+
+    monkeypatch.setattr(setup, "local_pool", pool)
+    monkeypatch.setattr(learning, "Learner", learner)
+    asked: list[dict[str, Any]] = []
+    tune = felix.tune
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(dict(kwargs))
+        return tune(*args, **kwargs)
+
+    monkeypatch.setattr(felix, "tune", noted)
+    request = {"workload": "gemm:64,64,64", "seed": 0, "target": "llvm -num-cores 1",
+               "trials": 2, "model": None}  # fmt: skip
+    for strategy in ("felix", "evolution"):
+        search_efficiency._tune({"strategy": strategy, **request})
+    assert len(pools) == 2 and models[0] == models[1]  # builder, runner; model and its learning
+    ours, theirs = asked
+    kinds = ours.pop("strategy"), theirs.pop("strategy")
+    assert kinds == ("gradient", "tvm-evolutionary")
+    options, others = ours.pop("options"), theirs.pop("options")
+    batches = {"round_size": 64, "first_round_size": 64}
+    assert dataclasses.replace(options, **batches) == others and ours == theirs
 
 
 @pytest.mark.parametrize("name", list(subgraphs.SUBGRAPHS))
