@@ -20,7 +20,15 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import common, cpu_tuning, efficiency, features, measure_throughput, model_tables
+from benchmarks import (
+    common,
+    cpu_tuning,
+    cuda_build_time,
+    efficiency,
+    features,
+    measure_throughput,
+    model_tables,
+)
 
 PAGES = tuple(
     common.ROOT / "docs" / name
@@ -30,6 +38,7 @@ PAGES = tuple(
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "features": features.render,
     "cpu_tuning": cpu_tuning.render,
+    "cuda_build_time": cuda_build_time.render,
     "measure_throughput": measure_throughput.render,
     "search_efficiency": efficiency.render,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import common, cpu_tuning, features, model_tables, report
+from benchmarks import common, cpu_tuning, cuda_build_time, features, model_tables, report
 
 
 def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
@@ -74,6 +74,22 @@ def test_page_is_filled_and_filling_again_changes_nothing(tmp_path: pathlib.Path
     assert "No results yet." in filled and "former" not in filled and "middle" in filled
     assert "commit abc" in filled and "| gemm" in filled and filled.endswith("tail\n")
     assert report.fill(filled, tmp_path) == filled
+
+
+def test_build_times_count_what_a_limit_tells() -> None:
+    def candidate(predicted_s: float, nvrtc_s: float, source_bytes: int = 1000) -> dict[str, Any]:
+        return {"kind": "proposed", "predicted_statements": 90.0, "statements": 100,
+                "predicted_s": predicted_s, "source_bytes": source_bytes, "lower_s": 1.0,
+                "nvrtc_s": nvrtc_s}  # fmt: skip
+
+    refused = candidate(9.0, 0.0, source_bytes=10**7)
+    del refused["nvrtc_s"]
+    found = {"gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
+             "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
+    rows = {row[1]: row for row in cuda_build_time.summary(found)}
+    assert list(rows) == ["gemm", "conv", "all"]
+    assert rows["gemm"][-3:] == [3, 2, 0] and rows["conv"][-3:] == [0, 0, 1]
+    assert rows["all"][2:5] == [6, 5, "0.90 0.90 0.90"]
 
 
 def test_tables_of_cost_models() -> None:

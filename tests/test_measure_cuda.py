@@ -209,6 +209,14 @@ def test_prelude_has_only_what_is_used() -> None:
     assert traits.headers and "cuda/std/cstdint" in traits.text
 
 
+def test_shared_expressions_that_nothing_uses_are_left_out() -> None:
+    """TVM defines them and writes the expressions out all the same."""
+    used = "  int cse_v1 = (n * 2);\n  a[cse_v1] = 0;\n"
+    unused = "  int cse_v2 = (n * 3);\n  int3 cse_v12 = make_int3(1, 2, 3);\n"
+    assert cuda_source.slim(used + unused).text == cuda_source.slim(used).text
+    assert used in cuda_source.slim(used).text
+
+
 def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
     plan = cuda_build.Plan(1, (4,), (cuda_build.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),))
     path = str(tmp_path / "k.cubin")

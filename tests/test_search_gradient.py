@@ -8,15 +8,13 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from felix import errors, workloads
-from felix import sketch as sketching
+from felix import errors
 from felix.search import (
     base,
     build_cost,
@@ -32,7 +30,6 @@ from felix.search.types import Suggestion
 from tests import synthetic
 
 torch.set_num_threads(1)
-NVRTC_FEATURES = ("code_statements", "unroll_body")
 SEARCHES = ["gradient", "evolutionary", "random"]
 
 
@@ -197,37 +194,6 @@ def test_copies_of_what_was_proposed_wait() -> None:
     while suggestions := search.suggest(16):  # then the copies, until all are proposed
         seen += looks(search, suggestions)
     assert len(seen) == 112 and len(set(seen)) == 56
-
-
-def test_a_pipeline_writes_its_last_stage_out_several_times() -> None:
-    def instruction(key: str, value: Any) -> SimpleNamespace:
-        return SimpleNamespace(kind="Annotate", attrs=(key,), inputs=("loop", value))
-
-    order, stage = (instruction(f"software_pipeline_{k}", (0, 0, 3)) for k in ("order", "stage"))
-    assert build_cost.pipeline_copies([]) == build_cost.pipeline_copies([order]) == 1
-    assert build_cost.pipeline_copies([order, stage]) == 4
-
-
-def test_seconds_of_nvrtc() -> None:
-    """400 kB of source take 5 s, and so do 12.5 million steps of a thread."""
-    sketch = SimpleNamespace(
-        is_gpu=True, instructions=(), formulas=SimpleNamespace(names=list(NVRTC_FEATURES))
-    )
-    features = np.log2(1 + np.asarray([[[400e3 / 220, 0]], [[0, 12.5e6]]]))
-    cost = build_cost.BuildCost.of(sketch, features)
-    np.testing.assert_allclose(cost.compile_s, 5.0)
-    np.testing.assert_allclose(cost.statements, [400e3 / 220, 0])
-    sketch.is_gpu = False
-    assert not build_cost.BuildCost.of(sketch, features).compile_s.any()
-
-
-def test_statements_are_read_from_the_features() -> None:
-    task = workloads.gemm(32, 32, 32)
-    (sketch, *_) = sketching.sketches(task)
-    rows = sketch.sample(16, seed=0)
-    found = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).build.statements
-    raw = sketch.formulas.raw(rows)[..., list(sketch.formulas.names).index("code_statements")]
-    np.testing.assert_allclose(found, raw.max(axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SEARCHES)

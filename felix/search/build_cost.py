@@ -1,18 +1,16 @@
-"""What building a candidate costs, from its exact features: statements, and NVRTC's seconds.
+"""What building a candidate costs, from its exact features: statements, and seconds for CUDA.
 
-*Statements* are those of the largest kernel after unrolling (`code_statements`). A software
-pipeline writes its body out once more for each stage that it drains, 1 + last stage copies in all,
-which the feature does not count.
+*On a CPU* statements are those of the largest kernel after unrolling (`code_statements`). 160
+random schedules of five workloads took 0.12 s + 0.37 ms a statement of CPU time to build, to a
+factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
 
-*On a CPU* 160 random schedules of five workloads took 0.12 s + 0.37 ms a statement of CPU time to
-build, to a factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
-
-*For CUDA* the builder refuses long sources, and NVRTC takes 1.25 s for each 100 kB of source and
-0.4 s for each million of `unroll_body` (docs/measuring-cuda.md). In 147 schedules of gemm 1024 and
-a 3x3 conv2d for an H200 (84 random, 63 proposed), where the source has more than 50 kB, a
-statement has 179 to 229 bytes in the median of each sketch. With the constants here a limit of
-5 s, the time of 400 kB, tells 17 of the 18 that are longer, and takes 13 of the 129 others for too
-long: six of over 200 kB, which NVRTC may give up anyway, and some with 16 or more virtual threads.
+*For CUDA* they are those of all kernels, which are one source. A software pipeline writes its body
+(fetches into shared memory, update) out once more for each stage that it drains, 1 + last stage
+copies in all; fewer where its loop is shorter, which is not looked at. On 13 subgraphs 94 % of 54
+proposals predicted to take over 3 s had the predicted number of statements within 15 %. Of 21
+candidates that a builder would give up or refuse, a limit of 6 s tells 18, and takes none of 72
+others for too long (`python benchmarks/cuda_build_time.py`). The length of the source says less
+about the time: a statement has 50 to 470 bytes (docs/measuring-cuda.md).
 
 Reads the features of `search.scoring`, which it feeds.
 """
@@ -30,17 +28,17 @@ from felix.search import types
 Array = NDArray[np.float64]
 #: Statements that take as long to build on a CPU as a program without any.
 FREE_STATEMENTS = 330.0
-#: Source of a statement: its index expressions are written out.
-BYTES_PER_STATEMENT = 220.0
-NVRTC_S_PER_BYTE = 1.25e-5
-NVRTC_S_PER_UNROLL_BODY = 0.4e-6
+#: CUDA: lowering and NVRTC of s statements take this times s^1.5; 2610 of them 6 s.
+CUDA_S = 4.5e-5
+#: and this for each step of a thread, which NVRTC may unroll itself
+CUDA_S_PER_UNROLL_BODY = 0.4e-6
 
 _PIPELINE = "software_pipeline_stage"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildCost:
-    """Of candidates [n]: statements, and seconds of the device compiler, 0 where there is none."""
+    """Of candidates [n]: statements, and CPU seconds of a build for CUDA, 0 for a CPU."""
 
     statements: Array
     compile_s: Array
@@ -48,20 +46,21 @@ class BuildCost:
     @classmethod
     def of(cls, sketch: types.Sketch, features: Array) -> BuildCost:
         """From exact features [n, n_rows, n_features]; 0 where the features do not tell."""
-        names = sketch.formulas.names
+        names = list(sketch.formulas.names)
 
-        def largest(name: str) -> Array:
-            """Largest of the rows [n]; the features are log2(1 + x)."""
+        def raw(name: str) -> Array:
+            """Of all rows [n, n_rows]: features are log2(1 + x), or 0 and 1, which that leaves."""
             if name not in names:
-                return np.zeros(len(features))
-            logs: Array = features[..., list(names).index(name)].max(axis=1)
-            return np.exp2(logs) - 1
+                return np.zeros(features.shape[:2])
+            return np.exp2(features[..., names.index(name)]) - 1
 
-        statements = largest("code_statements") * pipeline_copies(sketch.instructions)
         if not sketch.is_gpu:
-            return cls(statements, np.zeros(len(features)))
-        source_s = NVRTC_S_PER_BYTE * BYTES_PER_STATEMENT * statements
-        return cls(statements, source_s + NVRTC_S_PER_UNROLL_BODY * largest("unroll_body"))
+            return cls(raw("code_statements").max(axis=1), np.zeros(len(features)))
+        is_again = (raw("is_reduction") > 0) | (raw("buf0.shared") > 0)
+        times = np.where(is_again, pipeline_copies(sketch.instructions), 1)
+        statements = (raw("code_copies") * times).sum(axis=1)
+        unrolled_s = CUDA_S_PER_UNROLL_BODY * raw("unroll_body").max(axis=1)
+        return cls(statements, CUDA_S * statements**1.5 + unrolled_s)
 
 
 def pipeline_copies(instructions: Sequence[types.Instruction]) -> int:

@@ -78,9 +78,9 @@ class SelectionOptions:
     crowd: int = 2
     #: nats that a candidate must be predicted faster by to be built e times as long
     build_weight: float = 0.04
-    #: seconds of the device compiler beyond which a candidate is one for the reserve: those of the
-    #: longest source that a builder takes, 400 kB (`build_cost`, docs/measuring-cuda.md)
-    max_compile_s: float = 5.0
+    #: predicted seconds of a CUDA build beyond which a candidate is one for the reserve: what a
+    #: builder has (`measure.local.LocalOptions.build_timeout_s`, docs/measuring-cuda.md)
+    max_compile_s: float = 6.0
 
 
 @dataclass(slots=True)

@@ -1,0 +1,194 @@
+"""What building a candidate for CUDA costs, and how well the search predicts it. Needs no GPU.
+
+    python benchmarks/cuda_build_time.py [--subgraphs gemm conv3d] [--compiled 8]
+
+Of each subgraph (`benchmarks/subgraphs.py`): random schedules of all sketches, and what rounds of
+the gradient search propose with the shipped cost model, without a limit on builds and as if each
+candidate ran as fast as predicted. All are lowered, which gives true sizes; of those predicted to
+build in a second or more (*long*) NVRTC compiles some, drawn at random (without NVRTC, none: pip
+install nvidia-cuda-nvrtc). Seconds are CPU seconds of one process.
+
+*Too long* is what a builder would refuse or give up (`LocalOptions`); *told* are those of them
+that the search would put off, *put off* others that it would put off.
+
+Writes benchmarks/results/cuda_build_time.json; subgraphs not named keep what the file has of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from benchmarks import common, subgraphs
+
+TARGET = "h200"
+#: Of a round of the search.
+ROUND = 24
+#: Candidates predicted to build faster are not compiled: no limit is near.
+LONG_S = 1.0
+COLUMNS = ("candidates", "name", "n", "n long", "statements 5/50/95 %", "n timed",
+           "seconds 5/50/95 %", "too long", "told", "put off")  # fmt: skip
+
+
+def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[dict[str, Any]]:
+    """Sizes of candidates of one workload, and for some the seconds of NVRTC."""
+    import felix
+    from felix import workloads
+    from felix.measure import nvrtc
+
+    task = workloads.parse(text, target=TARGET)
+    sketches = felix.sketches(task)
+    drawn = [
+        ("random", index, tuple(row))
+        for index, sketch in enumerate(sketches)
+        for row in sketch.sample(-(-n_random // len(sketches)), seed=5, max_structures=4).tolist()
+    ]
+    found = []
+    texts: dict[str, int] = {}
+    for kind, index, row in drawn + proposed(task, sketches, n_rounds):
+        record, source = size(sketches[index], row, task.target)
+        found.append({"kind": kind, "sketch": index, **record})
+        texts.setdefault(source, len(found) - 1)
+    if not nvrtc.available():
+        return found
+    long = [t for t, i in texts.items() if found[i]["predicted_s"] >= LONG_S]
+    rng = np.random.default_rng(0)
+    for number in rng.permutation(len(long))[:n_compiled].tolist():
+        record = found[texts[long[number]]]
+        if not refused(record):
+            before = time.process_time()
+            nvrtc.compile_cubin(long[number], "sm_90")
+            record["nvrtc_s"] = time.process_time() - before
+    return found
+
+
+def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, int, Any]]:
+    """What rounds of the gradient search propose after its warm-up."""
+    from costmodel import registry
+    from felix import search
+    from felix.features import spec
+    from felix.search import gradient, selection
+
+    model, _ = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
+    any_size = selection.SelectionOptions(max_compile_s=math.inf)
+    options = gradient.GradientOptions(selection=any_size, warm_selection=any_size)
+    searcher = search.GradientSearch(sketches, model, options, seed=0)
+    found: list[Any] = []
+    for _ in range(n_rounds + options.n_warm_rounds):
+        batch = searcher.suggest(ROUND)
+        searcher.update([(s, SimpleNamespace(latency_us=s.predicted_us)) for s in batch])
+        found.append([("proposed", s.sketch_index, s.decisions) for s in batch])
+    return [c for batch in found[options.n_warm_rounds :] for c in batch]
+
+
+def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str]:
+    """What is predicted and true of a candidate, and its source."""
+    from felix.measure import cuda_build
+    from felix.search import build_cost
+
+    cost = build_cost.BuildCost.of(sketch, sketch.formulas.exact(np.asarray([row])))
+    mod = sketch.schedule(row).mod
+    before = time.process_time()
+    source = cuda_build.lower(mod, target).source.text
+    record = {
+        "predicted_statements": float(cost.statements[0]),
+        "predicted_s": float(cost.compile_s[0]),
+        "statements": source.count(";\n"),
+        "source_bytes": len(source),
+        "lower_s": time.process_time() - before,
+    }
+    return record, source
+
+
+def refused(record: dict[str, Any]) -> bool:
+    """Whether a builder refuses the source for its length."""
+    from felix.measure import local
+
+    return bool(record["source_bytes"] > local.LocalOptions().max_source_bytes)
+
+
+def summary(found: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
+    """A row for each kind of candidate and subgraph that has long ones, and for all."""
+    rows = []
+    for kind in ("random", "proposed"):
+        own = {n: [r for r in records if r["kind"] == kind] for n, records in found.items()}
+        rows += [[kind, name, *_row(records)] for name, records in own.items()]
+        rows.append([kind, "all", *_row([r for records in own.values() for r in records])])
+    return [row for row in rows if row[3]]
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of a results file."""
+    return common.table(COLUMNS, summary(result["found"]))
+
+
+def _row(records: list[dict[str, Any]]) -> list[Any]:
+    """Predicted over true: statements of the long ones, seconds of those compiled; and limits."""
+    from felix.measure import local
+    from felix.search import selection
+
+    long = [r for r in records if r["predicted_s"] >= LONG_S]
+    timed = [r for r in long if "nvrtc_s" in r]
+    limit_s = selection.SelectionOptions().max_compile_s
+    known = timed + [r for r in records if refused(r)]
+    too_long = [
+        r for r in known if refused(r) or build_s(r) > local.LocalOptions().build_timeout_s
+    ]
+    others = [r for r in known if r not in too_long]
+    return [
+        len(records),
+        len(long),
+        _percentiles([r["predicted_statements"] / r["statements"] for r in long]),
+        len(timed),
+        _percentiles([r["predicted_s"] / build_s(r) for r in timed]),
+        len(too_long),
+        sum(r["predicted_s"] > limit_s for r in too_long),
+        sum(r["predicted_s"] > limit_s for r in others),
+    ]
+
+
+def build_s(record: dict[str, Any]) -> float:
+    """CPU seconds of a build."""
+    return float(record["lower_s"] + record["nvrtc_s"])
+
+
+def _percentiles(ratios: list[float]) -> str:
+    if not ratios:
+        return "-"
+    return " ".join(f"{value:.2f}" for value in np.percentile(ratios, [5, 50, 95]))
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = list(subgraphs.SUBGRAPHS)
+    parser.add_argument("--subgraphs", nargs="+", choices=names, default=names)
+    parser.add_argument("--random", type=int, default=24, help="random schedules a subgraph")
+    parser.add_argument("--rounds", type=int, default=2, help=f"of {ROUND} proposals a subgraph")
+    parser.add_argument("--compiled", type=int, default=8, help="most that NVRTC compiles of one")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=common.RESULTS / "cuda_build_time.json"
+    )
+    args = parser.parse_args()
+    head = common.header("cuda_build_time")
+    found = json.loads(args.out.read_text())["found"] if args.out.exists() else {}
+    for name in args.subgraphs:
+        text = subgraphs.SUBGRAPHS[name]
+        found[name] = measure(text, args.random, args.rounds, args.compiled)
+        common.write(args.out, {**head, "found": found})
+    print(render({"found": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
