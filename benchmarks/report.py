@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import (
+    artifact_repeat,
     common,
     cpu_tuning,
     cuda_build_time,
@@ -36,6 +37,7 @@ PAGES = tuple(
 )
 #: Benchmark (a results file's field) -> its tables.
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
+    "artifact_repeat": artifact_repeat.render,
     "features": features.render,
     "cpu_tuning": cpu_tuning.render,
     "cuda_build_time": cuda_build_time.render,

@@ -3,6 +3,7 @@
     manifest.json      versions, device, task, best decisions, latencies, sha256 of each file
     kernel.so          the compiled library (kernel.ll, LLVM IR, where there is no linker)
     run.py             loads the library, checks it against TVM and numpy, times it
+    calm.py            tells `run.py` when the cores are at full speed (`measure.calm`)
     oracle.py          the program in numpy, where it is plain (see `measure.oracle`)
     workload.json      the unscheduled program as TVM reads it
     schedule.py        TVMScript of the scheduled program
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tvm
 
 from felix import artifact_run, errors, records, target
-from felix.measure import building, oracle, reference
+from felix.measure import building, calm, oracle, reference
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -117,6 +118,7 @@ def export(
         _program(result, folder, notes)
         _history(result, folder, notes)
         shutil.copyfile(artifact_run.__file__, folder / "run.py")
+        shutil.copyfile(calm.__file__, folder / "calm.py")
         manifest = _manifest(result, time.time() if created_s is None else created_s)
         manifest |= dict(about or {})
         manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
@@ -130,7 +132,15 @@ def export(
 
 def _clear(folder: pathlib.Path) -> None:
     """Remove what an earlier export wrote, and nothing else."""
-    names = ("kernel.so", "kernel.ll", "run.py", "oracle.py", "workload.json", "schedule.py")
+    names = (
+        "kernel.so",
+        "kernel.ll",
+        "run.py",
+        "calm.py",
+        "oracle.py",
+        "workload.json",
+        "schedule.py",
+    )
     data = ("manifest.json", "records.jsonl", "convergence.csv", "convergence.svg")
     inner = ("source/kernel.ll", "source/kernel.s", "source/kernel.cu", "source/host.ll")
     tables = ("database/database_workload.json", "database/database_tuning_record.json")

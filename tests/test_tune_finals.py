@@ -12,7 +12,7 @@ import felix
 from felix import events, records
 from felix.measure import gate, protocol, testing
 from felix.search import types
-from felix.tuning import jobs, pacing
+from felix.tuning import finals, jobs, options, pacing
 from tests import tuning_fakes as fakes
 
 
@@ -56,7 +56,8 @@ def test_the_best_is_the_fastest_of_the_finals() -> None:
     truth = {jobs.key_of(r): fakes.latency_us(fakes.Program(r.sketch_index, r.decisions))
              for r in found.repeats}  # fmt: skip
     assert len(found.records) == 24
-    assert 3 <= len(truth) == len(pool.thorough) <= 9
+    assert 3 <= len(truth) <= 9
+    assert len(pool.thorough) == options.TuneOptions().final_turns * len(truth)
     assert found.best.latency_us == min(truth.values())
     assert found.curve[-1][2] == found.best.latency_us
     lucky = min(r.measurement.latency_us or 0.0 for r in found.records)
@@ -145,3 +146,39 @@ def test_a_repeat_stands_for_its_candidate_and_a_failed_one_removes_it() -> None
              record(2, 9.0, True), record(3, None, True)]  # fmt: skip
     found = records.standing(every)
     assert {k[1][0]: r.measurement.latency_us for k, r in found.items()} == {1: 4.0, 2: 9.0}
+
+
+def test_finalists_are_timed_in_turns() -> None:
+    pool = _Noisy()
+    _tune(trials=24, pool=pool, options={"n_finalists": 3, "final_turns": 4})
+    order, sizes = [program.decisions for program in pool.thorough], []
+    while order:
+        sizes.append(order.index(order[0], 1))
+        wave, order = order[: sizes[-1]], order[sizes[-1] :]
+        assert order[: 3 * len(wave)] == 3 * wave
+        order = order[3 * len(wave) :]
+    assert 2 <= max(sizes) <= 3
+
+
+def _burst(*latencies_us: float) -> protocol.Measurement:
+    return protocol.Measurement.timed(latencies_us, build_s=0.5, run_s=1.0, checked=True)
+
+
+def _failed(kind: protocol.ErrorClass) -> protocol.Measurement:
+    return protocol.Measurement(error=kind)
+
+
+def test_bursts_are_pooled() -> None:
+    pooled = finals._pooled([_burst(10.0, 11.0), _burst(20.0, 22.0), _burst(10.5, 11.5)])
+    assert pooled is not None and pooled.checked
+    assert pooled.latencies_us == (10.0, 11.0, 20.0, 22.0, 10.5, 11.5)
+    assert (pooled.latency_us, pooled.build_s, pooled.run_s) == (11.25, 1.5, 3.0)
+
+
+def test_a_burst_that_fails_by_its_own_fault_fails_the_finalist() -> None:
+    wrong = _failed(protocol.ErrorClass.WRONG_RESULT)
+    killed = _failed(protocol.ErrorClass.INFRASTRUCTURE)
+    assert finals._pooled([_burst(1.0), wrong, killed]) is wrong
+    assert finals._pooled([killed, killed]) is None
+    alive = finals._pooled([killed, _burst(1.0)])
+    assert alive is not None and alive.latency_us == 1.0

@@ -121,6 +121,7 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     defaults: dict[str, Any] = {
         "round_size": 8,
         "n_finalists": 0,
+        "final_pause_s": 0.0,
         "search": sizes,
         "pool": lambda task: chosen,
     }

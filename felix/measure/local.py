@@ -303,7 +303,7 @@ class LocalPool:
         if state.failure is not None:
             message = f"the unscheduled program gave no reference: {state.failure}"
             return self._failure(job, _ErrorClass.INFRASTRUCTURE, message)
-        timing_options = self._timing.thorough() if job.thorough else self._timing
+        timing_options = self._timing.burst() if job.thorough else self._timing
         request = {
             "verb": "run",
             "folder": state.folder,
@@ -312,6 +312,8 @@ class LocalPool:
             "cache_bytes": self._cache_bytes,
             "best_us": state.best_us,
         }
+        if self._device == "cpu":
+            request["move"] = job.thorough
         start = time.monotonic()
         try:
             with self._quiet() as begin:

@@ -221,6 +221,8 @@ class Worker:
                 if kind == "done":
                     reply: dict[str, Any] = content
                     return reply
+                if kind == "resting":
+                    self._paused_s += content
                 if kind == "quiet" and quiet is not None:
                     waiting = time.monotonic()
                     quiet()

@@ -10,7 +10,8 @@ Contract of a measurer:
   crashes, hangs or computes something else costs itself and no other candidate.
 - `submit` may be called from any thread; futures may resolve in any order. A future that has
   not started can be cancelled.
-- A `thorough` submission is timed longer: for the few candidates that decide a run.
+- A `thorough` submission is a burst of repeats whatever its rank, for the few candidates that
+  decide a run: submitted several times in turns, and pooled by `finals`.
 - `close` ends every process the measurer started and may be called twice.
 """
 

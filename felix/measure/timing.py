@@ -16,8 +16,10 @@ Repeats: a candidate that is slower than `hopeless_ratio` times the best so far 
 `hopeless_repeats`, and if its first call took over `hopeless_first_s`, that call is its
 time. Others run until `min_total_s` of kernel time and `min_repeats`, at most `max_repeats`
 and `max_total_s`; one within `leader_ratio` of the best goes on until the standard error of
-its median is about `leader_error` or a maximum is reached. `thorough()` gives the options for the
-few that decide, of whatever rank.
+its median is about `leader_error` or a maximum is reached.
+
+Bursts: what decides is timed in turns with its rivals, `burst()` after burst over seconds, so that
+a machine that drifts treats all alike; the median of all repeats counts.
 
 Reads a loaded library and tensors; feeds `running`. Times in us unless the name says s or ms.
 """
@@ -53,12 +55,13 @@ class TimingOptions:
     leader_error: float = 0.02
     min_repeat_ms: int = 5
 
-    def thorough(self) -> TimingOptions:
-        """For candidates that decide: each as long as a leader, and longer."""
+    def burst(self) -> TimingOptions:
+        """For one of several turns of a candidate that decides, of whatever rank."""
         return dataclasses.replace(
             self,
             min_repeats=2 * self.min_repeats,
-            max_total_s=max(0.4, self.max_total_s),
+            max_repeats=4 * self.min_repeats,
+            max_total_s=min(0.1, self.max_total_s),
             leader_ratio=math.inf,
             leader_error=0.5 * self.leader_error,
         )

@@ -2,8 +2,9 @@
 
 Messages are pickled tuples over a pipe to the parent: a request is a dict with a `verb`; the
 worker answers `("started", None)`, then any number of `("quiet", None)` (each of which the
-parent answers when nothing else runs), then `("done", reply)`. A reply is a dict; one with
-`error` says that the candidate failed. End-of-file ends the worker.
+parent answers when nothing else runs) and `("resting", seconds)` (it sleeps so long, which is not
+charged to the request), then `("done", reply)`. A reply is a dict; one with `error` says that the
+candidate failed. End-of-file ends the worker.
 
 Reads requests of `pool`; feeds its replies. What a verb does is in `building` and `running`.
 """
@@ -26,7 +27,12 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
     if settings["device"] == "cuda":
         runner = cuda_run.Runner(settings["work_dir"], quiet=lambda: _quiet(conn))
     else:
-        runner = running.Runner(settings["device"], quiet=lambda: _quiet(conn))
+        runner = running.Runner(
+            settings["device"],
+            settings["threads"],
+            quiet=lambda: _quiet(conn),
+            rest=lambda seconds: _rest(conn, seconds),
+        )
     verbs: dict[str, Callable[..., Reply]] = {
         "build": building.handle,
         "build_cuda": cuda_build.handle,
@@ -66,3 +72,8 @@ def _message(error: Exception) -> str:
 def _quiet(conn: Connection) -> None:
     conn.send(("quiet", None))
     conn.recv()
+
+
+def _rest(conn: Connection, seconds: float) -> None:
+    conn.send(("resting", seconds))
+    time.sleep(seconds)

@@ -1,10 +1,11 @@
 """The finals: the fastest candidates are timed once more before one is called best.
 
-The minimum of many noisy medians is low by luck as much as by merit, so the fastest candidates
-of a run are measured again, longer, and judged by that measurement alone. As long as a candidate
-that was not measured again looks faster than the winner, it is measured again as well, for a few
-waves. These records say so (`Record.repeat`); they are no trials, and neither the search nor the
-model learns from them.
+The minimum of many noisy medians is low by luck as much as by merit, and a machine that drifts
+favours whatever it timed in a good moment. So the fastest candidates of a run are timed again, in
+turns: a burst of repeats each, then the next burst of each, over seconds; and they are judged by
+the median of these alone. As long as a candidate that was not measured again looks
+faster than the winner, it is measured again as well, for a few waves. These records say so
+(`Record.repeat`); they are no trials, and neither the search nor the model learns from them.
 
 Reads and writes the books of `felix.tuning.jobs`; feeds `felix.tune`.
 """
@@ -65,26 +66,58 @@ def _contenders(job: jobs.Job, n: int, done: set[jobs.Key]) -> list[records.Reco
 
 
 def _measure(run: Run, job: jobs.Job, found: Sequence[records.Record]) -> None:
-    flights = []
-    for record in found:
-        sketch = job.sketch_of(record)
-        mod = sketch.schedule(np.asarray(record.decisions, np.int64)).mod
-        flights.append((record, job.measurer.submit(mod, thorough=True)))
+    mods = [
+        job.sketch_of(record).schedule(np.asarray(record.decisions, np.int64)).mod
+        for record in found
+    ]
+    bursts: list[list[protocol.Measurement]] = [[] for _ in found]
     with run.breakdown.of("measure"):
-        for record, future in flights:
-            measurement = _wait(run, future)
-            if measurement.error is protocol.ErrorClass.INFRASTRUCTURE:
-                continue  # says nothing about the candidate
-            run.keep_repeat(
-                job,
-                dataclasses.replace(
-                    record,
-                    measurement=measurement,
-                    elapsed_s=run.elapsed_s,
-                    timestamp=time.time(),
-                    repeat=True,
-                ),
-            )
+        for turn in range(run.options.final_turns):
+            if turn > 0:
+                _pause(run, run.options.final_pause_s)
+            futures = [job.measurer.submit(mod, thorough=True) for mod in mods]
+            for own, future in zip(bursts, futures, strict=True):
+                own.append(_wait(run, future))
+    for record, own in zip(found, bursts, strict=True):
+        measurement = _pooled(own)
+        if measurement is None:
+            continue
+        run.keep_repeat(
+            job,
+            dataclasses.replace(
+                record,
+                measurement=measurement,
+                elapsed_s=run.elapsed_s,
+                timestamp=time.time(),
+                repeat=True,
+            ),
+        )
+
+
+def _pooled(bursts: Sequence[protocol.Measurement]) -> protocol.Measurement | None:
+    """All bursts of a candidate as one; the first failure, if one failed by its own fault.
+
+    None if nothing is known: all bursts failed for the machine's reasons.
+    """
+    telling = [b for b in bursts if b.error is not protocol.ErrorClass.INFRASTRUCTURE]
+    failed = next((burst for burst in telling if not burst.ok), None)
+    if failed is not None or not telling:
+        return failed
+    return protocol.Measurement.timed(
+        [latency_us for burst in telling for latency_us in burst.latencies_us],
+        build_s=sum(burst.build_s for burst in telling),
+        run_s=sum(burst.run_s for burst in telling),
+        checked=all(burst.checked for burst in telling),
+        device=telling[0].device,
+    )
+
+
+def _pause(run: Run, seconds: float) -> None:
+    """With idle cores, so that the host of a virtual machine may place them anew."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        run.pacer.check()
+        time.sleep(min(left, _POLL_S))
 
 
 def _wait(run: Run, future: Future[protocol.Measurement]) -> protocol.Measurement:

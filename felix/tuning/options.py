@@ -57,9 +57,12 @@ class TuneOptions:
     min_improvement: float = 0.01
     #: Let what is measured correct the cost model.
     learn: bool = True
-    #: Fastest candidates of a task that are measured again, longer, before one is called best;
+    #: Fastest candidates of a task that are measured again, in turns, before one is called best;
     #: 0: none.
     n_finalists: int = 4
+    #: How often each of them is timed, and how long all rest in between.
+    final_turns: int = 5
+    final_pause_s: float = 0.2
     #: Time the unscheduled program, for the speed-up.
     baseline: bool = True
     #: torch threads of the tuner. Its tensors are small; more threads than idle cores are slow.

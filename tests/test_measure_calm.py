@@ -1,0 +1,81 @@
+"""Waiting for cores at full speed, with a probe that is told what to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from felix import target
+from felix.measure import calm
+
+
+class _Host:
+    """Cores whose speed follows a script: one value of the probe, in us, for each look at them."""
+
+    def __init__(self, *script: float) -> None:
+        self.script = list(script)
+        self.calls = 0
+        self.pauses: list[float] = []
+
+    def probe(self) -> float:
+        """The script's next value every `_CALLS` calls; the last one for ever."""
+        value = self.script[min(self.calls // calm._CALLS, len(self.script) - 1)]
+        self.calls += 1
+        return value
+
+
+def _guarded(*script: float) -> tuple[_Host, calm.Calm]:
+    host = _Host(*script)
+    return host, calm.Calm(host.probe, host.pauses.append, patience=2, _full_us=50.0)
+
+
+def _measure(seen: list[int]) -> Callable[[], list[float]]:
+    def measure() -> list[float]:
+        seen.append(1)
+        return [float(len(seen))]
+
+    return measure
+
+
+def test_at_full_speed_nothing_waits() -> None:
+    host, guard = _guarded(55.0)
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert host.pauses == []
+
+
+def test_timing_waits_for_a_slow_phase_to_end() -> None:
+    host, guard = _guarded(100.0, 50.0)
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert host.pauses == [guard.pause_s]
+
+
+def test_what_was_slowed_meanwhile_is_timed_again() -> None:
+    host, guard = _guarded(50.0, 100.0, 100.0, 50.0)
+    assert guard.undisturbed(_measure([])) == [2.0]
+    assert host.pauses == [guard.pause_s]
+
+
+def test_what_lasts_is_no_disturbance() -> None:
+    host, guard = _guarded(100.0)
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert len(host.pauses) == guard.patience
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert len(host.pauses) == guard.patience, "it waited again for what does not end"
+    host.script = [50.0, 100.0, 50.0]
+    host.calls = 0
+    assert guard.undisturbed(_measure([])) == [2.0], "the full speed, once seen, counts again"
+
+
+def test_the_first_look_is_several() -> None:
+    host, guard = _guarded(100.0, 50.0, 100.0, 50.0)
+    guard._full_us = None
+    guard.learn()
+    assert guard._full_us == 50.0 and len(host.pauses) == guard.patience
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_probe_takes_microseconds(threads: int) -> None:
+    probe = calm.multiply_adds(target.parse("llvm"), threads)
+    probe()
+    assert 1.0 < min(probe() for _ in range(20)) < 5_000.0
