@@ -44,26 +44,31 @@ def test_at_full_speed_nothing_waits() -> None:
     assert host.pauses == []
 
 
-def test_timing_waits_for_a_slow_phase_to_end() -> None:
-    host, guard = _guarded(100.0, 50.0)
+def test_a_moment_is_no_phase() -> None:
+    host, guard = _guarded(100.0, 50.0, 100.0, 100.0, 50.0)
     assert guard.undisturbed(_measure([])) == [1.0]
-    assert host.pauses == [guard.pause_s]
+    assert guard.pause_s not in host.pauses
+
+
+def test_timing_waits_for_a_slow_phase_to_end() -> None:
+    host, guard = _guarded(100.0, 100.0, 100.0, 50.0)
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert host.pauses.count(guard.pause_s) == 1
 
 
 def test_what_was_slowed_meanwhile_is_timed_again() -> None:
-    host, guard = _guarded(50.0, 100.0, 100.0, 50.0)
+    host, guard = _guarded(50.0, *6 * [100.0], 50.0)
     assert guard.undisturbed(_measure([])) == [2.0]
-    assert host.pauses == [guard.pause_s]
+    assert host.pauses.count(guard.pause_s) == 1
 
 
 def test_what_lasts_is_no_disturbance() -> None:
     host, guard = _guarded(100.0)
     assert guard.undisturbed(_measure([])) == [1.0]
-    assert len(host.pauses) == guard.patience
+    assert host.pauses.count(guard.pause_s) == guard.patience
     assert guard.undisturbed(_measure([])) == [1.0]
-    assert len(host.pauses) == guard.patience, "it waited again for what does not end"
-    host.script = [50.0, 100.0, 50.0]
-    host.calls = 0
+    assert host.pauses.count(guard.pause_s) == guard.patience, "it waited for what does not end"
+    host.script, host.calls = [50.0, *3 * [100.0], 50.0], 0
     assert guard.undisturbed(_measure([])) == [2.0], "the full speed, once seen, counts again"
 
 

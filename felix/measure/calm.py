@@ -36,6 +36,9 @@ _STEPS = 10_000
 #: The fastest of so many calls is the probe's time.
 _CALLS = 3
 
+#: Pauses that end no phase.
+_NAPS_S = (0.002, 0.01)
+
 
 @dataclasses.dataclass(slots=True)
 class Calm:
@@ -62,7 +65,7 @@ class Calm:
         """What `measure` returns at full speed; a second time, if the cores slowed meanwhile."""
         self._settle()
         found = measure()
-        if self._slowdown() > DISTURBED:
+        if self._is_slow():
             self._settle()
             found = measure()
         return found
@@ -70,12 +73,23 @@ class Calm:
     def _settle(self) -> None:
         """Wait until the cores are at full speed, or it has taken too long."""
         for _ in range(self.patience):
-            slowdown = self._slowdown()
-            if slowdown <= DISTURBED:
+            if not self._is_slow():
                 return
             self.rest(self.pause_s)
+        slowdown = self._slowdown()
         assert self._full_us is not None
         self._full_us *= slowdown
+
+    def _is_slow(self) -> bool:
+        """Whether the cores are slow, and are still after a nap or two.
+
+        Another process that runs for a millisecond is no phase, and the median bears it.
+        """
+        for nap_s in _NAPS_S:
+            if self._slowdown() <= DISTURBED:
+                return False
+            self.rest(nap_s)
+        return self._slowdown() > DISTURBED
 
     def _slowdown(self) -> float:
         """Time of the probe over the shortest ever."""
