@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tvm
 from tvm.script import tirx as T
 
 import felix
+from felix import errors
 from felix.measure import (
     cuda_build,
     cuda_reference,
@@ -222,6 +224,43 @@ def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "k.cubin")
     cuda_build.write(path, plan, b"\x7fELF\n\n\x00rest")
     assert cuda_build.read(path) == (plan, b"\x7fELF\n\n\x00rest")
+
+
+class _Nvrtc:
+    """What `nvrtc.check` asks of the library: version 13.0 for sm_75, sm_90 and sm_100."""
+
+    def nvrtcVersion(self, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = 13, 0
+        return 0
+
+    def nvrtcGetNumSupportedArchs(self, count: Any) -> int:
+        count._obj.value = 3
+        return 0
+
+    def nvrtcGetSupportedArchs(self, archs: Any) -> int:
+        archs[:] = [75, 90, 100]
+        return 0
+
+
+def test_a_gpu_or_driver_that_nvrtc_does_not_serve_is_told_before_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvrtc, "load", _Nvrtc)
+    for arch in ("sm_75", "sm_90", "sm_90a"):
+        nvrtc.check(arch, (13, 0))
+    with pytest.raises(errors.MeasureError, match=r"sm_70.*pip install nvidia-cuda-nvrtc-cu12"):
+        nvrtc.check("sm_70", (13, 0))
+    with pytest.raises(errors.MeasureError, match=r"sm_120.*install a newer one"):
+        nvrtc.check("sm_120", (13, 0))
+    with pytest.raises(errors.MeasureError, match=r"CUDA 12\.4.*update the driver"):
+        nvrtc.check("sm_90", (12, 4))
+
+
+@needs_nvrtc
+def test_nvrtc_that_is_here_is_asked() -> None:
+    nvrtc.check("sm_90", (99, 0))
+    with pytest.raises(errors.MeasureError, match="update the driver"):
+        nvrtc.check("sm_90", (1, 0))
 
 
 @needs_nvrtc

@@ -8,7 +8,7 @@ device addresses plain ints. Reads nothing; feeds `cuda_run`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _HARMLESS = {
     701: "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
 }
 _MAX_DYNAMIC_SHARED = 8
+_ATTRIBUTE_MULTIPROCESSORS = 16
 _ATTRIBUTE_L2_BYTES = 38
 _STATIC_SHARED_BYTES = 48 * 1024
 
@@ -61,10 +62,7 @@ class Context:
     """The primary context of a device, current in the calling thread, and one stream."""
 
     def __init__(self, index: int = 0) -> None:
-        try:
-            self._cuda = ctypes.CDLL("libcuda.so.1")
-        except OSError as error:
-            raise errors.MeasureError(f"no CUDA driver here: {error}") from error
+        self._cuda = _library()
         self._call("cuInit", 0)
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
@@ -79,6 +77,11 @@ class Context:
     def l2_bytes(self) -> int:
         """Size of the last-level cache."""
         return self._attribute(_ATTRIBUTE_L2_BYTES)
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many the device has."""
+        return self._attribute(_ATTRIBUTE_MULTIPROCESSORS)
 
     @property
     def arch(self) -> str:
@@ -204,16 +207,40 @@ class Context:
 
 def bus_id(index: int) -> str:
     """PCI address of a device, the same in every process; makes no context."""
+    text = ctypes.create_string_buffer(64)
+    cuda = _library()
+    _of_device(cuda, index, lambda device: cuda.cuDeviceGetPCIBusId(text, 64, device))
+    return text.value.decode().lower()
+
+
+def uuid(index: int) -> str:
+    """UUID of a device, 32 hexadecimal digits, the same wherever it is; makes no context."""
+    found = ctypes.create_string_buffer(16)
+    cuda = _library()
+    _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(found, device))
+    return found.raw.hex()
+
+
+def version() -> tuple[int, int]:
+    """The newest CUDA that the driver runs, like (13, 0)."""
+    number = ctypes.c_int()
+    if code := _library().cuDriverGetVersion(ctypes.byref(number)):
+        raise errors.MeasureError(f"the CUDA driver does not tell its version (error {code})")
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _library() -> ctypes.CDLL:
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise errors.MeasureError(f"no CUDA driver here: {error}") from error
-    device, text = ctypes.c_int(), ctypes.create_string_buffer(64)
+
+
+def _of_device(cuda: ctypes.CDLL, index: int, call: Callable[[ctypes.c_int], int]) -> None:
+    """Call with a device's handle."""
+    device = ctypes.c_int()
     for code in (
-        cuda.cuInit(0),
-        cuda.cuDeviceGet(ctypes.byref(device), index),
-        cuda.cuDeviceGetPCIBusId(text, 64, device),
-    ):
+        cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), index), call(device)
+    ):  # fmt: skip
         if code:
             raise errors.MeasureError(f"the CUDA driver finds no device {index} (error {code})")
-    return text.value.decode().lower()

@@ -69,7 +69,6 @@ extern "C" __global__ void felix_compare(const void* got, const void* want, u64 
 #: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
 KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
 _PROBE_STEPS = 8000
-_PROBE_BLOCKS = 128
 
 
 class Helpers:
@@ -88,7 +87,7 @@ class Helpers:
             [ctypes.c_uint64(swept), ctypes.c_uint64(words), ctypes.c_uint64(self._scratch)],
         )  # fmt: skip
         self._probe = context.kernel(
-            self._module, "felix_probe", (_PROBE_BLOCKS, 1, 1, 128, 1, 1),
+            self._module, "felix_probe", (context.multiprocessors, 1, 1, 128, 1, 1),
             [ctypes.c_uint64(self._scratch), ctypes.c_int(_PROBE_STEPS)],
         )  # fmt: skip
         self._events = (context.event(), context.event())

@@ -30,7 +30,16 @@ from typing import TYPE_CHECKING, Any, Self
 import tvm
 
 from felix import cpus, errors, target
-from felix.measure import building, device_lock, gate, nvrtc, process, protocol, timing
+from felix.measure import (
+    building,
+    cuda_driver,
+    device_lock,
+    gate,
+    nvrtc,
+    process,
+    protocol,
+    timing,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -441,6 +450,7 @@ def _device(built_for: tvm.target.Target) -> str:
         raise errors.MeasureError(
             "no CUDA device here: tune for 'llvm' or on a machine with a GPU"
         )
+    nvrtc.check(str(built_for.attrs["arch"]), cuda_driver.version())
     return "cuda"
 
 

@@ -1,8 +1,9 @@
 """NVRTC through ctypes: CUDA source to a cubin, without a driver, a device or headers.
 
 `compile_cubin` uses the options TVM gives NVRTC, fast math and ptxas options included, so a
-kernel measured here is the kernel that TVM builds later. Reads nothing; feeds `cuda_build` and
-`cuda_device`. The library is looked for where the loader looks, in the Python packages that
+kernel measured here is the kernel that TVM builds later. `check` says once, before there are
+candidates, whether it will do for a GPU. Reads nothing; feeds `cuda_build`, `cuda_kernels` and
+`local`. The library is looked for where the loader looks, in the Python packages that
 carry it, then under /usr/local.
 """
 
@@ -59,6 +60,43 @@ def compile_cubin(
         return cubin.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def check(arch: str, driver: tuple[int, int]) -> None:
+    """Make sure that cubins for a GPU can be made here and be loaded by its driver.
+
+    Args:
+        arch: like "sm_90" or "sm_90a".
+        driver: the newest CUDA that the driver runs, like (13, 0).
+
+    Raises:
+        MeasureError: no; says what to install.
+    """
+    library = load()
+    major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    _check(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    known = (ctypes.c_int * count.value)()
+    _check(library, library.nvrtcGetSupportedArchs(known))
+    name = f"NVRTC {major.value}.{minor.value}"
+    digits = arch.removeprefix("sm_").rstrip("af")
+    if digits.isdecimal() and int(digits) not in known:
+        archs = ", ".join(f"sm_{number}" for number in sorted(known))
+        is_old = int(digits) < min(known)
+        raise errors.MeasureError(
+            f"{name} cannot compile for this GPU ({arch}), only for {archs}: "
+            + (_instead(major.value - 1) if is_old else "install a newer one")
+        )
+    if driver[0] < major.value:
+        raise errors.MeasureError(
+            f"the GPU's driver runs programs of CUDA {driver[0]}.{driver[1]} and older, not those "
+            f"of {name}: update the driver, or {_instead(driver[0])}"
+        )
+
+
+def _instead(major: int) -> str:
+    package = "nvidia-cuda-nvrtc-cu12" if major <= 12 else f"'nvidia-cuda-nvrtc<{major + 1}'"
+    return f"remove that NVRTC and pip install {package}"
 
 
 def available() -> bool:
