@@ -2,6 +2,8 @@
 
 A piece is one search of one subgraph under one seed: its curve of (trial, elapsed_s, best_us),
 `n_measured`, `wall_s`. The best latency of a subgraph is the lowest that any search ended with.
+What the finals gave counts from the candidate's first measurement on (`dated`), for the time that
+they take at the end is not what finding it took.
 Durations in seconds, latencies in microseconds. Feeds `search_efficiency`, `report`.
 """
 
@@ -20,6 +22,8 @@ SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.
 COMPARED = ("evolution", "random", "stock")
 SEARCHES = ("felix", *COMPARED)
+#: With a warm L2: by stock's own runner, and by Felix's pool.
+WARM = ("own_best_us", "best_warm_us")
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -34,13 +38,14 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         equal = min(run["n_measured"] for run in own if run.get("curve"))
         vendor = [run["latency_us"] for run in own if run["strategy"] == "vendor"]
         for strategy in SEARCHES:
-            curves = [run["curve"] for run in own if run["strategy"] == strategy]
-            if not curves:
+            mine = [run for run in own if run["strategy"] == strategy]
+            if not mine:
                 continue
-            ends = [curve[-1][2] if curve else math.inf for curve in curves]
+            ends = [run["curve"][-1][2] if run["curve"] else math.inf for run in mine]
+            curves = [dated(run) for run in mine]
             entry: dict[str, Any] = {"name": name, "strategy": strategy, "seeds": len(curves)}
             entry |= {"best_us": statistics.median(ends), "of_best": best_us / min(ends)}
-            mine = [run for run in own if run["strategy"] == strategy]
+            entry |= {key: _median([run.get(key) for run in mine]) for key in WARM}
             entry |= {key: statistics.median(run[key] for run in mine)
                       for key in ("wall_s", "n_measured")}  # fmt: skip
             entry["equal_us"] = _median([best_after(curve, equal) for curve in curves])
@@ -53,17 +58,32 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def dated(run: dict[str, Any]) -> list[Sequence[float]]:
+    """The curve of a piece, with what its finals gave at the candidates' first measurements.
+
+    A curve ends with the finals' best if its last two points are after the same trial. Pieces
+    without `finals` do not tell whose it is; it is taken for that of the best until then.
+    """
+    curve = list(run["curve"])
+    if len(curve) < 2 or curve[-1][0] != curve[-2][0]:
+        return curve
+    *before, (_, _, final_us) = curve
+    trial, elapsed_s, _ = min(before, key=lambda point: point[2])
+    points = [*before, *run.get("finals", [(trial, elapsed_s, final_us)])]
+    return sorted(points, key=lambda point: (point[0], point[1]))
+
+
 def time_to(
-    curve: Sequence[tuple[float, float, float]], latency_us: float
+    curve: Sequence[Sequence[float]], latency_us: float
 ) -> tuple[float | None, float | None]:
-    """Seconds and trials until a curve of (trial, elapsed_s, best_us) is at or under a latency."""
+    """Seconds and trials until a point (trial, elapsed_s, latency_us) is at or under a latency."""
     for trial, elapsed_s, best_us in curve:
         if best_us <= latency_us:
             return elapsed_s, trial
     return None, None
 
 
-def best_after(curve: Sequence[tuple[float, float, float]], trials: float) -> float | None:
+def best_after(curve: Sequence[Sequence[float]], trials: float) -> float | None:
     """The best latency after so many trials; None if none ran by then."""
     found = [latency_us for trial, _, latency_us in curve if trial <= trials]
     return min(found, default=None)
@@ -99,7 +119,7 @@ def ratios(entries: Sequence[dict[str, Any]], strategy: str, share: float) -> Ra
 
 def render(data: dict[str, Any]) -> str:
     """Tables in Markdown."""
-    entries = data["summary"]
+    entries = summary(data["runs"])
     keys = ["name", "strategy", "n_measured", "wall_s", "best_us", "of_best", "equal_us",
             "to_90%_s", "to_95%_s", "to_99%_s", "to_95%_trials"]  # fmt: skip
     if not entries:
@@ -110,6 +130,11 @@ def render(data: dict[str, Any]) -> str:
     head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
             "with its bounds at least", "only the other did"]  # fmt: skip
     parts.append(common.table(head, [row for row in rows if row is not None]))
+    warm = _warm_rows(entries)
+    if warm:
+        head = ["name", "stock's own best (warm, its runner) us", "stock cold us",
+                "Felix cold us", "Felix warm us"]  # fmt: skip
+        parts.append(common.table(head, warm))
     vendor = _vendor_rows(entries)
     if vendor:
         head = ["name", "Felix us", "best found us", "eager us", "inductor us",
@@ -126,6 +151,17 @@ def _ratio_row(entries: Sequence[dict[str, Any]], strategy: str, share: float) -
     both = statistics.geometric_mean(found.both) if found.both else None
     return [strategy, f"{share:.0%}", len(found.both), both, len(found.bounds),
             statistics.geometric_mean(every), len(found.lost)]  # fmt: skip
+
+
+def _warm_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    of = {(e["name"], e["strategy"]): e for e in entries}
+    pairs = [
+        (stock, of[name, "felix"])
+        for (name, strategy), stock in of.items()
+        if strategy == "stock" and stock["own_best_us"] and (name, "felix") in of
+    ]
+    return [[stock["name"], stock["own_best_us"], stock["best_us"], felix["best_us"],
+             felix["best_warm_us"]] for stock, felix in pairs]  # fmt: skip
 
 
 def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
@@ -153,13 +189,14 @@ def picture(data: dict[str, Any], path: pathlib.Path) -> None:
     figure, axes = pyplot.subplots(rows, columns, squeeze=False, figsize=(4 * columns, 3 * rows))
     for axis, name in zip(axes.flat, names, strict=False):
         for index, strategy in enumerate(SEARCHES):
-            own = [r for r in data["runs"] if r["name"] == name and r["strategy"] == strategy]
+            every = [r for r in data["runs"] if r["name"] == name and r["strategy"] == strategy]
+            own = [run for run in every if run["curve"]]
             for run in own:
                 _, seconds, latencies = zip(*run["curve"], strict=True)
                 label = strategy if run is own[0] else None
                 axis.step(seconds, latencies, where="post", color=f"C{index}", label=label)
         best_us = min(
-            r["curve"][-1][2] for r in data["runs"] if r["name"] == name and "curve" in r
+            r["curve"][-1][2] for r in data["runs"] if r["name"] == name and r.get("curve")
         )
         axis.set(title=name, xlabel="s", ylabel="us", xscale="log", yscale="log")
         axis.set_ylim(0.95 * best_us, 5 * best_us)

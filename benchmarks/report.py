@@ -4,8 +4,8 @@
 
 Between `<!-- begin NAME -->` and `<!-- end NAME -->` stands what `benchmarks/results/NAME.json`
 holds: where and when it was measured, and the tables the benchmark itself prints; or what a
-command of `costmodel` wrote, which depends on the data alone and has no such head. With --check
-nothing is written; the exit code is 1 if a page is not up to date.
+command of `costmodel` wrote, which depends on no machine. With --check nothing is written; the
+exit code is 1 if a page is not up to date.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def fill(page: str, results: pathlib.Path) -> str:
 
 def _body(result: dict[str, Any]) -> str:
     if "benchmark" not in result:
-        return f"`{result['command']}`\n\n{model_tables.render(result)}"
+        head = [f"`{result['command']}`"]
+        if "date" in result:  # which older files do not have
+            head += [result["date"][:10], f"commit {result['commit']}"]
+        return f"{', '.join(head)}\n\n{model_tables.render(result)}"
     machine, versions = result["machine"], result["versions"]
     load = machine["load_average"]
     device = f"{result['device']}, " if "device" in result else ""

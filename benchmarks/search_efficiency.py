@@ -1,6 +1,6 @@
 """How fast each search gets near the best: Felix, stock MetaSchedule, TVM's evolution, chance.
 
-    python benchmarks/search_efficiency.py [--seeds 1] [--trials 128] [--other-trials 64]
+    python benchmarks/search_efficiency.py [--seeds 1] [--trials felix=128 stock=64 ...]
 
 For every subgraph of `subgraphs` and seed, each in a process of its own:
   felix        `felix.tune` as it is
@@ -12,11 +12,16 @@ For every subgraph of `subgraphs` and seed, each in a process of its own:
                tensor intrinsics first, and many builds fail by that
   vendor       PyTorch eager and compiled (cuBLAS, cuDNN, inductor), TF32 off; once a subgraph
 
-Stock times kernels with a warm L2 and Felix with a cold one, so every schedule that was stock's
-best at some moment is timed again by Felix's pool, and its curve has those times at the moments
-when stock knew them. Times to 90, 95 and 99 % are from the start of the call to the first
-schedule that is so near the best latency any of them found, and count as missing when none was.
-Where another search never got there, the time that it ran is a lower bound of its own.
+Stock times kernels with a warm L2 and Felix with a cold one, so every schedule of stock's that ran
+is timed again by Felix's pool, and its curve has those times at the moments when stock knew them:
+it is judged by the best of its schedules with a cold L2, not by the one that it would have chosen.
+The latter (`own_best_us` by stock's runner) and Felix's winner are timed by Felix's pool with a
+warm L2 too (`best_warm_us`).
+
+Felix's finals time the fastest candidates again. What they gave counts from the moment when the
+candidate was measured first (`finals`). Times to 90, 95 and 99 % are from the start of the call to
+the first schedule that is so near the best latency any of them found, and count as missing when
+none was. Where another search never got there, the time that it ran is a lower bound of its own.
 
 Pieces are forked from a process that has all modules, TVM's tensor intrinsics too, so no import
 is in any of these times, but those of processes that a tool starts itself. The formula cache is
@@ -24,8 +29,9 @@ empty for each.
 
 Pieces that are done are kept in the work folder and not run again, so the benchmark can be made
 in parts; the results file and picture are rewritten from all pieces at the end, and --restore
-takes pieces of a former results file into the new one. Durations in
-seconds, latencies in microseconds. Reads `felix`; writes JSON and SVG; feeds `efficiency`.
+takes pieces of a former results file into the new one. A piece says where it was measured:
+`gpu` has the start of the GPU's UUID, `boot` that of the host's boot. Durations in seconds,
+latencies in microseconds. Reads `felix`; writes JSON and SVG; feeds `efficiency`.
 """
 
 from __future__ import annotations
@@ -35,7 +41,6 @@ import collections
 import dataclasses
 import fnmatch
 import json
-import math
 import multiprocessing
 import os
 import pathlib
@@ -52,9 +57,12 @@ from benchmarks import common, efficiency, subgraphs
 
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
 STRATEGIES = (*TUNED, "stock", "vendor")
+TRIALS = {"felix": 128, "evolution": 128, "random": 64, "stock": 64}
 FAILED_US = 1e9
 #: Candidates of a batch of `ms.tune_tir`, and the seconds that a build of its builder may take.
 TVM_BATCH, TVM_BUILD_S = 64, 180.0
+#: What stock could build must not be lost when it is built again.
+AGAIN_BUILD_S, AGAIN_SOURCE_BYTES = 60.0, 1 << 30
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
              "felix.tune", "felix.sketch", "felix.search", "felix.baselines",
@@ -106,16 +114,21 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
     runs = [json.loads(path.read_text()) for path in sorted(args.work.glob("*.json"))]
     ordered = sorted(runs, key=lambda run: str(run["date"]))
     where = [run["measured_on"] for run in ordered if "measured_on" in run]
-    commits = dict.fromkeys(str(one["commit"]) for one in where)
     return (
         common.header("search_efficiency")
-        | (where[-1] | {"commit": ", ".join(commits)} if where else {})
+        | (where[-1] | {"commit": ", ".join(_each(where, "commit"))} if where else {})
+        | {"gpus": _each(where, "gpu"), "boots": _each(where, "boot")}
         | {
             "subgraphs": {run["name"]: run["workload"] for run in runs},
             "runs": runs,
             "summary": efficiency.summary(runs),
         }
     )
+
+
+def _each(where: Sequence[dict[str, Any]], key: str) -> list[str]:
+    """All values of a field, once each."""
+    return list(dict.fromkeys(str(one[key]) for one in where if key in one))
 
 
 def _device(target: str) -> str:
@@ -134,8 +147,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--subgraphs", nargs="+", choices=names, default=names)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--trials", type=int, default=128, help="of felix")
-    parser.add_argument("--other-trials", type=int, default=64, help="of the others")
+    given = " ".join(f"{name}={count}" for name, count in TRIALS.items())
+    parser.add_argument(
+        "--trials", type=_trials, nargs="+", default=[], metavar="STRATEGY=N",
+        help=f"those that are not named have the default ({given})",
+    )  # fmt: skip
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--workload", help="instead of the subgraphs: one workload, as `own`")
     parser.add_argument("--model", help="checkpoint for felix and evolution, not the shipped one")
@@ -150,7 +166,17 @@ def _arguments() -> argparse.Namespace:
     out = common.RESULTS / "search_efficiency-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.trials = TRIALS | dict(args.trials)
+    return args
+
+
+def _trials(text: str) -> tuple[str, int]:
+    """A strategy and its trials."""
+    name, _, count = text.partition("=")
+    if name not in TRIALS or not count.isdecimal() or int(count) == 0:
+        raise argparse.ArgumentTypeError(f"not like felix=128: {text!r} ({', '.join(TRIALS)})")
+    return name, int(count)
 
 
 def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
@@ -172,9 +198,8 @@ def _run(
 ) -> bool:
     """One piece in a fresh fork of a process that has everything imported."""
     workload = args.workload or subgraphs.SUBGRAPHS[name]
-    trials = args.trials if strategy == "felix" else args.other_trials
     request = {"name": name, "workload": workload, "seed": seed, "strategy": strategy,
-               "trials": trials, "target": args.target, "model": args.model,
+               "trials": args.trials.get(strategy), "target": args.target, "model": args.model,
                "path": str(path)}  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"{common.now()} {name} seed {seed}: {strategy} ...", flush=True)
@@ -203,16 +228,33 @@ def _piece(request: dict[str, Any], log: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["FELIX_CACHE_DIR"] = scratch
         if strategy == "vendor":
-            found = {"latency_us": vendor.latencies_us(request["workload"])}
+            by_layout = vendor.latencies_us(request["workload"])
+            found = {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
         elif strategy == "stock":
             found = _stock(request, scratch)
         else:
             found = _tune(request)
     kept = {key: value for key, value in request.items() if key != "path"}
+    where = _where(request["target"])
+    command = where.pop("command")
+    common.write(
+        path, {**kept, "date": where["date"], "command": command, "measured_on": where, **found}
+    )
+
+
+def _where(target: str) -> dict[str, Any]:
+    """Command, date, versions; machine and GPU, so that pieces of one host are known."""
+    from felix.measure import cuda_driver
+
     head = common.header("search_efficiency")
-    where = {key: head[key] for key in ("date", "commit", "versions", "machine")}
-    where["device"] = _device(request["target"])
-    common.write(path, {**kept, "date": head["date"], "measured_on": where, **found})
+    found = {key: head[key] for key in ("command", "date", "commit", "versions", "machine")}
+    found["device"] = _device(target)
+    if target.startswith("cuda"):
+        found["gpu"] = cuda_driver.uuid(0)[:8]
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    if boot.exists():
+        found["boot"] = boot.read_text()[:8]
+    return found
 
 
 def _tune(request: dict[str, Any]) -> dict[str, Any]:
@@ -231,10 +273,39 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     wall_s = time.perf_counter() - start
     failures = [r.measurement for r in result.records if not r.measurement.ok]
-    return {"wall_s": wall_s, "curve": result.curve, "n_measured": len(result.records),
-            "n_ran": len(result.records) - len(failures),
-            "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
-            "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
+    found = {"wall_s": wall_s, "curve": result.curve, "finals": finals(result),
+             "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
+             "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
+             "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
+    if request["strategy"] == "felix" and result.found is not None:
+        found["best_warm_us"] = _warm_us(task, result.best.schedule.mod)
+    return found
+
+
+def finals(result: Any) -> list[tuple[int, float, float]]:
+    """What the finals gave, dated to the first measurement of each candidate."""
+    first: dict[Any, tuple[int, float]] = {}
+    for trial, record in enumerate(result.records, 1):
+        first.setdefault((record.sketch_index, record.decisions), (trial, record.elapsed_s))
+    return [
+        (*first[record.sketch_index, record.decisions], record.measurement.latency_us)
+        for record in result.repeats
+        if record.measurement.ok
+    ]
+
+
+def _warm_us(task: Any, mod: Any) -> float | None:
+    """Latency of a schedule with a warm L2, by Felix's pool."""
+    from felix.measure import local, timing
+
+    warm = timing.TimingOptions(flush=False, max_repeats=5, min_repeat_ms=20)
+    options = local.LocalOptions(
+        builders=1, timing=warm, check=False, build_timeout_s=AGAIN_BUILD_S,
+        max_source_bytes=AGAIN_SOURCE_BYTES,
+    )  # fmt: skip
+    with local.LocalPool(task, options) as pool:
+        (measured,) = pool.measure([mod])
+    return measured.latency_us
 
 
 def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -253,22 +324,27 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
         measure_callbacks=[ms.measure_callback.AddToDatabase(), watch.callback],
     )  # fmt: skip
     wall_s = time.perf_counter() - start
-    curve = _timed_again(task, watch.improved, start)
-    return {"wall_s": wall_s, "curve": curve, "n_measured": watch.count, "n_ran": watch.ran,
-            "own_best_us": min((i[2] for i in watch.improved), default=None)}  # fmt: skip
+    found = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
+    if not watch.ran:
+        return found | {"curve": []}
+    cold_us = _cold_us(task, [mod for *_, mod in watch.ran])
+    best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
+    return found | {
+        "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
+        "own_best_us": watch.ran[best][2], "own_best_cold_us": cold_us[best],
+        "best_warm_us": _warm_us(task, watch.ran[best][3]),
+        "cold_failed": sum(one is None for one in cold_us),
+    }  # fmt: skip
 
 
 def _watch() -> Any:
-    """A measure callback that keeps (trial, time, latency_us, module) of every improvement.
-
-    Those within 10 % of the best so far count too, because timing again may turn them round.
-    """
+    """A measure callback that keeps (trial, time, latency_us, module) of all that ran."""
     import types
 
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
-    seen = types.SimpleNamespace(count=0, ran=0, improved=[], best_us=math.inf)
+    seen = types.SimpleNamespace(count=0, ran=[])
 
     @derived_object
     class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
@@ -281,30 +357,32 @@ def _watch() -> Any:
                 if run.error_msg or not run.run_secs:
                     continue
                 latency_us = statistics.median(float(s) for s in run.run_secs) * 1e6
-                if latency_us >= FAILED_US:
-                    continue
-                seen.ran += 1
-                if latency_us < 1.1 * seen.best_us:
-                    seen.improved.append((seen.count, now, latency_us, candidate.sch.mod))
-                seen.best_us = min(seen.best_us, latency_us)
+                if latency_us < FAILED_US:
+                    seen.ran.append((seen.count, now, latency_us, candidate.sch.mod))
 
     seen.callback = Watch()
     return seen
 
 
-def _timed_again(
-    task: Any, improved: Sequence[tuple[int, float, float, Any]], start: float
-) -> list[tuple[int, float, float]]:
-    """The curve of stock's bests in Felix's cold times."""
+def _cold_us(task: Any, mods: Sequence[Any]) -> list[float | None]:
+    """Latencies in Felix's pool, whatever a build takes."""
     from felix.measure import local
 
-    with local.LocalPool(task) as pool:
-        measured = pool.measure([mod for *_, mod in improved])
+    options = local.LocalOptions(
+        build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES
+    )
+    with local.LocalPool(task, options) as pool:
+        return [measurement.latency_us for measurement in pool.measure(mods)]
+
+
+def curve_of(
+    moments: Sequence[tuple[int, float]], latencies_us: Sequence[float | None]
+) -> list[tuple[int, float, float]]:
+    """(trial, elapsed_s, best_us) of every improvement."""
     curve: list[tuple[int, float, float]] = []
-    for (trial, moment, _, _), measurement in zip(improved, measured, strict=True):
-        latency_us = measurement.latency_us
+    for (trial, elapsed_s), latency_us in zip(moments, latencies_us, strict=True):
         if latency_us is not None and (not curve or latency_us < curve[-1][2]):
-            curve.append((trial, moment - start, latency_us))
+            curve.append((trial, elapsed_s, latency_us))
     return curve
 
 

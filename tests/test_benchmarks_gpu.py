@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import types
 from typing import Any
 
 import pytest
@@ -64,6 +65,49 @@ def test_ratios_count_what_was_not_reached_as_bounds() -> None:
     assert lost == efficiency.Ratios((), (), ("gemm",))
 
 
+def test_the_finals_count_from_the_first_measurement_of_a_candidate() -> None:
+    curve = [(1, 2.0, 20.0), (4, 4.0, 11.0), (9, 9.0, 11.0), (9, 9.5, 10.0)]
+    piece = run("gemm", "felix", 0, curve)
+    assert efficiency.time_to(efficiency.dated(piece), 10.0) == (4.0, 4)  # of the best until then
+    piece["finals"] = [(7, 7.5, 10.0), (4, 4.0, 10.5)]
+    assert efficiency.time_to(efficiency.dated(piece), 10.0) == (7.5, 7)
+    assert efficiency.time_to(efficiency.dated(piece), 10.5) == (4.0, 4)
+    (entry,) = efficiency.summary([piece])
+    assert entry["best_us"] == 10.0 and entry["to_99%_s"] == 7.5
+    unfinished = run("gemm", "felix", 0, curve[:2])
+    assert efficiency.dated(unfinished) == curve[:2]
+
+
+def test_finals_are_dated_by_the_records() -> None:
+    def record(decisions: tuple[int, ...], elapsed_s: float, latency_us: float | None) -> Any:
+        measured = types.SimpleNamespace(latency_us=latency_us, ok=latency_us is not None)
+        return types.SimpleNamespace(
+            sketch_index=0, decisions=decisions, elapsed_s=elapsed_s, measurement=measured
+        )
+
+    records = [record((1,), 1.0, 9.0), record((2,), 2.0, 8.0), record((3,), 3.0, 7.0)]
+    repeats = [record((3,), 5.0, None), record((2,), 5.0, 7.5)]
+    result = types.SimpleNamespace(records=records, repeats=repeats)
+    assert search_efficiency.finals(result) == [(2, 2.0, 7.5)]
+
+
+def test_stock_is_judged_by_all_its_schedules_with_a_cold_cache() -> None:
+    moments = [(1, 5.0), (3, 5.0), (4, 8.0), (6, 8.0)]
+    curve = search_efficiency.curve_of(moments, [12.0, None, 13.0, 11.0])
+    assert curve == [(1, 5.0, 12.0), (6, 8.0, 11.0)]
+    stock = run("gemm", "stock", 0, curve) | {"own_best_us": 7.0, "best_warm_us": 6.5}
+    text = efficiency.render({"runs": [RUNS[0] | {"best_warm_us": 8.0}, stock]})
+    assert "| gemm |                                      7 |            11 |" in text
+    assert text.rstrip().endswith("8 |")
+
+
+def test_trials_are_given_by_strategy() -> None:
+    assert search_efficiency._trials("felix=32") == ("felix", 32)
+    for wrong in ("felix", "felix=0", "vendor=3", "felix=x"):
+        with pytest.raises(argparse.ArgumentTypeError, match="not like felix=128"):
+            search_efficiency._trials(wrong)
+
+
 def test_a_missing_time_counts_as_never_in_the_median() -> None:
     assert efficiency._median([1.0, None, 3.0]) == 3.0
     assert efficiency._median([1.0, None]) is None
@@ -100,12 +144,14 @@ def test_a_piece_runs_in_a_process_of_its_own(
     monkeypatch.setattr(
         "sys.argv",
         ["search_efficiency.py", "--workload", "gemm:32,32,32", "--target", "llvm",
-         "--other-trials", "4", "--strategies", "random", "--work", str(tmp_path / "work"),
+         "--trials", "random=4", "--strategies", "random", "--work", str(tmp_path / "work"),
          "--out", str(out)],
     )  # fmt: skip
     assert search_efficiency.main() == 0
     (piece,) = json.loads(out.read_text())["runs"]
     assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
+    assert "--trials random=4" in piece["command"]
+    assert {trial for trial, *_ in piece["finals"]} <= {1, 2, 3, 4}
     assert (tmp_path / "work" / "own-s0-random.log").exists()
     out.unlink()
     assert search_efficiency.main() == 0  # nothing is run again
@@ -128,6 +174,7 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(setup, "local_pool", pool)
     monkeypatch.setattr(learning, "Learner", learner)
+    monkeypatch.setattr(search_efficiency, "_warm_us", lambda task, mod: 4.0)
     asked: list[dict[str, Any]] = []
     tune = felix.tune
 
@@ -152,15 +199,28 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", list(subgraphs.SUBGRAPHS))
 def test_vendor_programs_compute_the_shape_of_the_workload(name: str) -> None:
     text = subgraphs.SUBGRAPHS[name]
-    function, inputs = vendor.program(text, "cpu")
-    with torch.no_grad():
-        shape = tuple(function(*inputs).shape)
+    layouts = vendor.layouts(text)
+    shapes = set()
+    for layout in layouts:
+        function, inputs = vendor.program(text, "cpu", layout)
+        with torch.no_grad():
+            shapes.add(tuple(function(*inputs).shape))
+    (shape,) = shapes
     wanted = [int(n) for n in catalogue.parse(text).mod["main"].params[-1].shape]
-    if text.startswith(("conv", "depthwise")):  # PyTorch names channels second
+    assert len(layouts) == 1 + text.startswith(("conv", "depthwise"))
+    if len(layouts) == 2:  # PyTorch names channels second
         wanted = [wanted[0], wanted[-1], *wanted[1:-1]]
+        assert inputs[0].is_contiguous()  # the second layout is channels first
+        _, (x, *_) = vendor.program(text, "cpu", vendor.LAST)
+        assert x.stride(1) == 1 and x.shape == inputs[0].shape
     assert list(shape) == wanted
     with pytest.raises(ValueError, match="no PyTorch form"):
         vendor.program("gemm:8,8,8,epilogue=gelu", "cpu")
+
+
+def test_the_better_layout_counts_for_each_kind() -> None:
+    found = {"a": {"eager": 2.0, "inductor": 5.0}, "b": {"eager": 3.0, "inductor": 4.0}}
+    assert vendor.best(found) == {"eager": 2.0, "inductor": 4.0}
 
 
 def test_throughput_counts_all_candidates_and_those_that_ran() -> None:
