@@ -58,7 +58,10 @@ def _collect(sub: argparse.ArgumentParser) -> None:
         "--jobs", type=_positive, default=1,
         help="collector processes, each with a share of the workloads (%(default)s)",
     )  # fmt: skip
-    sub.add_argument("--part", type=_part, default=(0, 1), help=argparse.SUPPRESS)
+    sub.add_argument(
+        "--part", type=_part, default=(0, 1), metavar="I/N",
+        help="only the I-th of N shares of the workloads, counted from 0 (default: all)",
+    )  # fmt: skip
     sub.set_defaults(run=collect_command.collect)
 
 

@@ -179,7 +179,7 @@ def ablate(options: argparse.Namespace, command: str) -> None:
     """Score trainings without groups of features and with other weights of the ranking."""
     from costmodel import ablate as ablating
     from costmodel import evaluate as evaluation
-    from costmodel import tensorfile
+    from costmodel import provenance, tensorfile
 
     def say(label: str) -> None:
         print(f"ablate: {label}", file=sys.stderr, flush=True)
@@ -194,8 +194,7 @@ def ablate(options: argparse.Namespace, command: str) -> None:
         found = list(ablating.results(features, split, settings, chosen, options.seeds, say))
     print(evaluation.table([evaluation.Report(r.variant.name, (), r.mean) for r in found]))
     if options.out is not None:
-        content = {
-            "command": _without_cache(command),
+        content = provenance.facts(_without_cache(command)) | {
             "split": options.split,
             "rows": [
                 {
@@ -216,14 +215,13 @@ def _fold_done(done: int, total: int) -> None:
 def _write_reports(
     options: argparse.Namespace, command: str, part: str, reports: Sequence[evaluation.Report]
 ) -> None:
-    from costmodel import tensorfile
+    from costmodel import provenance, tensorfile
 
     if options.out is not None:
-        content = {
+        content = provenance.facts(_without_cache(command)) | {
             "part": part,
             "split": options.split,
             "seed": options.seed,
-            "command": _without_cache(command),
             "reports": [report.as_json() for report in reports],
         }
         tensorfile.write_bytes(Path(options.out), json.dumps(content, indent=1).encode())

@@ -185,7 +185,9 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
     out = tmp_path / "compare.json"
     arguments = ["compare", "--data", str(data), "--epochs", "20", "--hidden", "16"]
     assert cli.main([*arguments, "--out", str(out)]) == 0
-    found = {r["label"]: r["overall"] for r in json.loads(out.read_text())["reports"]}
+    written = json.loads(out.read_text())
+    assert {"command", "date", "commit"} <= set(written) and "torch" in written["versions"]
+    found = {r["label"]: r["overall"] for r in written["reports"]}
     networks = {"Felix's features, network", "TVM's features, network"}
     assert networks | {"analytic"} <= set(found)
     better, worse = (found[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM"))
@@ -215,7 +217,9 @@ def test_ablation_scores_what_is_left_out(
     arguments = ["ablate", "--data", str(data), "--epochs", "4", "--hidden", "16", "--seeds", "2"]
     names = ["as given", "no traffic by level", "ranking weight 0"]
     assert cli.main([*arguments, "--variants", *names, "--out", str(out)]) == 0
-    rows = {row["variant"]["name"]: row for row in json.loads(out.read_text())["rows"]}
+    written = json.loads(out.read_text())
+    assert {"command", "date", "commit"} <= set(written) and "torch" in written["versions"]
+    rows = {row["variant"]["name"]: row for row in written["rows"]}
     assert list(rows) == names and all(len(row["seeds"]) == 2 for row in rows.values())
     given = rows["as given"]
     assert given["seeds"][0] != given["seeds"][1]
