@@ -22,8 +22,8 @@ SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.
 COMPARED = ("evolution", "random", "stock")
 SEARCHES = ("felix", *COMPARED)
-#: With a warm L2: by stock's own runner, and by Felix's pool.
-WARM = ("own_best_us", "best_warm_us")
+#: What stock chose with a warm L2 (by its runner) and with a cold one; warm by Felix's pool.
+WARM = ("own_best_us", "own_best_cold_us", "best_warm_us")
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,8 +132,8 @@ def render(data: dict[str, Any]) -> str:
     parts.append(common.table(head, [row for row in rows if row is not None]))
     warm = _warm_rows(entries)
     if warm:
-        head = ["name", "stock's own best (warm, its runner) us", "stock cold us",
-                "Felix cold us", "Felix warm us"]  # fmt: skip
+        head = ["warm and cold L2", "stock's choice warm us", "by Felix's pool us", "cold us",
+                "stock's best cold us", "Felix warm us", "Felix cold us"]  # fmt: skip
         parts.append(common.table(head, warm))
     vendor = _vendor_rows(entries)
     if vendor:
@@ -160,8 +160,11 @@ def _warm_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
         for (name, strategy), stock in of.items()
         if strategy == "stock" and stock["own_best_us"] and (name, "felix") in of
     ]
-    return [[stock["name"], stock["own_best_us"], stock["best_us"], felix["best_us"],
-             felix["best_warm_us"]] for stock, felix in pairs]  # fmt: skip
+    return [
+        [stock["name"], stock["own_best_us"], stock["best_warm_us"], stock["own_best_cold_us"],
+         stock["best_us"], felix["best_warm_us"], felix["best_us"]]
+        for stock, felix in pairs
+    ]  # fmt: skip
 
 
 def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:

@@ -80,7 +80,7 @@ class LocalOptions:
     explicit_unroll: bool = True
     #: CUDA: what NVRTC is told, beside the architecture.
     nvrtc_options: tuple[str, ...] = nvrtc.FAST
-    #: CUDA: a candidate with more source is a build error: none that long was built in 6 s
+    #: CUDA: a candidate with more source is a build error: the longest one built in 6 s had 543 kB
     #: (docs/measuring-cuda.md).
     max_source_bytes: int = 800_000
 
