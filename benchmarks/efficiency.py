@@ -46,6 +46,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             entry: dict[str, Any] = {"name": name, "strategy": strategy, "seeds": len(curves)}
             entry |= {"best_us": statistics.median(ends), "of_best": best_us / min(ends)}
             entry |= {key: _median([run.get(key) for run in mine]) for key in WARM}
+            entry["searched_s"] = statistics.median(searched_s(run) for run in mine)
             entry |= {key: statistics.median(run[key] for run in mine)
                       for key in ("wall_s", "n_measured")}  # fmt: skip
             entry["equal_us"] = _median([best_after(curve, equal) for curve in curves])
@@ -64,13 +65,22 @@ def dated(run: dict[str, Any]) -> list[Sequence[float]]:
     A curve ends with the finals' best if its last two points are after the same trial. Pieces
     without `finals` do not tell whose it is; it is taken for that of the best until then.
     """
-    curve = list(run["curve"])
-    if len(curve) < 2 or curve[-1][0] != curve[-2][0]:
-        return curve
-    *before, (_, _, final_us) = curve
+    if not _has_finals(run):
+        return list(run["curve"])
+    *before, (_, _, final_us) = run["curve"]
     trial, elapsed_s, _ = min(before, key=lambda point: point[2])
     points = [*before, *run.get("finals", [(trial, elapsed_s, final_us)])]
     return sorted(points, key=lambda point: (point[0], point[1]))
+
+
+def searched_s(run: dict[str, Any]) -> float:
+    """Seconds that all trials took, without the finals."""
+    return float(run["curve"][-2][1] if _has_finals(run) else run["wall_s"])
+
+
+def _has_finals(run: dict[str, Any]) -> bool:
+    curve = run["curve"]
+    return len(curve) > 1 and curve[-1][0] == curve[-2][0]
 
 
 def time_to(
@@ -95,7 +105,7 @@ class Ratios:
 
     Attributes:
         both: of the subgraphs where both got there.
-        bounds: where only Felix did: the other's whole time over Felix's, a lower bound.
+        bounds: where only Felix did: the time of the other's trials over Felix's, a lower bound.
         lost: subgraphs where Felix did not get there and the other did.
     """
 
@@ -112,7 +122,7 @@ def ratios(entries: Sequence[dict[str, Any]], strategy: str, share: float) -> Ra
              if e["strategy"] == strategy and (e["name"], "felix") in of]  # fmt: skip
     return Ratios(
         tuple(e[key] / felix[key] for e, felix in pairs if e[key] and felix[key]),
-        tuple(e["wall_s"] / felix[key] for e, felix in pairs if not e[key] and felix[key]),
+        tuple(e["searched_s"] / felix[key] for e, felix in pairs if not e[key] and felix[key]),
         tuple(e["name"] for e, felix in pairs if e[key] and not felix[key]),
     )
 

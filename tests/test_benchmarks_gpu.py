@@ -74,8 +74,10 @@ def test_the_finals_count_from_the_first_measurement_of_a_candidate() -> None:
     assert efficiency.time_to(efficiency.dated(piece), 10.5) == (4.0, 4)
     (entry,) = efficiency.summary([piece])
     assert entry["best_us"] == 10.0 and entry["to_99%_s"] == 7.5
+    assert efficiency.searched_s(piece) == 9.0
     unfinished = run("gemm", "felix", 0, curve[:2])
     assert efficiency.dated(unfinished) == curve[:2]
+    assert efficiency.searched_s(unfinished) == unfinished["wall_s"]
 
 
 def test_finals_are_dated_by_the_records() -> None:
