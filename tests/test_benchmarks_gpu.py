@@ -224,6 +224,34 @@ def test_the_better_layout_counts_for_each_kind() -> None:
     assert vendor.best(found) == {"eager": 2.0, "inductor": 4.0}
 
 
+def test_pytorch_is_timed_behind_a_delay_and_a_read_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 0.002  # milliseconds
+
+    def zeros(count: int, **kwargs: Any) -> Any:
+        assert count * 4 == 2 * 1024
+        return types.SimpleNamespace(sum=lambda: log.append("read"))
+
+    device = types.SimpleNamespace(L2_cache_size=1024)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    for name, fake in {"get_device_properties": lambda index: device, "current_device": lambda: 0,
+                       "synchronize": lambda: None, "Event": Event,
+                       "_sleep": lambda cycles: log.append("delay")}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert vendor._time(lambda: log.append("call"), []) == 2.0
+    assert log[-5:] == ["delay", "read", "event", "call", "event"]
+    assert log.count("delay") == vendor._CALLS
+
+
 def test_throughput_counts_all_candidates_and_those_that_ran() -> None:
     results = {
         "gemm": {
