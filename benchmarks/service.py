@@ -1,7 +1,7 @@
 """Answer times of a full store, and what 50 watching clients cost a tuning job.
 
     python benchmarks/service.py answers [--database URL]
-    python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 160] [--pairs 5]
+    python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 64] [--pairs 24]
 
 `answers`: 200 finished jobs with 100,000 trials; one client asks for each page 100 times, one
 request at a time, over a socket from an API server in a process of its own. The median is to be
@@ -11,9 +11,9 @@ writing 100,000 trials one by one would take minutes.
 
 `polling`: one job is tuned on this machine's CPU, with and without 50 clients that ask for the
 job and its new events every two seconds, in turn and `--pairs` times. Compared is the job's own
-tuning time a trial, with the same seed and cost model. API, clients, tuner and measured kernels
-share the machine, so this is the worst case; the seconds of CPU of API and clients are told apart.
-It is to be slower by less than 5 %.
+tuning time a trial, with the same seed and cost model, between the two jobs of a pair. API,
+clients, tuner and measured kernels share the machine, so this is the worst case; the share of the
+cores that API and clients took is told apart. It is to be slower by less than 5 %.
 
 Reads `server`, `felix.client`'s API; writes `benchmarks/results/service-MODE.json`.
 """
@@ -57,8 +57,8 @@ def main() -> int:
     parser.add_argument("mode", choices=["answers", "polling"])
     parser.add_argument("--database", help="URL of an empty database (default: an SQLite file)")
     parser.add_argument("--workload", default="gemm:256,256,256")
-    parser.add_argument("--trials", type=int, default=160)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=24)
     chosen = parser.parse_args()
     found = common.header(f"service-{chosen.mode}")
     with tempfile.TemporaryDirectory() as folder:

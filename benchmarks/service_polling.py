@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import httpx
 import psutil
 
 from benchmarks import common, service_host
+from felix import cpus
 from felix.workloads import catalogue
 from server.store import jobs, rows
 
@@ -40,20 +42,37 @@ def run(service: service_host.Service, chosen: argparse.Namespace) -> dict[str, 
                 found = _tune(service, chosen, api, kind == "watched")
                 runs[kind].append(found)
                 print(kind, json.dumps(found))
-    alone, watched = (_s_per_trial(runs[kind]) for kind in ("alone", "watched"))
-    slower = statistics.median(watched) / statistics.median(alone) - 1.0
+    found = slowdown(runs["alone"], runs["watched"])
+    slower, error = 100 * found["slower"], 100 * found["standard_error"]
     print(
-        f"alone {_told(alone)} s a trial, watched {_told(watched)}: slower by {100 * slower:.1f} %"
+        f"alone {_told(runs['alone'])} s a trial, watched {_told(runs['watched'])}: slower by"
+        f" {slower:.1f} +- {error:.1f} %; API and clients took {100 * found['cpu_share']:.1f} %"
+        " of the cores"
     )
     told = {"workload": chosen.workload, "trials": chosen.trials, "clients": CLIENTS}
-    return told | {"every_s": EVERY_S, "runs": runs, "slower": slower}
+    return told | {"every_s": EVERY_S, "runs": runs} | found
 
 
-def _s_per_trial(runs: Sequence[dict[str, Any]]) -> list[float]:
-    return [run["s_per_trial"] for run in runs]
+def slowdown(
+    alone: Sequence[dict[str, Any]], watched: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """By how much watched jobs are slower: geometric mean over pairs that ran one after the other.
+
+    A machine's speed drifts by more than what is looked for, hence the pairs and the standard
+    error. `cpu_share` is the part of the cores that API and clients used while jobs were watched.
+    """
+    logs = [
+        math.log(w["s_per_trial"] / a["s_per_trial"]) for a, w in zip(alone, watched, strict=True)
+    ]
+    error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    used_s = sum(run["api_cpu_s"] + run["clients_cpu_s"] for run in watched)
+    core_s = cpus.available_cores() * sum(run["job_s"] for run in watched)
+    return {"slower": math.expm1(statistics.fmean(logs)), "standard_error": error,
+            "cpu_share": used_s / core_s}  # fmt: skip
 
 
-def _told(values: Sequence[float]) -> str:
+def _told(runs: Sequence[dict[str, Any]]) -> str:
+    values = [run["s_per_trial"] for run in runs]
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

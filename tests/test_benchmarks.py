@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from typing import Any
 
 import pytest
 
-from benchmarks import common, cpu_tuning, cuda_build_time, features, model_tables, report
+from benchmarks import (
+    common,
+    cpu_tuning,
+    cuda_build_time,
+    features,
+    model_tables,
+    report,
+    service_polling,
+)
+from felix import cpus
 
 
 def run(seed: int, felix_s: float, stock_s: float) -> dict[str, Any]:
@@ -124,3 +134,16 @@ def test_features_table_of_a_sketch_without_structures() -> None:
         {"entries": [entry], "candidates_per_sketch": 8, "batch": 2048, "peak_memory_mib": 500.0}
     )
     assert "500" in text and "| -" in text.replace("  ", " ")
+
+
+def test_a_slowdown_is_told_with_its_error_by_pairs() -> None:
+    def runs(*values: float) -> list[dict[str, Any]]:
+        used = {"job_s": 10.0, "api_cpu_s": 0.3, "clients_cpu_s": 0.1}
+        return [{"s_per_trial": value, **used} for value in values]
+
+    even = service_polling.slowdown(runs(1.0, 2.0, 4.0), runs(1.1, 2.2, 4.4))
+    assert even["slower"] == pytest.approx(0.1) and even["standard_error"] == pytest.approx(0.0)
+    noisy = service_polling.slowdown(runs(1.0, 1.0), runs(2.0, 0.5))
+    assert noisy["slower"] == pytest.approx(0.0)
+    assert noisy["standard_error"] == pytest.approx(math.log(2.0))
+    assert even["cpu_share"] == pytest.approx(0.04 / cpus.available_cores())
