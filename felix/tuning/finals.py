@@ -73,7 +73,7 @@ def _measure(run: Run, job: jobs.Job, found: Sequence[records.Record]) -> None:
     bursts: list[list[protocol.Measurement]] = [[] for _ in found]
     with run.breakdown.of("measure"):
         for turn in range(run.options.final_turns):
-            if turn > 0:
+            if turn > 0 and job.task.target.kind.name == "llvm":
                 _pause(run, run.options.final_pause_s)
             futures = [job.measurer.submit(mod, thorough=True) for mod in mods]
             for own, future in zip(bursts, futures, strict=True):

@@ -60,7 +60,7 @@ class TuneOptions:
     #: Fastest candidates of a task that are measured again, in turns, before one is called best;
     #: 0: none.
     n_finalists: int = 4
-    #: How often each of them is timed, and how long all rest in between.
+    #: How often each of them is timed, and on a CPU how long all rest in between.
     final_turns: int = 5
     final_pause_s: float = 0.2
     #: Time the unscheduled program, for the speed-up.
