@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "numpy", "sympy", "xgboost-cpu", "xgboost")
 
 
 def now() -> str:
@@ -26,14 +23,10 @@ def now() -> str:
 
 def header(name: str) -> dict[str, Any]:
     """Date, command, versions, machine."""
-    return {
-        "benchmark": name,
-        "date": now(),
-        "command": shlex.join(["python", *_relative(sys.argv)]),
-        "commit": _commit(),
-        "versions": _versions(),
-        "machine": machine(),
-    }
+    from costmodel import provenance
+
+    facts = provenance.facts(shlex.join(["python", *_relative(sys.argv)]))
+    return {"benchmark": name, **facts, "machine": machine()}
 
 
 def machine() -> dict[str, Any]:
@@ -93,25 +86,3 @@ def _relative(argv: Sequence[str]) -> list[str]:
     script = pathlib.Path(argv[0]).resolve()
     known = script.is_relative_to(ROOT)
     return [str(script.relative_to(ROOT)) if known else script.name, *argv[1:]]
-
-
-def _versions() -> dict[str, str]:
-    import felix
-
-    found = {"felix": felix.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _commit() -> str | None:
-    """The commit, marked where files differ from it; None outside of a checkout."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() or None

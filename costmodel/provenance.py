@@ -1,6 +1,7 @@
-"""When, by what and from which commit scores were made: fields of the files of `--out`.
+"""When, by what and from which commit figures were made: fields of every results file.
 
-Reads the installed packages and the checkout, if there is one; feeds the command line.
+Reads the installed packages and the checkout, if there is one; feeds the command line and the
+benchmarks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from felix import records
 
-#: What scores depend on, beside Felix and TVM.
-PACKAGES = ("torch", "numpy", "xgboost-cpu", "xgboost")
+#: What figures depend on, beside Felix and TVM.
+PACKAGES = ("torch", "numpy", "sympy", "xgboost-cpu", "xgboost")
 
 
 def facts(command: str) -> dict[str, Any]:
