@@ -51,9 +51,16 @@ def test_a_moment_is_no_phase() -> None:
 
 
 def test_timing_waits_for_a_slow_phase_to_end() -> None:
-    host, guard = _guarded(100.0, 100.0, 100.0, 50.0)
-    assert guard.undisturbed(_measure([])) == [1.0]
+    host, guard = _guarded(*6 * [100.0], 50.0)
+    assert guard.undisturbed(_measure([])) == [2.0]
     assert host.pauses.count(guard.pause_s) == 1
+
+
+def test_what_cannot_lead_waits_for_nothing() -> None:
+    host, guard = _guarded(100.0)
+    asked: list[list[float]] = []
+    assert guard.undisturbed(_measure([]), lambda found: bool(asked.append(found))) == [1.0]
+    assert asked == [[1.0]] and guard.pause_s not in host.pauses
 
 
 def test_what_was_slowed_meanwhile_is_timed_again() -> None:
@@ -64,7 +71,7 @@ def test_what_was_slowed_meanwhile_is_timed_again() -> None:
 
 def test_what_lasts_is_no_disturbance() -> None:
     host, guard = _guarded(100.0)
-    assert guard.undisturbed(_measure([])) == [1.0]
+    assert guard.undisturbed(_measure([])) == [2.0]
     assert host.pauses.count(guard.pause_s) == guard.patience
     assert guard.undisturbed(_measure([])) == [1.0]
     assert host.pauses.count(guard.pause_s) == guard.patience, "it waited for what does not end"

@@ -456,6 +456,15 @@ def test_a_build_that_waits_for_a_core_is_not_cut(task: Task) -> None:
         assert future.result(timeout=60).error is protocol.ErrorClass.TIMEOUT
 
 
+def test_cores_are_idle_soon_after_a_candidate_was_timed(pool: local.LocalPool) -> None:
+    """TVM's threads would look for more work for 0.17 s, and keep builds from the cores."""
+    (measured,) = pool.measure([_parallel()])
+    pid = pool.worker_pids()["runner"]
+    before_s = process.cpu_seconds(pid)
+    time.sleep(0.4)
+    assert measured.ok and process.cpu_seconds(pid) - before_s < 0.06
+
+
 def test_cpu_seconds_are_those_of_the_process() -> None:
     before = process.cpu_seconds(os.getpid())
     start = time.process_time()

@@ -110,6 +110,14 @@ def test_a_noisy_leader_gets_more_repeats_than_a_noisy_loser() -> None:
     assert len(_time(itertools.cycle(noisy), wider, best_us=5.0)[0]) > len(loser)
 
 
+def test_who_could_lead_if_the_machine_were_slow() -> None:
+    options = dataclasses.replace(OPTIONS, leader_ratio=1.1)
+    assert timing.could_lead([90.0], options, None, slowed=2.0)
+    assert timing.could_lead([21.0, 22.0, 90.0], options, 10.0, slowed=2.0)
+    assert not timing.could_lead([23.0], options, 10.0, slowed=2.0)
+    assert timing.could_lead([90.0], options.burst(), 10.0, slowed=2.0)
+
+
 def test_flush_is_one_cold_call_a_repeat_and_warm_is_bundled() -> None:
     _, library = _time(itertools.repeat(10.0))
     assert all(s["number"] == 1 and s["f_preproc"] for s in library.settings)

@@ -1,4 +1,4 @@
-"""Waits until the cores run at full speed: a probe before and after a kernel is timed on a CPU.
+"""Tells by a probe whether a kernel was timed at full speed on a CPU; if not, waits and repeats.
 
 A virtual machine's cores are not always cores. Where the host puts two of them on the two threads
 of one physical core, a kernel of two threads takes up to twice as long, for milliseconds or
@@ -9,7 +9,7 @@ eighth of the time on a two-core AMD EPYC (Zen 4) guest, and 512^3 GEMMs of 1.27
 The probe is a parallel loop of multiply-adds in registers, as many as keep the vector units busy,
 on as many threads as the candidates. It is 1.75 times as long in such a phase. It sees neither
 memory nor caches, so it does not see all that disturbs. A pause of 0.2 s with idle cores makes the
-host place them anew, and ends most phases.
+host place them anew, and ends most phases. It is made only for a kernel whose latency decides.
 
 Reads a target; feeds `running`. Artifacts hold a copy beside their `run.py`, so this imports
 nothing of Felix.
@@ -36,6 +36,10 @@ _STEPS = 10_000
 #: The fastest of so many calls is the probe's time.
 _CALLS = 3
 
+#: A kernel takes at most so many times as long in a slow phase: two threads on one core.
+SLOWED = 2.0
+#: How often a kernel is timed again.
+_AGAIN = 2
 #: Pauses that end no phase.
 _NAPS_S = (0.002, 0.01)
 
@@ -61,13 +65,22 @@ class Calm:
             self._slowdown()
             self.rest(0.5 * self.pause_s)
 
-    def undisturbed(self, measure: Callable[[], list[float]]) -> list[float]:
-        """What `measure` returns at full speed; a second time, if the cores slowed meanwhile."""
-        self._settle()
+    def undisturbed(
+        self,
+        measure: Callable[[], list[float]],
+        decides: Callable[[list[float]], bool] = lambda found: True,
+    ) -> list[float]:
+        """What `measure` returns, at full speed if it can be had and `decides(found)` is true.
+
+        It measures at once, and again after a wait if the cores were slow before or after.
+        """
+        slow = self._is_slow()
         found = measure()
-        if self._is_slow():
+        for _ in range(_AGAIN):
+            if not decides(found) or not (slow or self._is_slow()):
+                break
             self._settle()
-            found = measure()
+            found, slow = measure(), False
         return found
 
     def _settle(self) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,14 @@ def adaptive(
             break
         found += sample(more)
     return found
+
+
+def could_lead(
+    found: list[float], options: TimingOptions, best_us: float | None, slowed: float
+) -> bool:
+    """Whether it may be within `leader_ratio` of the best, if timed `slowed` times too slow."""
+    limit_us = math.inf if best_us is None else best_us * options.leader_ratio
+    return statistics.median(found) / slowed <= limit_us
 
 
 def _more(found: list[float], wall_s: float, options: TimingOptions, best_us: float | None) -> int:
