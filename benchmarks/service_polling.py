@@ -8,10 +8,8 @@ and told. Reads a service with a tuner; feeds `benchmarks/service.py polling`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -79,22 +77,41 @@ def _told(runs: Sequence[dict[str, Any]]) -> str:
 def _tune(
     service: service_host.Service, chosen: argparse.Namespace, api: psutil.Process, watch: bool
 ) -> dict[str, Any]:
-    """One job: seconds a trial, and what API and watchers used."""
+    """One job: seconds a trial, where they went, and what API and clients used."""
+    clients = _clients() if watch else None
     job_id = _submit(service, chosen)
     used_s = service_host.cpu_s(api)
-    watchers = None
-    if watch:
-        told = json.dumps([service.port, service.headers, job_id])
-        watchers = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.service_polling"],
-            env={**service.environment, "WATCHED": told},
-            cwd=common.ROOT, stdout=subprocess.PIPE,
-        )  # fmt: skip
+    if clients is not None:
+        told = {"port": service.port, "headers": service.headers, "job_id": job_id,
+                "clients": CLIENTS, "every_s": EVERY_S}  # fmt: skip
+        _write(clients, told)
     job = _ended(service, job_id)
-    found: dict[str, Any] = {"s_per_trial": job.elapsed_s / job.n_trials, "trials": job.n_trials}
-    if watchers is not None:
-        found |= json.loads(watchers.communicate(timeout=60)[0])
+    found: dict[str, Any] = {
+        "s_per_trial": job.elapsed_s / job.n_trials,
+        "trials": job.n_trials,
+        "breakdown": job.breakdown,
+    }
+    if clients is not None:
+        found |= json.loads(clients.communicate(timeout=60)[0])
     return found | {"job_s": job.elapsed_s, "api_cpu_s": service_host.cpu_s(api) - used_s}
+
+
+def _clients() -> subprocess.Popen[str]:
+    """A process that is ready to watch: its start is none of the clients' cost."""
+    clients = subprocess.Popen(
+        [sys.executable, str(common.ROOT / "benchmarks" / "polling_clients.py")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert clients.stdout is not None
+    if clients.stdout.readline() != "ready\n":
+        raise SystemExit("the clients did not start")
+    return clients
+
+
+def _write(clients: subprocess.Popen[str], told: dict[str, Any]) -> None:
+    assert clients.stdin is not None
+    clients.stdin.write(json.dumps(told) + "\n")
+    clients.stdin.flush()
 
 
 def _submit(service: service_host.Service, chosen: argparse.Namespace) -> int:
@@ -115,44 +132,3 @@ def _ended(service: service_host.Service, job_id: int) -> rows.Job:
     if job.state != "succeeded":
         raise SystemExit(f"job {job_id} {job.state}: {job.message}")
     return job
-
-
-def main() -> None:
-    """In a process of its own: 50 clients until the job has ended; prints what they did."""
-    port, headers, job_id = json.loads(os.environ["WATCHED"])
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    began_s = time.process_time()
-    requests = sum(asyncio.run(_watch_all(port, lines, job_id)))
-    print(json.dumps({"requests": requests, "clients_cpu_s": time.process_time() - began_s}))
-
-
-async def _watch_all(port: int, headers: str, job_id: int) -> Sequence[int]:
-    watching = [_watch(port, headers, job_id, n * EVERY_S / CLIENTS) for n in range(CLIENTS)]
-    return await asyncio.gather(*watching)
-
-
-async def _watch(port: int, headers: str, job_id: int, offset_s: float) -> int:
-    """One client; how many requests it made."""
-    await asyncio.sleep(offset_s)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    asked, seq, is_over = 0, 0, False
-
-    async def get(path: str) -> Any:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: felix\r\n{headers}\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise SystemExit(head.decode())
-        _, _, length = head.lower().partition(b"content-length:")
-        return json.loads(await reader.readexactly(int(length.partition(b"\r\n")[0])))
-
-    while not is_over:
-        is_over = (await get(f"/v1/jobs/{job_id}"))["finished_at"] is not None
-        seq = (await get(f"/v1/jobs/{job_id}/events?after_seq={seq}"))["last_seq"]
-        asked += 2
-        await asyncio.sleep(0 if is_over else EVERY_S)
-    writer.close()
-    return asked
-
-
-if __name__ == "__main__":
-    main()
