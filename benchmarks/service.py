@@ -1,7 +1,7 @@
 """Answer times of a full store, and what 50 watching clients cost a tuning job.
 
     python benchmarks/service.py answers [--database URL]
-    python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 64] [--pairs 24]
+    python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 160] [--pairs 16]
 
 `answers`: 200 finished jobs with 100,000 trials; one client asks for each page 100 times, one
 request at a time, over a socket from an API server in a process of its own. The median is to be
@@ -57,8 +57,8 @@ def main() -> int:
     parser.add_argument("mode", choices=["answers", "polling"])
     parser.add_argument("--database", help="URL of an empty database (default: an SQLite file)")
     parser.add_argument("--workload", default="gemm:256,256,256")
-    parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("--trials", type=int, default=160)
+    parser.add_argument("--pairs", type=int, default=16)
     chosen = parser.parse_args()
     found = common.header(f"service-{chosen.mode}")
     with tempfile.TemporaryDirectory() as folder:
