@@ -155,6 +155,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--workload", help="instead of the subgraphs: one workload, as `own`")
     parser.add_argument("--model", help="checkpoint for felix and evolution, not the shipped one")
+    parser.add_argument(
+        "--max-compile-s", type=float,
+        help="felix puts off what is predicted to build longer (default: as the search has it)",
+    )  # fmt: skip
     parser.add_argument("--only", nargs="+", default=["*"], metavar="SUBGRAPH:SEED:STRATEGY")
     parser.add_argument(
         "--restore", nargs="+", default=[], metavar="SUBGRAPH:SEED:STRATEGY",
@@ -200,7 +204,7 @@ def _run(
     workload = args.workload or subgraphs.SUBGRAPHS[name]
     request = {"name": name, "workload": workload, "seed": seed, "strategy": strategy,
                "trials": args.trials.get(strategy), "target": args.target, "model": args.model,
-               "path": str(path)}  # fmt: skip
+               "max_compile_s": args.max_compile_s, "path": str(path)}  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"{common.now()} {name} seed {seed}: {strategy} ...", flush=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
@@ -265,6 +269,8 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     settings = options.TuneOptions(baseline=False)
     if request["strategy"] == "evolution":
         settings = dataclasses.replace(settings, round_size=TVM_BATCH, first_round_size=TVM_BATCH)
+    elif request["strategy"] == "felix":
+        settings = dataclasses.replace(settings, search=_gradient(request["max_compile_s"]))
     task = workloads.parse(request["workload"], target=request["target"])
     start = time.perf_counter()
     result = felix.tune(
@@ -280,6 +286,20 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     if request["strategy"] == "felix" and result.found is not None:
         found["best_warm_us"] = _warm_us(task, result.best.schedule.mod)
     return found
+
+
+def _gradient(max_compile_s: float | None) -> Any:
+    """Options of Felix's search with that limit; None: the search's own."""
+    from felix import search
+
+    if max_compile_s is None:
+        return None
+    found = search.GradientOptions()
+    return dataclasses.replace(
+        found,
+        selection=dataclasses.replace(found.selection, max_compile_s=max_compile_s),
+        warm_selection=dataclasses.replace(found.warm_selection, max_compile_s=max_compile_s),
+    )
 
 
 def finals(result: Any) -> list[tuple[int, float, float]]:

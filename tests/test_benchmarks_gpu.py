@@ -185,10 +185,13 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(felix, "tune", noted)
     request = {"workload": "gemm:64,64,64", "seed": 0, "target": "llvm -num-cores 1",
-               "trials": 2, "model": None}  # fmt: skip
+               "trials": 2, "model": None, "max_compile_s": None}  # fmt: skip
     for strategy in ("felix", "evolution"):
         search_efficiency._tune({"strategy": strategy, **request})
-    assert len(pools) == 2 and models[0] == models[1]  # builder, runner; model and its learning
+    search_efficiency._tune({"strategy": "felix", **request, "max_compile_s": 3.0})
+    search = asked.pop()["options"].search
+    assert {search.selection.max_compile_s, search.warm_selection.max_compile_s} == {3.0}
+    assert len(pools) == 3 and models[0] == models[1]  # builder, runner; model and its learning
     ours, theirs = asked
     kinds = ours.pop("strategy"), theirs.pop("strategy")
     assert kinds == ("gradient", "tvm-evolutionary")
