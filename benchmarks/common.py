@@ -14,6 +14,10 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+#: Where pieces of unfinished results are kept.
+PARTS = RESULTS / "parts"
+#: Options that only say where files lie.
+_PLACES = ("--work", "--out")
 
 
 def now() -> str:
@@ -22,10 +26,10 @@ def now() -> str:
 
 
 def header(name: str) -> dict[str, Any]:
-    """Date, command, versions, machine."""
+    """Date, command without the folders of this machine, versions, machine."""
     from costmodel import provenance
 
-    facts = provenance.facts(shlex.join(["python", *_relative(sys.argv)]))
+    facts = provenance.facts(shlex.join(["python", *placeless(_relative(sys.argv))]))
     return {"benchmark": name, **facts, "machine": machine()}
 
 
@@ -80,6 +84,17 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def placeless(argv: Sequence[str]) -> list[str]:
+    """Arguments without those that only say where files lie: no figure depends on them."""
+    kept, rest = [], iter(argv)
+    for argument in rest:
+        if argument in _PLACES:
+            next(rest, None)
+        elif not argument.startswith(tuple(f"{option}=" for option in _PLACES)):
+            kept.append(argument)
+    return kept
 
 
 def _relative(argv: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@
 For every workload and seed there are pieces, each in a process of its own: tuning with each
 tool, and a comparison that builds all winners and times them in turns with one timer on the same
 inputs, with cold and with warm caches. Pieces that are done are kept in
-`benchmarks/results/work/NAME` and not run again, so a run can be interrupted or made in parts;
+`benchmarks/results/parts/NAME` and not run again, so a run can be interrupted or made in parts;
 the results file is rewritten after each piece.
 
 Tools:
@@ -67,7 +67,7 @@ COMPARE = "compare"
 def main() -> int:
     """Run the pieces that are missing; returns 1 if one failed."""
     args = _arguments()
-    work = common.RESULTS / "work" / args.name
+    work = common.PARTS / args.name
     if args.fresh:
         shutil.rmtree(work, ignore_errors=True)
     settings = {"trials": args.trials, "stock_batch": args.stock_batch}

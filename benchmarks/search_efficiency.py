@@ -165,7 +165,7 @@ def _arguments() -> argparse.Namespace:
         help="take these pieces from the results file that is there (default: none)",
     )  # fmt: skip
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
-    work = common.RESULTS / "work" / "search_efficiency"
+    work = common.PARTS / "search_efficiency"
     parser.add_argument("--work", type=pathlib.Path, default=work)
     out = common.RESULTS / "search_efficiency-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)

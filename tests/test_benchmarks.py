@@ -147,3 +147,9 @@ def test_a_slowdown_is_told_with_its_error_by_pairs() -> None:
     assert noisy["slower"] == pytest.approx(0.0)
     assert noisy["standard_error"] == pytest.approx(math.log(2.0))
     assert even["cpu_share"] == pytest.approx(0.04 / cpus.available_cores())
+
+
+def test_commands_name_no_folders() -> None:
+    given = ["x.py", "--work", "/a", "--seeds", "2", "--out=/b", "--workloads", "gemm"]
+    assert common.placeless(given) == ["x.py", "--seeds", "2", "--workloads", "gemm"]
+    assert common.placeless(["x.py", "--out"]) == ["x.py"]

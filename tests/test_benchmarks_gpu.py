@@ -152,6 +152,7 @@ def test_a_piece_runs_in_a_process_of_its_own(
     (piece,) = json.loads(out.read_text())["runs"]
     assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
     assert "--trials random=4" in piece["command"]
+    assert str(tmp_path) not in out.read_text()  # no folder of this machine
     assert {trial for trial, *_ in piece["finals"]} <= {1, 2, 3, 4}
     assert (tmp_path / "work" / "own-s0-random.log").exists()
     out.unlink()
