@@ -108,7 +108,7 @@ class _Job:
     stem: str
     future: Future[protocol.Measurement]
     thorough: bool = False
-    library: str = ""
+    binary: str = ""
     build_s: float = 0.0
 
     @property
@@ -238,8 +238,8 @@ class LocalPool:
             stem = str(pathlib.Path(state.folder, f"candidate-{self._submitted}"))
             self._submitted += 1
             job = _Job(state=state, payload=payload, stem=stem, future=future, thorough=thorough)
-            job.library = state.libraries.get(job.digest, "")
-            (self._to_run if job.library else self._to_build).put(job)
+            job.binary = state.libraries.get(job.digest, "")
+            (self._to_run if job.binary else self._to_build).put(job)
         return future
 
     def _build_loop(self, worker: process.Worker) -> None:
@@ -267,7 +267,7 @@ class LocalPool:
         if "error" in reply:
             self._fail(job, _ErrorClass(reply["error"]), reply["message"])
             return
-        job.library = reply["library"]
+        job.binary = reply["library"]
         self._to_run.put(job)
 
     def _run_loop(self) -> None:
@@ -287,9 +287,9 @@ class LocalPool:
                 return
             if latency_us is not None and state.best_us is not None:
                 if latency_us <= _KEPT_RATIO * state.best_us:
-                    state.libraries[job.digest] = job.library
+                    state.libraries[job.digest] = job.binary
                     return
-        pathlib.Path(job.library).unlink(missing_ok=True)
+        pathlib.Path(job.binary).unlink(missing_ok=True)
 
     def _prepare(self, state: _TaskState) -> None:
         """Compute a task's reference in the run worker; a failure is kept for its candidates."""
@@ -316,7 +316,7 @@ class LocalPool:
         request = {
             "verb": "run",
             "folder": state.folder,
-            "library": job.library,
+            "library": job.binary,
             "options": dataclasses.asdict(timing_options),
             "cache_bytes": self._cache_bytes,
             "best_us": state.best_us,
