@@ -2,7 +2,8 @@
 
     python benchmarks/measure_throughput.py [--candidates 32] [--workloads gemm conv2d ...]
 
-For every workload the same random legal schedules (as modules) are measured by
+For every workload the same random legal schedules (as modules), those first that the search
+predicts to build longest (`search.build_cost`), are measured by
   felix        one `LocalPool` for all workloads, as a tuning run has it: cold L2, outputs checked
   stock        `ms.builder.LocalBuilder` with a worker for each core that this process may use and
                `ms.runner.LocalRunner`, else with their defaults, one batch a workload, as
@@ -172,22 +173,28 @@ def render(data: dict[str, Any]) -> str:
 
 
 def _candidates(name: str, count: int, seed: int) -> Candidates:
+    import numpy as np
+
     import felix
     from felix import workloads
+    from felix.search import build_cost
 
     task = workloads.parse(WORKLOADS[name], target="cuda")
     sketches = felix.sketches(task)
-    mods = []
+    found: list[tuple[float, Any]] = []
     for number, sketch in enumerate(sketches):
         wanted = count // len(sketches) + (number < count % len(sketches))
         for row in sketch.sample(2 * wanted, seed=seed):
             if wanted == 0:
                 break
             try:
-                mods.append(sketch.schedule(row).mod)
-                wanted -= 1
+                mod = sketch.schedule(row).mod
             except felix.InvalidSchedule:
                 continue
+            features = sketch.formulas.exact(np.asarray([row]))
+            found.append((float(build_cost.BuildCost.of(sketch, features).compile_s[0]), mod))
+            wanted -= 1
+    mods = [mod for _, mod in sorted(found, key=lambda pair: -pair[0])]
     return Candidates(name, task, mods)
 
 

@@ -1,8 +1,8 @@
-"""Integer-ness of operators: rounding disappears only where the value is an integer."""
+"""What expressions show of their values: whether they are integers, or not below 0; spans."""
 
 from __future__ import annotations
 
-from felix.symbolic import expr
+from felix.symbolic import expr, scalar
 
 X, Y = expr.variable("x"), expr.variable("y")
 
@@ -18,3 +18,20 @@ def test_rounding_of_picked_fractions_stays() -> None:
     for fraction in fractions:
         assert isinstance(expr.Floor(fraction), expr.Floor)
         assert isinstance(expr.Ceiling(fraction), expr.Ceiling)
+
+
+def test_nonnegative_is_what_is_visibly_so() -> None:
+    a, b = expr.FloorMod(X, Y), expr.Maximum(X, Y)
+    for value in (X, X * Y + 3, X / Y, a * X + b, expr.Select(expr.Less(X, Y), X, a), Y**2):
+        assert expr.is_nonnegative(value) and expr.Absolute(value) is value
+    for value in (X - Y, -X, X * (Y - 1) - 1, expr.Minimum(X - Y, X)):
+        assert not expr.is_nonnegative(value)
+        assert isinstance(expr.Absolute(value), expr.Absolute)
+
+
+def test_the_span_of_a_number_is_the_product_of_its_digits_extents() -> None:
+    assert scalar.spread(Y, X, Y) == X * Y
+    for span, extent, coefficient in ((4, 3, 4), (4, 3, 5), (2, 5, 4), (3, 2, -2), (1, 7, 1)):
+        values = {abs(coefficient) * i for i in range(extent)}
+        assert scalar.spread(span, extent, coefficient) == max(values) + span
+    assert scalar.spread(Y, X, -Y) == Y + (X - 1) * Y

@@ -500,3 +500,18 @@ def test_a_fast_candidate_is_not_built_again_and_a_thorough_one_is_timed_longer(
 )
 def test_tvm_may_pin_threads_only_to_cores_counted_from_zero(cores: set[int], bound: bool) -> None:
     assert host.may_bind(cores) is bound
+
+
+def test_the_host_loads_the_graph_level_only_when_it_is_used() -> None:
+    code = """
+import sys
+from felix.measure import host
+host._import_tvm()
+import tvm
+parts = [name for name in sys.modules if name.startswith("tvm.relax")]
+assert parts == ["tvm.relax"], parts
+source = "@T.prim_func(s_tir=True)\\ndef main(x: T.Buffer((1,), 'float32')):\\n    x[0] = 1.0"
+assert tvm.script.from_source(source).params
+assert issubclass(tvm.relax.Function, tvm.ir.BaseFunc)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -84,7 +84,7 @@ def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = [event for event in seen if isinstance(event, events.RoundStarted)]
     assert rounds[0].steps == ()  # warm-up
     steps = rounds[1].steps
-    assert [s.step for s in steps] == [0, 10, 20]
+    assert [s.step for s in steps] == [0, 5, 10, 15, 20]
     temperatures = [s.temperature for s in steps]
     assert temperatures == sorted(temperatures, reverse=True)
     assert steps[-1].loss < steps[0].loss

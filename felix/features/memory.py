@@ -141,7 +141,7 @@ def stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scala
     """Address step of the innermost loop with more than one iteration that passes the guards."""
     result: Scalar = 0
     for loop, live in zip(row.loops, row.live, strict=True):
-        step = nest.offset(access, row.block, shape, loop, 1)
+        (step,) = nest.offsets(access, row.block, shape, loop)
         result = scalar.select(live, step, result)
     return result
 
@@ -158,7 +158,8 @@ def vector_stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -
     live = scalar.both(nest.is_vector(loop), scalar.negated(scalar.equal(loop.extent, 1)))
     if scalar.is_static(live, 0):
         return 0
-    return scalar.select(live, nest.offset(access, row.block, shape, loop, 1), 0)
+    (step,) = nest.offsets(access, row.block, shape, loop)
+    return scalar.select(live, step, 0)
 
 
 def warp(
@@ -176,8 +177,10 @@ def warp(
     if not threads:
         return sectors, ways
     loop = threads[0]
-    for lane in LANES:
-        distance = nest.offset(access, row.block, shape, loop, lane) * element
+    for lane, offset in zip(
+        LANES, nest.offsets(access, row.block, shape, loop, LANES), strict=True
+    ):
+        distance = offset * element
         present = scalar.both(scalar.less(lane, loop.extent), nest.passes(row.block, loop, lane))
         far = scalar.both(present, scalar.less_equal(SECTOR_BYTES, distance))
         sectors = sectors * scalar.select(far, 2, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import sympy
@@ -189,18 +189,25 @@ def loop_point(loop: Loop, value: Scalar) -> dict[Digit, Scalar]:
     return point
 
 
-def offset(
-    access: Access, block: Block, shape: tuple[Scalar, ...], loop: Loop, value: Scalar
-) -> Scalar:
-    """|address(loop = value) - address(origin)| in elements, other loops at 0."""
-    total: Scalar = 0
+def offsets(
+    access: Access,
+    block: Block,
+    shape: tuple[Scalar, ...],
+    loop: Loop,
+    values: Sequence[Scalar] = (1,),
+) -> list[Scalar]:
+    """|address(loop = value) - address(origin)| in elements for each value, other loops at 0."""
     steps = strides(shape)
-    for dim in moved_dims(access, block, loop.digits):
-        here = index_at(access.indices[dim], block, loop_point(loop, value))
-        total = total + (here - index_at(access.indices[dim], block, {})) * steps[dim]
-    if isinstance(total, int):
-        return abs(total)
-    return expr.Absolute(total)
+    dims = moved_dims(access, block, loop.digits)
+    origin = [index_at(access.indices[dim], block, {}) for dim in dims]
+    found = []
+    for value in values:
+        point = loop_point(loop, value)
+        total: Scalar = 0
+        for dim, start in zip(dims, origin, strict=True):
+            total = total + (index_at(access.indices[dim], block, point) - start) * steps[dim]
+        found.append(abs(total) if isinstance(total, int) else expr.Absolute(total))
+    return found
 
 
 def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
@@ -252,12 +259,10 @@ def _span(affine: Affine, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
             factor = _divide(terms[inside[-1]], flat.terms[inside[-1]])
             span = span + factor * (scalar.minimum(width, bound) - 1)
             terms = {d: c for d, c in terms.items() if d not in flat.terms}
-    for digit, coefficient in terms.items():
+    for digit, coefficient in reversed(terms.items()):
         if digit not in extents and digit.source is None:
             continue
-        width = _digit_span(digit, block, extents) - 1
-        negative = scalar.is_negative(coefficient)
-        span = span + width * (-coefficient if negative else coefficient)
+        span = scalar.spread(span, _digit_span(digit, block, extents), coefficient)
     return span
 
 

@@ -7,8 +7,9 @@ device addresses plain ints. Reads nothing; feeds `cuda_run`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,20 @@ class Context:
         self._call("cuModuleLoadData", ctypes.byref(module), cubin)
         return module
 
-    def unload(self, module: ctypes.c_void_p) -> None:
-        """Unload a module."""
-        self._call("cuModuleUnload", module)
+    @contextlib.contextmanager
+    def loaded(self, cubin: bytes) -> Iterator[ctypes.c_void_p]:
+        """A cubin loaded for the block. A poisoned context unloads nothing: all that could give
+        is a second error in front of the one that tells what happened."""
+        module = self.load(cubin)
+        poisoned = False
+        try:
+            yield module
+        except DriverError as error:
+            poisoned = error.poisoned
+            raise
+        finally:
+            if not poisoned:
+                self._call("cuModuleUnload", module)
 
     def kernel(
         self,

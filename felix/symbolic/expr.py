@@ -149,7 +149,7 @@ class Absolute(_Picked):
     def eval(cls, a: Expr) -> Expr | None:
         if a.is_Number:
             return abs(a)
-        return a if a.is_nonnegative else None
+        return a if is_nonnegative(a) else None
 
 
 class Floor(_Whole):
@@ -335,6 +335,20 @@ def divides(quotient: Expr) -> bool:
             if factor.is_Pow and not (factor.exp.is_Integer and factor.exp > 0):
                 return False
     return True
+
+
+def is_nonnegative(value: Expr) -> bool:
+    """True if `value` is visibly not below 0: sums, products and powers of what is not.
+
+    Sufficient, not necessary; sympy also bounds differences, for ten times the price.
+    """
+    if value.is_Number:
+        return bool(value >= 0)
+    if isinstance(value, (sympy.Add, sympy.Mul, sympy.Pow)):
+        return all(map(is_nonnegative, value.args[:1] if value.is_Pow else value.args))
+    if isinstance(value, (Minimum, Maximum, Select)):
+        return all(map(is_nonnegative, value.args[-2:]))
+    return isinstance(value, (sympy.Symbol, _Operator)) and value.is_nonnegative is True
 
 
 def variable(name: str) -> sympy.Symbol:

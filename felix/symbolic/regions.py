@@ -70,14 +70,13 @@ def relax(
             extent = extent + factor * (bound - 1)
             terms = {d: c for d, c in terms.items() if d not in flat.terms}
     for digit, coefficient in terms.items():
-        if is_relaxed(digit, relaxed):
-            width = (digit.extent - 1) * coefficient
-            if scalar.is_negative(coefficient):
-                minimum = minimum.plus(Affine({}, width))
-                width = -width
-            extent = extent + width
-        else:
+        if not is_relaxed(digit, relaxed):
             minimum = minimum.plus(Affine({digit: coefficient}))
+        elif scalar.is_negative(coefficient):
+            minimum = minimum.plus(Affine({}, (digit.extent - 1) * coefficient))
+    for digit, coefficient in reversed(terms.items()):
+        if is_relaxed(digit, relaxed):
+            extent = scalar.spread(extent, digit.extent, coefficient)
     return Interval(minimum, extent)
 
 

@@ -94,6 +94,17 @@ def is_negative(value: Scalar) -> bool:
     return bool(value.as_coeff_Mul()[0] < 0)
 
 
+def spread(span: Scalar, extent: Scalar, coefficient: Scalar) -> Scalar:
+    """Span of sums of a number with `span` values and a digit's multiples of `coefficient`.
+
+    span + (extent - 1) |coefficient|; where the span is the coefficient, as it is for the lower
+    digits of one number, that is their product.
+    """
+    if span == coefficient:
+        return span * extent
+    return span + (extent - 1) * (-coefficient if is_negative(coefficient) else coefficient)
+
+
 def plain(value: Scalar) -> Scalar:
     """A sympy integer as a Python int; anything else unchanged."""
     return int(value) if getattr(value, "is_Integer", False) else value
