@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from felix import target, workloads
-from felix.measure import local, protocol
+from felix import cpus, target, workloads
+from felix.measure import cuda_reference, local, protocol
 
 if TYPE_CHECKING:
     import types
@@ -40,11 +40,14 @@ class Pools:
         self._pools: dict[str, SharedPool] = {}
 
     def warm(self, targets: list[str]) -> None:
-        """Start pools, and let each measure something."""
+        """Start pools, and let each worker do something."""
         for text in targets:
             task = workloads.gemm(16, 16, 16, target=text)
+            mod = (
+                task.mod if task.target.kind.name == "llvm" else cuda_reference.scheduled(task.mod)
+            )
             pool = self.take(task)
-            pool.for_task(task).measure([task.mod])
+            pool.for_task(task).measure([mod] * cpus.available_cores())
 
     def take(self, task: Task) -> SharedPool:
         """A working pool for a task's target."""

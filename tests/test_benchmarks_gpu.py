@@ -21,8 +21,10 @@ from benchmarks import (
     unrolling,
     vendor,
 )
-from felix.tuning import learning, setup
+from felix.measure import local
+from felix.tuning import learning
 from felix.workloads import catalogue
+from server import pools as server_pools
 from tests import tuning_fakes
 
 
@@ -174,7 +176,8 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
         models.append(f"{made.message} {made.state_dict()} {args[4:]}")
         return made
 
-    monkeypatch.setattr(setup, "local_pool", pool)
+    monkeypatch.setattr(local, "LocalPool", pool)
+    monkeypatch.setattr(server_pools.SharedPool, "is_usable", lambda self: True)
     monkeypatch.setattr(learning, "Learner", learner)
     monkeypatch.setattr(search_efficiency, "_warm_us", lambda task, mod: 4.0)
     asked: list[dict[str, Any]] = []
@@ -197,7 +200,7 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
     kinds = ours.pop("strategy"), theirs.pop("strategy")
     assert kinds == ("gradient", "tvm-evolutionary")
     options, others = ours.pop("options"), theirs.pop("options")
-    batches = {"round_size": 64, "first_round_size": 64}
+    batches = {"round_size": 64, "first_round_size": 64, "pool": others.pool}
     assert dataclasses.replace(options, **batches) == others and ours == theirs
 
 

@@ -25,22 +25,18 @@ _PRECISE = ("--fmad=true",)
 
 def program(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[cuda_build.Plan, bytes] | None:
     """Plan and cubin of the reference; None where the host has to compute it."""
-    scheduled = _scheduled(mod)
-    if scheduled is None:
+    simple = scheduled(mod)
+    if simple is None:
         return None
-    lowered = cuda_build.lower(scheduled, target)
+    lowered = cuda_build.lower(simple, target)
     source = lowered.source
     return lowered.plan, nvrtc.compile_cubin(
         source.text, lowered.arch, options=_PRECISE, headers=source.headers
     )
 
 
-def has_device_form(mod: tvm.IRModule) -> bool:
-    """Whether the device computes the reference."""
-    return _scheduled(mod) is not None
-
-
-def _scheduled(mod: tvm.IRModule) -> tvm.IRModule | None:
+def scheduled(mod: tvm.IRModule) -> tvm.IRModule | None:
+    """The program with one thread an output element; None where it has no such form."""
     if reference.reduction_length(mod) > _MAX_REDUCTION:
         return None
     schedule = s_tir.Schedule(mod, debug_mask="none")
