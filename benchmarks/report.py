@@ -25,6 +25,7 @@ from benchmarks import (
     common,
     cpu_tuning,
     cuda_build_time,
+    descent_steps,
     efficiency,
     features,
     measure_throughput,
@@ -41,6 +42,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "features": features.render,
     "cpu_tuning": cpu_tuning.render,
     "cuda_build_time": cuda_build_time.render,
+    "descent_steps": descent_steps.render,
     "measure_throughput": measure_throughput.render,
     "search_efficiency": efficiency.render,
 }
