@@ -200,6 +200,7 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
     kinds = ours.pop("strategy"), theirs.pop("strategy")
     assert kinds == ("gradient", "tvm-evolutionary")
     options, others = ours.pop("options"), theirs.pop("options")
+    assert options.pool.__func__ is others.pool.__func__ is server_pools.Pools.take
     batches = {"round_size": 64, "first_round_size": 64, "pool": others.pool}
     assert dataclasses.replace(options, **batches) == others and ours == theirs
 

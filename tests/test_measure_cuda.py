@@ -352,7 +352,7 @@ class TestOnGpu:
         [
             (other_sum, protocol.ErrorClass.WRONG_RESULT, "output c"),
             (unwritten_row, protocol.ErrorClass.WRONG_RESULT, "64 of 4096 elements"),
-            (out_of_bounds, protocol.ErrorClass.LAUNCH, "_ADDRESS"),
+            (out_of_bounds, protocol.ErrorClass.LAUNCH, "ILLEGAL_ADDRESS"),
             (endless, protocol.ErrorClass.TIMEOUT, "running"),
             (much_shared, protocol.ErrorClass.BUILD, "shared"),
         ],

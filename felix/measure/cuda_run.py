@@ -76,7 +76,7 @@ class Runner:
         self._context: cuda_driver.Context | None = None
         self._task: _Task | None = None
         self._workspaces: list[tuple[int, int]] = []
-        #: contents of the arguments that a reference was computed from, by its folder
+        #: folder of the task prepared last, and the arguments its reference was computed from
         self._arrays: tuple[str, list[reference.Array]] | None = None
 
     # ------------------------------------------------------------ verbs
@@ -267,7 +267,7 @@ class Runner:
         known, self._arrays = self._arrays, None
         if known is not None and known[0] == folder:
             arrays = known[1]
-        else:  # prepared by a worker before this one
+        else:  # another task or worker came in between
             arrays = reference.inputs(args, meta["seed"], positive=meta["positive"])
         tensors, fresh = self._upload(args, arrays)
         outputs = []

@@ -340,7 +340,7 @@ def divides(quotient: Expr) -> bool:
 def is_nonnegative(value: Expr) -> bool:
     """True if `value` is visibly not below 0: sums, products and powers of what is not.
 
-    Sufficient, not necessary; sympy also bounds differences, for ten times the price.
+    Sufficient, not necessary: sympy also bounds differences, which takes it long.
     """
     if value.is_Number:
         return bool(value >= 0)
