@@ -37,6 +37,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         best_us = min(finals)
         equal = min(run["n_measured"] for run in own if run.get("curve"))
         vendor = [run["latency_us"] for run in own if run["strategy"] == "vendor"]
+        turns = [run["median_us"] for run in own if run["strategy"] == "winners"]
         for strategy in SEARCHES:
             mine = [run for run in own if run["strategy"] == strategy]
             if not mine:
@@ -54,6 +55,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 times = [time_to(curve, best_us / share) for curve in curves]
                 entry[f"to_{share:.0%}_s"] = _median([t[0] for t in times])
                 entry[f"to_{share:.0%}_trials"] = _median([t[1] for t in times])
+            if turns:
+                entry["turns_us"] = _median([medians.get(strategy) for medians in turns])
             entry |= {f"vendor_{kind}_us": value for one in vendor for kind, value in one.items()}
             found.append(entry)
     return found
@@ -140,6 +143,10 @@ def render(data: dict[str, Any]) -> str:
     head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
             "with its bounds at least", "only the other did"]  # fmt: skip
     parts.append(common.table(head, [row for row in rows if row is not None]))
+    turns = _turns_rows(entries)
+    if turns:
+        head = ["winners in turns", *(f"{name} us" for name in SEARCHES), "best other / Felix"]
+        parts.append(common.table(head, turns))
     warm = _warm_rows(entries)
     if warm:
         head = ["warm and cold L2", "stock's choice warm us", "by Felix's pool us", "cold us",
@@ -161,6 +168,17 @@ def _ratio_row(entries: Sequence[dict[str, Any]], strategy: str, share: float) -
     both = statistics.geometric_mean(found.both) if found.both else None
     return [strategy, f"{share:.0%}", len(found.both), both, len(found.bounds),
             statistics.geometric_mean(every), len(found.lost)]  # fmt: skip
+
+
+def _turns_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    of = {(e["name"], e["strategy"]): e.get("turns_us") for e in entries}
+    rows = []
+    for name in dict.fromkeys(entry["name"] for entry in entries):
+        felix_us, *others = (of.get((name, strategy)) for strategy in SEARCHES)
+        known = [latency_us for latency_us in others if latency_us is not None]
+        if felix_us is not None and known:
+            rows.append([name, felix_us, *others, f"{min(known) / felix_us:.3f}"])
+    return rows
 
 
 def _warm_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:

@@ -10,6 +10,8 @@ For every subgraph of `subgraphs` and seed, each in a process of its own:
   stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
                limit of a build alone is raised from 30 to 180 s, because its workers import TVM's
                tensor intrinsics first, and many builds fail by that
+  winners      what the searches found, timed in turns by one process (`winners`); of stock its
+               four fastest with a cold L2, the fastest of which counts
   vendor       PyTorch eager and compiled (cuBLAS, cuDNN, inductor), TF32 off; once a subgraph
 
 Stock times kernels with a warm L2 and Felix with a cold one, so every schedule of stock's that ran
@@ -54,16 +56,18 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import common, efficiency, subgraphs
+from benchmarks import common, efficiency, subgraphs, winners
 
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
-STRATEGIES = (*TUNED, "stock", "vendor")
+STRATEGIES = (*TUNED, "stock", "winners", "vendor")
 TRIALS = {"felix": 128, "evolution": 128, "random": 64, "stock": 64}
 FAILED_US = 1e9
 #: Candidates of a batch of `ms.tune_tir`, and the seconds that a build of its builder may take.
 TVM_BATCH, TVM_BUILD_S = 64, 180.0
 #: What stock could build must not be lost when it is built again.
 AGAIN_BUILD_S, AGAIN_SOURCE_BYTES = 60.0, 1 << 30
+#: As many of stock's fastest as Felix's finals time again.
+STOCK_FINALISTS = 4
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
              "felix.tune", "felix.sketch", "felix.search", "felix.baselines",
@@ -235,6 +239,8 @@ def _piece(request: dict[str, Any], log: str) -> None:
         if strategy == "vendor":
             by_layout = vendor.latencies_us(request["workload"])
             found = {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
+        elif strategy == "winners":
+            found = _winners(request)
         elif strategy == "stock":
             found = _stock(request, scratch)
         else:
@@ -289,8 +295,10 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
              "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
-    if request["strategy"] == "felix" and result.found is not None:
-        found["best_warm_us"] = _warm_us(task, result.best.schedule.mod)
+    if result.found is not None:
+        winners.keep(pathlib.Path(request["path"]), [result.best.schedule.mod])
+        if request["strategy"] == "felix":
+            found["best_warm_us"] = _warm_us(task, result.best.schedule.mod)
     return found
 
 
@@ -355,12 +363,31 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
         return found | {"curve": []}
     cold_us = _cold_us(task, [mod for *_, mod in watch.ran])
     best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
+    cold = [number for number, latency_us in enumerate(cold_us) if latency_us is not None]
+    cold = sorted(cold, key=lambda number: cold_us[number])[:STOCK_FINALISTS]
+    winners.keep(pathlib.Path(request["path"]), [watch.ran[number][3] for number in cold])
     return found | {
         "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
         "own_best_us": watch.ran[best][2], "own_best_cold_us": cold_us[best],
         "best_warm_us": _warm_us(task, watch.ran[best][3]),
         "cold_failed": sum(one is None for one in cold_us),
     }  # fmt: skip
+
+
+def _winners(request: dict[str, Any]) -> dict[str, Any]:
+    from felix import workloads
+    from felix.measure import local
+
+    task = workloads.parse(request["workload"], target=request["target"])
+    work = pathlib.Path(request["path"]).parent
+    pieces = {
+        strategy: _path(work, request["name"], request["seed"], strategy)
+        for strategy in efficiency.SEARCHES
+    }
+    options = local.LocalOptions(
+        build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES
+    )
+    return winners.timed(task, winners.read(pieces), options)
 
 
 def _watch() -> Any:

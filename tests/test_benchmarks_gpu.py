@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -20,8 +21,9 @@ from benchmarks import (
     subgraphs,
     unrolling,
     vendor,
+    winners,
 )
-from felix.measure import local
+from felix.measure import local, protocol, testing
 from felix.tuning import learning
 from felix.workloads import catalogue
 from server import pools as server_pools
@@ -104,6 +106,47 @@ def test_stock_is_judged_by_all_its_schedules_with_a_cold_cache() -> None:
     assert text.splitlines()[-1].split() == "| gemm | 7 | 6.5 | - | 11 | 8 | 10 |".split()
 
 
+def test_winners_are_timed_in_turns_if_they_are_near(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = catalogue.parse("gemm:64,64,64", target="llvm -num-cores 1")
+    (sketch, *_) = felix.sketches(task)
+    near, same, far, broken = (sketch.schedule(row).mod for row in sketch.sample(4, seed=0))
+    wanted = {str(near): 10.0, str(same): 11.0, str(far): 14.0,
+              str(broken): protocol.ErrorClass.BUILD}  # fmt: skip
+    assert len(wanted) == 4
+    asked: list[str] = []
+
+    def measure(mod: Any) -> float | protocol.ErrorClass:
+        asked.append(str(mod))
+        return wanted[asked[-1]]
+
+    pool = contextlib.nullcontext(testing.FunctionMeasurer(measure))
+    monkeypatch.setattr(local, "LocalPool", lambda task, options: pool)
+    pieces = {name: tmp_path / f"{name}.json" for name in ("felix", "stock", "random", "never")}
+    for name, mods in (("felix", [same]), ("stock", [far, near]), ("random", [broken])):
+        pieces[name].touch()
+        with pytest.raises(FileNotFoundError, match=f"no modules of {name}: run"):
+            winners.read(pieces)
+        winners.keep(pieces[name], mods)
+    found = winners.timed(task, winners.read(pieces), local.LocalOptions())
+    assert found["median_us"] == {"felix": 11.0, "stock": 10.0, "random": None}
+    assert found["medians_us"]["stock"] == [14.0, 10.0]
+    assert asked.count(str(far)) == asked.count(str(broken)) == 1
+    assert asked.count(str(near)) == asked.count(str(same)) == winners.TURNS
+    with pytest.raises(FileNotFoundError, match="fewer than two searches"):
+        winners.read({"felix": pieces["felix"], "never": pieces["never"]})
+
+
+def test_the_table_of_winners_compares_with_the_fastest_other() -> None:
+    medians = {"felix": 10.0, "stock": 9.5, "random": 50.0}
+    piece = {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "winners", "seed": 0,
+             "date": "2030-01-01", "median_us": medians}  # fmt: skip
+    lines = efficiency.render({"runs": [*RUNS, piece]}).splitlines()
+    (row,) = (n for n, line in enumerate(lines) if line.startswith("| winners in turns"))
+    assert lines[row + 2].split() == "| gemm | 10 | - | 50 | 9.5 | 0.950 |".split()
+
+
 def test_trials_are_given_by_strategy() -> None:
     assert search_efficiency._trials("felix=32") == ("felix", 32)
     for wrong in ("felix", "felix=0", "vendor=3", "felix=x"):
@@ -162,7 +205,9 @@ def test_a_piece_runs_in_a_process_of_its_own(
     assert json.loads(out.read_text())["runs"] == [piece]
 
 
-def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_felix_and_evolution_differ_in_the_search_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pools: list[tuning_fakes.Pool] = []
     models: list[str] = []
     real = learning.Learner
@@ -189,7 +234,8 @@ def test_felix_and_evolution_differ_in_the_search_alone(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(felix, "tune", noted)
     request = {"workload": "gemm:64,64,64", "seed": 0, "target": "llvm -num-cores 1",
-               "trials": 2, "model": None, "max_compile_s": None}  # fmt: skip
+               "trials": 2, "model": None, "max_compile_s": None,
+               "path": str(tmp_path / "piece.json")}  # fmt: skip
     for strategy in ("felix", "evolution"):
         search_efficiency._tune({"strategy": strategy, **request})
     search_efficiency._tune({"strategy": "felix", **request, "max_compile_s": 3.0})

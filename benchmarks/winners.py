@@ -1,0 +1,82 @@
+"""The winners of all searches of a subgraph, timed in turns by one process.
+
+Each search has timed its own winner, minutes apart and in processes of their own; kernels of a few
+microseconds differ by some per cent from process to process. So who is faster is decided here:
+a burst of repeats of each, then the next burst of each, with a cold L2, and the median of all.
+
+Modules in, latencies in microseconds out; feeds `search_efficiency`.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+    from felix.measure.local import LocalOptions
+    from felix.task import Task
+
+#: Bursts of each module that is not slower than the fastest by more than this factor.
+TURNS, MARGIN = 20, 1.25
+SUFFIX = ".mods"
+
+
+def keep(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
+    """Write the scheduled modules that may be a search's winner beside its piece."""
+    import tvm
+
+    piece.with_suffix(SUFFIX).write_text(tvm.ir.save_json(list(mods)))
+
+
+def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[tvm.IRModule]]:
+    """The modules that were kept, by the name of the search; of pieces that are there.
+
+    Raises:
+        FileNotFoundError: a piece is there and its modules are not, or there are no two.
+    """
+    import tvm
+
+    done = {name: path.with_suffix(SUFFIX) for name, path in pieces.items() if path.exists()}
+    missing = [name for name, path in done.items() if not path.exists()]
+    if missing or len(done) < 2:
+        what = f"no modules of {', '.join(missing)}" if missing else "fewer than two searches"
+        raise FileNotFoundError(f"{what}: run the searches again, in this work folder")
+    return {name: list(tvm.ir.load_json(path.read_text())) for name, path in done.items()}
+
+
+def timed(
+    task: Task, found: Mapping[str, Sequence[tvm.IRModule]], options: LocalOptions
+) -> dict[str, Any]:
+    """Median latency of every search's fastest module; None: none of them ran."""
+    from felix.measure import local
+
+    every = [(name, mod) for name, mods in found.items() for mod in mods]
+    latencies: list[list[float]] = [[] for _ in every]
+    left = list(range(len(every)))
+    with local.LocalPool(task, options) as pool:
+        for turn in range(TURNS):
+            futures = [pool.submit(every[number][1], thorough=True) for number in left]
+            for number, future in zip(left, futures, strict=True):
+                latencies[number].extend(future.result().latencies_us)
+            if turn == 0:
+                left = _near_the_best(latencies)
+    medians: dict[str, list[float]] = {name: [] for name in found}
+    for (name, _), own in zip(every, latencies, strict=True):
+        if own:
+            medians[name].append(statistics.median(own))
+    return {
+        "turns": TURNS,
+        "medians_us": medians,
+        "median_us": {name: min(own, default=None) for name, own in medians.items()},
+    }
+
+
+def _near_the_best(latencies: Sequence[Sequence[float]]) -> list[int]:
+    medians = [statistics.median(own) if own else math.inf for own in latencies]
+    limit_us = MARGIN * min(medians)
+    return [number for number, own_us in enumerate(medians) if own_us <= limit_us < math.inf]
