@@ -7,6 +7,7 @@ random) are built and timed by pools that differ in how they build only:
   explicit       TVM writes unrolled loops out, as MetaSchedule's space says
   pragma         `#pragma unroll` in their place
   explicit-quick, pragma-quick    the same with `--Ofast-compile=min`
+  explicit-arrays    arrays in registers as TVM writes them, not `cuda_source.scalars`
 Schedules with software pipelines are left out: TVM can only write those out. Latencies in
 microseconds, builds in seconds (with all builders busy). Writes
 `benchmarks/results/unrolling-DEVICE.json`.
@@ -37,7 +38,7 @@ WORKLOADS = (
     "layer_norm:8192x768",
     "reduce:64x131072,axes=1",
 )
-VARIANTS = ("explicit", "pragma", "explicit-quick", "pragma-quick")
+VARIANTS = ("explicit", "pragma", "explicit-quick", "pragma-quick", "explicit-arrays")
 
 
 def main() -> int:
@@ -59,10 +60,10 @@ def main() -> int:
     measured: dict[str, dict[str, list[Any]]] = {text: {} for text in WORKLOADS}
     first = next(iter(found.values()))[0]
     for name in args.variants:
-        explicit, *quick = name.split("-")
         options = local.LocalOptions(
-            explicit_unroll=explicit == "explicit",
-            nvrtc_options=nvrtc.FAST + (("--Ofast-compile=min",) if quick else ()),
+            explicit_unroll=name.startswith("explicit"),
+            nvrtc_options=nvrtc.FAST + (("--Ofast-compile=min",) if "quick" in name else ()),
+            scalar_registers="arrays" not in name,
             build_timeout_s=8.0,
         )
         with local.LocalPool(first, options) as pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -219,6 +220,60 @@ def test_shared_expressions_that_nothing_uses_are_left_out() -> None:
     unused = "  int cse_v2 = (n * 3);\n  int3 cse_v12 = make_int3(1, 2, 3);\n"
     assert cuda_source.slim(used + unused).text == cuda_source.slim(used).text
     assert used in cuda_source.slim(used).text
+
+
+KERNEL = 'extern "C" __global__ void __launch_bounds__(64) main_kernel'
+
+
+def test_arrays_with_constant_indices_become_variables() -> None:
+    array = (
+        "  alignas(64) float c_local[2];\n  c_local[0] = 0;\n  b[i] = c_local[1] + c_local[0];\n"
+    )
+    variables = (
+        "  float c_local_e0, c_local_e1;\n  c_local_e0 = 0;\n  b[i] = c_local_e1 + c_local_e0;\n"
+    )
+    other = "  float c_local[3];\n  b[0] = c_local[i];\n"  # another kernel's of that name
+
+    def text(of_first: str) -> str:
+        return f"int x[2];\n{KERNEL}(float* b) {{\n{of_first}}}\n{KERNEL}_1() {{\n{other}}}\n"
+
+    assert cuda_source.scalars(text(array)) == text(variables)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "c_local[i] = 0;",
+        "c_local[(0 + 1)] = 0;",
+        "*(float2*)(c_local + 0) = make_float2(0, 0);",
+        "*(float2*)(&(c_local[0])) = make_float2(0, 0);",
+        "c_local[2] = 0;",  # outside
+        "float c_local[2];",
+        "c_local_e1 = 0;",
+        "return c_local[2];",
+    ],
+)
+def test_arrays_stay_if_anything_else_is_done_with_them(use: str) -> None:
+    declared = f"{KERNEL}() {{\n  float c_local[2];\n"
+    text = f"{declared}  c_local[1] = 0;\n  {use}\n}}\n"
+    assert cuda_source.scalars(text) == text
+    shared = text.replace("float c_local", "__shared__ float c_local").replace(use, "")
+    assert cuda_source.scalars(shared) == shared
+
+
+def test_candidates_have_variables_for_their_accumulators() -> None:
+    task = felix.workloads.gemm(128, 128, 128, target="h200")
+    sketch = felix.sketches(task)[0]
+    changed = 0
+    for row in sketch.sample(8, seed=0):
+        mod = sketch.schedule(row).mod
+        text = cuda_build.lower(mod, task.target).source.text
+        arrays = cuda_build.lower(mod, task.target, scalars=False).source.text
+        changed += text != arrays
+        assert re.sub(r"_ptr_e(\d+)\b", r"_ptr[\1]", text).count(";\n") == arrays.count(";\n")
+        if text != arrays:
+            assert "matmul_local_ptr[" not in text
+    assert 0 < changed < 8  # some loops over the accumulators are left as loops
 
 
 def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:

@@ -85,11 +85,16 @@ class Device:
 
 
 def handle(
-    payload: str, stem: str, max_source_bytes: int, explicit: bool, options: Sequence[str]
+    payload: str,
+    stem: str,
+    max_source_bytes: int,
+    explicit: bool,
+    scalars: bool,
+    options: Sequence[str],
 ) -> dict[str, Any]:
     """The `build` verb for CUDA: the result goes to `stem` + ".cubin"."""
     mod, target = tvm.ir.load_json(payload)
-    lowered = lower(mod if explicit or pipelined(mod) else implicit(mod), target)
+    lowered = lower(mod if explicit or pipelined(mod) else implicit(mod), target, scalars)
     size = len(lowered.source.text)
     if size > max_source_bytes:
         raise BuildError(f"{size} bytes of source would take too long to compile")
@@ -159,8 +164,8 @@ def _annotations(mod: tvm.IRModule) -> list[tuple[str, Any]]:
     return found
 
 
-def lower(mod: tvm.IRModule, target: tvm.target.Target) -> Device:
-    """Lower a scheduled module and write its source.
+def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) -> Device:
+    """Lower a scheduled module and write its source, `cuda_source.scalars` or not.
 
     Raises:
         BuildError: its host part does more than launch kernels in a fixed order.
@@ -177,7 +182,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target) -> Device:
     ((kernel_target, kernels),) = devices.items()
     plan = _plan(host["main"], n_params)
     text = _source(finalize()(kernels), kernel_target)
-    source = cuda_source.slim(text)
+    source = cuda_source.slim(text, scalars)
     return Device(plan, source, str(target.attrs["arch"]), time.perf_counter() - start)
 
 

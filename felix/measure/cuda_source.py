@@ -1,4 +1,4 @@
-"""The CUDA source that TVM generates, without what the kernel does not use.
+"""The CUDA source that TVM generates, without what the kernel does not use and what costs time.
 
 TVM's text begins with libcu++ headers for integer types and type traits; reading them takes
 NVRTC 0.4 s a kernel, and a float32 kernel uses none. They are replaced by typedefs unless the
@@ -6,7 +6,15 @@ rest of the source names something of theirs.
 
 Its elimination of common subexpressions defines variables (`int cse_v7 = ...`) that its code
 generator then does not use, 12 to 20 % of a long source. They are left out: NVRTC takes 4 % less
-and makes the same cubin. Reads the text of `cuda_build`; feeds `nvrtc`.
+and makes the same cubin.
+
+A thread's accumulators are an array in its registers. Where TVM has unrolled all loops that index
+it, every mention has a constant index, and NVRTC must find out for thousands of statements that no
+two of them touch the same memory. `scalars` makes them variables, which NVRTC is told instead of
+finding out: the long builds take a half to a third of the time, and the cubin is the same but, at
+times, for the numbers of the registers (docs/measuring-cuda.md).
+
+Reads the text of `cuda_build`; feeds `nvrtc`.
 """
 
 from __future__ import annotations
@@ -18,6 +26,8 @@ import re
 _BLOCK = re.compile(r"#ifdef __CUDACC_RTC__\n.*?#include <cuda\.h>\s*\n#endif\n", re.DOTALL)
 _SHARED = re.compile(r"\bcse_v\d+\b")
 _DEFINITION = re.compile(r"^ *int\d? (cse_v\d+) = .*;\n", re.MULTILINE)
+_KERNEL = re.compile(r'^(?=extern "C" __global__ )', re.MULTILINE)
+_ARRAY = re.compile(r"^( *)(?:alignas\(\d+\) )?(\w+) (\w+)\[(\d+)\];\n", re.MULTILINE)
 _LIBCUXX = re.compile(r"\b(?:cuda::|std::)")
 _INTEGERS = """\
 typedef signed char int8_t;
@@ -49,9 +59,16 @@ class Source:
     headers: bool
 
 
-def slim(generated: str) -> Source:
-    """The generated text with the smallest prelude that it compiles with."""
+def slim(generated: str, with_scalars: bool = True) -> Source:
+    """The generated text with the smallest prelude that it compiles with.
+
+    Args:
+        generated: TVM's text.
+        with_scalars: whether arrays in registers become `scalars`.
+    """
     generated = _without_unused(generated)
+    if with_scalars:
+        generated = scalars(generated)
     rest = _BLOCK.sub("", generated, count=1)
     includes = "#include" in rest
     if _LIBCUXX.search(rest) or rest == generated:
@@ -64,3 +81,34 @@ def _without_unused(text: str) -> str:
     """Without definitions of shared subexpressions that nothing else names."""
     mentions = collections.Counter(_SHARED.findall(text))
     return _DEFINITION.sub(lambda found: "" if mentions[found[1]] == 1 else found[0], text)
+
+
+def scalars(text: str) -> str:
+    """A variable for each element of the arrays that a kernel indexes with constants alone."""
+    prelude, *kernels = _KERNEL.split(text)
+    return "".join([prelude, *map(_of_kernel, kernels)])
+
+
+def _of_kernel(text: str) -> str:
+    declarations = [(name, int(size)) for _, kind, name, size in _ARRAY.findall(text)
+                    if kind != "return"]  # fmt: skip
+    names = {name for name, size in declarations if _is_constant(text, name, size)}
+    if not names:
+        return text
+
+    def declared(found: re.Match[str]) -> str:
+        indent, kind, name, size = found.groups()
+        if name not in names:
+            return found[0]
+        return f"{indent}{kind} {', '.join(f'{name}_e{i}' for i in range(int(size)))};\n"
+
+    mention = re.compile(rf"\b({'|'.join(sorted(names))})\[(\d+)\]")
+    return mention.sub(r"\1_e\2", _ARRAY.sub(declared, text))
+
+
+def _is_constant(text: str, name: str, size: int) -> bool:
+    """Whether an array is declared once and all else is to name elements of it."""
+    if f"{name}_e" in text or re.search(rf"&[ (]*{name}\b", text):
+        return False
+    indices = re.findall(rf"\b{name}\b(?:\[(\d+)\])?", text)
+    return all(indices) and [int(i) for i in indices if int(i) >= size] == [size]

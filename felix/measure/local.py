@@ -78,6 +78,8 @@ class LocalOptions:
     timing: timing.TimingOptions | None = None
     #: CUDA: let TVM write unrolled loops out, instead of a pragma for the compiler.
     explicit_unroll: bool = True
+    #: CUDA: variables for the elements of arrays in registers (`cuda_source.scalars`).
+    scalar_registers: bool = True
     #: CUDA: what NVRTC is told, beside the architecture.
     nvrtc_options: tuple[str, ...] = nvrtc.FAST
     #: CUDA: a candidate with more source is a build error: the longest one built in 6 s had 543 kB
@@ -252,6 +254,7 @@ class LocalPool:
         if self._device == "cuda":
             request["verb"] = "build_cuda"
             request["explicit"] = self._options.explicit_unroll
+            request["scalars"] = self._options.scalar_registers
             request["options"] = self._options.nvrtc_options
             request["max_source_bytes"] = self._options.max_source_bytes
         else:
