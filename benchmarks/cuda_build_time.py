@@ -8,6 +8,10 @@ candidate ran as fast as predicted. All are lowered, which gives true sizes; of 
 build in a second or more (*long*) NVRTC compiles some, drawn at random (without NVRTC, none: pip
 install nvidia-cuda-nvrtc). Seconds are CPU seconds of one process.
 
+*Arrays* is the time of the source with registers in arrays, as TVM writes it, over that with
+`cuda_source.scalars`, all of a row together; *same cubin* and *same size* are of those for which
+the two sources differ.
+
 *Too long* is what a builder would refuse or give up (`LocalOptions`); *told* are those of them
 that the search would put off, *put off* others that it would put off.
 
@@ -37,7 +41,8 @@ ROUND = 24
 #: Candidates predicted to build faster are not compiled: no limit is near.
 LONG_S = 1.0
 COLUMNS = ("candidates", "name", "n", "n long", "statements 5/50/95 %", "n timed",
-           "seconds 5/50/95 %", "too long", "told", "put off")  # fmt: skip
+           "seconds 5/50/95 %", "arrays", "same cubin", "same size", "too long", "told",
+           "put off")  # fmt: skip
 
 
 def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[dict[str, Any]]:
@@ -54,22 +59,40 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
         for row in sketch.sample(-(-n_random // len(sketches)), seed=5, max_structures=4).tolist()
     ]
     found = []
-    texts: dict[str, int] = {}
+    texts: dict[str, tuple[int, str]] = {}
     for kind, index, row in drawn + proposed(task, sketches, n_rounds):
-        record, source = size(sketches[index], row, task.target)
+        record, source, arrays = size(sketches[index], row, task.target)
         found.append({"kind": kind, "sketch": index, **record})
-        texts.setdefault(source, len(found) - 1)
+        texts.setdefault(source, (len(found) - 1, arrays))
     if not nvrtc.available():
         return found
-    long = [t for t, i in texts.items() if found[i]["predicted_s"] >= LONG_S]
+    long = [t for t, (i, _) in texts.items() if found[i]["predicted_s"] >= LONG_S]
     rng = np.random.default_rng(0)
     for number in rng.permutation(len(long))[:n_compiled].tolist():
-        record = found[texts[long[number]]]
-        if not refused(record):
-            before = time.process_time()
-            nvrtc.compile_cubin(long[number], "sm_90")
-            record["nvrtc_s"] = time.process_time() - before
+        source = long[number]
+        index, arrays = texts[source]
+        if not refused(found[index]):
+            found[index] |= compiled(source, arrays)
     return found
+
+
+def compiled(source: str, arrays: str) -> dict[str, Any]:
+    """Seconds of NVRTC for both sources, and what of the cubins differs."""
+    from felix.measure import nvrtc
+
+    def timed(text: str) -> tuple[float, bytes]:
+        before = time.process_time()
+        cubin = nvrtc.compile_cubin(text, "sm_90")
+        return time.process_time() - before, cubin
+
+    (nvrtc_s, cubin), (arrays_s, other) = timed(source), timed(arrays)
+    return {
+        "nvrtc_s": nvrtc_s,
+        "nvrtc_arrays_s": arrays_s,
+        "has_arrays": source == arrays,
+        "same_cubin": cubin == other,
+        "same_size": len(cubin) == len(other),
+    }
 
 
 def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, int, Any]]:
@@ -91,8 +114,8 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
     return [c for batch in found[options.n_warm_rounds :] for c in batch]
 
 
-def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str]:
-    """What is predicted and true of a candidate, and its source."""
+def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
+    """What is predicted and true of a candidate, its source, and that with arrays."""
     from felix.measure import cuda_build
     from felix.search import build_cost
 
@@ -107,7 +130,7 @@ def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str]:
         "source_bytes": len(source),
         "lower_s": time.process_time() - before,
     }
-    return record, source
+    return record, source, cuda_build.lower(mod, target, scalars=False).source.text
 
 
 def refused(record: dict[str, Any]) -> bool:
@@ -151,10 +174,18 @@ def _row(records: list[dict[str, Any]]) -> list[Any]:
         _percentiles([r["predicted_statements"] / r["statements"] for r in long]),
         len(timed),
         _percentiles([r["predicted_s"] / build_s(r) for r in timed]),
+        *_arrays(timed),
         len(too_long),
         sum(r["predicted_s"] > limit_s for r in too_long),
         sum(r["predicted_s"] > limit_s for r in others),
     ]
+
+
+def _arrays(timed: list[dict[str, Any]]) -> list[Any]:
+    changed = [r for r in timed if not r["has_arrays"]]
+    both = [math.fsum(r[key] for r in timed) for key in ("nvrtc_arrays_s", "nvrtc_s")]
+    same = [sum(r[key] for r in changed) for key in ("same_cubin", "same_size")]
+    return [both[0] / both[1] if timed else None, *(f"{n} of {len(changed)}" for n in same)]
 
 
 def build_s(record: dict[str, Any]) -> float:

@@ -214,12 +214,12 @@ def test_prelude_has_only_what_is_used() -> None:
     assert traits.headers and "cuda/std/cstdint" in traits.text
 
 
-def test_shared_expressions_that_nothing_uses_are_left_out() -> None:
-    """TVM defines them and writes the expressions out all the same."""
-    used = "  int cse_v1 = (n * 2);\n  a[cse_v1] = 0;\n"
-    unused = "  int cse_v2 = (n * 3);\n  int3 cse_v12 = make_int3(1, 2, 3);\n"
-    assert cuda_source.slim(used + unused).text == cuda_source.slim(used).text
-    assert used in cuda_source.slim(used).text
+def test_sources_define_no_shared_expressions() -> None:
+    """TVM takes long to find them, and then writes the expressions out all the same."""
+    task = felix.workloads.conv2d(1, 14, 14, 32, 32, 3, padding=1, target="h200")
+    sketch = felix.sketches(task)[0]
+    (row,) = sketch.sample(1, seed=0)
+    assert "cse_v" not in cuda_build.lower(sketch.schedule(row).mod, task.target).source.text
 
 
 KERNEL = 'extern "C" __global__ void __launch_bounds__(64) main_kernel'

@@ -1,12 +1,8 @@
-"""The CUDA source that TVM generates, without what the kernel does not use and what costs time.
+"""The CUDA source that TVM generates, without what only costs NVRTC time.
 
 TVM's text begins with libcu++ headers for integer types and type traits; reading them takes
 NVRTC 0.4 s a kernel, and a float32 kernel uses none. They are replaced by typedefs unless the
 rest of the source names something of theirs.
-
-Its elimination of common subexpressions defines variables (`int cse_v7 = ...`) that its code
-generator then does not use, 12 to 20 % of a long source. They are left out: NVRTC takes 4 % less
-and makes the same cubin.
 
 A thread's accumulators are an array in its registers. Where TVM has unrolled all loops that index
 it, every mention has a constant index, and NVRTC must find out for thousands of statements that no
@@ -19,13 +15,10 @@ Reads the text of `cuda_build`; feeds `nvrtc`.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import re
 
 _BLOCK = re.compile(r"#ifdef __CUDACC_RTC__\n.*?#include <cuda\.h>\s*\n#endif\n", re.DOTALL)
-_SHARED = re.compile(r"\bcse_v\d+\b")
-_DEFINITION = re.compile(r"^ *int\d? (cse_v\d+) = .*;\n", re.MULTILINE)
 _KERNEL = re.compile(r'^(?=extern "C" __global__ )', re.MULTILINE)
 _ARRAY = re.compile(r"^( *)(?:alignas\(\d+\) )?(\w+) (\w+)\[(\d+)\];\n", re.MULTILINE)
 _LIBCUXX = re.compile(r"\b(?:cuda::|std::)")
@@ -66,7 +59,6 @@ def slim(generated: str, with_scalars: bool = True) -> Source:
         generated: TVM's text.
         with_scalars: whether arrays in registers become `scalars`.
     """
-    generated = _without_unused(generated)
     if with_scalars:
         generated = scalars(generated)
     rest = _BLOCK.sub("", generated, count=1)
@@ -75,12 +67,6 @@ def slim(generated: str, with_scalars: bool = True) -> Source:
         return Source(_STOCK_LIMITS + generated.replace("#include <cuda.h>", ""), headers=True)
     needed = [line for name, line in _CONSTANTS.items() if re.search(rf"\b{name}\b", rest)]
     return Source(_INTEGERS + "".join(needed) + rest, headers=includes)
-
-
-def _without_unused(text: str) -> str:
-    """Without definitions of shared subexpressions that nothing else names."""
-    mentions = collections.Counter(_SHARED.findall(text))
-    return _DEFINITION.sub(lambda found: "" if mentions[found[1]] == 1 else found[0], text)
 
 
 def scalars(text: str) -> str:
