@@ -139,10 +139,12 @@ def render(data: dict[str, Any]) -> str:
         return ""
     head = [key.replace("_", " ") for key in keys]
     parts = [common.table(head, [[entry[key] for key in keys] for entry in entries])]
-    rows = [_ratio_row(entries, strategy, share) for strategy in COMPARED for share in SHARES]
-    head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
-            "with its bounds at least", "only the other did"]  # fmt: skip
-    parts.append(common.table(head, [row for row in rows if row is not None]))
+    every = [_ratio_row(entries, strategy, share) for strategy in COMPARED for share in SHARES]
+    rows = [row for row in every if row is not None]
+    if rows:
+        head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
+                "with its bounds at least", "only the other did"]  # fmt: skip
+        parts.append(common.table(head, rows))
     turns = _turns_rows(entries)
     if turns:
         head = ["winners in turns", *(f"{name} us" for name in SEARCHES), "best other / Felix"]

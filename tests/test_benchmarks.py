@@ -90,7 +90,8 @@ def test_build_times_count_what_a_limit_tells() -> None:
     def candidate(predicted_s: float, nvrtc_s: float, source_bytes: int = 1000) -> dict[str, Any]:
         return {"kind": "proposed", "predicted_statements": 90.0, "statements": 100,
                 "predicted_s": predicted_s, "source_bytes": source_bytes, "lower_s": 1.0,
-                "nvrtc_s": nvrtc_s}  # fmt: skip
+                "nvrtc_s": nvrtc_s, "nvrtc_arrays_s": 2 * nvrtc_s, "has_arrays": nvrtc_s == 6,
+                "same_cubin": nvrtc_s == 3, "same_size": True}  # fmt: skip
 
     refused = candidate(9.0, 0.0, source_bytes=10**7)
     del refused["nvrtc_s"]
@@ -98,7 +99,8 @@ def test_build_times_count_what_a_limit_tells() -> None:
              "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
     rows = {row[1]: row for row in cuda_build_time.summary(found)}
     assert list(rows) == ["gemm", "conv", "all"]
-    assert rows["gemm"][-3:] == [3, 2, 0] and rows["conv"][-3:] == [0, 0, 1]
+    assert rows["gemm"][-3:] == [3, 3, 0] and rows["conv"][-3:] == [0, 0, 1]
+    assert rows["gemm"][-6:-3] == [2.0, "1 of 2", "2 of 2"]
     assert rows["all"][2:5] == [6, 5, "0.90 0.90 0.90"]
 
 

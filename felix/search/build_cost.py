@@ -6,9 +6,9 @@ factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
 
 *For CUDA* they are those of all kernels, which are one source. A software pipeline writes its body
 (fetches into shared memory, update) out once more for each stage that it drains, 1 + last stage
-copies in all; fewer where its loop is shorter, which is not looked at. On 13 subgraphs 94 % of 54
-proposals predicted to take over 3 s had the predicted number of statements within 15 %. Of 21
-candidates that a builder would give up or refuse, a limit of 6 s tells 18, and takes none of 72
+copies in all; fewer where its loop is shorter, which is not looked at. On 13 subgraphs 95 % of 77
+proposals predicted to take over 2 s had the predicted number of statements within 15 %. Of 32
+candidates that a builder would give up or refuse, a limit of 4 s tells 29, and takes none of 75
 others for too long (`python benchmarks/cuda_build_time.py`). The length of the source says less
 about the time: a statement has 50 to 470 bytes (docs/measuring-cuda.md).
 
@@ -28,10 +28,10 @@ from felix.search import types
 Array = NDArray[np.float64]
 #: Statements that take as long to build on a CPU as a program without any.
 FREE_STATEMENTS = 330.0
-#: CUDA: lowering and NVRTC of s statements take this times s^1.5; 2610 of them 6 s.
-CUDA_S = 4.5e-5
+#: CUDA: lowering and NVRTC of a statement; 2670 take 4 s.
+CUDA_S = 1.5e-3
 #: and this for each step of a thread, which NVRTC may unroll itself
-CUDA_S_PER_UNROLL_BODY = 0.4e-6
+CUDA_S_PER_UNROLL_BODY = 0.27e-6
 
 _PIPELINE = "software_pipeline_stage"
 
@@ -60,7 +60,7 @@ class BuildCost:
         times = np.where(is_again, pipeline_copies(sketch.instructions), 1)
         statements = (raw("code_copies") * times).sum(axis=1)
         unrolled_s = CUDA_S_PER_UNROLL_BODY * raw("unroll_body").max(axis=1)
-        return cls(statements, CUDA_S * statements**1.5 + unrolled_s)
+        return cls(statements, CUDA_S * statements + unrolled_s)
 
 
 def pipeline_copies(instructions: Sequence[types.Instruction]) -> int:
