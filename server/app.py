@@ -17,6 +17,7 @@ import fastapi
 
 import felix
 from server import (
+    answers,
     auth_throttle,
     blobs,
     database,
@@ -89,6 +90,7 @@ def _services(settings: settings_module.Settings) -> context.Services:
         with db.read() as tx:
             return events.lasts(tx, job_ids)
 
+    shared = answers.Answers(settings.look_s)
     return context.Services(
         settings=settings,
         db=db,
@@ -96,8 +98,8 @@ def _services(settings: settings_module.Settings) -> context.Services:
         parser=parsing.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
         feed=feed.Feed(newest),
         seen=looks.Shared(),
-        answers=looks.Shared(settings.look_s),
-        tails=tails.Tails(db, api_events.encode, settings.look_s),
+        answers=shared,
+        tails=tails.Tails(db, api_events.encode, settings.look_s, shared.told),
         known=looks.Shared(KEY_KNOWN_S),
         throttle=auth_throttle.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),

@@ -5,7 +5,8 @@ answer is made, or a moment after, gets that one. An answer is never older than 
 the look itself took), and whatever this process changes makes it forget, so that a client reads
 what it wrote. Changes of other processes are seen `keep_s` later at the latest.
 
-Reads whatever it is given to ask; feeds `server.auth`, `server.api`, `server.tails`.
+Reads whatever it is given to ask; feeds `server.auth`, `server.answers`,
+`server.tails`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class Shared(Generic[T]):
             task.add_done_callback(lambda made: self._made(key, made, began_s))
         return await asyncio.shield(task)  # one who leaves takes it from nobody
 
-    def forget(self) -> None:
-        """Something was changed: answers from before are not given any more."""
-        self._tasks.clear()
+    def forget(self, which: Callable[[Hashable], bool] = lambda key: True) -> None:
+        """Something was changed: answers from before to these keys are not given any more."""
+        for key in [key for key in self._tasks if which(key)]:
+            del self._tasks[key]
 
     def _made(self, key: Hashable, task: asyncio.Future[T], began_s: float) -> None:
         if task.cancelled() or task.exception() is not None:  # errors are told, not kept

@@ -65,12 +65,17 @@ class Tails:
         db: the database.
         encode: an event as clients get it.
         keep_s: how old a tail may be.
+        told: called with a job before clients are told of new events of it.
     """
 
     def __init__(
-        self, db: database.Database, encode: Callable[[rows.Event], bytes], keep_s: float
+        self,
+        db: database.Database,
+        encode: Callable[[rows.Event], bytes],
+        keep_s: float,
+        told: Callable[[int], None],
     ) -> None:
-        self._db, self._encode = db, encode
+        self._db, self._encode, self._told = db, encode, told
         self._looks: looks.Shared[Tail] = looks.Shared(keep_s)
         self._kept: collections.OrderedDict[int, Tail] = collections.OrderedDict()
 
@@ -93,6 +98,8 @@ class Tails:
         except errors.NotFound:
             self._kept.pop(job_id, None)
             raise
+        if before is None or tail.last_seq > before.last_seq:
+            self._told(job_id)
         newest = self._kept.get(job_id)
         if newest is None or newest.last_seq <= tail.last_seq:
             self._kept[job_id] = tail

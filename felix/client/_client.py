@@ -126,9 +126,25 @@ class Client:
         )  # fmt: skip
         return _rows.of(_rows.Job, answer.json())
 
-    def job(self, job_id: int) -> _rows.Job:
-        """A job as it stands."""
-        return _rows.of(_rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
+    def job(self, job_id: int, seq: int = 0) -> _rows.Job:
+        """A job as it stands.
+
+        Args:
+            job_id: its number.
+            seq: of an event that is known; the answer is not from before it. An API server may
+                give one that is `FELIX_LOOK_S` old, and another one may have told the event.
+
+        Raises:
+            RemoteError: there is no such job, or it has no such event.
+        """
+        began_s = time.monotonic()
+        while True:
+            job = _rows.of(_rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
+            if job.last_seq >= seq:
+                return job
+            if time.monotonic() - began_s > _events.PATIENCE_S:
+                raise errors.RemoteError(f"job {job_id} has no event {seq}")
+            self._http.sleep(_events.RETRY_S)
 
     def jobs(self, limit: int | None = None, **filters: Any) -> Iterator[_rows.Job]:
         """Jobs, newest first.

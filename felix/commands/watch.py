@@ -38,10 +38,12 @@ def run(chosen: argparse.Namespace) -> int:
 def follow(service: client.Client, job_id: int, as_json: bool) -> int:
     """Show events until the job has ended: 0 if it succeeded, else 1."""
     job = service.job(job_id)
+    seq = job.last_seq
     with _display(service, job) as show:
-        for event in service.events(job_id, job.last_seq):
+        for event in service.events(job_id, seq):
             show(event)
-    job = service.job(job_id)
+            seq = event.seq
+    job = service.job(job_id, seq)
     if as_json:
         print(json.dumps(dataclasses.asdict(job), default=str, indent=1))
     else:

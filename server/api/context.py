@@ -15,7 +15,18 @@ from typing import Annotated
 import anyio
 import fastapi
 
-from server import auth_throttle, blobs, database, feed, looks, parsing, settings, states, tails
+from server import (
+    answers,
+    auth_throttle,
+    blobs,
+    database,
+    feed,
+    looks,
+    parsing,
+    settings,
+    states,
+    tails,
+)
 from server.store import rows
 
 
@@ -39,8 +50,7 @@ class Services:
     feed: feed.Feed
     #: of streams, by job and sequence number
     seen: looks.Shared[Seen]
-    #: bodies, by what was asked
-    answers: looks.Shared[bytes]
+    answers: answers.Answers
     tails: tails.Tails
     #: keys that were presented a moment ago, by the sha256 of their text
     known: looks.Shared[rows.Key]

@@ -12,7 +12,7 @@ from typing import Annotated
 import fastapi
 from sqlalchemy import orm
 
-from server import auth
+from server import answers, auth
 from server.api import asks, context, shapes, sharing
 from server.store import jobs, rows, trials
 
@@ -33,7 +33,7 @@ async def curve(
     def read(tx: orm.Session) -> shapes.Curve:
         return _curves(tx, [job_id], task)[0]
 
-    return await sharing.answer(services, ("curve", job_id, task), read)
+    return await sharing.answer(services, answers.Asked(("curve", task), (job_id,)), read)
 
 
 @router.get("/v1/curves", response_model=shapes.Listed[shapes.Curve])
@@ -49,7 +49,7 @@ async def curves(
     def read(tx: orm.Session) -> shapes.Listed[shapes.Curve]:
         return shapes.Listed(items=_curves(tx, asked, task))
 
-    return await sharing.answer(services, ("curves", asked, task), read)
+    return await sharing.answer(services, answers.Asked(("curves", task), asked), read)
 
 
 @router.get("/v1/jobs/{job_id}/predicted")

@@ -109,6 +109,13 @@ def _look(services: context.Services, job_id: int, seq: int) -> context.Seen:
     return context.Seen(state, last_seq, b"".join(_encoded(event) for event in new))
 
 
+async def _look_and_tell(services: context.Services, job_id: int, seq: int) -> context.Seen:
+    seen = await anyio.to_thread.run_sync(_look, services, job_id, seq)
+    if seen.last_seq > seq or seen.state in states.ENDED:
+        services.answers.told(job_id)
+    return seen
+
+
 def _encoded(event: rows.Event) -> bytes:
     data = encode(event).decode()
     return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
@@ -117,7 +124,7 @@ def _encoded(event: rows.Event) -> bytes:
 async def _events(services: context.Services, job_id: int, seq: int) -> AsyncIterator[bytes]:
     until_s = time.monotonic() + MAX_STREAM_S
     while time.monotonic() < until_s and not services.feed.is_closed:
-        look = functools.partial(anyio.to_thread.run_sync, _look, services, job_id, seq)
+        look = functools.partial(_look_and_tell, services, job_id, seq)
         try:
             seen = await services.seen.get((job_id, seq), look)
         except errors.NotFound:  # deleted meanwhile

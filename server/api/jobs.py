@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import fastapi
 from sqlalchemy import orm
 
-from server import auth, intake, states, store
+from server import answers, auth, intake, states, store
 from server.api import asks, context, paging, shapes, sharing
 from server.store import jobs
 
@@ -115,7 +115,7 @@ async def get(job_id: asks.Id, caller: auth.Reader, services: context.Needed) ->
     def read(tx: orm.Session) -> shapes.Job:
         return shapes.Job.model_validate(jobs.get(tx, job_id))
 
-    return await sharing.answer(services, ("job", job_id), read)
+    return await sharing.answer(services, answers.Asked("job", (job_id,)), read)
 
 
 @router.patch("/{job_id}")

@@ -7,13 +7,14 @@ Reads the store; feeds routers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import anyio.to_thread
 import fastapi
 import pydantic
 from sqlalchemy import orm
 
+from server import answers
 from server.api import context
 
 JSON = "application/json"
@@ -21,7 +22,7 @@ JSON = "application/json"
 
 async def answer(
     services: context.Services,
-    asked: Hashable,
+    asked: answers.Asked,
     read: Callable[[orm.Session], pydantic.BaseModel],
 ) -> fastapi.Response:
     """What `read` finds, or found a moment ago for another who asked the same.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fastapi
 from sqlalchemy import orm
 
-from server import auth
+from server import answers, auth
 from server.api import asks, context, shapes, sharing
 from server.store import jobs
 
@@ -26,7 +26,7 @@ async def every(
         found = jobs.tasks(tx, job_id)
         return shapes.Listed(items=[shapes.Task.model_validate(task) for task in found])
 
-    return await sharing.answer(services, ("tasks", job_id), read)
+    return await sharing.answer(services, answers.Asked("tasks", (job_id,)), read)
 
 
 @router.get("/{number}/code")

@@ -278,6 +278,22 @@ def test_passing_failures_are_retried_and_others_told() -> None:
         http.get("/v1/jobs")
 
 
+def test_a_job_is_not_older_than_an_event_that_is_known(served: Served) -> None:
+    """As behind several API servers: one has told the event, another has an answer from before."""
+    job = filling.finished(served.db, served.blobs)
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        found = httpx.get(f"{served.url}{request.url.path}", headers=request.headers)
+        old = {"state": "running", "last_seq": job.last_seq - 1} if len(asked) < 3 else {}
+        return httpx.Response(200, json=found.json() | old)
+
+    with client.Client(served.url, served.key.text, transport=httpx.MockTransport(answer)) as made:
+        assert made.job(job.id).state == "running"
+        assert made.job(job.id, job.last_seq).state == "succeeded" and len(asked) == 3
+
+
 def test_streams_are_parsed() -> None:
     lines = [": ping", "", "event: a", "data: 1", "data: 2", "id: 7", "", "data:x", "", "event: b"]
     found = list(_events.parse(lines))

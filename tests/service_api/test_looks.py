@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from server import app, auth, columns, database, errors, looks, models, tails
 from server.api import events as api_events
 from server.api import shapes
-from server.store import control, events, keys
+from server.store import control, events, keys, leases
+from tests import service_fakes
 from tests.service_api import filling
 from tests.service_api.conftest import Service, testclient
 
@@ -102,7 +103,8 @@ def test_clients_that_poll_share_looks(
     slow_looks: Service, asked: collections.Counter[str]
 ) -> None:
     job = filling.finished(slow_looks.db, slow_looks.blobs)
-    paths = ["", "/curve", "/curve?task=7", "/tasks", "/events", "/events?after_seq=3"]
+    # events first: who is told of new ones gets no answer from before
+    paths = ["/events", "/events?after_seq=3", "", "/curve", "/curve?task=7", "/tasks"]
     first = [slow_looks.client.get(f"/v1/jobs/{job.id}{path}").json() for path in paths]
     assert 0 < asked["questions"] < 20
     asked.clear()
@@ -134,6 +136,29 @@ def test_a_client_reads_what_it_wrote(slow_looks: Service) -> None:
     for path in ("", "/events", "/curve", "/tasks"):
         assert client.get(f"/v1/jobs/{job.id}{path}").status_code == 404
     assert client.get("/v1/jobs/99").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_was_told_of_an_event_gets_no_answer_from_before(
+    slow_looks: Service, stream: bool
+) -> None:
+    claim = filling.running(slow_looks.db, n_trials=1)
+    other = filling.queued(slow_looks.db)
+    number, client = claim.job.id, slow_looks.client
+    paths = [f"/v1/jobs/{number}", f"/v1/jobs/{number}/curve", f"/v1/jobs/{number}/tasks"]
+    paths += [f"/v1/curves?job={other.id}&job={number}", f"/v1/jobs/{other.id}"]
+    before = [client.get(path).json() for path in paths]
+    service_fakes.add(slow_looks.db, claim.fence, service_fakes.new_trial(30, 2.0))
+    with slow_looks.db.write() as tx:  # as other processes do
+        control.pause(tx, other.id)
+        leases.succeed(tx, claim.fence, "trials")
+    assert [client.get(path).json() for path in paths] == before
+    where = "events/stream" if stream else "events"
+    told = client.get(f"/v1/jobs/{number}/{where}", params={"after_seq": before[0]["last_seq"]})
+    assert "succeeded" in told.text
+    after = [client.get(path).json() for path in paths]
+    assert after[0]["state"] == "succeeded" and after[0]["best_us"] == 2.0
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False] * 4 + [True]
 
 
 def test_refused_changes_cost_nobody_a_look(
@@ -261,7 +286,8 @@ def test_a_tail_grows_and_stays_short(db: database.Database, monkeypatch: Any) -
                 events.append(tx, job_id, events.Type.WARNING, {"message": "x"})
 
     async def play() -> None:
-        kept = tails.Tails(db, encode, keep_s=0.0)
+        told: list[int] = []
+        kept = tails.Tails(db, encode, 0.0, told.append)
         first = numbers[0]
         for count, since, last in ((0, 0, 1), (2, 0, 3), (3, 2, 6), (9, 11, 15)):
             tell(first, count)
@@ -270,6 +296,9 @@ def test_a_tail_grows_and_stays_short(db: database.Database, monkeypatch: Any) -
             tail = await kept.of(first)
             assert (tail.since, tail.last_seq) == (since, last)
             assert [one.seq for one in tail.told] == list(range(since + 1, last + 1))
+        kept.forget()
+        await kept.of(first)
+        assert told == [first] * 4  # not of what was told before
         assert encoded == [1, 2, 3, 4, 5, 6, 12, 13, 14, 15]  # each once
         for number in (*numbers[1:], first):  # the first has been dropped meanwhile
             await kept.of(number)
