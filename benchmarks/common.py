@@ -18,6 +18,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 PARTS = RESULTS / "parts"
 #: Options that only say where files lie.
 _PLACES = ("--work", "--out")
+#: Seconds that a build of stock's builder may take; its own limit of 30 s is less than its workers
+#: may take to import.
+STOCK_BUILD_S = 180.0
 
 
 def now() -> str:

@@ -40,7 +40,6 @@ WORKLOADS = {
     "layer_norm": "layer_norm:8192x768",
 }
 FAILED_US = 1e9
-STOCK_BUILD_S = 180.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def stock_pass(candidates: Candidates) -> dict[str, Any]:
 
     task = candidates.task
     builder = ms.builder.LocalBuilder(
-        max_workers=cpus.available_cores(), timeout_sec=STOCK_BUILD_S
+        max_workers=cpus.available_cores(), timeout_sec=common.STOCK_BUILD_S
     )
     runner = ms.runner.LocalRunner()
     start = time.perf_counter()

@@ -62,8 +62,8 @@ TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
 TRIALS = {"felix": 128, "evolution": 128, "random": 64, "stock": 64}
 FAILED_US = 1e9
-#: Candidates of a batch of `ms.tune_tir`, and the seconds that a build of its builder may take.
-TVM_BATCH, TVM_BUILD_S = 64, 180.0
+#: Candidates of a batch of `ms.tune_tir`.
+TVM_BATCH = 64
 #: What stock could build must not be lost when it is built again.
 AGAIN_BUILD_S, AGAIN_SOURCE_BYTES = 60.0, 1 << 30
 #: As many of stock's fastest as Felix's finals time again.
@@ -295,10 +295,10 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
              "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
-    if result.found is not None:
-        winners.keep(pathlib.Path(request["path"]), [result.best.schedule.mod])
-        if request["strategy"] == "felix":
-            found["best_warm_us"] = _warm_us(task, result.best.schedule.mod)
+    best = [] if result.found is None else [result.best.schedule.mod]
+    winners.keep(pathlib.Path(request["path"]), best)
+    if request["strategy"] == "felix" and best:
+        found["best_warm_us"] = _warm_us(task, best[0])
     return found
 
 
@@ -328,15 +328,21 @@ def finals(result: Any) -> list[tuple[int, float, float]]:
     ]
 
 
+def _patient(**more: Any) -> Any:
+    """Options of a pool that builds whatever stock could build."""
+    from felix.measure import local
+
+    return local.LocalOptions(
+        build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES, **more
+    )
+
+
 def _warm_us(task: Any, mod: Any) -> float | None:
     """Latency of a schedule with a warm L2, by Felix's pool."""
     from felix.measure import local, timing
 
     warm = timing.TimingOptions(flush=False, max_repeats=5, min_repeat_ms=20)
-    options = local.LocalOptions(
-        builders=1, timing=warm, check=False, build_timeout_s=AGAIN_BUILD_S,
-        max_source_bytes=AGAIN_SOURCE_BYTES,
-    )  # fmt: skip
+    options = _patient(builders=1, timing=warm, check=False)
     with local.LocalPool(task, options) as pool:
         (measured,) = pool.measure([mod])
     return measured.latency_us
@@ -350,7 +356,7 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     task = workloads.parse(request["workload"], target=request["target"])
     watch = _watch()
     cores = cpus.available_cores()  # TVM's default takes those of the whole machine
-    builder = ms.builder.LocalBuilder(max_workers=cores, timeout_sec=TVM_BUILD_S)
+    builder = ms.builder.LocalBuilder(max_workers=cores, timeout_sec=common.STOCK_BUILD_S)
     start = time.perf_counter()
     ms.tune_tir(
         task.mod, task.target, work_dir=scratch, max_trials_global=request["trials"],
@@ -360,6 +366,7 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     wall_s = time.perf_counter() - start
     found = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
     if not watch.ran:
+        winners.keep(pathlib.Path(request["path"]), [])
         return found | {"curve": []}
     cold_us = _cold_us(task, [mod for *_, mod in watch.ran])
     best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
@@ -376,7 +383,6 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
 
 def _winners(request: dict[str, Any]) -> dict[str, Any]:
     from felix import workloads
-    from felix.measure import local
 
     task = workloads.parse(request["workload"], target=request["target"])
     work = pathlib.Path(request["path"]).parent
@@ -384,10 +390,7 @@ def _winners(request: dict[str, Any]) -> dict[str, Any]:
         strategy: _path(work, request["name"], request["seed"], strategy)
         for strategy in efficiency.SEARCHES
     }
-    options = local.LocalOptions(
-        build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES
-    )
-    return winners.timed(task, winners.read(pieces), options)
+    return winners.timed(task, winners.read(pieces), _patient())
 
 
 def _watch() -> Any:
@@ -421,10 +424,7 @@ def _cold_us(task: Any, mods: Sequence[Any]) -> list[float | None]:
     """Latencies in Felix's pool, whatever a build takes."""
     from felix.measure import local
 
-    options = local.LocalOptions(
-        build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES
-    )
-    with local.LocalPool(task, options) as pool:
+    with local.LocalPool(task, _patient()) as pool:
         return [measurement.latency_us for measurement in pool.measure(mods)]
 
 

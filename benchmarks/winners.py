@@ -27,7 +27,7 @@ SUFFIX = ".mods"
 
 
 def keep(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
-    """Write the scheduled modules that may be a search's winner beside its piece."""
+    """Write the scheduled modules that may be a search's winner, if any, beside its piece."""
     import tvm
 
     piece.with_suffix(SUFFIX).write_text(tvm.ir.save_json(list(mods)))
@@ -78,5 +78,5 @@ def timed(
 
 def _near_the_best(latencies: Sequence[Sequence[float]]) -> list[int]:
     medians = [statistics.median(own) if own else math.inf for own in latencies]
-    limit_us = MARGIN * min(medians)
+    limit_us = MARGIN * min(medians, default=math.inf)
     return [number for number, own_us in enumerate(medians) if own_us <= limit_us < math.inf]

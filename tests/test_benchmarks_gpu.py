@@ -134,6 +134,11 @@ def test_winners_are_timed_in_turns_if_they_are_near(
     assert found["medians_us"]["stock"] == [14.0, 10.0]
     assert asked.count(str(far)) == asked.count(str(broken)) == 1
     assert asked.count(str(near)) == asked.count(str(same)) == winners.TURNS
+    winners.keep(pieces["felix"], [])  # it found none that runs
+    winners.keep(pieces["stock"], [])
+    nothing = {name: pieces[name] for name in ("felix", "stock")}
+    none = winners.timed(task, winners.read(nothing), local.LocalOptions())
+    assert none["median_us"] == {"felix": None, "stock": None}
     with pytest.raises(FileNotFoundError, match="fewer than two searches"):
         winners.read({"felix": pieces["felix"], "never": pieces["never"]})
 

@@ -169,7 +169,8 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     """Lower a scheduled module and write its source, `cuda_source.scalars` or not.
 
     Two passes of TVM are left out, elimination of common subexpressions and of statements that do
-    nothing. They take 40 % of the time, more of long programs; NVRTC makes the same cubin without.
+    nothing. They take a third of the time, more of long programs; NVRTC makes the same cubin
+    without.
 
     Raises:
         BuildError: its host part does more than launch kernels in a fixed order.
