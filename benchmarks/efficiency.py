@@ -13,7 +13,7 @@ import dataclasses
 import math
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import common
@@ -27,7 +27,10 @@ WARM = ("own_best_us", "own_best_cold_us", "best_warm_us")
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per subgraph and strategy: medians over seeds of the best and of the times to shares."""
+    """Per subgraph and strategy: medians over seeds of the best and of the times to shares.
+
+    The best that shares are of is the lowest of all seeds.
+    """
     found = []
     for name in dict.fromkeys(run["name"] for run in runs):
         own = [run for run in runs if run["name"] == name]
@@ -45,7 +48,8 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             ends = [run["curve"][-1][2] if run["curve"] else math.inf for run in mine]
             curves = [dated(run) for run in mine]
             entry: dict[str, Any] = {"name": name, "strategy": strategy, "seeds": len(curves)}
-            entry |= {"best_us": statistics.median(ends), "of_best": best_us / min(ends)}
+            own_us = statistics.median(ends)
+            entry |= {"best_us": own_us, "of_best": best_us / own_us}
             entry |= {key: _median([run.get(key) for run in mine]) for key in WARM}
             entry["searched_s"] = statistics.median(searched_s(run) for run in mine)
             entry |= {key: statistics.median(run[key] for run in mine)
@@ -133,7 +137,7 @@ def ratios(entries: Sequence[dict[str, Any]], strategy: str, share: float) -> Ra
 def render(data: dict[str, Any]) -> str:
     """Tables in Markdown."""
     entries = summary(data["runs"])
-    keys = ["name", "strategy", "n_measured", "wall_s", "best_us", "of_best", "equal_us",
+    keys = ["name", "strategy", "seeds", "n_measured", "wall_s", "best_us", "of_best", "equal_us",
             "to_90%_s", "to_95%_s", "to_99%_s", "to_95%_trials"]  # fmt: skip
     if not entries:
         return ""
@@ -145,10 +149,9 @@ def render(data: dict[str, Any]) -> str:
         head = ["against Felix", "share", "both got there", "geometric mean", "only Felix did",
                 "with its bounds at least", "only the other did"]  # fmt: skip
         parts.append(common.table(head, rows))
-    turns = _turns_rows(entries)
-    if turns:
-        head = ["winners in turns", *(f"{name} us" for name in SEARCHES), "best other / Felix"]
-        parts.append(common.table(head, turns))
+    turns = _turns_table(entries, data["runs"])
+    if turns is not None:
+        parts.append(turns)
     warm = _warm_rows(entries)
     if warm:
         head = ["warm and cold L2", "stock's choice warm us", "by Felix's pool us", "cold us",
@@ -172,15 +175,28 @@ def _ratio_row(entries: Sequence[dict[str, Any]], strategy: str, share: float) -
             statistics.geometric_mean(every), len(found.lost)]  # fmt: skip
 
 
-def _turns_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
+def _turns_table(entries: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str | None:
+    """Winners of the searches that have one in most seeds, and each seed's ratio to Felix's."""
     of = {(e["name"], e["strategy"]): e.get("turns_us") for e in entries}
+    timed = [name for name in SEARCHES if any(us and key[1] == name for key, us in of.items())]
     rows = []
     for name in dict.fromkeys(entry["name"] for entry in entries):
-        felix_us, *others = (of.get((name, strategy)) for strategy in SEARCHES)
-        known = [latency_us for latency_us in others if latency_us is not None]
-        if felix_us is not None and known:
-            rows.append([name, felix_us, *others, f"{min(known) / felix_us:.3f}"])
-    return rows
+        medians = {strategy: of.get((name, strategy)) for strategy in timed}
+        pieces = [r for r in runs if r["name"] == name and r["strategy"] == "winners"]
+        each = [behind_felix(r["median_us"]) for r in sorted(pieces, key=lambda r: int(r["seed"]))]
+        whole = behind_felix(medians)
+        if whole is not None:
+            cells = ["-" if ratio is None else f"{ratio:.3f}" for ratio in (whole, *each)]
+            rows.append([name, *medians.values(), cells[0], " ".join(cells[1:])])
+    head = ["winners in turns", *(f"{name} us" for name in timed), "best other / Felix"]
+    return common.table([*head, "each seed"], rows) if rows else None
+
+
+def behind_felix(medians_us: Mapping[str, float | None]) -> float | None:
+    """The fastest other winner's latency over Felix's; None: either has none."""
+    felix_us = medians_us.get("felix")
+    others = [us for name, us in medians_us.items() if name != "felix" and us is not None]
+    return min(others) / felix_us if felix_us is not None and others else None
 
 
 def _warm_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:

@@ -149,7 +149,23 @@ def test_the_table_of_winners_compares_with_the_fastest_other() -> None:
              "date": "2030-01-01", "median_us": medians}  # fmt: skip
     lines = efficiency.render({"runs": [*RUNS, piece]}).splitlines()
     (row,) = (n for n, line in enumerate(lines) if line.startswith("| winners in turns"))
-    assert lines[row + 2].split() == "| gemm | 10 | - | 50 | 9.5 | 0.950 |".split()
+    assert lines[row + 2].split() == "| gemm | 10 | 50 | 9.5 | 0.950 | 0.950 |".split()
+    second = piece | {"seed": 1, "median_us": {"felix": 10.0, "stock": 11.0, "random": None}}
+    third = piece | {"seed": 2, "median_us": {"felix": 9.0, "stock": None, "random": None}}
+    lines = efficiency.render({"runs": [*RUNS, third, piece, second]}).splitlines()
+    each = "| gemm | 10 | 11 | 1.100 | 0.950 1.100 - |"  # a missing one counts as slowest
+    assert lines[row + 2].split() == each.split()
+
+
+def test_seeds_are_told_and_the_rest_is_medians_over_them() -> None:
+    seeds = [run("gemm", "felix", seed, [(8, 4.0, us)]) for seed, us in enumerate((12, 10, 16))]
+    (entry,) = efficiency.summary(seeds)
+    assert (entry["seeds"], entry["best_us"], entry["of_best"]) == (3, 12, 10 / 12)
+    assert (
+        efficiency.render({"runs": seeds})
+        .splitlines()[2]
+        .startswith("| gemm | felix    |     3 |")
+    )
 
 
 def test_trials_are_given_by_strategy() -> None:
