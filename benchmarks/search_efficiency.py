@@ -94,10 +94,13 @@ def main() -> int:
         if not _run(args, name, seed, strategy, path):
             failed.append(label)
     data = collect(args)
-    common.write(args.out, data)
-    print(efficiency.render(data))
-    if args.picture is not None and data["runs"]:
-        efficiency.picture(data, args.picture)
+    if data["runs"]:
+        common.write(args.out, data)
+        print(efficiency.render(data))
+        if args.picture is not None:
+            efficiency.picture(data, args.picture)
+    else:
+        failed = failed or ["no pieces in the work folder, so no results are written"]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -193,6 +193,18 @@ def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> Non
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
+def test_results_stay_when_there_are_no_pieces(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results.json"
+    out.write_text("before")
+    options = ["--only", "none", "--work", str(tmp_path / "none"), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["search_efficiency.py", *options])
+    assert search_efficiency.main() == 1
+    assert "no pieces in the work folder" in capsys.readouterr().err
+    assert out.read_text() == "before"
+
+
 def test_pieces_come_back_from_a_results_file(tmp_path: pathlib.Path) -> None:
     results, work = tmp_path / "results.json", tmp_path / "work"
     results.write_text(json.dumps({"runs": RUNS}))
