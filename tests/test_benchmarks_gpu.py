@@ -23,6 +23,7 @@ from benchmarks import (
     vendor,
     winners,
 )
+from felix import workloads
 from felix.measure import local, protocol, testing
 from felix.tuning import learning
 from felix.workloads import catalogue
@@ -67,6 +68,18 @@ def test_ratios_count_what_was_not_reached_as_bounds() -> None:
     slower = [run("gemm", "felix", 0, [(1, 2.0, 20.0)]), *RUNS[1:]]
     lost = efficiency.ratios(efficiency.summary(slower), "stock", 0.95)
     assert lost == efficiency.Ratios((), (), ("gemm",))
+
+
+def test_the_start_of_workers_counts_for_both_if_asked() -> None:
+    felix_run, *others = RUNS
+    started = [felix_run | {"pool_s": 4.0}, *others]
+    entries = efficiency.summary(started)
+    assert efficiency.ratios(entries, "stock", 0.95).both == (10.0,)
+    assert efficiency.ratios(entries, "stock", 0.95, with_start=True).both == (40.0 / 8.0,)
+    assert efficiency.ratios(entries, "random", 0.95, with_start=True).bounds == (18.0 / 8.0,)
+    (row,) = (line for line in efficiency.render({"runs": started}).splitlines()
+              if line.startswith("| stock         | 95%"))  # fmt: skip
+    assert row.split() == "| stock | 95% | 1 | 10 | 0 | 10 | 0 | 5 | 5 |".split()
 
 
 def test_the_finals_count_from_the_first_measurement_of_a_candidate() -> None:
@@ -350,6 +363,36 @@ def test_throughput_counts_all_candidates_and_those_that_ran() -> None:
     row = measure_throughput.summary(results)["gemm"]
     assert row["felix"] == 2.0 and row["ratio"] == 20.0 and row["ratio_ran"] == 30.0
     assert row["failed"]["stock"] == 2 and len(row["latency_ratio"]) == 9
+    data = {"summary": {"gemm": row}, "workloads": results, "start_s": 3.0}
+    cells = measure_throughput.render(data).splitlines()[-1].split()
+    assert cells[:13] == "| gemm | 2 | 0.1 | 20 | 30 | 8 |".split()  # 40 s over 2 s and 3 s
+
+
+def test_no_candidate_of_throughput_is_built_before_its_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = catalogue.parse("gemm:64,64,64", target="h200")
+    (sketch, *_) = felix.sketches(task)
+    mods = [sketch.schedule(row).mod for row in sketch.sample(3, seed=0)]
+    found = [measure_throughput.Candidates("gemm", task, mods)]
+    batches: list[list[str]] = []
+
+    class Pool(testing.FunctionMeasurer):
+        def measure(self, wanted: Any) -> Any:
+            batches.append([str(mod) for mod in wanted])
+            return super().measure(wanted)
+
+        def for_task(self, task: Any) -> Pool:
+            return self
+
+    monkeypatch.setattr(local, "LocalPool", lambda task, options: Pool(lambda mod: 1.0))
+    small = catalogue.parse("gemm:16,16,16", target="h200")
+    monkeypatch.setattr(workloads, "gemm", lambda *sizes, target: small)
+    results: dict[str, Any] = {}
+    measure_throughput.felix_pass(found, results, "felix", None, 2)
+    start, batch = batches
+    assert len(start) == 2 and not set(start) & set(batch)
+    assert batch == [str(mod) for mod in mods] and len(results["gemm"]["felix"]["build_s"]) == 3
 
 
 def test_variants_are_compared_with_explicit_unrolling() -> None:
