@@ -5,14 +5,15 @@ GPU of the table below ("h100", "a10g", "nvidia/nvidia-h100"), any TVM tag, a di
 a TVM Target. `parse` completes it with what MetaSchedule needs:
 
 - llvm: mtriple, mcpu and num-cores of this machine unless they are given;
-- cuda: arch, thread, shared-memory and register limits, and an llvm host. The arch is that of
-  the local GPU if there is one, else `DEFAULT_ARCH`. The attribute `model` names the GPU.
+- cuda: arch, thread, shared-memory and register limits, and an llvm host. The attribute `model`
+  names the GPU. Plain "cuda" is the local GPU if there is one, else `DEFAULT_ARCH`; a target
+  that says its arch or model is never looked up on this machine, so it is the same everywhere.
+  Attributes `feature.*` (`felix.gpus`) carry what a GPU outside the table tells of itself.
 
 `hardware` gives a `Hardware`; units are in the field names (bytes, GB/s = 1e9 B/s, GFLOP/s,
 GHz). CPU values come from the operating system where the target is this machine's CPU; what
 the system does not tell (DRAM bandwidth, FMA units) is a stated default, so rates are scales
-to compare schedules by, not promises. Reads `felix.cpus`, `felix.gpus` and the CUDA driver;
-feeds everything.
+to compare schedules by, not promises. Reads `felix.cpus` and `felix.gpus`; feeds everything.
 """
 
 from __future__ import annotations
@@ -36,12 +37,8 @@ DEFAULT_ARCH = "sm_90"
 _INTEGERS = (
     "num-cores",
     "vector-width",
-    "max_threads_per_block",
     "max_num_threads",
-    "max_shared_memory_per_block",
-    "registers_per_block",
-    "thread_warp_size",
-    "l2_cache_size_bytes",
+    *gpus.INTEGERS,
 )
 #: Static limits of one CUDA block; TVM kernels use static shared memory, so 48 KiB on all GPUs.
 _CUDA_LIMITS = {
@@ -172,7 +169,9 @@ def _tagged(head: str) -> dict[str, Any]:
         return {"kind": "cuda", "arch": gpu.arch, "model": short}
     if head in tvm.target.list_tags():
         config = _given(_plain(Target(head).export()))
-        return config | ({"model": short} if config["kind"] == "cuda" else {})
+        if config["kind"] == "cuda":
+            config |= {"model": short, "feature.name": gpus.title(head)}
+        return config
     known = ", ".join(["llvm", "cuda", *gpus.TABLE])
     raise errors.TargetError(f"unknown target {head!r}; use a TVM tag or one of {known}")
 
@@ -228,10 +227,12 @@ def _complete_cuda(config: dict[str, Any]) -> dict[str, Any]:
         model = config.get("model")
         if model in gpus.TABLE:
             config["arch"] = gpus.TABLE[model].arch
-        elif model is None and (found := _local_gpu(0)):
-            config |= found
+        elif model is not None:
+            raise errors.TargetError(
+                f"target: GPU model {model!r} is not in the table; give its arch, too"
+            )
         else:
-            config["arch"] = DEFAULT_ARCH
+            config = (gpus.local(0) or {"arch": DEFAULT_ARCH}) | config
     if not re.fullmatch(r"sm_\d{2,3}[af]?", str(config["arch"])):
         raise errors.TargetError(f"arch must look like sm_90, got {config['arch']!r}")
     config = _CUDA_LIMITS | config
@@ -289,27 +290,11 @@ def _hidden_features(mcpu: str) -> list[str]:
             if name in features and flag not in flags]  # fmt: skip
 
 
-def _local_gpu(index: int) -> dict[str, Any] | None:
-    """Attributes of a local CUDA device, or None where there is none."""
-    device = tvm.cuda(index)
-    if not device.exist:
-        return None
-    arch = "sm_" + str(device.compute_version).replace(".", "")
-    return {
-        "kind": "cuda",
-        "arch": arch,
-        "model": gpus.slug(str(device.device_name)),
-        "max_threads_per_block": int(device.max_threads_per_block),
-        "thread_warp_size": int(device.warp_size),
-        "l2_cache_size_bytes": int(device.l2_cache_size_bytes),
-    }
-
-
 def devices() -> list[Device]:
     """What this machine can tune for: its CPU, then its CUDA devices."""
     found = [parse("llvm")]
     index = 0
-    while config := _local_gpu(index):
+    while config := gpus.local(index):
         found.append(parse(config))
         index += 1
     made = [(target, hardware(target)) for target in found]
@@ -317,16 +302,14 @@ def devices() -> list[Device]:
 
 
 def hardware(target: TargetLike) -> Hardware:
-    """Limits and rates of a target: from the GPU table, or the OS for this machine's CPU."""
+    """Limits and rates of a target: of the GPU it names or tells of, or of this machine's CPU."""
     full = parse(target)
     return _gpu_hardware(full) if full.kind.name == "cuda" else _cpu_hardware(full)
 
 
 def _gpu_hardware(target: Target) -> Hardware:
     attrs = target.attrs
-    arch = str(attrs["arch"])
-    gpu = gpus.find(str(attrs.get("model", "")), arch)
-    family = gpus.family(arch)
+    gpu, family = gpus.find(attrs), gpus.family(attrs)
     cores_fp32 = gpu.sms * family.fp32_lanes_per_sm
     return Hardware(
         name=gpu.name,
@@ -345,7 +328,7 @@ def _gpu_hardware(target: Target) -> Hardware:
         max_threads_per_core=family.max_threads_per_sm,
         max_blocks_per_core=family.max_blocks_per_sm,
         registers_per_block=int(attrs["registers_per_block"]),
-        registers_per_core=65536,
+        registers_per_core=family.registers_per_sm,
         shared_bytes_per_block=int(attrs["max_shared_memory_per_block"]),
         shared_bytes_per_core=family.shared_bytes_per_sm,
     )
