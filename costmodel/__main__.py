@@ -7,6 +7,7 @@ Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 could
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
@@ -18,17 +19,23 @@ def parser() -> argparse.ArgumentParser:
     """All subcommands and options."""
     top = argparse.ArgumentParser(prog="python -m costmodel", description=__doc__)
     commands_of = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _collect(commands_of.add_parser("collect", help="measure schedules into a data set"))
-    _train(commands_of.add_parser("train", help="train a model, score it, write its card"))
-    _evaluate(commands_of.add_parser("evaluate", help="score a model and the baselines"))
-    _crossval(commands_of.add_parser("crossval", help="score training by cross-validation"))
-    _compare(commands_of.add_parser("compare", help="Felix's features against TVM's"))
-    _ablate(commands_of.add_parser("ablate", help="score trainings without groups of features"))
-    compact = commands_of.add_parser("compact", help="copy a data set into one part per table")
-    compact.add_argument("source", nargs="+", help="data set folders")
-    compact.add_argument("folder", help="new folder")
-    compact.set_defaults(run=commands.compact)
+    for name, fill, text in (
+        ("collect", _collect, "measure schedules into a data set"),
+        ("train", _train, "train a model, score it, write its card"),
+        ("evaluate", _evaluate, "score a model and the baselines"),
+        ("crossval", _crossval, "score training by cross-validation"),
+        ("compare", _compare, "Felix's features against TVM's"),
+        ("ablate", _ablate, "score trainings without groups of features"),
+        ("compact", _compact, "copy a data set into one part per table"),
+    ):  # an option has one spelling: what is written about a command is read by its options
+        fill(commands_of.add_parser(name, help=text, allow_abbrev=False))
     return top
+
+
+def _compact(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("source", nargs="+", help="data set folders")
+    sub.add_argument("folder", help="new folder")
+    sub.set_defaults(run=commands.compact)
 
 
 def _collect(sub: argparse.ArgumentParser) -> None:
@@ -54,11 +61,12 @@ def _collect(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     sub.add_argument("--turn", type=_positive, default=16, help="schedules between workloads")
     sub.add_argument("--builders", type=_positive, help="build workers (default: one a core)")
-    sub.add_argument(
+    shares = sub.add_mutually_exclusive_group()
+    shares.add_argument(
         "--jobs", type=_positive, default=1,
         help="collector processes, each with a share of the workloads (%(default)s)",
     )  # fmt: skip
-    sub.add_argument(
+    shares.add_argument(
         "--part", type=_part, default=(0, 1), metavar="I/N",
         help="only the I-th of N shares of the workloads, counted from 0 (default: all)",
     )  # fmt: skip
@@ -152,8 +160,10 @@ def _positive(text: str) -> int:
 
 
 def _part(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    return int(index), int(count)
+    given = re.fullmatch(r"(\d+)/(\d+)", text)
+    if given is None or not int(given[1]) < int(given[2]):
+        raise argparse.ArgumentTypeError(f"{text} is not I/N with I from 0 to N-1")
+    return int(given[1]), int(given[2])
 
 
 def _share(text: str) -> float:

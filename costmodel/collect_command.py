@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib.metadata
 import subprocess
 import sys
 import time
@@ -15,65 +16,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from felix import errors
+from felix import cpus, errors
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from costmodel import checkpoint
+    from costmodel import checkpoint, proposals
     from costmodel import collect as collecting
     from costmodel import dataset as data
 
 
 def collect(options: argparse.Namespace, command: str) -> None:
-    """Measure schedules into `options.out`."""
-    import importlib.metadata
-
-    from costmodel import builtin, featurize
-    from costmodel import collect as collecting
-    from costmodel import dataset as data
-
+    """Measure schedules into `options.out`, in one process or in several."""
     if options.jobs > 1:
         _collect_in_parallel(options)
         return
-    target = featurize.target_text(options.target)
-    is_gpu = featurize.is_gpu(target)
-    index, count = options.part
-    lines = builtin.lines(_workload_text(options, is_gpu))[index::count]
-    workloads = [featurize.workload(line) for line in lines]
-    if not workloads:
-        raise errors.WorkloadError("there are no workloads to measure")
-    writer = data.Writer(options.out)
-    known = data.read(options.out).records
-    writer.add_workloads(workloads)
-    model = _model(options.model, target) if is_gpu or options.model is not None else None
-    predict = None if model is None else _predictor(model)
-    with contextlib.ExitStack() as stack, writer:
-        progress = collecting.collect(
-            _space_opener(options, target, stack, model if is_gpu else None),
-            workloads,
-            writer,
-            known,
-            collecting.CollectOptions(
-                target=target,
-                tvm=importlib.metadata.version("apache-tvm"),
-                device=featurize.device_text(target),
-                per_workload=options.per_workload,
-                seconds=options.seconds,
-                seed=options.seed,
-                near=options.near,
-                turn=options.turn,
-                in_flight=2 * options.builders if options.builders else 8,
-                guided=0.0 if is_gpu else 0.5,
-                descend=options.descend if is_gpu else 0.0,
-                tournament=options.tournament if is_gpu else 1,
-            ),
-            time.monotonic,
-            lambda: datetime.datetime.now(datetime.UTC),
-            predict,
-            _collect_reporter(),
-        )
+    progress = _collect_share(options)
     print(
         f"{progress.measured} of {progress.wanted} schedules in {options.out} "
         f"({progress.failed} failed, {progress.invalid} rejected by TVM, {progress.lost} lost)"
@@ -82,15 +41,86 @@ def collect(options: argparse.Namespace, command: str) -> None:
 
 def _collect_in_parallel(options: argparse.Namespace) -> None:
     """Run one collector process for each share of the workloads; wait for all."""
-    given = [word for word in sys.argv[1:] if not word.startswith("--jobs=")]
-    if "--jobs" in given:
-        del given[given.index("--jobs") : given.index("--jobs") + 2]
-    base = [sys.executable, "-m", "costmodel", *given]
-    parts = [f"{index}/{options.jobs}" for index in range(options.jobs)]
-    running = [subprocess.Popen([*base, "--part", part]) for part in parts]
+    running = [
+        subprocess.Popen([sys.executable, "-m", "costmodel", *_share_arguments(options, index)])
+        for index in range(options.jobs)
+    ]
     failed = sum(process.wait() != 0 for process in running)
     if failed:
         raise errors.MeasureError(f"{failed} of {options.jobs} collectors failed")
+
+
+def _share_arguments(options: argparse.Namespace, index: int) -> list[str]:
+    """The command line of one of `options.jobs` collectors: the same options, but its share."""
+    same = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("command", "run", "jobs", "part") and value is not None
+    }
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in same.items()]
+    return ["collect", *given, f"--part={index}/{options.jobs}"]
+
+
+def _collect_share(options: argparse.Namespace) -> collecting.Progress:
+    """Measure this process' share of the workloads."""
+    from costmodel import collect as collecting
+    from costmodel import dataset as data
+    from costmodel import featurize
+
+    target = featurize.target_text(options.target)
+    is_gpu = featurize.is_gpu(target)
+    workloads = _workloads(options, is_gpu)
+    writer = data.Writer(options.out)
+    known = data.read(options.out).records
+    writer.add_workloads(workloads)
+    model = _model(options.model, target) if is_gpu or options.model is not None else None
+    builders = options.builders or cpus.available_cores()
+    with contextlib.ExitStack() as stack, writer:
+        return collecting.collect(
+            _space_opener(options.seed, target, builders, stack, model if is_gpu else None),
+            workloads,
+            writer,
+            known,
+            _collect_options(options, target, builders),
+            time.monotonic,
+            lambda: datetime.datetime.now(datetime.UTC),
+            None if model is None else _predictor(model),
+            _collect_reporter(),
+        )
+
+
+def _collect_options(
+    options: argparse.Namespace, target: str, builders: int
+) -> proposals.CollectOptions:
+    """What is asked for; each builder has one candidate at work and one waiting."""
+    from costmodel import featurize, proposals
+
+    is_gpu = featurize.is_gpu(target)
+    return proposals.CollectOptions(
+        target=target,
+        tvm=importlib.metadata.version("apache-tvm"),
+        device=featurize.device_text(target),
+        per_workload=options.per_workload,
+        seconds=options.seconds,
+        seed=options.seed,
+        near=options.near,
+        turn=options.turn,
+        in_flight=2 * builders,
+        guided=0.0 if is_gpu else 0.5,
+        descend=options.descend if is_gpu else 0.0,
+        tournament=options.tournament if is_gpu else 1,
+    )
+
+
+def _workloads(options: argparse.Namespace, is_gpu: bool) -> list[data.Workload]:
+    """This process' share of the workloads, in their order."""
+    from costmodel import builtin, featurize
+
+    index, count = options.part
+    lines = builtin.lines(_workload_text(options, is_gpu))[index::count]
+    if not lines:
+        raise errors.WorkloadError("there are no workloads to measure")
+    return [featurize.workload(line) for line in lines]
 
 
 def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
@@ -105,22 +135,21 @@ def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
 
 
 def _space_opener(
-    options: argparse.Namespace, target: str, stack: contextlib.ExitStack, model: Any
-) -> Callable[[data.Workload], collecting.Space]:
+    seed: int, target: str, builders: int, stack: contextlib.ExitStack, model: Any
+) -> Callable[[data.Workload], proposals.Space]:
     """Opens workloads for measuring on this machine in one pool, which `stack` closes."""
-    from costmodel import collect as collecting
-    from costmodel import descending, featurize
+    from costmodel import descending, featurize, proposals
 
     pools: list[Any] = []
 
-    def open_space(workload: data.Workload) -> collecting.Space:
+    def open_space(workload: data.Workload) -> proposals.Space:
         task = featurize.task_of(workload, target)
         if not pools:
-            pools.append(stack.enter_context(featurize.pool_for(task, options.builders)))
+            pools.append(stack.enter_context(featurize.pool_for(task, builders)))
         view = pools[0].for_task(task)
         sketches = featurize.sketches_of(task)
-        search = None if model is None else descending.search(sketches, model, options.seed)
-        return collecting.Space(workload, sketches, view.submit, pools[0].gate.shared, search)
+        search = None if model is None else descending.search(sketches, model, seed)
+        return proposals.Space(workload, sketches, view.submit, pools[0].gate.shared, search)
 
     return open_space
 
@@ -139,7 +168,7 @@ def _model(path: str | None, target: str) -> checkpoint.Predictor:
     return registry.load_for(target, names, version)[0]
 
 
-def _predictor(model: checkpoint.Predictor) -> collecting.Predict:
+def _predictor(model: checkpoint.Predictor) -> proposals.Predict:
     """A model as a function of sketch and decisions."""
     import numpy as np
     import torch

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,21 +148,17 @@ def is_gpu(target: str) -> bool:
     return str(json.loads(target)["kind"]) == "cuda"
 
 
-def pool_for(task: Any, builders: int | None = None) -> Any:
+def pool_for(task: Any, builders: int) -> Any:
     """A measuring pool on this machine that checks results against the task's program.
 
     Its timing stops sooner than in tuning: many schedules matter more here than the last
-    per cent of one. Several collectors may share a machine, each with cores of its own
-    (`taskset`), so builders are counted by the cores that this process may use. On a GPU they
-    share the device by its lock, and what compiles for long or runs for seconds is given up.
+    per cent of one. On a GPU several collectors share the device by its lock, and what compiles
+    for long or runs for seconds is given up.
     """
     from felix.measure import local, timing
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     if task.target.kind.name == "cuda":
-        options = local.LocalOptions(
-            builders=builders or usable, build_timeout_s=5.0, run_timeout_s=4.0
-        )
-        return local.LocalPool(task, options)
+        limits = local.LocalOptions(builders=builders, build_timeout_s=5.0, run_timeout_s=4.0)
+        return local.LocalPool(task, limits)
     quick = timing.TimingOptions(max_repeats=15, max_total_s=0.2)
-    return local.LocalPool(task, local.LocalOptions(timing=quick, builders=builders or usable))
+    return local.LocalPool(task, local.LocalOptions(timing=quick, builders=builders))

@@ -1,4 +1,4 @@
-"""When, by what and from which commit figures were made: fields of every results file.
+"""When, where, by what and from which commit figures were made: fields of every results file.
 
 Reads the installed packages and the checkout, if there is one; feeds the command line and the
 benchmarks.
@@ -12,19 +12,23 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from felix import records
+from felix import cpus, records, target
 
 #: What figures depend on, beside Felix and TVM.
 PACKAGES = ("torch", "numpy", "sympy", "xgboost-cpu", "xgboost")
 
 
 def facts(command: str) -> dict[str, Any]:
-    """Command, date (UTC), commit (None outside of a checkout), versions."""
+    """Command, date (UTC), commit (None outside of a checkout), versions, the machine's CPU."""
     return {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "versions": _versions(),
+        "machine": {
+            "cpu": target.hardware("llvm").name,
+            "cores": cpus.available_cores(),
+        },
     }
 
 

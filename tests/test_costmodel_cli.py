@@ -21,6 +21,7 @@ from costmodel import (
     ablate,
     card,
     checkpoint,
+    collect_command,
     dataset,
     featurize,
     filling,
@@ -29,6 +30,8 @@ from costmodel import (
     tasks,
     tvm_features,
 )
+from costmodel import collect as collecting
+from felix import cpus
 from felix.features import spec
 
 NAMES = (
@@ -160,6 +163,15 @@ def test_dropped_features_tell_nothing(
     assert "no feature is called no_such_*" in capsys.readouterr().err
 
 
+def check_origin(written: dict[str, Any], data: Path) -> None:
+    """Results say when, where, by what and on which data they were made."""
+    assert written["command"].startswith("python -m costmodel") and "commit" in written
+    assert datetime.datetime.fromisoformat(written["date"]).tzinfo is not None
+    assert "torch" in written["versions"] and "apache-tvm" in written["versions"]
+    assert set(written["machine"]) == {"cpu", "cores"} and written["machine"]["cores"] >= 1
+    assert written["data"] == dataset.read(data).digest and written["device"] == "testcpu"
+
+
 class Uncalled(FakeFeaturizer):
     """Has nothing to compute, because the cache holds it."""
 
@@ -186,7 +198,7 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
     arguments = ["compare", "--data", str(data), "--epochs", "20", "--hidden", "16"]
     assert cli.main([*arguments, "--out", str(out)]) == 0
     written = json.loads(out.read_text())
-    assert {"command", "date", "commit"} <= set(written) and "torch" in written["versions"]
+    check_origin(written, data)
     found = {r["label"]: r["overall"] for r in written["reports"]}
     networks = {"Felix's features, network", "TVM's features, network"}
     assert networks | {"analytic"} <= set(found)
@@ -218,7 +230,7 @@ def test_ablation_scores_what_is_left_out(
     names = ["as given", "no traffic by level", "ranking weight 0"]
     assert cli.main([*arguments, "--variants", *names, "--out", str(out)]) == 0
     written = json.loads(out.read_text())
-    assert {"command", "date", "commit"} <= set(written) and "torch" in written["versions"]
+    check_origin(written, data)
     rows = {row["variant"]["name"]: row for row in written["rows"]}
     assert list(rows) == names and all(len(row["seeds"]) == 2 for row in rows.values())
     given = rows["as given"]
@@ -303,7 +315,7 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
 ) -> None:
     pools: list[FakePool] = []
 
-    def pool_for(task: object, builders: int | None) -> FakePool:
+    def pool_for(task: object, builders: int) -> FakePool:
         assert builders == 3
         pools.append(FakePool())
         return pools[-1]
@@ -331,6 +343,66 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
     }
     assert {"random"} < {r.source for r in read.records}
     assert json.loads(read.records[0].target)["kind"] == "llvm"
+
+
+def test_collectors_get_the_same_options_and_a_share_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+    codes = iter([0, 0, 0, 1, 1])
+
+    def start(command: list[str]) -> Any:
+        started.append(command)
+        return types.SimpleNamespace(wait=lambda: next(codes))
+
+    monkeypatch.setattr(collect_command.subprocess, "Popen", start)
+    monkeypatch.setattr(sys, "argv", ["another", "--jobs", "9"])  # of who calls `main`
+    given = ["collect", "--target", '{"kind": "llvm"}', "--out", f"{tmp_path}/a folder"]
+    given += ["--per-workload", "7", "--seconds=9.5", "--seed", "-1", "--builders", "2"]
+    given += ["--near", "0.25", "--workloads", f"{tmp_path}/w", "--model", "m"]
+    assert cli.main([*given, "--jobs", "3"]) == 0
+    assert [command[:3] for command in started] == [[sys.executable, "-m", "costmodel"]] * 3
+    for index, command in enumerate(started):
+        alone = cli.parser().parse_args([*given, "--part", f"{index}/3"])
+        assert cli.parser().parse_args(command[3:]) == alone and alone.jobs == 1
+    assert cli.main([*given, "--jobs=2"]) == 1
+    assert "2 of 2 collectors failed" in capsys.readouterr().err and len(started) == 5
+
+
+def test_shares_are_counted_from_0_and_make_up_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\ngemm:4,4,4\n")
+    given = ["collect", "--out", "o", "--workloads", f"{tmp_path}/w"]
+    found = []
+    for part in ([], ["--part", "0/2"], ["--part", "1/2"]):
+        options = cli.parser().parse_args([*given, *part])
+        found.append([w.operator for w in collect_command._workloads(options, is_gpu=False)])
+    assert found == [["gemm", "softmax", "gemm"], ["gemm", "gemm"], ["softmax"]]
+
+
+def test_every_builder_has_a_candidate_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[int] = []
+    in_flight: list[int] = []
+
+    def collected(spaces: Any, workloads: Any, writer: Any, known: Any, options: Any,
+                  *_: Any) -> collecting.Progress:  # fmt: skip
+        spaces(workloads[0])
+        in_flight.append(options.in_flight)
+        return collecting.Progress(wanted=0)
+
+    def pool_for(task: object, builders: int) -> FakePool:
+        pools.append(builders)
+        return FakePool()
+
+    monkeypatch.setattr(cpus, "available_cores", lambda: 16)
+    monkeypatch.setattr(collecting, "collect", collected)
+    monkeypatch.setattr(featurize, "pool_for", pool_for)
+    monkeypatch.setattr(featurize, "sketches_of", lambda task: [fakes.FakeSketch(0)])
+    (tmp_path / "w").write_text("gemm:8,8,8\n")
+    given = ["collect", "--out", f"{tmp_path}/d", "--workloads", f"{tmp_path}/w"]
+    assert cli.main(given) == 0 and cli.main([*given, "--builders", "3"]) == 0
+    assert pools == [16, 3] and in_flight == [32, 6]
 
 
 @pytest.mark.parametrize(
@@ -369,13 +441,29 @@ def test_mistakes_get_one_line_and_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nope"], ["train"], ["collect", "--out", "x", "--per-workload", "0"],
-                  ["collect", "--out", "x", "--seconds", "-1"]],
-)  # fmt: skip
-def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["nope"], "invalid choice"),
+        (["train"], "required: --data"),
+        (["collect", "--out", "x", "--per-workload", "0"], "0 is not positive"),
+        (["collect", "--out", "x", "--seconds", "-1"], "not a positive time"),
+        (["collect", "--out", "x", "--part", "0/0"], "0/0 is not I/N with I from 0 to N-1"),
+        (["collect", "--out", "x", "--part", "3/3"], "3/3 is not I/N"),
+        (["collect", "--out", "x", "--part", "-1/3"], "argument --part"),
+        (["collect", "--out", "x", "--part", "3"], "3 is not I/N"),
+        (["collect", "--out", "x", "--jobs", "3", "--part", "0/3"], "not allowed with argument"),
+        (["collect", "--out", "x", "--job", "3"], "unrecognized arguments: --job 3"),
+        (["train", "--data", "x", "--out", "y", "--cach", "z"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_interrupt_exits_with_130(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

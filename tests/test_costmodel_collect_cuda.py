@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import subgraphs
-from costmodel import builtin_cuda, collect_command, dataset, descending, featurize
+from costmodel import (
+    builtin_cuda,
+    collect_command,
+    dataset,
+    descending,
+    featurize,
+    proposals,
+)
 from costmodel import collect as collecting
 from felix.measure import protocol
 from felix.workloads import catalogue
@@ -34,7 +41,7 @@ def test_builtin_workloads_are_many_valid_and_not_those_of_the_benchmarks() -> N
 
 def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Path) -> None:
     model = collect_command._model(None, TARGET)
-    spaces: list[collecting.Space] = []
+    spaces: list[proposals.Space] = []
     given: list[Any] = []
 
     def submit(mod: Any) -> Future[protocol.Measurement]:
@@ -44,14 +51,14 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
         future.set_result(protocol.Measurement.timed([latency_us], checked=True))
         return future
 
-    def opened(workload: dataset.Workload) -> collecting.Space:
+    def opened(workload: dataset.Workload) -> proposals.Space:
         sketches = featurize.sketches_of(featurize.task_of(workload, TARGET))
         search = descending.search(sketches, model, seed=0)
-        spaces.append(collecting.Space(workload, sketches, submit, search=search))
+        spaces.append(proposals.Space(workload, sketches, submit, search=search))
         return spaces[-1]
 
     workload = featurize.workload("gemm:64,96,128")
-    options = collecting.CollectOptions(
+    options = proposals.CollectOptions(
         target=TARGET, tvm="0", per_workload=24, turn=12, guided=0.0, near=0.25, descend=0.25,
         tournament=2,
     )  # fmt: skip
@@ -71,18 +78,16 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
     assert len(search.history.measured) == 24
 
 
-def test_a_tournament_prefers_what_is_predicted_to_be_fast(tmp_path: pathlib.Path) -> None:
+def test_a_tournament_prefers_what_is_predicted_to_be_fast() -> None:
     model = collect_command._model(None, TARGET)
     predict = collect_command._predictor(model)
     workload = featurize.workload("gemm:128,128,128")
     (sketch, *_) = featurize.sketches_of(featurize.task_of(workload, TARGET))
     means = {}
     for size in (1, 4):
-        options = collecting.CollectOptions(target=TARGET, tvm="0", tournament=size)
-        collector = collecting._Collector(
-            lambda _: None, dataset.Writer(tmp_path), (), options, lambda: None, predict, None
-        )  # type: ignore[arg-type]
-        rows = collector._preferred(sketch, sketch.sample(64, seed=5))
+        options = proposals.CollectOptions(target=TARGET, tvm="0", tournament=size)
+        proposer = proposals.Proposer(options, predict)
+        rows = proposer._preferred(sketch, sketch.sample(64, seed=5))
         assert len(rows) == 64 // size
         means[size] = float(np.mean(predict(sketch, rows)))
     assert means[4] < means[1]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel import builtin, collect, dataset, neighbours, tasks
+from costmodel import builtin, collect, dataset, neighbours, proposals, tasks
 from felix import errors
 from felix.measure import protocol
 
@@ -308,9 +308,9 @@ class Bench:
         self.holding += 1
         yield
 
-    def open(self, owner: dataset.Workload) -> collect.Space:
+    def open(self, owner: dataset.Workload) -> proposals.Space:
         self.opened.append(owner.name)
-        return collect.Space(owner, self.sketches, self.submit, self.computing)
+        return proposals.Space(owner, self.sketches, self.submit, self.computing)
 
     def run(self, folder: Path, owners: list[dataset.Workload], **kwargs: Any) -> collect.Progress:
         clock = kwargs.pop("clock", lambda: 0.0)
@@ -319,7 +319,7 @@ class Bench:
         with dataset.Writer(folder, 4) as writer:
             known = dataset.read(folder).records
             writer.add_workloads(owners)
-            settings = collect.CollectOptions("llvm", "0.27", **{"turn": 4, **kwargs})
+            settings = proposals.CollectOptions("llvm", "0.27", **{"turn": 4, **kwargs})
             return collect.collect(
                 self.open, owners, writer, known, settings, clock, lambda: TIME, predict, report
             )
