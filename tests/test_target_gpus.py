@@ -14,7 +14,8 @@ import pytest
 import tvm
 
 from costmodel import dataset, featurize
-from felix import cli, gpus, sketches, target, workloads
+from felix import cli, errors, gpus, sketches, target, workloads
+from felix.measure import cuda_driver, local, nvrtc
 
 MIB = 2**20
 DATA = Path(__file__).parent.parent / "data" / "cuda"
@@ -283,3 +284,21 @@ def test_features_of_a_card_outside_the_table_are_finite(plug: Any) -> None:
     sketch = sketches(task)[0]
     values = sketch.formulas.exact(sketch.sample(4, seed=0))
     assert np.isfinite(values).all()
+
+
+def test_what_is_measured_is_named_by_the_card_that_is_here(
+    plug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug(rtx_4070(), RTX_4070)
+    monkeypatch.setattr(tvm.runtime, "device", lambda kind, index: tvm.cuda(index))
+    monkeypatch.setattr(cuda_driver, "version", lambda: (13, 0))
+    asked: list[str] = []
+    monkeypatch.setattr(nvrtc, "check", lambda arch, driver: asked.append(arch))
+    for text in ("cuda", "cuda -arch sm_89"):
+        device = local._device(target.parse(text))
+        assert (device.kind, device.name) == ("cuda", "NVIDIA GeForce RTX 4070")
+        assert device.cache_bytes == 36 * MIB
+    wrong = "target is for NVIDIA L4, the GPU here is NVIDIA GeForce RTX 4070: tune for 'cuda'"
+    with pytest.raises(errors.MeasureError, match=wrong):
+        local._device(target.parse("l4"))
+    assert asked == ["sm_89"] * 3

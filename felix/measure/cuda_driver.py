@@ -107,11 +107,16 @@ class Context:
         self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
 
     def upload(self, pointer: int, array: NDArray[Any]) -> None:
-        """Copy a host array to the device; done when it returns."""
+        """Copy a host array to the device, in stream order.
+
+        The array may change afterwards: it is not page-locked, so the driver has copied it when it
+        returns. The blocking call would not do: it may return before the device has the data, and
+        our stream does not wait for the default one.
+        """
         array = np.ascontiguousarray(array)
         self._call(
-            "cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), ctypes.c_void_p(array.ctypes.data),
-            ctypes.c_size_t(array.nbytes),
+            "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(pointer), ctypes.c_void_p(array.ctypes.data),
+            ctypes.c_size_t(array.nbytes), self._stream,
         )  # fmt: skip
 
     def download(self, pointer: int, array: NDArray[Any]) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import pathlib
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -69,6 +70,10 @@ extern "C" __global__ void felix_compare(const void* got, const void* want, u64 
 #: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
 KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
 _PROBE_STEPS = 8000
+#: The fastest of so many probes tells the clock.
+_PROBES = 3
+#: Probes between two looks at the clock, and looks without a gain after which it is at its best.
+_DELAY, _SETTLED = 20, 8
 
 
 class Helpers:
@@ -76,7 +81,7 @@ class Helpers:
 
     def __init__(self, context: cuda_driver.Context, folder: pathlib.Path) -> None:
         self._context = context
-        self._module = context.load(_cubin(context.arch, folder))
+        self._module = context.load(cubin(context.arch, folder))
         words = context.l2_bytes * 2 // 16
         swept = context.allocate(words * 16)
         context.fill(swept, 0, words * 16)
@@ -131,31 +136,83 @@ class Helpers:
 
 
 class Clock:
-    """Guards against a clock that sank: idle devices slow down between candidates."""
+    """Guards against a clock that sank: idle devices slow down between candidates.
 
-    def __init__(self, helpers: Helpers, tolerance: float = 0.02, limit_s: float = 0.05) -> None:
+    Full speed is the fastest seen. What lasts (a limit on power, heat) is no disturbance: after
+    `patience` waits in vain, one after the other, the clock of the moment counts as full until a
+    faster one is seen. Its measure is the time of a probe; `tolerance` is relative.
+    """
+
+    def __init__(
+        self,
+        helpers: Helpers,
+        tolerance: float = 0.02,
+        limit_s: float = 0.05,
+        patience: int = 3,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._helpers = helpers
         self._tolerance = tolerance
         self._limit_s = limit_s
-        self._best_us: float | None = None
+        self._patience = patience
+        self._now = now
+        self._full_us: float | None = None
+        self._in_vain = 0
 
-    def steady(self) -> float:
-        """Warm the device up until the clock is back; its ratio to the fastest seen."""
-        deadline = time.perf_counter() + (self._limit_s if self._best_us else 0.3)
-        rounds = 0
-        while True:
-            found_us = self._helpers.probe_us()
-            known_us = self._best_us or found_us
-            self._best_us = min(known_us, found_us)
-            rounds += 1
-            first = rounds < 4 and known_us == found_us
-            ratio = self._best_us / found_us
-            if (ratio >= 1 - self._tolerance and not first) or time.perf_counter() > deadline:
-                return ratio
-            self._helpers.delay(20)
+    def undisturbed(
+        self,
+        measure: Callable[[], list[float]],
+        decides: Callable[[list[float], float], bool] = lambda found, changed: True,
+    ) -> list[float]:
+        """What `measure` returns, at full clock if it can be had.
+
+        Where the clock changed meanwhile, by a factor `changed`, and `decides(found, changed)` is
+        true, it measures once more.
+        """
+        before_us = self._steady()
+        found = measure()
+        after_us = self._look()
+        changed = max(before_us, after_us) / min(before_us, after_us)
+        if changed > 1 + self._tolerance and decides(found, changed):
+            self._steady()
+            return measure()
+        return found
+
+    def _steady(self) -> float:
+        """Keep the device busy until the clock is full, or it has taken too long; the probe."""
+        full_us = self._learned() if self._full_us is None else self._full_us
+        deadline = self._now() + self._limit_s
+        probe_us = fastest_us = self._look()
+        while probe_us > full_us * (1 + self._tolerance):
+            if self._now() > deadline:
+                self._in_vain += 1
+                if self._in_vain >= self._patience:
+                    self._full_us, self._in_vain = fastest_us, 0
+                return probe_us
+            self._helpers.delay(_DELAY)
+            probe_us = self._look()
+            fastest_us = min(fastest_us, probe_us)
+        self._in_vain = 0
+        return probe_us
+
+    def _learned(self) -> float:
+        """The probe at full clock: keep the device busy until it gets no faster."""
+        full_us, vain = self._look(), 0
+        while vain < _SETTLED:
+            self._helpers.delay(_DELAY)
+            probe_us = self._look()
+            vain = vain + 1 if probe_us > full_us * (1 - self._tolerance) else 0
+            full_us = min(full_us, probe_us)
+        return full_us
+
+    def _look(self) -> float:
+        """Time of a probe now; the fastest seen is noted."""
+        probe_us = min(self._helpers.probe_us() for _ in range(_PROBES))
+        self._full_us = min(probe_us, self._full_us or probe_us)
+        return probe_us
 
 
-def _cubin(arch: str, folder: pathlib.Path) -> bytes:
+def cubin(arch: str, folder: pathlib.Path) -> bytes:
     """The helpers' cubin, compiled once for all workers of a pool."""
     path = folder / f"helpers-{arch}.cubin"
     if not path.exists():

@@ -4,10 +4,13 @@ Plays the `Plan` of `cuda_build` through the driver on a context of the worker's
 is first run once on poisoned outputs with a cold L2, between events: this run is checked on the
 device against the expected outputs, and its time decides whether there are more. Repeats are put
 on the stream back to back, each after a sweep of the L2 that also hides what the host needs to
-launch, so events see nothing but kernels. Before repeats, a probe kernel says whether the clock
-sank while the device waited.
+launch, so events see nothing but kernels. A probe kernel says before repeats whether the clock
+sank while the device waited, and after them whether it held.
 
-Everything that uses the device happens after `quiet`, so that the parent can keep others off it.
+Everything that uses the device happens after `quiet`, so that the parent can keep others off it;
+what comes before reads files, compiles and computes with numpy. A candidate is charged for what
+fails while it runs (`LAUNCH`), not for a device that cannot be had or is full before.
+
 Reads tasks' folders and files of `cuda_build`; feeds replies to `local`. Latencies in us.
 """
 
@@ -18,7 +21,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ from felix.measure import (
     cuda_driver,
     cuda_kernels,
     cuda_reference,
+    cuda_task,
     protocol,
     reference,
     running,
@@ -39,43 +42,30 @@ from felix.measure import (
 #: Most repeats put on the stream before waiting for them.
 _BATCH = 32
 _POISON_FLOAT, _POISON_OTHER = 0xFF, 0x5A
-#: Relative tolerance where fast math's approximation of an operation dominates.
-_APPROXIMATE = {"tanh": 1.5e-3, "pow": 1e-4, "log": 1e-4, "sin": 1e-4, "cos": 1e-4, "exp": 2e-5,
-                "sigmoid": 2e-5, "erf": 2e-5, "rsqrt": 2e-5, "sqrt": 2e-5}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Output:
-    """An output of the task: where it is expected, and how it is compared."""
+class _Device:
+    """The context, and what stays on the device from one candidate to the next.
 
-    index: int
-    expected: int
-    count: int
-    kind: int
-    rms: float
+    `workspaces` has address and size of each.
+    """
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Task:
-    """A task on the device. `fresh` has a copy of each argument that a run changes."""
-
-    folder: str
-    args: tuple[reference.Argument, ...]
-    tensors: tuple[int, ...]
-    fresh: dict[int, int]
-    outputs: tuple[_Output, ...]
-    relative: float
+    context: cuda_driver.Context
+    helpers: cuda_kernels.Helpers
+    clock: cuda_kernels.Clock
+    events: list[tuple[ctypes.c_void_p, ctypes.c_void_p]]
+    workspaces: dict[int, tuple[int, int]]
 
 
 class Runner:
-    """Holds the context, the helpers and the tensors of the current task."""
+    """Holds the device and the tensors of the current task."""
 
     def __init__(self, work_dir: str, quiet: Callable[[], None]) -> None:
         self._work_dir = pathlib.Path(work_dir)
         self._quiet = quiet
-        self._context: cuda_driver.Context | None = None
-        self._task: _Task | None = None
-        self._workspaces: list[tuple[int, int]] = []
+        self._device: _Device | None = None
+        self._task: cuda_task.Task | None = None
         #: folder of the task prepared last, and the arguments its reference was computed from
         self._arrays: tuple[str, list[reference.Array]] | None = None
 
@@ -84,6 +74,7 @@ class Runner:
     def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
         """The `prepare` verb: compute the reference of a task and keep it in its folder."""
         mod, target = tvm.ir.load_json(payload)
+        cuda_kernels.cubin(str(target.attrs["arch"]), self._work_dir)  # not while others wait
         args = reference.arguments(mod)
         meta = {"payload": payload, "seed": seed, "positive": False, "check": check}
         if check:
@@ -93,7 +84,7 @@ class Runner:
         part = pathlib.Path(folder, "task.json.part")
         part.write_text(json.dumps(meta))
         part.rename(pathlib.Path(folder, "task.json"))
-        return {"tolerance": tolerance(mod)}
+        return {}
 
     def run(
         self,
@@ -105,44 +96,51 @@ class Runner:
     ) -> dict[str, Any]:
         """The `run` verb: check one candidate, then time it."""
         plan, cubin = cuda_build.read(library)
-        task = self._load(folder)
+        contents = self._contents(folder)
         self._quiet()
-        start = time.perf_counter()
         try:
-            reply = self._measure(task, plan, cubin, timing.TimingOptions(**options), best_us)
+            task = self._placed(contents)
+        except cuda_driver.DriverError as error:  # before the candidate is there
+            kind = protocol.ErrorClass.INFRASTRUCTURE
+            message = f"putting the task on the GPU: {error}"
+            return {"error": kind.value, "message": message, "reusable": False}
+        try:
+            return self._measure(task, plan, cubin, timing.TimingOptions(**options), best_us)
         except cuda_driver.DriverError as error:
             kind = protocol.ErrorClass.LAUNCH
-            reply = {"error": kind.value, "message": str(error), "reusable": not error.poisoned}
-        reply["device_s"] = time.perf_counter() - start
-        return reply
+            return {"error": kind.value, "message": str(error), "reusable": not error.poisoned}
 
     # ------------------------------------------------------------ candidates
 
     def _measure(
         self,
-        task: _Task,
+        task: cuda_task.Task,
         plan: cuda_build.Plan,
         cubin: bytes,
         options: timing.TimingOptions,
         best_us: float | None,
     ) -> dict[str, Any]:
-        with self._open().loaded(cubin) as module:
+        device = self._open()
+        with device.context.loaded(cubin) as module:
             kernels = self._kernels(task.tensors, plan, module)
             first_us = self._first(task, plan, kernels)
             wrong = self._wrong(task)
             if wrong is not None:
                 kind = protocol.ErrorClass.WRONG_RESULT
                 return {"error": kind.value, "message": wrong, "reusable": False}
-            found = timing.adaptive(
-                self._sampler(kernels, options, first_us), options, first_us, best_us
+            found = device.clock.undisturbed(
+                lambda: timing.adaptive(
+                    self._sampler(kernels, options), options, first_us, best_us
+                ),
+                lambda found, changed: timing.could_lead(found, options, best_us, changed),
             )
-            return {"latencies_us": found, "checked": bool(task.outputs), "first_us": first_us}
+            return {"latencies_us": found, "checked": bool(task.outputs)}
 
     def _kernels(
         self, tensors: Sequence[int], plan: cuda_build.Plan, module: ctypes.c_void_p
     ) -> list[cuda_driver.Kernel]:
         """The plan's launches with the addresses of tensors and workspaces."""
-        context = self._open()
+        context = self._open().context
         pointers = [*tensors, *self._workspace(plan.workspaces)]
         return [
             context.kernel(
@@ -155,29 +153,28 @@ class Runner:
 
     def _workspace(self, sizes: Sequence[int]) -> list[int]:
         """Device memory of at least these sizes, kept for the next candidate."""
-        context = self._open()
+        device = self._open()
+        kept = device.workspaces
         for number, size in enumerate(sizes):
-            if number < len(self._workspaces) and self._workspaces[number][1] >= size:
-                continue
-            if number < len(self._workspaces):
-                context.free(self._workspaces[number][0])
-                self._workspaces[number] = (context.allocate(size), size)
-            else:
-                self._workspaces.append((context.allocate(size), size))
-        return [pointer for pointer, _ in self._workspaces[: len(sizes)]]
+            if number in kept and kept[number][1] < size:
+                pointer, _ = kept.pop(number)
+                device.context.free(pointer)
+            if number not in kept:
+                kept[number] = device.context.allocate(size), size
+        return [kept[number][0] for number in range(len(sizes))]
 
     def _first(
-        self, task: _Task, plan: cuda_build.Plan, kernels: Sequence[cuda_driver.Kernel]
+        self, task: cuda_task.Task, plan: cuda_build.Plan, kernels: Sequence[cuda_driver.Kernel]
     ) -> float:
         """Run once on poisoned outputs and workspaces; the time."""
-        context = self._open()
+        context = self._open().context
         for index, arg in enumerate(task.args):
             if index in task.fresh:
-                context.copy(task.tensors[index], task.fresh[index], _size(arg))
+                context.copy(task.tensors[index], task.fresh[index], cuda_task.size(arg))
             elif arg.is_output:
                 byte = _POISON_FLOAT if reference.is_float(arg.dtype) else _POISON_OTHER
-                context.fill(task.tensors[index], byte, _size(arg))
-        for (pointer, _), size in zip(self._workspaces, plan.workspaces, strict=False):
+                context.fill(task.tensors[index], byte, cuda_task.size(arg))
+        for pointer, size in zip(self._workspace(plan.workspaces), plan.workspaces, strict=True):
             context.fill(pointer, _POISON_FLOAT, size)
         return self._timed(kernels, cold=True, number=1, repeat=1)[0]
 
@@ -185,9 +182,7 @@ class Runner:
         self,
         kernels: Sequence[cuda_driver.Kernel],
         options: timing.TimingOptions,
-        first_us: float,
     ) -> Callable[[int], list[float]]:
-        self._clock.steady()
         number = 1
         if not options.flush:
             warm_us = min(self._timed(kernels, cold=False, number=1, repeat=3))
@@ -206,15 +201,16 @@ class Runner:
         self, kernels: Sequence[cuda_driver.Kernel], cold: bool, number: int, repeat: int
     ) -> list[float]:
         """`repeat` times of `number` calls each, per call."""
-        context = self._open()
-        while len(self._events) < repeat:
-            self._events.append((context.event(), context.event()))
-        events = self._events[:repeat]
+        device = self._open()
+        context = device.context
+        while len(device.events) < repeat:
+            device.events.append((context.event(), context.event()))
+        events = device.events[:repeat]
         if not cold:  # the host is ahead of the device when the first event comes
-            self._helpers.delay(1 + number * len(kernels) // 4)
+            device.helpers.delay(1 + number * len(kernels) // 4)
         for start, end in events:
             if cold:
-                self._helpers.sweep()
+                device.helpers.sweep()
             context.record(start)
             for _ in range(number):
                 for kernel in kernels:
@@ -223,21 +219,23 @@ class Runner:
         context.synchronize()
         return [context.elapsed_us(start, end) / number for start, end in events]
 
-    def _wrong(self, task: _Task) -> str | None:
+    def _wrong(self, task: cuda_task.Task) -> str | None:
         """What differs from the reference, in words; None if nothing does."""
-        context = self._open()
+        device = self._open()
         for output in task.outputs:
             arg = task.args[output.index]
             pointer = task.tensors[output.index]
             if output.kind == 0 and reference.is_float(arg.dtype):
                 bad = 1  # no kernel for this dtype: compare on the host
             else:
-                bad = self._helpers.mismatches(
+                bad = device.helpers.mismatches(
                     pointer, output.expected, output.count, task.relative, output.rms, output.kind
                 )
             if bad:
                 got, want = (
-                    context.download(where, np.empty(arg.shape, reference.np_dtype(arg.dtype)))
+                    device.context.download(
+                        where, np.empty(arg.shape, reference.np_dtype(arg.dtype))
+                    )
                     for where in (pointer, output.expected)
                 )
                 said = reference.mismatch(got, want, task.relative)
@@ -247,66 +245,36 @@ class Runner:
 
     # ------------------------------------------------------------ tasks
 
-    def _open(self) -> cuda_driver.Context:
-        """The context; made at the first use, which is in the worker and after `fork`."""
-        if self._context is None:
-            self._context = cuda_driver.Context()
-            self._helpers = cuda_kernels.Helpers(self._context, self._work_dir)
-            self._clock = cuda_kernels.Clock(self._helpers)
-            self._events: list[tuple[ctypes.c_void_p, ctypes.c_void_p]] = []
-        return self._context
+    def _open(self) -> _Device:
+        """The device; opened at the first use, which is in the worker and after `fork`."""
+        if self._device is None:
+            context = cuda_driver.Context()
+            helpers = cuda_kernels.Helpers(context, self._work_dir)
+            clock = cuda_kernels.Clock(helpers)
+            self._device = _Device(context, helpers, clock, events=[], workspaces={})
+        return self._device
 
-    def _load(self, folder: str) -> _Task:
+    def _contents(self, folder: str) -> cuda_task.Contents | None:
+        """What a task's candidates need on the device; None if it is there."""
         if self._task is not None and self._task.folder == folder:
-            return self._task
-        context = self._open()
-        self._free()
-        meta = json.loads(pathlib.Path(folder, "task.json").read_text())
-        mod, _ = tvm.ir.load_json(meta["payload"])
-        args = reference.arguments(mod)
+            return None
         known, self._arrays = self._arrays, None
-        if known is not None and known[0] == folder:
-            arrays = known[1]
-        else:  # another task or worker came in between
-            arrays = reference.inputs(args, meta["seed"], positive=meta["positive"])
-        tensors, fresh = self._upload(args, arrays)
-        outputs = []
-        for index, arg in enumerate(args):
-            if arg.is_output and meta["check"]:
-                dtype = reference.np_dtype(arg.dtype)
-                want = np.fromfile(running.output_path(folder, index), dtype=dtype)
-                expected = context.allocate(want.nbytes)
-                context.upload(expected, want)
-                kind = cuda_kernels.KINDS.get(arg.dtype, 0)
-                count = want.size if kind else want.nbytes
-                outputs.append(_Output(index, expected, count, kind, reference.rms(want)))
-        relative = tolerance(mod)
-        self._task = _Task(folder, args, tensors, fresh, tuple(outputs), relative)
+        arrays = known[1] if known is not None and known[0] == folder else None
+        return cuda_task.read(folder, arrays)
+
+    def _placed(self, contents: cuda_task.Contents | None) -> cuda_task.Task:
+        """The task on the device, alone: memory of the task before is given back first."""
+        device = self._open()
+        if contents is not None:
+            before, self._task = self._task, None
+            if before is not None:
+                cuda_task.free(device.context, before)
+            while device.workspaces:
+                _, (pointer, _) = device.workspaces.popitem()
+                device.context.free(pointer)
+            self._task = cuda_task.place(device.context, contents)
+        assert self._task is not None
         return self._task
-
-    def _upload(
-        self, args: Sequence[reference.Argument], arrays: Sequence[reference.Array]
-    ) -> tuple[tuple[int, ...], dict[int, int]]:
-        context = self._open()
-        tensors: list[int] = []
-        fresh: dict[int, int] = {}
-        for index, (arg, array) in enumerate(zip(args, arrays, strict=True)):
-            tensors.append(context.allocate(array.nbytes))
-            context.upload(tensors[-1], array)
-            if arg.is_input and arg.is_output:
-                fresh[index] = context.allocate(array.nbytes)
-                context.upload(fresh[index], array)
-        return tuple(tensors), fresh
-
-    def _free(self) -> None:
-        """Give back the tensors of the task before."""
-        if self._task is None:
-            return
-        context = self._open()
-        task, self._task = self._task, None
-        used = [*task.tensors, *task.fresh.values(), *(o.expected for o in task.outputs)]
-        for pointer in used:
-            context.free(pointer)
 
     def _reference(
         self,
@@ -320,41 +288,36 @@ class Runner:
         found = cuda_reference.program(mod, target)
         if found is None:
             return running.reference_outputs(mod, running.host(target), args, seed)
-        plan, cubin = found
-        context = self._open()
-        with context.loaded(cubin) as module:
-            for positive in (False, True):
-                arrays = reference.inputs(args, seed, positive=positive)
-                self._arrays = folder, arrays
-                tensors, fresh = self._upload(args, arrays)
-                self._quiet()
-                for kernel in self._kernels(tensors, plan, module):
-                    context.launch(kernel)
-                context.synchronize()
-                outputs = {
-                    index: context.download(
-                        tensors[index], np.empty(arg.shape, reference.np_dtype(arg.dtype))
-                    )
-                    for index, arg in enumerate(args)
-                    if arg.is_output
-                }
-                for pointer in (*tensors, *fresh.values()):
-                    context.free(pointer)
-                if running.finite(outputs, args):
-                    break
+        for positive in (False, True):
+            arrays = reference.inputs(args, seed, positive=positive)
+            self._arrays = folder, arrays
+            self._quiet()
+            outputs = self._outputs(args, arrays, *found)
+            if running.finite(outputs, args):
+                break
         return outputs, positive
 
-
-def tolerance(mod: tvm.IRModule) -> float:
-    """Relative tolerance of a program on a GPU: TVM's builds use fast math there.
-
-    It replaces divisions, roots and transcendental functions by approximations of a few
-    units in the last place, tanh by one of 5e-4.
-    """
-    names = reference.calls(mod)
-    found = [limit for name, limit in _APPROXIMATE.items() if name in names]
-    return max([reference.tolerance(mod), *found])
-
-
-def _size(arg: reference.Argument) -> int:
-    return math.prod(arg.shape) * reference.np_dtype(arg.dtype).itemsize
+    def _outputs(
+        self,
+        args: tuple[reference.Argument, ...],
+        arrays: list[reference.Array],
+        plan: cuda_build.Plan,
+        cubin: bytes,
+    ) -> dict[int, reference.Array]:
+        """What a program makes of its arguments, by argument index."""
+        context = self._open().context
+        with context.loaded(cubin) as module:
+            tensors, fresh = cuda_task.upload(context, args, arrays)
+            for kernel in self._kernels(tensors, plan, module):
+                context.launch(kernel)
+            context.synchronize()
+            outputs = {
+                index: context.download(
+                    tensors[index], np.empty(arg.shape, reference.np_dtype(arg.dtype))
+                )
+                for index, arg in enumerate(args)
+                if arg.is_output
+            }
+            for pointer in (*tensors, *fresh.values()):
+                context.free(pointer)
+        return outputs

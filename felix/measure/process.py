@@ -35,16 +35,27 @@ _STARVED = 10.0
 _SPINS = 5_000
 
 
-class WorkerDied(Exception):
+class WorkerLost(Exception):
+    """A request cost the worker its life.
+
+    `cpu_s` are the CPU seconds that the request took until then, 0 where nobody can tell.
+    """
+
+    def __init__(self, message: str, cpu_s: float) -> None:
+        super().__init__(message)
+        self.cpu_s = cpu_s
+
+
+class WorkerDied(WorkerLost):
     """The worker ended while it had a request; `signal_number` is None if it exited."""
 
-    def __init__(self, signal_number: int | None, log: str) -> None:
+    def __init__(self, signal_number: int | None, log: str, cpu_s: float) -> None:
         name = "exited" if signal_number is None else signal.Signals(signal_number).name
-        super().__init__(f"the worker died ({name}){': ' if log else ''}{log}")
+        super().__init__(f"the worker died ({name}){': ' if log else ''}{log}", cpu_s)
         self.signal_number = signal_number
 
 
-class WorkerTimeout(Exception):
+class WorkerTimeout(WorkerLost):
     """The worker did not answer in time and was killed."""
 
 
@@ -183,6 +194,7 @@ class Worker:
         self._pid: int | None = None
         self._paused_at: float | None = None
         self._paused_s = 0.0
+        self._cpu_before_s = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -203,38 +215,32 @@ class Worker:
 
         Raises:
             WorkerDied, WorkerTimeout: the request cost the worker its life.
-            MeasureError: no worker could be started.
+            MeasureError: no worker could be started, or `quiet` raised it.
         """
         self._deliver(request)
-        assert self._conn is not None
-        start = time.monotonic()
-        self._paused_s = 0.0
-        cpu_s = cpu_seconds(self._pid) if busy else 0.0
+        start, self._paused_s = time.monotonic(), 0.0
+        self._cpu_before_s = cpu_seconds(self._pid)
         while True:
             left_s = timeout_s + self._paused_s - (time.monotonic() - start)
             if left_s <= 0 and busy and left_s > -(_STARVED - 1) * timeout_s:
-                left_s = timeout_s - (cpu_seconds(self._pid) - cpu_s)
+                left_s = timeout_s - self._cpu_s()
             if self._paused_at is not None:
                 left_s = _POLL_S
             if left_s <= 0:
+                used_s = self._cpu_s()
                 self.kill()
-                raise WorkerTimeout(f"no answer within {timeout_s:g} s")
-            try:
-                if not self._conn.poll(min(left_s, _POLL_S)):
-                    continue
-                kind, content = self._conn.recv()
-                if kind == "done":
-                    reply: dict[str, Any] = content
-                    return reply
-                if kind == "resting":
-                    self._paused_s += content
-                if kind == "quiet" and quiet is not None:
-                    waiting = time.monotonic()
-                    quiet()
-                    self._paused_s += time.monotonic() - waiting
-                    self._conn.send("go")
-            except (EOFError, OSError):
-                raise self._died() from None
+                raise WorkerTimeout(f"no answer within {timeout_s:g} s", used_s)
+            message = self._message(min(left_s, _POLL_S))
+            if message is None:
+                continue
+            kind, content = message
+            if kind == "done":
+                reply: dict[str, Any] = content
+                return reply
+            if kind == "resting":
+                self._paused_s += content
+            if kind == "quiet" and quiet is not None:
+                self._let_go(quiet)
 
     def pause(self) -> None:
         """Stop the process where it is (SIGSTOP)."""
@@ -263,6 +269,32 @@ class Worker:
             self._conn = None
         return self._host.wait(pid) if pid is not None else None
 
+    def _message(self, wait_s: float) -> tuple[str, Any] | None:
+        """What the worker says next; None if it says nothing for that long."""
+        assert self._conn is not None
+        try:
+            if not self._conn.poll(wait_s):
+                return None
+            message: tuple[str, Any] = self._conn.recv()
+            return message
+        except (EOFError, OSError):
+            raise self._died() from None
+
+    def _let_go(self, quiet: Callable[[], None]) -> None:
+        """Call `quiet`, then let the worker go on; the time that takes does not count."""
+        waiting = time.monotonic()
+        try:
+            quiet()
+        except errors.MeasureError:
+            self.kill()  # it waits for an answer
+            raise
+        self._paused_s += time.monotonic() - waiting
+        assert self._conn is not None
+        try:
+            self._conn.send("go")
+        except OSError:
+            raise self._died() from None
+
     def _deliver(self, request: dict[str, Any]) -> None:
         """Send the request and see it started; a worker that died while idle is replaced."""
         for attempt in (1, 2):
@@ -284,15 +316,21 @@ class Worker:
             pid = self._host.fork(self._settings, theirs)
         with self._lock:
             self._conn, self._pid = ours, pid
+            self._cpu_before_s = 0.0
             if self._paused_at is not None:
                 _signal(pid, signal.SIGSTOP)
 
+    def _cpu_s(self) -> float:
+        """CPU seconds of the request so far; a dead process tells until it is reaped."""
+        return max(0.0, cpu_seconds(self._pid) - self._cpu_before_s)
+
     def _died(self) -> WorkerDied:
+        used_s = self._cpu_s()
         status = self.kill()
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         if status is None:
             number = int(signal.SIGKILL)  # the host died, and the kernel killed its workers
-        return WorkerDied(number, tail(self._log))
+        return WorkerDied(number, tail(self._log), used_s)
 
 
 def cpu_seconds(pid: int | None) -> float:

@@ -41,7 +41,8 @@ class ErrorClass(enum.StrEnum):
     TIMEOUT = "timeout"
     #: The kernel ran, and its output is not that of the unscheduled program.
     WRONG_RESULT = "wrong_result"
-    #: Not the candidate's fault: a worker was killed from outside or could not start.
+    #: Not the candidate's fault: a worker was killed from outside or could not start, something
+    #: is missing on this machine, the task's own tensors do not fit.
     INFRASTRUCTURE = "infrastructure"
 
 
@@ -49,10 +50,11 @@ class ErrorClass(enum.StrEnum):
 class Measurement:
     """What measuring one candidate gave: `latency_us`, or `error` with `message`.
 
-    `build_s` and `run_s` are seconds spent on each step, errors included (of building, CPU
-    seconds where the measurer knows them); a step that was not reached took 0. `spread` is the
-    interquartile range over the median, None when the kernel was timed once. `checked` says that
-    the output was compared with the reference.
+    `build_s` and `run_s` are seconds spent on each step, errors included; a step that was not
+    reached took 0. Those of building are CPU seconds of the builder, so they do not depend on
+    what else the machine does; of a build that was cut or died, those it had used until then.
+    `spread` is the interquartile range over the median, None when the kernel was timed once.
+    `checked` says that the output was compared with the reference.
     """
 
     latency_us: float | None = None

@@ -68,7 +68,7 @@ class Runner:
         part = pathlib.Path(folder, "task.json.part")
         part.write_text(json.dumps(meta))
         part.rename(pathlib.Path(folder, "task.json"))
-        return {"tolerance": reference.tolerance(mod)}
+        return {}
 
     def run(
         self,

@@ -3,10 +3,12 @@
 Messages are pickled tuples over a pipe to the parent: a request is a dict with a `verb`; the
 worker answers `("started", None)`, then any number of `("quiet", None)` (each of which the
 parent answers when nothing else runs) and `("resting", seconds)` (it sleeps so long, which is not
-charged to the request), then `("done", reply)`. A reply is a dict; one with `error` says that the
-candidate failed. End-of-file ends the worker.
+charged to the request), then `("done", reply)`. A reply is a dict with the `seconds` that the
+request took, CPU seconds of a build; one with `error` says that it failed. End-of-file ends the
+worker.
 
-Reads requests of `pool`; feeds its replies. What a verb does is in `building` and `running`.
+Reads requests of `local`; feeds its replies. What a verb does is in `building`, `running` and
+their counterparts for CUDA.
 """
 
 from __future__ import annotations
@@ -16,9 +18,18 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from felix import errors
 from felix.measure import building, cuda_build, cuda_run, protocol, running
 
 Reply = dict[str, Any]
+_ErrorClass = protocol.ErrorClass
+#: Whose fault it is if a verb raises.
+_FAULTS = {
+    "build": _ErrorClass.BUILD,
+    "build_cuda": _ErrorClass.BUILD,
+    "prepare": _ErrorClass.INFRASTRUCTURE,
+    "run": _ErrorClass.LAUNCH,
+}
 
 
 def serve(conn: Connection, settings: dict[str, Any]) -> None:
@@ -43,21 +54,23 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
         try:
             request = conn.recv()
             conn.send(("started", None))
-            conn.send(("done", _answer(verbs[request.pop("verb")], request)))
+            name = request.pop("verb")
+            conn.send(("done", _answer(name, verbs[name], request)))
         except (EOFError, BrokenPipeError):
             return
 
 
-def _answer(verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
+def _answer(name: str, verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
     # a build computes all the time, if it has a core and is not stopped
-    clock = time.process_time if verb is building.handle else time.perf_counter
+    fault = _FAULTS[name]
+    clock = time.process_time if fault is _ErrorClass.BUILD else time.perf_counter
     start = clock()
     try:
         reply = verb(**request)
+    except errors.MeasureError as error:  # something that this machine lacks
+        reply = {"error": _ErrorClass.INFRASTRUCTURE.value, "message": _message(error)}
     except Exception as error:  # the edge of the process: the candidate failed, whatever it was
-        builds = verb in (building.handle, cuda_build.handle)
-        kind = protocol.ErrorClass.BUILD if builds else protocol.ErrorClass.LAUNCH
-        reply = {"error": kind.value, "message": _message(error)}
+        reply = {"error": fault.value, "message": _message(error)}
     reply["seconds"] = clock() - start
     return reply
 
