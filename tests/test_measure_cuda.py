@@ -32,7 +32,6 @@ from felix.task import Task
 N = 64
 HAS_GPU = tvm.runtime.device("cuda", 0).exist
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
 
 
 @T.prim_func(s_tir=True)
@@ -313,14 +312,12 @@ def test_a_gpu_or_driver_that_nvrtc_does_not_serve_is_told_before_candidates(
         nvrtc.check("sm_90", (12, 4))
 
 
-@needs_nvrtc
 def test_nvrtc_that_is_here_is_asked() -> None:
     nvrtc.check("sm_90", (99, 0))
     with pytest.raises(errors.MeasureError, match="update the driver"):
         nvrtc.check("sm_90", (1, 0))
 
 
-@needs_nvrtc
 def test_nvrtc_compiles_a_candidate_and_says_what_is_wrong() -> None:
     source = cuda_build.lower(_bound(), felix.target.parse("h200")).source
     assert nvrtc.compile_cubin(source.text, "sm_90").startswith(b"\x7fELF")

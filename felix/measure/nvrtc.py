@@ -1,4 +1,4 @@
-"""NVRTC through ctypes: CUDA source to a cubin, without a driver, a device or headers.
+"""NVRTC through ctypes: CUDA source to a cubin, without a driver, a device or a CUDA toolkit.
 
 `compile_cubin` uses the options TVM gives NVRTC, fast math and ptxas options included, so a
 kernel measured here is the kernel that TVM builds later. `check` says once, before there are
@@ -36,13 +36,20 @@ def compile_cubin(
         source: CUDA C++.
         arch: a real architecture.
         options: beside the fixed ones.
-        headers: let the source include CUDA's headers, if this machine has them.
+        headers: the source includes CUDA's headers.
 
     Raises:
         CompileError: the source does not compile.
-        MeasureError: there is no NVRTC here.
+        MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
     library = load()
+    if headers and not include_paths():
+        major, minor = _version(library)
+        package = "nvidia-cuda-runtime" + ("-cu12" if major <= 12 else "")
+        raise errors.MeasureError(
+            "this program includes CUDA's headers (cuda_fp16.h and others), which are not here: "
+            f"pip install '{package}=={major}.{minor}.*'"
+        )
     program = ctypes.c_void_p()
     _check(library, library.nvrtcCreateProgram(
         ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
@@ -73,21 +80,21 @@ def check(arch: str, driver: tuple[int, int]) -> None:
         MeasureError: no; says what to install.
     """
     library = load()
-    major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    _check(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    major, minor = _version(library)
+    count = ctypes.c_int()
     _check(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     known = (ctypes.c_int * count.value)()
     _check(library, library.nvrtcGetSupportedArchs(known))
-    name = f"NVRTC {major.value}.{minor.value}"
+    name = f"NVRTC {major}.{minor}"
     digits = arch.removeprefix("sm_").rstrip("af")
     if digits.isdecimal() and int(digits) not in known:
         archs = ", ".join(f"sm_{number}" for number in sorted(known))
         is_old = int(digits) < min(known)
         raise errors.MeasureError(
             f"{name} cannot compile for this GPU ({arch}), only for {archs}: "
-            + (_instead(major.value - 1) if is_old else "install a newer one")
+            + (_instead(major - 1) if is_old else "install a newer one")
         )
-    if driver[0] < major.value:
+    if driver[0] < major:
         raise errors.MeasureError(
             f"the GPU's driver runs programs of CUDA {driver[0]}.{driver[1]} and older, not those "
             f"of {name}: update the driver, or {_instead(driver[0])}"
@@ -152,6 +159,12 @@ def _packages() -> Iterator[pathlib.Path]:
             folder = pathlib.Path(location, name)
             if folder.is_dir():
                 yield folder
+
+
+def _version(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
 
 
 def _check(library: ctypes.CDLL, status: int) -> None:
