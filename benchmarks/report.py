@@ -4,7 +4,7 @@
 
 Between `<!-- begin NAME -->` and `<!-- end NAME -->` stands what `benchmarks/results/NAME.json`
 holds: where and when it was measured, and the tables the benchmark itself prints; or what a
-command of `costmodel` wrote, which depends on no machine. With --check nothing is written; the
+command of `costmodel` wrote. With --check nothing is written; the
 exit code is 1 if a page is not up to date.
 """
 

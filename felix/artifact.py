@@ -155,7 +155,11 @@ def _library(
     mod, built_for = result.best.schedule.mod, result.task.target
     source = folder / "source"
     source.mkdir(exist_ok=True)
-    module = tvm.tirx.build(mod, built_for)
+    try:
+        module = building.module(mod, built_for)
+    except errors.MeasureError as error:
+        notes.append(f"no library: {error}")
+        return None
     if len(module.imports):
         (source / "host.ll").write_text(module.inspect_source("ll"))
         (source / "kernel.cu").write_text(module.imports[0].inspect_source())

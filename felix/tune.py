@@ -151,12 +151,13 @@ def compile(result: TuneResult) -> tvm.runtime.Module:
 
     Raises:
         TuningError: the result has no schedule that runs.
+        MeasureError: it is for a GPU, and what compiles for that is not here.
     """
-    import tvm
+    from felix.measure import building
 
     if not isinstance(result, TuneResult):
         raise errors.TuningError("compile takes the result of one task, e.g. network.results[0]")
-    return tvm.tirx.build(result.best.schedule.mod, result.task.target)
+    return building.module(result.best.schedule.mod, result.task.target)
 
 
 def _check(tasks: Sequence[Any]) -> None:

@@ -53,6 +53,45 @@ def test_what_is_measured_is_what_tvm_would_build(
     assert _cubin(all_passes) == _cubin(arrays) == _cubin(variables)
 
 
+@pytest.mark.parametrize("text", ["gemm:64,64,64,epilogue=bias", "gemm:64,64,64,dtype=float16"])
+def test_tvm_is_given_the_cubin_that_is_measured(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU TVM keeps the source and asks no compiler, so here a fake of it does."""
+    mod, target = _candidate(text, 0, 1)
+    tvm_build = tvm.tirx.build
+    given: list[bytes] = []
+
+    def build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+        built = tvm_build(mod, target)
+        compiler = tvm.get_global_func("tvm_callback_cuda_compile")
+        given.append(bytes(compiler(built.imports[0].inspect_source())))
+        return built
+
+    def own(code: str) -> bytes:
+        return b"TVM's own"
+
+    before = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    tvm.register_global_func("tvm_callback_cuda_compile", own, override=True)
+    monkeypatch.setattr(tvm.tirx, "build", build)
+    module = building.module(mod, target)
+    assert "__global__" in module.imports[0].inspect_source()
+    assert given == [_cubin(cuda_build.lower(mod, target).source)]
+    assert bytes(tvm.get_global_func("tvm_callback_cuda_compile")("")) == b"TVM's own"
+    if before is not None:
+        tvm.register_global_func("tvm_callback_cuda_compile", before, override=True)
+
+
+def test_a_module_needs_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise errors.MeasureError("NVRTC was not found")
+
+    monkeypatch.setattr(nvrtc, "load", missing)
+    mod, target = _candidate("elementwise:64x64", 0, 0)
+    with pytest.raises(errors.MeasureError, match="NVRTC was not found"):
+        building.module(mod, target)
+
+
 def test_a_float16_program_is_built(tmp_path: pathlib.Path) -> None:
     mod, target = _candidate("gemm:64,64,64,epilogue=bias+gelu,dtype=float16", 1, 0)
     reply = cuda_build.handle(

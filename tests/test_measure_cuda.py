@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import tvm
 from tvm.script import tirx as T
+from tvm.support import nvcc
 
 import felix
 from felix import errors
 from felix.measure import (
+    building,
     cuda_build,
     cuda_driver,
     cuda_reference,
@@ -461,3 +463,26 @@ class TestOnGpu:
         ]
         assert len(pairs) == 4
         assert np.median([w / c for w, c in pairs]) < 1.0
+
+    def test_what_ships_is_what_is_measured(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    ) -> None:
+        """A module of the same cubin runs and is exported; TVM's own compiler is not asked."""
+
+        def compiler(*args: object, **kwargs: object) -> bytes:
+            raise AssertionError("TVM's own compiler was asked")
+
+        monkeypatch.setattr(nvcc, "compile_cuda", compiler)
+        task, (mod,) = _schedules("gemm:64,64,64", 1)
+        module = building.module(mod, task.target)
+        module.imports[0].write_to_file(str(tmp_path / "kernel.cubin"), "cubin")
+        source = cuda_build.lower(mod, task.target).source
+        cubin = nvrtc.compile_cubin(source.text, str(task.target.attrs["arch"]))
+        assert (tmp_path / "kernel.cubin").read_bytes() == cubin
+        path = building.build(mod, task.target, str(tmp_path / "kernel"), building.Link.AUTO)
+        rng = np.random.default_rng(0)
+        a, b = (rng.random((64, 64), dtype=np.float32) for _ in range(2))
+        for kernel in (module, tvm.runtime.load_module(path)):
+            tensors = [tvm.runtime.tensor(x, tvm.cuda(0)) for x in (a, b, np.zeros_like(a))]
+            kernel["main"](*tensors)
+            np.testing.assert_allclose(tensors[2].numpy(), a @ b, rtol=1e-4)

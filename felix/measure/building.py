@@ -21,6 +21,8 @@ from typing import Any
 import tvm
 from tvm.support import cc
 
+from felix.measure import cuda_build
+
 
 class Link(enum.StrEnum):
     """How a build becomes loadable."""
@@ -52,7 +54,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
     Raises:
         ValueError: a module with device code and no linker.
     """
-    library = tvm.tirx.build(mod, target)
+    library = module(mod, target)
     link = resolve(link)
     if link is Link.JIT:
         if len(library.imports):
@@ -67,6 +69,17 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
         library.export_library(stem + ".so", workspace_dir=objects, options=["-lm"])
     shutil.rmtree(objects)
     return stem + ".so"
+
+
+def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Compile `mod`; for a GPU as it is measured.
+
+    Raises:
+        MeasureError: for a GPU, and what compiles for it is not here (`cuda_build.module`).
+    """
+    if target.kind.name == "cuda":
+        return cuda_build.module(mod, target)
+    return tvm.tirx.build(mod, target)
 
 
 def resolve(link: Link) -> Link:

@@ -11,13 +11,14 @@ A builder touches no device: a machine without one can build. Reads a module and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -196,6 +197,25 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     return Device(plan, source, str(target.attrs["arch"]), time.perf_counter() - start)
 
 
+def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """A scheduled module as TVM builds it, host code and all, with the cubin that was measured.
+
+    TVM's own compiler wants a CUDA toolkit and `cuda-bindings`; this needs what measuring needs.
+
+    Raises:
+        MeasureError: there is no NVRTC here, or headers are needed and there are none.
+    """
+    nvrtc.load()
+    arch = str(target.attrs["arch"])
+
+    def cubin(code: str) -> bytes:
+        source = cuda_source.slim(str(code))
+        return nvrtc.compile_cubin(source.text, arch, headers=source.headers)
+
+    with _compiled_by(cubin), tvm.transform.PassContext(**_FEWER_PASSES):
+        return tvm.tirx.build(mod, target)
+
+
 def _source(kernels: tvm.IRModule, target: tvm.target.Target) -> str:
     """CUDA source of lowered kernels; TVM's own compilation is kept from running."""
     seen: list[str] = []
@@ -204,14 +224,22 @@ def _source(kernels: tvm.IRModule, target: tvm.target.Target) -> str:
         seen.append(str(code))
         return b"not compiled"
 
-    compiler = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
-    tvm.register_global_func("tvm_callback_cuda_compile", keep, override=True)
-    try:
+    with _compiled_by(keep):
         module = tvm.get_global_func("target.build.cuda")(kernels, target)
-    finally:
-        if compiler is not None:
-            tvm.register_global_func("tvm_callback_cuda_compile", compiler, override=True)
     return seen[0] if seen else str(module.inspect_source())
+
+
+@contextlib.contextmanager
+def _compiled_by(compile_source: Callable[[str], bytes]) -> Iterator[None]:
+    """TVM's builds for CUDA call this function with their source until the block ends."""
+    name = "tvm_callback_cuda_compile"
+    before = tvm.get_global_func(name, allow_missing=True)
+    tvm.register_global_func(name, compile_source, override=True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            tvm.register_global_func(name, before, override=True)
 
 
 def _plan(func: Any, n_params: int) -> Plan:
