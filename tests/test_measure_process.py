@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,8 @@ def _computes_and_dies(conn: Connection) -> None:
 
 @pytest.fixture
 def worker(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[process.Worker]:
-    made = process.Worker(Host(tmp_path, request.param), "worker", {})  # type: ignore[arg-type]
+    host: Any = Host(tmp_path, request.param)
+    made = process.Worker(host, "worker", {})
     yield made
     made.kill()
 

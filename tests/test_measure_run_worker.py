@@ -48,10 +48,10 @@ class Worker:
         self.is_quiet = False
 
 
-def _runs(scripted: Worker) -> run_worker.RunWorker:
+def _runs(scripted: Any) -> run_worker.RunWorker:
     quiet = run_worker.Quiet(scripted, ())
     options = jobs.LocalOptions()
-    return run_worker.RunWorker(scripted, quiet, options, DEVICE)  # type: ignore[arg-type]
+    return run_worker.RunWorker(scripted, quiet, options, DEVICE)
 
 
 def _job(state: jobs.TaskState) -> jobs.Job:

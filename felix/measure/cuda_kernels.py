@@ -14,6 +14,7 @@ import ctypes
 import pathlib
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -135,6 +136,18 @@ class Helpers:
         return int(self._context.download(self._scratch, result)[0])
 
 
+class Probe(Protocol):
+    """What a `Clock` needs of a device: `Helpers` has it."""
+
+    def probe_us(self) -> float:
+        """Time of one probe."""
+        ...
+
+    def delay(self, count: int) -> None:
+        """Keep the device busy for `count` probes."""
+        ...
+
+
 class Clock:
     """Guards against a clock that sank: idle devices slow down between candidates.
 
@@ -145,7 +158,7 @@ class Clock:
 
     def __init__(
         self,
-        helpers: Helpers,
+        helpers: Probe,
         tolerance: float = 0.02,
         limit_s: float = 0.05,
         patience: int = 3,
