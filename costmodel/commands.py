@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from costmodel import dataset as data
     from costmodel import evaluate as evaluation
     from costmodel import tasks as task_data
+    from costmodel import train as training
 
 #: Beside a checkpoint: its scores, and with `--final` the weights that were scored.
 SCORES = "scores.json"
@@ -48,13 +49,13 @@ def train(options: argparse.Namespace, command: str) -> None:
         scored = trained.model
         scores = _scores(options, scored, features, parts)
         if options.final:
-            trained = training.train_all(features, settings, _epoch_reporter())
+            trained = training.train_all(features, settings, _epoch_reporter(), trained.line)
     metadata = checkpoint.Metadata(
         features_version=features.version,
         feature_names=features.names,
         device=inputs.device(features.tasks),
         device_name=inputs.device_name(features.tasks),
-        data=inputs.data_facts(dataset, features, parts, options),
+        data=inputs.data_facts(dataset, features, parts, options) | _calibration(trained),
         scores=scores,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=_without_cache(command),
@@ -69,6 +70,11 @@ def train(options: argparse.Namespace, command: str) -> None:
         beside = out.with_name(replaying.FILE_NAME)
         replaying.save(beside, sample, features.names, features.version)
     print(f"wrote {out} and {card.write(out, trained.model, metadata)}")
+
+
+def _calibration(trained: training.Trained) -> dict[str, str]:
+    slope, intercept = trained.line.slope, trained.line.intercept
+    return {"calibration": f"{slope:.3f} p + {intercept:.3f}, fitted on the validation workloads"}
 
 
 def _without_cache(command: str) -> str:

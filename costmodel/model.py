@@ -126,6 +126,14 @@ class SegmentSumMLP(nn.Module):
         self.head.weight.zero_()
         self.head.bias.zero_()
 
+    @torch.no_grad()
+    def rescale(self, slope: float, intercept: float) -> None:
+        """Change the weights so that predictions p become slope * p + intercept."""
+        self.head.weight.mul_(slope)
+        self.head.bias.mul_(slope).add_(intercept)
+        if self.prior_index is not None:
+            self.gain.mul_(slope)
+
     def prior(self, rows: Tensor, mask: Tensor) -> Tensor:
         """gain * ln of the prior column [B]; zeros where the model has none."""
         if self.prior_index is None:

@@ -2,8 +2,9 @@
 
 Each step draws T tasks and K schedules of each, so tasks count equally however many schedules
 they have; the loss is a Huber regression of ln latency plus a ranking term within tasks. The
-best epoch on the validation tasks (workloads never trained on) is kept. The same data, options,
-seed and thread count give the same weights.
+best epoch on the validation tasks (workloads never trained on) is kept, and a line fitted on them
+is folded into its weights (`calibration`). The same data, options, seed and thread count give the
+same weights.
 
 Notation: as `losses`. Reads `tasks`, `split`; feeds `checkpoint` through the command line.
 """
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from costmodel import losses, metrics
+from costmodel import calibration, losses, metrics
 from costmodel import model as mlp
 from costmodel import tasks as task_data
 from felix import errors
@@ -89,11 +90,12 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The best model seen, and how it got there."""
+    """The best model seen, and how it got there; `line` is folded into its weights."""
 
     model: mlp.SegmentSumMLP
     history: tuple[Epoch, ...]
     best_epoch: int
+    line: calibration.Line
 
 
 def examples(task: task_data.TaskData, failures: str, n_rows: int | None = None) -> Examples:
@@ -118,10 +120,14 @@ def train(
     validation: Sequence[task_data.TaskData],
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
+    line: calibration.Line | None = None,
 ) -> Trained:
-    """Train on `training`, keep the epoch that is best on `validation`.
+    """Train on `training`, keep the epoch that is best on `validation`, calibrated there.
 
     Without validation tasks all epochs are run and the last one is kept.
+
+    Args:
+        line: calibrates instead of one fitted on `validation`; without either there is none.
 
     Raises:
         RecordError: there is nothing to train on.
@@ -152,7 +158,22 @@ def train(
             break
     model.load_state_dict(best)
     model.eval()
-    return Trained(model, tuple(history), best_epoch)
+    line = line or _line(model, held_out)
+    model.rescale(line.slope, line.intercept)
+    return Trained(model, tuple(history), best_epoch, line)
+
+
+def _line(model: nn.Module, parts: Sequence[Examples]) -> calibration.Line:
+    """What calibrates `model` on the schedules of `parts` that ran."""
+    if not parts:
+        return calibration.Line()
+    return calibration.fit(
+        [
+            (p[~part.failed].double().numpy(), part.y[~part.failed].double().numpy())
+            for part in parts
+            for p in [predict(model, part.rows, part.mask)]
+        ]
+    )
 
 
 def _fresh(
@@ -248,6 +269,11 @@ def train_all(
     features: task_data.Features,
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
+    line: calibration.Line | None = None,
 ) -> Trained:
-    """Train afresh on every task, the same number of epochs along the same schedule."""
-    return train(features, features.tasks, (), options, progress)
+    """Train afresh on every task, the same number of epochs along the same schedule.
+
+    Args:
+        line: found by the same training with a validation part; there is none left here.
+    """
+    return train(features, features.tasks, (), options, progress, line)

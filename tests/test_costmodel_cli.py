@@ -126,6 +126,7 @@ def test_train_then_evaluate_then_load(
     text = (out.parent / "MODEL_CARD.md").read_text()
     for part in (
         "digest",
+        "calibration: ",
         "conv2d 8",
         "trained once more on all",
         "| network |",

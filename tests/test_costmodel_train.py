@@ -16,6 +16,7 @@ import torch
 from costmodel import (
     analytic,
     baselines,
+    calibration,
     dataset,
     evaluate,
     finetune,
@@ -208,6 +209,46 @@ def test_training_learns_a_law_that_holds_for_unseen_workloads() -> None:
     assert history[trained.best_epoch - 1] == min(history) < 0.5 * history[0]
 
 
+@pytest.mark.parametrize("prior", [None, "f1"])
+def test_a_line_of_the_validation_tasks_calibrates_and_keeps_the_order(prior: str | None) -> None:
+    shape = dataclasses.replace(SMALL, prior=prior)
+    all_tasks = [task(i, 30 if i < 8 else 10, shift=2.0 if i >= 6 else 0.0) for i in range(12)]
+    training, validation = all_tasks[:6], all_tasks[6:]
+    options = quick(epochs=40, shape=shape)
+    trained = train.train(features(all_tasks), training, validation, options)
+    assert trained.line != calibration.Line()
+    predict = evaluate.of_module(trained.model)
+    errors_ = [predict(t) - t.ln_latency for t in validation]
+    assert np.mean([e.mean() for e in errors_]) == pytest.approx(0, abs=1e-4)
+    along = [(e * (predict(t) - 5)).mean() for e, t in zip(errors_, validation, strict=True)]
+    assert np.mean(along) == pytest.approx(0, abs=1e-4)  # nothing is left along a line
+    before = predict(training[0])
+    trained.model.rescale(1 / trained.line.slope, -trained.line.intercept / trained.line.slope)
+    raw = predict(training[0])
+    assert before == pytest.approx(trained.line.slope * raw + trained.line.intercept, abs=1e-4)
+    again = train.train_all(features(training), options, line=trained.line)
+    plain = train.train_all(features(training), options)
+    assert plain.line == calibration.Line() and again.line == trained.line
+    expected = trained.line.slope * evaluate.of_module(plain.model)(training[0])
+    got = evaluate.of_module(again.model)(training[0])
+    assert got == pytest.approx(expected + trained.line.intercept, abs=1e-4)
+
+
+def test_predictions_without_a_usable_line_stay_as_they_are() -> None:
+    y = np.linspace(0, 3, 20)
+    assert calibration.fit([(np.ones(20), y)]) == calibration.Line()
+    assert calibration.fit([(-y, y)]) == calibration.Line()
+    line = calibration.fit([(2 * y + 1, y), (2 * y[:3] + 1, y[:3])])
+    assert (line.slope, line.intercept) == (pytest.approx(0.5), pytest.approx(-0.5))
+    ups, downs = (np.zeros(2), np.ones(2)), (np.ones(200), np.full(200, 3.0))
+    equal = calibration.fit([ups, downs])  # a task of 200 schedules weighs as one of two
+    assert equal.slope == pytest.approx(2) and equal.intercept == pytest.approx(1)
+    lone = calibration.fit(
+        [(np.array([0.0, 1.0]), np.array([0.0, 1.0])), (np.full(99, 1.0), np.full(99, 2.0))]
+    )
+    assert lone.slope == pytest.approx(5 / 3) and lone.intercept == pytest.approx(0)
+
+
 def test_training_is_deterministic_under_its_seed() -> None:
     all_tasks = [task(i) for i in range(5)]
     weights = [
@@ -230,6 +271,7 @@ def test_training_stops_early_and_keeps_the_best_epoch() -> None:
     )
     assert len(trained.history) == trained.best_epoch + 5 < 200
     parts = [train.examples(t, "exclude") for t in all_tasks[4:]]
+    trained.model.rescale(1 / trained.line.slope, -trained.line.intercept / trained.line.slope)
     best = min(epoch.validation_loss for epoch in trained.history)
     assert train.validation_loss(trained.model, parts, quick()) == pytest.approx(best)
 
