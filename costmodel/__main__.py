@@ -114,6 +114,9 @@ def _training(sub: argparse.ArgumentParser) -> None:
         "--drop", nargs="+", default=(), metavar="PATTERN",
         help="features to leave out, for ablations (with * and ?)",
     )  # fmt: skip
+    sub.add_argument(
+        "--calibrate", action="store_true", help="by a line fitted on the validation workloads"
+    )
     sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
 
 
@@ -129,6 +132,9 @@ def _crossval(sub: argparse.ArgumentParser) -> None:
 def _compare(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     _training(sub)
+    sub.add_argument(
+        "--folds", type=_positive, help="score every workload, by one of so many trainings"
+    )
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.compare)
 

@@ -73,6 +73,10 @@ def train(options: argparse.Namespace, command: str) -> None:
 
 
 def _calibration(trained: training.Trained) -> dict[str, str]:
+    from costmodel import calibration
+
+    if trained.line == calibration.Line():
+        return {}
     slope, intercept = trained.line.slope, trained.line.intercept
     return {"calibration": f"{slope:.3f} p + {intercept:.3f}, fitted on the validation workloads"}
 
@@ -150,7 +154,15 @@ def compare(options: argparse.Namespace, command: str) -> None:
     """Score networks and trees on Felix's and on TVM's features, all trained here."""
     from costmodel import compare as comparing
     from costmodel import evaluate as evaluation
+    from costmodel import split as splitting
     from costmodel import tvm_features
+
+    chosen, count = inputs.split_options(options), options.folds
+
+    def splits(tasks: Sequence[task_data.TaskData]) -> Sequence[split.Split]:
+        if count is None:
+            return [splitting.split(tasks, chosen)]
+        return splitting.folds(tasks, count, chosen)
 
     def say(label: str) -> None:
         print(f"compare: {label}", file=sys.stderr, flush=True)
@@ -161,13 +173,14 @@ def compare(options: argparse.Namespace, command: str) -> None:
         reports = comparing.reports(
             felix,
             tvm,
-            inputs.split_options(options),
+            splits,
             inputs.train_options(options),
             options.threads,
             say,
         )
     print(evaluation.table(reports))
-    _write_reports(options, _facts(command, dataset, felix), "test", reports)
+    part = "test" if count is None else f"{count} folds"
+    _write_reports(options, _facts(command, dataset, felix), part, reports)
 
 
 def ablate(options: argparse.Namespace, command: str) -> None:

@@ -47,14 +47,16 @@ def reports(
             progress(done + 1, len(folds))
     prior = analytic.AnalyticModel(features.names, registry.analytic_options(features.names))
     tasks = features.tasks
-    found = [evaluate.evaluate("network", _by_task(networks), tasks)]
+    found = [evaluate.evaluate("network", by_task(networks), tasks)]
     found.append(evaluate.evaluate("analytic", evaluate.of_module(prior), tasks))
     if trees_threads is not None:
-        found.append(evaluate.evaluate("xgboost", _by_task(trees), tasks))
+        found.append(evaluate.evaluate("xgboost", by_task(trees), tasks))
     return found
 
 
-def _by_task(predictors: dict[int, evaluate.Predictor]) -> evaluate.Predictor:
+def by_task(predictors: dict[int, evaluate.Predictor]) -> evaluate.Predictor:
+    """One predictor of many; those of the tasks are given by the tasks' `id`."""
+
     def predict(task: task_data.TaskData) -> metrics.Vector:
         return predictors[id(task)](task)
 

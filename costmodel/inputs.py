@@ -81,6 +81,7 @@ def train_options(options: argparse.Namespace) -> training.TrainOptions:
         weight_decay=options.weight_decay,
         rank_weight=options.rank_weight,
         failures=options.failures,
+        calibrate=options.calibrate,
         seed=options.seed,
         shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
     )

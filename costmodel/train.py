@@ -2,9 +2,9 @@
 
 Each step draws T tasks and K schedules of each, so tasks count equally however many schedules
 they have; the loss is a Huber regression of ln latency plus a ranking term within tasks. The
-best epoch on the validation tasks (workloads never trained on) is kept, and a line fitted on them
-is folded into its weights (`calibration`). The same data, options, seed and thread count give the
-same weights.
+best epoch on the validation tasks (workloads never trained on) is kept; on request a line fitted
+on them is folded into its weights (`calibration`). The same data, options, seed and thread count
+give the same weights.
 
 Notation: as `losses`. Reads `tasks`, `split`; feeds `checkpoint` through the command line.
 """
@@ -41,6 +41,8 @@ class TrainOptions:
         clip: largest gradient norm.
         failures: "exclude", or "slow": schedules that failed to build or timed out are taken
             as at least twice as slow as the slowest that ran.
+        calibrate: fold a line fitted on the validation tasks into the weights; with few of them
+            it may fit nothing else.
         seed: of initial weights and draws.
         shape: architecture.
     """
@@ -55,6 +57,7 @@ class TrainOptions:
     rank_weight: float = 0.5
     clip: float = 1.0
     failures: str = "exclude"
+    calibrate: bool = False
     seed: int = 0
     shape: mlp.ModelOptions = field(default_factory=mlp.ModelOptions)
 
@@ -122,12 +125,12 @@ def train(
     progress: Callable[[Epoch], None] | None = None,
     line: calibration.Line | None = None,
 ) -> Trained:
-    """Train on `training`, keep the epoch that is best on `validation`, calibrated there.
+    """Train on `training`, keep the epoch that is best on `validation`.
 
     Without validation tasks all epochs are run and the last one is kept.
 
     Args:
-        line: calibrates instead of one fitted on `validation`; without either there is none.
+        line: calibrates instead of one fitted on `validation`.
 
     Raises:
         RecordError: there is nothing to train on.
@@ -158,7 +161,7 @@ def train(
             break
     model.load_state_dict(best)
     model.eval()
-    line = line or _line(model, held_out)
+    line = line or _line(model, held_out if options.calibrate else ())
     model.rescale(line.slope, line.intercept)
     return Trained(model, tuple(history), best_epoch, line)
 

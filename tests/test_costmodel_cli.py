@@ -28,6 +28,7 @@ from costmodel import (
     model,
     registry,
     tasks,
+    train,
     tvm_features,
 )
 from costmodel import collect as collecting
@@ -101,6 +102,7 @@ def test_train_then_evaluate_then_load(
         "--cache",
         str(tmp_path / "cache"),
         "--final",
+        "--calibrate",
     ]
     assert cli.main(arguments) == 0
     assert str(out) in capsys.readouterr().out
@@ -205,6 +207,41 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
     assert networks | {"analytic"} <= set(found)
     better, worse = (found[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM"))
     assert better > worse + 0.05  # the second cannot see most of what decides
+
+
+def test_compare_with_folds_scores_every_workload_by_what_never_saw_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: dict[int, set[str]] = {}  # id of a model -> workloads it saw
+
+    def spied(features: Any, training: Any, validation: Any, *rest: Any) -> train.Trained:
+        found = once(features, training, validation, *rest)
+        trained[id(found.model)] = {t.workload.key for t in (*training, *validation)}
+        kept.append(found.model)  # or the next one might get its id
+        return found
+
+    def scored(model: Any, rows: Any, mask: Any, *rest: Any) -> Any:
+        if id(model) in trained:
+            asked.append((id(model), rows.numpy().tobytes()))
+        return predict(model, rows, mask, *rest)
+
+    kept: list[Any] = []
+    asked: list[tuple[int, bytes]] = []
+    once, predict = train.train, train.predict
+    monkeypatch.setattr(train, "train", spied)
+    monkeypatch.setattr(train, "predict", scored)
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    out = tmp_path / "folds.json"
+    arguments = ["compare", "--data", str(data), "--epochs", "2", "--hidden", "16"]
+    assert cli.main([*arguments, "--folds", "3", "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert written["part"] == "3 folds" and len(trained) == 6
+    assert all(len(report["tasks"]) == 24 for report in written["reports"])
+    felix = tasks.load_features(dataset.read(data), FakeFeaturizer()).tasks
+    by_rows = {task.rows.tobytes(): task.workload.key for task in felix}
+    pairs = [(model, by_rows[rows]) for model, rows in asked if rows in by_rows]
+    assert len(pairs) == len({key for _, key in pairs}) == 24
+    assert all(key not in trained[model] for model, key in pairs)
 
 
 def test_processes_fill_the_cache_with_what_one_would_compute(
