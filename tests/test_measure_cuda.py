@@ -406,7 +406,7 @@ class TestOnGpu:
         [
             (other_sum, protocol.ErrorClass.WRONG_RESULT, "output c"),
             (unwritten_row, protocol.ErrorClass.WRONG_RESULT, "64 of 4096 elements"),
-            (out_of_bounds, protocol.ErrorClass.LAUNCH, "ILLEGAL_ADDRESS"),
+            (out_of_bounds, protocol.ErrorClass.LAUNCH, "_ADDRESS"),  # illegal, or of no space
             (endless, protocol.ErrorClass.TIMEOUT, "running"),
             (much_shared, protocol.ErrorClass.BUILD, "shared"),
         ],
@@ -475,11 +475,10 @@ class TestOnGpu:
         monkeypatch.setattr(nvcc, "compile_cuda", compiler)
         task, (mod,) = _schedules("gemm:64,64,64", 1)
         module = building.module(mod, task.target)
-        module.imports[0].write_to_file(str(tmp_path / "kernel.cubin"), "cubin")
+        path = building.build(mod, task.target, str(tmp_path / "kernel"), building.Link.AUTO)
         source = cuda_build.lower(mod, task.target).source
         cubin = nvrtc.compile_cubin(source.text, str(task.target.attrs["arch"]))
-        assert (tmp_path / "kernel.cubin").read_bytes() == cubin
-        path = building.build(mod, task.target, str(tmp_path / "kernel"), building.Link.AUTO)
+        assert cubin in pathlib.Path(path).read_bytes()
         rng = np.random.default_rng(0)
         a, b = (rng.random((64, 64), dtype=np.float32) for _ in range(2))
         for kernel in (module, tvm.runtime.load_module(path)):

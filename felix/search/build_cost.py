@@ -6,11 +6,10 @@ factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
 
 *For CUDA* they are those of all kernels, which are one source. A software pipeline writes its body
 (fetches into shared memory, update) out once more for each stage that it drains, 1 + last stage
-copies in all; fewer where its loop is shorter, which is not looked at. On 13 subgraphs 95 % of 77
-proposals predicted to take over 2 s had the predicted number of statements within 15 %. Of 32
-candidates that a builder would give up or refuse, a limit of 4 s tells 29, and takes none of 75
-others for too long (`python benchmarks/cuda_build_time.py`). The length of the source says less
-about the time: a statement has 50 to 470 bytes (docs/measuring-cuda.md).
+copies in all; fewer where its loop is shorter, which is not looked at. NVRTC unrolls more by
+itself: of what a thread executes a statement, the first times count as copies of it, as many as
+suit the kind of store. Fitted to the CPU seconds of 1,319 builds, of schedules in `data/cuda` and
+random ones (docs/measuring-cuda.md; `python benchmarks/cuda_build_time.py` checks it).
 
 Reads the features of `search.scoring`, which it feeds.
 """
@@ -28,10 +27,13 @@ from felix.search import types
 Array = NDArray[np.float64]
 #: Statements that take as long to build on a CPU as a program without any.
 FREE_STATEMENTS = 330.0
-#: CUDA: lowering and NVRTC of a statement; 2670 take 4 s.
-CUDA_S = 1.5e-3
-#: and this for each step of a thread, which NVRTC may unroll itself
-CUDA_S_PER_UNROLL_BODY = 0.27e-6
+#: CUDA, CPU seconds of lowering and NVRTC: of any program,
+CUDA_S = 0.075
+#: of a statement of a reduction, and of each time that a thread executes one,
+REDUCTION_S, REDUCTION_TRIP_S = 0.9e-3, 0.13e-6
+#: of a fetch into shared memory and of any other statement: each unrolled so often at most.
+FETCH_S, FETCH_UNROLL = 0.4e-3, 8
+OTHER_S, OTHER_UNROLL = 1.5e-3, 16
 
 _PIPELINE = "software_pipeline_stage"
 
@@ -56,11 +58,21 @@ class BuildCost:
 
         if not sketch.is_gpu:
             return cls(raw("code_statements").max(axis=1), np.zeros(len(features)))
-        is_again = (raw("is_reduction") > 0) | (raw("buf0.shared") > 0)
-        times = np.where(is_again, pipeline_copies(sketch.instructions), 1)
-        statements = (raw("code_copies") * times).sum(axis=1)
-        unrolled_s = CUDA_S_PER_UNROLL_BODY * raw("unroll_body").max(axis=1)
-        return cls(statements, CUDA_S * statements + unrolled_s)
+        is_reduction = raw("is_reduction") > 0
+        is_fetch = (raw("buf0.shared") > 0) & ~is_reduction
+        copies, trips = raw("code_copies"), raw("serial_trips")
+        times = np.where(is_reduction | is_fetch, pipeline_copies(sketch.instructions), 1)
+        each = trips / np.maximum(copies, 1)
+        seconds = np.where(
+            is_reduction,
+            REDUCTION_S * copies * times + REDUCTION_TRIP_S * trips,
+            np.where(
+                is_fetch,
+                FETCH_S * copies * times * np.minimum(each, FETCH_UNROLL),
+                OTHER_S * copies * np.minimum(each, OTHER_UNROLL),
+            ),
+        )
+        return cls((copies * times).sum(axis=1), CUDA_S + seconds.sum(axis=1))
 
 
 def pipeline_copies(instructions: Sequence[types.Instruction]) -> int:
