@@ -28,12 +28,12 @@ Array = NDArray[np.float64]
 #: Statements that take as long to build on a CPU as a program without any.
 FREE_STATEMENTS = 330.0
 #: CUDA, CPU seconds of lowering and NVRTC: of any program,
-CUDA_S = 0.075
+CUDA_S = 0.09
 #: of a statement of a reduction, and of each time that a thread executes one,
-REDUCTION_S, REDUCTION_TRIP_S = 0.9e-3, 0.13e-6
+REDUCTION_S, REDUCTION_TRIP_S = 1.0e-3, 0.11e-6
 #: of a fetch into shared memory and of any other statement: each unrolled so often at most.
-FETCH_S, FETCH_UNROLL = 0.4e-3, 8
-OTHER_S, OTHER_UNROLL = 1.5e-3, 16
+FETCH_S, FETCH_UNROLL = 0.5e-3, 8
+OTHER_S, OTHER_UNROLL = 1.6e-3, 16
 
 _PIPELINE = "software_pipeline_stage"
 
@@ -47,7 +47,7 @@ class BuildCost:
 
     @classmethod
     def of(cls, sketch: types.Sketch, features: Array) -> BuildCost:
-        """From exact features [n, n_rows, n_features]; 0 where the features do not tell."""
+        """From exact features [n, n_rows, n_features]; those that are not there count as 0."""
         names = list(sketch.formulas.names)
 
         def raw(name: str) -> Array:

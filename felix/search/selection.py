@@ -78,10 +78,10 @@ class SelectionOptions:
     crowd: int = 2
     #: nats that a candidate must be predicted faster by to be built e times as long
     build_weight: float = 0.04
-    #: predicted seconds of a CUDA build beyond which a candidate is one for the reserve: two
-    #: thirds of what a builder has (`measure.local.LocalOptions.build_timeout_s`), for true ones
-    #: are up to half as long again (docs/measuring-cuda.md)
-    max_compile_s: float = 4.0
+    #: predicted seconds of a CUDA build beyond which a candidate is one for the reserve: half of
+    #: what a builder has (`measure.local.LocalOptions.build_timeout_s`), for many true ones are
+    #: half as long again, some more (docs/measuring-cuda.md)
+    max_compile_s: float = 3.0
 
 
 @dataclass(slots=True)
