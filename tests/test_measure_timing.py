@@ -64,6 +64,12 @@ def test_hopeless_fast_candidate_gets_few_repeats() -> None:
     assert found == pytest.approx([60.0] * OPTIONS.hopeless_repeats)
 
 
+def test_one_slow_call_does_not_make_a_candidate_hopeless() -> None:
+    disturbed = itertools.chain([70_000.0], itertools.repeat(12.0))
+    found, _ = _time(disturbed, timing.GPU, first_us=70_000.0, best_us=10.0)
+    assert len(found) > timing.GPU.hopeless_repeats and np.median(found) == pytest.approx(12.0)
+
+
 def test_hopeless_ratio_and_repeats_are_options() -> None:
     options = dataclasses.replace(OPTIONS, hopeless_ratio=2.0, hopeless_repeats=2)
     found, _ = _time(itertools.repeat(30.0), options, best_us=10.0)
