@@ -91,6 +91,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     sub.add_argument("--out", required=True, help="checkpoint to write")
     _training(sub)
+    _calibrating(sub)
     sub.add_argument(
         "--replay", type=int, default=900, metavar="N",
         help="schedules kept beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
@@ -114,16 +115,20 @@ def _training(sub: argparse.ArgumentParser) -> None:
         "--drop", nargs="+", default=(), metavar="PATTERN",
         help="features to leave out, for ablations (with * and ?)",
     )  # fmt: skip
+    sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
+
+
+def _calibrating(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--calibrate", action="store_true", help="by a line fitted on the validation workloads"
     )
-    sub.add_argument("--failures", choices=("exclude", "slow"), default="exclude")
 
 
 def _crossval(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     _training(sub)
-    sub.add_argument("--folds", type=_positive, default=5)
+    sub.set_defaults(calibrate=False)  # its networks train on the validation part, too
+    sub.add_argument("--folds", type=_folds, default=5)
     sub.add_argument("--baselines", action="store_true", help="also trees")
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.crossval)
@@ -132,8 +137,9 @@ def _crossval(sub: argparse.ArgumentParser) -> None:
 def _compare(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     _training(sub)
+    _calibrating(sub)
     sub.add_argument(
-        "--folds", type=_positive, help="score every workload, by one of so many trainings"
+        "--folds", type=_folds, help="score every workload, by one of so many trainings; no --test"
     )
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.compare)
@@ -142,6 +148,7 @@ def _compare(sub: argparse.ArgumentParser) -> None:
 def _ablate(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     _training(sub)
+    _calibrating(sub)
     sub.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
     sub.add_argument("--seeds", type=_positive, default=1)
     sub.add_argument("--out", help="JSON file to write")
@@ -162,6 +169,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _folds(text: str) -> int:
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"{text} is fewer than 2 folds")
     return value
 
 

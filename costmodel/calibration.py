@@ -31,9 +31,13 @@ def fit(tasks: Sequence[tuple[metrics.Vector, metrics.Vector]]) -> Line:
     Predictions that do not vary or rise where latencies fall have no line that keeps their order:
     they stay as they are.
     """
+    if not any(len(p) for p, _ in tasks):
+        return Line()
     p, y, weight = (
         np.concatenate(values)
-        for values in zip(*((p, y, np.full(len(p), 1.0 / len(p))) for p, y in tasks), strict=True)
+        for values in zip(
+            *((p, y, np.full(len(p), 1.0 / len(p))) for p, y in tasks if len(p)), strict=True
+        )
     )
     share = weight / weight.sum()
     p_mean, y_mean = share @ p, share @ y

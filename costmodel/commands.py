@@ -19,7 +19,7 @@ from costmodel import inputs
 from felix import errors
 
 if TYPE_CHECKING:
-    from costmodel import checkpoint, split
+    from costmodel import calibration, checkpoint, split
     from costmodel import dataset as data
     from costmodel import evaluate as evaluation
     from costmodel import tasks as task_data
@@ -55,7 +55,8 @@ def train(options: argparse.Namespace, command: str) -> None:
         feature_names=features.names,
         device=inputs.device(features.tasks),
         device_name=inputs.device_name(features.tasks),
-        data=inputs.data_facts(dataset, features, parts, options) | _calibration(trained),
+        data=inputs.data_facts(dataset, features, parts, options)
+        | _calibration(settings, trained.line),
         scores=scores,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=_without_cache(command),
@@ -72,13 +73,12 @@ def train(options: argparse.Namespace, command: str) -> None:
     print(f"wrote {out} and {card.write(out, trained.model, metadata)}")
 
 
-def _calibration(trained: training.Trained) -> dict[str, str]:
-    from costmodel import calibration
-
-    if trained.line == calibration.Line():
+def _calibration(settings: training.TrainOptions, line: calibration.Line) -> dict[str, str]:
+    """What the card says of it; the line is that of the weights that were scored."""
+    if not settings.calibrate:
         return {}
-    slope, intercept = trained.line.slope, trained.line.intercept
-    return {"calibration": f"{slope:.3f} p + {intercept:.3f}, fitted on the validation workloads"}
+    found = f"{line.slope:.3f} p + {line.intercept:.3f}"
+    return {"calibration": f"{found}, fitted to the scored weights on the validation workloads"}
 
 
 def _without_cache(command: str) -> str:

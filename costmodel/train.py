@@ -133,10 +133,14 @@ def train(
         line: calibrates instead of one fitted on `validation`.
 
     Raises:
-        RecordError: there is nothing to train on.
+        RecordError: there is nothing to train on, or to calibrate on where that is asked for.
     """
     if not training:
         raise errors.RecordError("no training tasks: measure more workloads or shrink the shares")
+    if options.calibrate and line is None and not validation:
+        raise errors.RecordError(
+            "nothing to calibrate on: give --validation a share or leave out --calibrate"
+        )
     n_rows = max(task.mask.shape[1] for task in training)
     parts = [examples(task, options.failures, n_rows) for task in training]
     held_out = [examples(task, options.failures) for task in validation]

@@ -54,7 +54,7 @@ class Driver:
             "felix_compare": _compare,
             **kernels,
         }
-        self.durations_us = {"felix_probe": 20.0}
+        self.durations_us = {"felix_probe": 40.0}
         self.refused: set[str] = set()
         self.capacity = capacity
         self.slowdown = 1.0

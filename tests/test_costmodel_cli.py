@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import types
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ import test_costmodel_data as fakes
 from costmodel import __main__ as cli
 from costmodel import (
     ablate,
+    baselines,
     card,
     checkpoint,
     collect_command,
     dataset,
+    evaluate,
     featurize,
     filling,
     model,
@@ -212,36 +215,45 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
 def test_compare_with_folds_scores_every_workload_by_what_never_saw_it(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained: dict[int, set[str]] = {}  # id of a model -> workloads it saw
+    seen: list[set[str]] = []  # workloads that each predictor was fitted to
+    asked: list[tuple[int, str]] = []  # which predictor was asked for which workload
+    models: list[Any] = []
 
-    def spied(features: Any, training: Any, validation: Any, *rest: Any) -> train.Trained:
-        found = once(features, training, validation, *rest)
-        trained[id(found.model)] = {t.workload.key for t in (*training, *validation)}
-        kept.append(found.model)  # or the next one might get its id
+    def watched(predictor: evaluate.Predictor, *parts: Any) -> evaluate.Predictor:
+        number = len(seen)
+        seen.append({task.workload.key for part in parts for task in part})
+
+        def predict(task: tasks.TaskData) -> Any:
+            asked.append((number, task.workload.key))
+            return predictor(task)
+
+        return predict
+
+    def trained(features: Any, *given: Any) -> train.Trained:
+        found = train_network(features, *given)
+        models.append((found.model, given[:2]))
         return found
 
-    def scored(model: Any, rows: Any, mask: Any, *rest: Any) -> Any:
-        if id(model) in trained:
-            asked.append((id(model), rows.numpy().tobytes()))
-        return predict(model, rows, mask, *rest)
+    def of_module(model: Any) -> evaluate.Predictor:
+        own = [parts for known, parts in models if known is model]
+        return watched(as_predictor(model), *own[0]) if own else as_predictor(model)
 
-    kept: list[Any] = []
-    asked: list[tuple[int, bytes]] = []
-    once, predict = train.train, train.predict
-    monkeypatch.setattr(train, "train", spied)
-    monkeypatch.setattr(train, "predict", scored)
+    train_network, as_predictor, fit = train.train, evaluate.of_module, baselines.fit_xgboost
+    monkeypatch.setattr(train, "train", trained)
+    monkeypatch.setattr(evaluate, "of_module", of_module)
+    monkeypatch.setattr(baselines, "fit_xgboost", lambda *given: watched(fit(*given), *given[:2]))
     monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
     out = tmp_path / "folds.json"
     arguments = ["compare", "--data", str(data), "--epochs", "2", "--hidden", "16"]
     assert cli.main([*arguments, "--folds", "3", "--out", str(out)]) == 0
     written = json.loads(out.read_text())
-    assert written["part"] == "3 folds" and len(trained) == 6
+    assert written["part"] == "3 folds"
     assert all(len(report["tasks"]) == 24 for report in written["reports"])
-    felix = tasks.load_features(dataset.read(data), FakeFeaturizer()).tasks
-    by_rows = {task.rows.tobytes(): task.workload.key for task in felix}
-    pairs = [(model, by_rows[rows]) for model, rows in asked if rows in by_rows]
-    assert len(pairs) == len({key for _, key in pairs}) == 24
-    assert all(key not in trained[model] for model, key in pairs)
+    n_kinds = 4 if baselines.have_xgboost() else 2
+    assert len(seen) == 3 * n_kinds and len(asked) == 24 * n_kinds
+    assert all(count == n_kinds for count in Counter(key for _, key in asked).values())
+    assert all(key not in seen[number] for number, key in asked)
+    assert {number for number, _ in asked} == set(range(3 * n_kinds))
 
 
 def test_processes_fill_the_cache_with_what_one_would_compute(

@@ -222,12 +222,16 @@ def test_a_line_of_the_validation_tasks_calibrates_and_keeps_the_order(prior: st
     assert np.mean([e.mean() for e in errors_]) == pytest.approx(0, abs=1e-4)
     along = [(e * (predict(t) - 5)).mean() for e, t in zip(errors_, validation, strict=True)]
     assert np.mean(along) == pytest.approx(0, abs=1e-4)  # nothing is left along a line
-    before = predict(training[0])
-    trained.model.rescale(1 / trained.line.slope, -trained.line.intercept / trained.line.slope)
-    raw = predict(training[0])
-    assert before == pytest.approx(trained.line.slope * raw + trained.line.intercept, abs=1e-4)
+    plain = train.train(
+        features(all_tasks), training, validation, dataclasses.replace(options, calibrate=False)
+    )
+    for each in all_tasks:
+        raw = evaluate.of_module(plain.model)(each)
+        expected = trained.line.slope * raw + trained.line.intercept
+        assert predict(each) == pytest.approx(expected, abs=1e-4)
+        assert (np.argsort(predict(each)) == np.argsort(raw)).all()
     again = train.train_all(features(training), options, line=trained.line)
-    plain = train.train_all(features(training), options)
+    plain = train.train_all(features(training), dataclasses.replace(options, calibrate=False))
     assert plain.line == calibration.Line() and again.line == trained.line
     expected = trained.line.slope * evaluate.of_module(plain.model)(training[0])
     got = evaluate.of_module(again.model)(training[0])
@@ -235,7 +239,8 @@ def test_a_line_of_the_validation_tasks_calibrates_and_keeps_the_order(prior: st
 
 
 def test_predictions_without_a_usable_line_stay_as_they_are() -> None:
-    y = np.linspace(0, 3, 20)
+    y, none = np.linspace(0, 3, 20), np.zeros(0)
+    assert calibration.fit([]) == calibration.fit([(none, none)]) == calibration.Line()
     assert calibration.fit([(np.ones(20), y)]) == calibration.Line()
     assert calibration.fit([(-y, y)]) == calibration.Line()
     line = calibration.fit([(2 * y + 1, y), (2 * y[:3] + 1, y[:3])])
@@ -320,6 +325,11 @@ def test_failures_can_be_slow_examples() -> None:
 def test_bad_training_options_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(errors.RecordError):
         quick(**bad)
+
+
+def test_calibration_needs_validation_tasks() -> None:
+    with pytest.raises(errors.RecordError, match="nothing to calibrate on"):
+        train.train(features([task(1)]), [task(1)], [], quick(calibrate=True))
 
 
 def test_training_needs_tasks() -> None:

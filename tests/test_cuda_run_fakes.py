@@ -187,6 +187,17 @@ def test_nothing_is_done_on_the_device_before_others_are_kept_off(bench: Bench) 
 # ---------------------------------------------------------------- checks
 
 
+def test_a_probe_is_timed_behind_another_one(bench: Bench) -> None:
+    """So that the host's launch is over when its first event comes."""
+    bench.run(bench.prepare(add), "right")
+    helpers = bench.runner._open().helpers
+    del bench.driver.log[:]
+    assert helpers.probe_us() == pytest.approx(40.0)
+    launch, event = "cuLaunchKernel", "cuEventRecord"
+    calls = [call for call in bench.driver.log if call in (launch, event)]
+    assert calls == [launch, event, launch, event]
+
+
 def test_a_right_candidate_is_checked_and_timed(bench: Bench) -> None:
     bench.driver.durations_us["right"] = 12.0
     reply = bench.run(bench.prepare(add), "right")

@@ -8,7 +8,7 @@ import pytest
 
 from felix.measure import cuda_kernels
 
-PROBE_US = 18.0
+PROBE_US = 40.0
 TIMING_S = 0.002
 
 
@@ -21,13 +21,12 @@ class Device:
         self.n_timed = 0
 
     def probe_us(self) -> float:
-        probe_us = PROBE_US * self.slowdown(self.now_s)
-        self.now_s += probe_us / 1e6
-        return probe_us
+        self.delay(2)  # one goes ahead of the one that is timed
+        return PROBE_US * self.slowdown(self.now_s)
 
     def delay(self, count: int) -> None:
         for _ in range(count):
-            self.probe_us()
+            self.now_s += PROBE_US * self.slowdown(self.now_s) / 1e6
 
     def measure(self) -> list[float]:
         """A candidate's repeats, told apart by their number."""
@@ -55,7 +54,9 @@ def test_at_full_clock_a_look_before_and_after_is_all_it_costs() -> None:
     device = Device()
     clock = _clock(device)
     assert _spent_s(device, clock) < 0.01  # learns how fast it can be
-    assert _spent_s(device, clock) < 8 * PROBE_US / 1e6
+    assert (
+        _spent_s(device, clock) < 13 * PROBE_US / 1e6
+    )  # two looks at three probes, each behind one
     assert device.n_timed == 2
 
 

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,30 @@ def test_hopeless_fast_candidate_gets_few_repeats() -> None:
 def test_one_slow_call_does_not_make_a_candidate_hopeless() -> None:
     disturbed = itertools.chain([70_000.0], itertools.repeat(12.0))
     found, _ = _time(disturbed, timing.GPU, first_us=70_000.0, best_us=10.0)
-    assert len(found) > timing.GPU.hopeless_repeats and np.median(found) == pytest.approx(12.0)
+    assert len(found) > timing.GPU.hopeless_repeats
+    assert found == pytest.approx([12.0] * len(found))
+
+
+def test_a_call_that_was_held_up_uses_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def sample(repeat: int) -> list[float]:
+        nonlocal now_s
+        found = [300_000.0 if now_s == 0 and n == 0 else 12.0 for n in range(repeat)]
+        now_s += sum(found) / 1e6
+        return found
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    found = timing.adaptive(sample, timing.GPU, 12.0, 10.0)
+    assert len(found) >= timing.GPU.min_repeats and found == [12.0] * len(found)
+
+
+@pytest.mark.parametrize("held_up", range(3))
+def test_a_hopeless_candidate_keeps_its_own_latency(held_up: int) -> None:
+    calls = [80.0] * timing.GPU.hopeless_repeats
+    calls[held_up] = 70_000.0
+    found, _ = _time(calls, timing.GPU, best_us=10.0)
+    assert np.median(found) == pytest.approx(80.0)
 
 
 def test_hopeless_ratio_and_repeats_are_options() -> None:

@@ -74,7 +74,7 @@ _PROBE_STEPS = 16_000
 #: The fastest of so many probes tells the clock.
 _PROBES = 3
 #: Probes between two looks at the clock, and looks without a gain after which it is at its best.
-_DELAY, _SETTLED = 20, 8
+_DELAY, _SETTLED = 10, 8
 
 
 class Helpers:

@@ -62,7 +62,7 @@ class BuildCost:
         is_fetch = (raw("buf0.shared") > 0) & ~is_reduction
         copies, trips = raw("code_copies"), raw("serial_trips")
         times = np.where(is_reduction | is_fetch, pipeline_copies(sketch.instructions), 1)
-        each = trips / np.maximum(copies, 1)
+        each = np.maximum(trips / np.maximum(copies, 1), 1)
         seconds = np.where(
             is_reduction,
             REDUCTION_S * copies * times + REDUCTION_TRIP_S * trips,
