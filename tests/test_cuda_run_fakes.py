@@ -118,12 +118,13 @@ class Bench:
         n_params: int = 3,
         workspaces: tuple[int, ...] = (),
         best_us: float | None = None,
+        timed: timing.TimingOptions = timing.GPU,
     ) -> dict[str, Any]:
         args = tuple(range(n_params + len(workspaces)))
         launch = cuda_build.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
         path = str(self.folder / "candidate.cubin")
         cuda_build.write(path, cuda_build.Plan(n_params, workspaces, (launch,)), b"cubin")
-        options = dataclasses.asdict(timing.GPU)
+        options = dataclasses.asdict(timed)
         return self.runner.run(folder, path, options, cache_bytes=4096, best_us=best_us)
 
     def fresh(self) -> None:
@@ -204,6 +205,19 @@ def test_a_right_candidate_is_checked_and_timed(bench: Bench) -> None:
     assert set(reply) == {"latencies_us", "checked"} and reply["checked"]
     assert reply["latencies_us"] == pytest.approx([12.0] * len(reply["latencies_us"]), rel=1e-3)
     assert len(reply["latencies_us"]) >= timing.GPU.min_repeats
+
+
+def test_warm_calls_are_queued_before_the_first_of_them_runs(bench: Bench) -> None:
+    """A stream takes 1,024 launches; what the host launches later would be in the times."""
+    bench.driver.durations_us["right"] = 3.0
+    warm = timing.TimingOptions(flush=False, max_repeats=2, min_repeats=2, min_repeat_ms=5)
+    folder = bench.prepare(add)
+    del bench.driver.log[:], bench.driver.launched[:]
+    reply = bench.run(folder, "right", timed=warm)
+    assert reply["latencies_us"] == pytest.approx([3.0, 3.0], rel=1e-2)
+    assert bench.driver.launched.count("right") >= 2 * 5_000 / 3.0
+    stretches = " ".join(bench.driver.log).split("cuStreamSynchronize")
+    assert max(stretch.count("cuLaunchKernel") for stretch in stretches) < 1024
 
 
 def test_a_hopeless_candidate_is_run_once(bench: Bench) -> None:

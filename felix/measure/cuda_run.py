@@ -21,6 +21,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ from felix.measure import (
 
 #: Most repeats put on the stream before waiting for them.
 _BATCH = 32
+#: Launches of warm calls behind one delay. With the delay's they are fewer than a stream takes
+#: (1,024); if the host had to wait for room, its launches would be in the times of short kernels.
+_QUEUED = 512
 _POISON_FLOAT, _POISON_OTHER = 0xFF, 0x5A
 
 
@@ -183,19 +187,26 @@ class Runner:
         kernels: Sequence[cuda_driver.Kernel],
         options: timing.TimingOptions,
     ) -> Callable[[int], list[float]]:
-        number = 1
-        if not options.flush:
-            warm_us = min(self._timed(kernels, cold=False, number=1, repeat=3))
-            number = max(1, math.ceil(options.min_repeat_ms * 1e3 / max(warm_us, 0.5)))
-
-        def sample(repeat: int) -> list[float]:
+        def cold(repeat: int) -> list[float]:
             found: list[float] = []
             while len(found) < repeat:
-                batch = min(_BATCH, repeat - len(found)) if number == 1 else 1
-                found += self._timed(kernels, options.flush, number, batch)
+                batch = min(_BATCH, repeat - len(found))
+                found += self._timed(kernels, cold=True, number=1, repeat=batch)
             return found
 
-        return sample
+        if options.flush:
+            return cold
+        once_us = min(self._timed(kernels, cold=False, number=1, repeat=3))
+        number = max(1, math.ceil(options.min_repeat_ms * 1e3 / max(once_us, 0.5)))
+        bundles = math.ceil(number * len(kernels) / _QUEUED)
+        calls = math.ceil(number / bundles)
+
+        def bundle(_: int) -> float:
+            return self._timed(kernels, cold=False, number=calls, repeat=1)[0]
+
+        return lambda repeat: [
+            statistics.fmean(map(bundle, range(bundles))) for _ in range(repeat)
+        ]
 
     def _timed(
         self, kernels: Sequence[cuda_driver.Kernel], cold: bool, number: int, repeat: int

@@ -4,7 +4,8 @@ One repeat is one call (`number` = 1) that starts with cold data. The caches are
 between repeats, outside the timed part, so a second call in the same repeat would be a warm
 one and the average something that is neither. The timer itself costs 0.03 us and an empty
 two-thread kernel 3 us, so calls need not be bundled to be resolved; short kernels get more
-repeats instead. With `flush=False`, repeats are bundles of warm calls lasting `min_repeat_ms`.
+repeats instead. With `flush=False`, repeats are bundles of warm calls lasting `min_repeat_ms`, on
+a GPU the mean of several, none longer than its stream can queue at once.
 
 Emptying: every argument (TVM's own helper spares the first) is flushed line by line from all
 levels with `clflush`/`dc civac`. For a 12 MB working set that takes 0.4 ms where writing
