@@ -119,11 +119,14 @@ class Bench:
         workspaces: tuple[int, ...] = (),
         best_us: float | None = None,
         timed: timing.TimingOptions = timing.GPU,
+        launches: int = 1,
     ) -> dict[str, Any]:
         args = tuple(range(n_params + len(workspaces)))
         launch = cuda_build.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
         path = str(self.folder / "candidate.cubin")
-        cuda_build.write(path, cuda_build.Plan(n_params, workspaces, (launch,)), b"cubin")
+        cuda_build.write(
+            path, cuda_build.Plan(n_params, workspaces, (launch,) * launches), b"cubin"
+        )
         options = dataclasses.asdict(timed)
         return self.runner.run(folder, path, options, cache_bytes=4096, best_us=best_us)
 
@@ -207,17 +210,34 @@ def test_a_right_candidate_is_checked_and_timed(bench: Bench) -> None:
     assert len(reply["latencies_us"]) >= timing.GPU.min_repeats
 
 
-def test_warm_calls_are_queued_before_the_first_of_them_runs(bench: Bench) -> None:
+@pytest.mark.parametrize("launches", [1, 3, 400])
+def test_warm_calls_are_queued_before_the_first_of_them_runs(bench: Bench, launches: int) -> None:
     """A stream takes 1,024 launches; what the host launches later would be in the times."""
-    bench.driver.durations_us["right"] = 3.0
-    warm = timing.TimingOptions(flush=False, max_repeats=2, min_repeats=2, min_repeat_ms=5)
+    driver = bench.driver
+
+    def alternating(args: Sequence[int]) -> None:
+        driver.durations_us["right"] = 2.0 + 2.0 * (len(driver.launched) // 700 % 2)
+        _add(args)
+
+    driver.kernels["right"] = alternating
+    warm = timing.TimingOptions(
+        flush=False, max_repeats=2, min_repeats=2, min_repeat_ms=5, max_total_s=60.0
+    )
     folder = bench.prepare(add)
-    del bench.driver.log[:], bench.driver.launched[:]
-    reply = bench.run(folder, "right", timed=warm)
-    assert reply["latencies_us"] == pytest.approx([3.0, 3.0], rel=1e-2)
-    assert bench.driver.launched.count("right") >= 2 * 5_000 / 3.0
-    stretches = " ".join(bench.driver.log).split("cuStreamSynchronize")
-    assert max(stretch.count("cuLaunchKernel") for stretch in stretches) < 1024
+    del driver.log[:], driver.launched[:]
+    reply = bench.run(folder, "right", timed=warm, launches=launches)
+    assert len(reply["latencies_us"]) == 2
+    for latency_us in reply["latencies_us"]:  # of bundles of 2 and 4 us a launch
+        assert 2.2 * launches < latency_us < 3.8 * launches
+    calls = driver.launched.count("right") / launches
+    assert 2 * 5_000 <= calls * 4.0 * launches and calls * 2.0 * launches <= 3 * 5_000
+    names = iter(driver.launched)
+    for stretch in " ".join(driver.log).split("cuStreamSynchronize"):
+        own = [next(names) for _ in range(stretch.count("cuLaunchKernel"))]
+        assert len(own) < 1024
+        if own.count("right") > launches:  # a bundle; a delay of 10 us a launch comes first
+            ahead = own[: own.index("right")].count("felix_probe")
+            assert ahead * driver.durations_us["felix_probe"] >= 10.0 * own.count("right")
 
 
 def test_a_hopeless_candidate_is_run_once(bench: Bench) -> None:

@@ -42,8 +42,9 @@ from felix.measure import (
 
 #: Most repeats put on the stream before waiting for them.
 _BATCH = 32
-#: Launches of warm calls behind one delay. With the delay's they are fewer than a stream takes
-#: (1,024); if the host had to wait for room, its launches would be in the times of short kernels.
+#: Launches of warm calls behind one delay, if one call has no more. With the delay's they are
+#: fewer than a stream takes (1,024); if the host had to wait for room, the times of short kernels
+#: would have its launches in them.
 _QUEUED = 512
 _POISON_FLOAT, _POISON_OTHER = 0xFF, 0x5A
 
@@ -196,17 +197,15 @@ class Runner:
 
         if options.flush:
             return cold
-        once_us = min(self._timed(kernels, cold=False, number=1, repeat=3))
-        number = max(1, math.ceil(options.min_repeat_ms * 1e3 / max(once_us, 0.5)))
-        bundles = math.ceil(number * len(kernels) / _QUEUED)
-        calls = math.ceil(number / bundles)
 
-        def bundle(_: int) -> float:
+        def warm(calls: int) -> float:
             return self._timed(kernels, cold=False, number=calls, repeat=1)[0]
 
-        return lambda repeat: [
-            statistics.fmean(map(bundle, range(bundles))) for _ in range(repeat)
-        ]
+        once_us = min(warm(1) for _ in range(3))
+        number = max(1, math.ceil(options.min_repeat_ms * 1e3 / max(once_us, 0.5)))
+        calls = min(number, max(1, _QUEUED // len(kernels)))
+        bundles = [calls] * math.ceil(number / calls)
+        return lambda repeat: [statistics.fmean(map(warm, bundles)) for _ in range(repeat)]
 
     def _timed(
         self, kernels: Sequence[cuda_driver.Kernel], cold: bool, number: int, repeat: int
@@ -217,8 +216,8 @@ class Runner:
         while len(device.events) < repeat:
             device.events.append((context.event(), context.event()))
         events = device.events[:repeat]
-        if not cold:  # the host is ahead of the device when the first event comes
-            device.helpers.delay(1 + number * len(kernels) // 4)
+        if not cold:  # if a launch takes under 15 us, all are queued before the first event comes
+            device.helpers.delay(1 + repeat * number * len(kernels) // 2)
         for start, end in events:
             if cold:
                 device.helpers.sweep()
