@@ -23,7 +23,6 @@ def parser() -> argparse.ArgumentParser:
         ("collect", _collect, "measure schedules into a data set"),
         ("train", _train, "train a model, score it, write its card"),
         ("evaluate", _evaluate, "score a model and the baselines"),
-        ("crossval", _crossval, "score training by cross-validation"),
         ("compare", _compare, "Felix's features against TVM's"),
         ("ablate", _ablate, "score trainings without groups of features"),
         ("compact", _compact, "copy a data set into one part per table"),
@@ -122,16 +121,6 @@ def _calibrating(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--calibrate", action="store_true", help="by a line fitted on the validation workloads"
     )
-
-
-def _crossval(sub: argparse.ArgumentParser) -> None:
-    _split_options(sub)
-    _training(sub)
-    sub.set_defaults(calibrate=False)  # its networks train on the validation part, too
-    sub.add_argument("--folds", type=_folds, default=5)
-    sub.add_argument("--baselines", action="store_true", help="also trees")
-    sub.add_argument("--out", help="JSON file to write")
-    sub.set_defaults(run=commands.crossval)
 
 
 def _compare(sub: argparse.ArgumentParser) -> None:

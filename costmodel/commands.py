@@ -132,24 +132,6 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
     _write_reports(options, _facts(command, dataset, features), options.part, reports)
 
 
-def crossval(options: argparse.Namespace, command: str) -> None:
-    """Score training with these options, every workload by models that never saw it."""
-    from costmodel import baselines
-    from costmodel import crossval as crossing
-    from costmodel import evaluate as evaluation
-    from costmodel import split as splitting
-
-    trees = options.threads if options.baselines and baselines.have_xgboost() else None
-    with inputs.threads(options.threads):
-        dataset, features = inputs.load_for_training(options)
-        folds = splitting.folds(features.tasks, options.folds, inputs.split_options(options))
-        reports = crossing.reports(
-            features, inputs.train_options(options), folds, trees, _fold_done
-        )
-    print(evaluation.table(reports))
-    _write_reports(options, _facts(command, dataset, features), f"{options.folds} folds", reports)
-
-
 def compare(options: argparse.Namespace, command: str) -> None:
     """Score networks and trees on Felix's and on TVM's features, all trained here."""
     from costmodel import compare as comparing
@@ -209,10 +191,6 @@ def ablate(options: argparse.Namespace, command: str) -> None:
         for result in found
     ]
     _write(options, _facts(command, dataset, features) | {"split": options.split, "rows": rows})
-
-
-def _fold_done(done: int, total: int) -> None:
-    print(f"crossval: {done}/{total} folds", file=sys.stderr, flush=True)
 
 
 def _facts(command: str, dataset: data.Dataset, features: task_data.Features) -> dict[str, Any]:

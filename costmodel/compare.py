@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from costmodel import analytic, baselines, crossval, evaluate, registry, train
+from costmodel import analytic, baselines, evaluate, registry, train
 from costmodel import split as splitting
 from costmodel import tasks as task_data
 from felix import errors
@@ -58,7 +58,7 @@ def reports(
                 if progress is not None:
                     progress(name)
                 predictors |= dict.fromkeys(map(id, parts.test), fit(parts))
-            found.append(evaluate.evaluate(name, crossval.by_task(predictors), tested))
+            found.append(evaluate.evaluate(name, evaluate.by_task(predictors), tested))
         if features is felix:
             found.append(evaluate.evaluate("analytic", evaluate.of_module(prior), tested))
     return found

@@ -105,6 +105,15 @@ def of_module(module: nn.Module) -> Predictor:
     return predict
 
 
+def by_task(predictors: dict[int, Predictor]) -> Predictor:
+    """One predictor of many; those of the tasks are given by the tasks' `id`."""
+
+    def predict(task: task_data.TaskData) -> metrics.Vector:
+        return predictors[id(task)](task)
+
+    return predict
+
+
 def table(reports: Sequence[Report], per_task: bool = False) -> str:
     """Aligned text: one line a predictor, then per operator (or task) of the first one."""
     lines = [("predictor", *COLUMNS)]

@@ -3,7 +3,7 @@
 "workload" holds out a share of every operator's workloads, so that the test part has unseen
 shapes of seen operators; "operator" holds out whole operators, which asks for more. Splits
 depend on the workloads' keys and the seed only, not on the order or number of records.
-Reads nothing; feeds `train`, `evaluate`, `crossval`.
+Reads nothing; feeds `train`, `evaluate`, `compare`.
 """
 
 from __future__ import annotations

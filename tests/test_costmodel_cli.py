@@ -141,34 +141,6 @@ def test_train_then_evaluate_then_load(
         assert part in text
 
 
-def test_cross_validation_scores_every_workload(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "crossval.json"
-    arguments = ["crossval", "--data", str(data), "--folds", "3", "--epochs", "20"]
-    assert cli.main([*arguments, "--hidden", "16", "--threads", "1", "--out", str(out)]) == 0
-    captured = capsys.readouterr()
-    assert "network" in captured.out and "3/3 folds" in captured.err
-    content = json.loads(out.read_text())
-    network, prior = content["reports"]
-    assert content["part"] == "3 folds" and prior["label"] == "analytic"
-    assert len(network["tasks"]) == 24 and network["overall"]["pairwise"] > 0.7
-
-
-def test_dropped_features_tell_nothing(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pairwise = []
-    for drop in ([], ["--drop", "float_ops", "buf0.*"]):
-        out = tmp_path / "crossval.json"
-        arguments = ["crossval", "--data", str(data), "--folds", "3", "--epochs", "20"]
-        assert cli.main([*arguments, "--hidden", "16", *drop, "--out", str(out)]) == 0
-        pairwise.append(json.loads(out.read_text())["reports"][0]["overall"]["pairwise"])
-    assert pairwise[0] > 0.7 and abs(pairwise[1] - 0.5) < 0.05
-    assert cli.main([*arguments, "--drop", "no_such_*"]) == 1
-    assert "no feature is called no_such_*" in capsys.readouterr().err
-
-
 def check_origin(written: dict[str, Any], data: Path) -> None:
     """Results say when, where, by what and on which data they were made."""
     assert written["command"].startswith("python -m costmodel") and "commit" in written
@@ -194,6 +166,24 @@ class FewerColumns(FakeFeaturizer):
     def rows(self, *given: Any) -> tasks.Rows:
         found = super().rows(*given)
         return tasks.Rows(found.values[..., [0, 3]], found.mask)
+
+
+def test_dropped_features_tell_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    monkeypatch.setattr(baselines, "have_xgboost", lambda: False)
+    pairwise = []
+    for drop in ([], ["--drop", "float_ops", "buf0.*"]):
+        out = tmp_path / "folds.json"
+        arguments = ["compare", "--data", str(data), "--folds", "3", "--epochs", "20"]
+        assert cli.main([*arguments, "--hidden", "16", *drop, "--out", str(out)]) == 0
+        network, prior, _ = json.loads(out.read_text())["reports"]
+        assert network["label"] == "Felix's features, network" and prior["label"] == "analytic"
+        pairwise.append(network["overall"]["pairwise"])
+    assert pairwise[0] > 0.7 and abs(pairwise[1] - 0.5) < 0.05
+    assert cli.main([*arguments, "--drop", "no_such_*"]) == 1
+    assert "no feature is called no_such_*" in capsys.readouterr().err
 
 
 def test_compare_trains_and_scores_all_predictors_side_by_side(
