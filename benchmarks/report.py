@@ -34,7 +34,7 @@ from benchmarks import (
 
 PAGES = tuple(
     common.ROOT / "docs" / name
-    for name in ("benchmarks.md", "measuring-cuda.md", "search-efficiency.md")
+    for name in ("benchmarks.md", "costmodel.md", "measuring-cuda.md", "search-efficiency.md")
 )
 #: Benchmark (a results file's field) -> its tables.
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
