@@ -48,6 +48,10 @@ def _wants_quiet(conn: Connection) -> None:
     conn.recv()
 
 
+def _stands_still(conn: Connection) -> None:
+    time.sleep(20)
+
+
 def _computes(conn: Connection) -> None:
     while time.process_time() < 20:
         pass
@@ -104,10 +108,21 @@ def test_a_build_that_was_cut_cost_cpu_seconds(worker: process.Worker) -> None:
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    with pytest.raises(process.WorkerTimeout) as caught:
+    with pytest.raises(process.WorkerTimeout, match=r"within 0\.5 CPU seconds$") as caught:
         worker.call({}, 0.5, busy=True)
     stopper.join()
     assert 0.5 <= caught.value.cpu_s < 0.9
+
+
+@pytest.mark.parametrize(("busy", "timeout_s"), [(False, 0.5), (True, 0.05)])
+@pytest.mark.parametrize("worker", [_stands_still], indirect=True)
+def test_who_does_not_compute_is_cut_by_the_wall_clock(
+    worker: process.Worker, busy: bool, timeout_s: float
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(process.WorkerTimeout, match=rf"within {timeout_s} s$") as caught:
+        worker.call({}, timeout_s, busy=busy)
+    assert caught.value.cpu_s < timeout_s and time.monotonic() - start >= 0.5
 
 
 @pytest.mark.parametrize("worker", [_computes_and_dies], indirect=True)

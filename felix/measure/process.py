@@ -229,7 +229,8 @@ class Worker:
             if left_s <= 0:
                 used_s = self._cpu_s()
                 self.kill()
-                raise WorkerTimeout(f"no answer within {timeout_s:g} s", used_s)
+                unit = "CPU seconds" if busy and used_s >= timeout_s else "s"
+                raise WorkerTimeout(f"no answer within {timeout_s:g} {unit}", used_s)
             message = self._message(min(left_s, _POLL_S))
             if message is None:
                 continue
