@@ -59,19 +59,25 @@ class Heart:
         self._db, self._worker_id = db, worker_id
         self._beat_s, self._lease_s = beat_s, lease_s
         self._watch: Watch | None = None
+        self._beating = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
     def watch(self, fence: leases.Fence) -> Iterator[Watch]:
-        """Keep a lease while the block runs."""
+        """Keep a lease while the block runs, and until the beat under way is over.
+
+        A beat that waits for the job to be let go locks its row for a moment, although it finds
+        the lease gone (PostgreSQL does so), and whoever looks for work then passes the job over.
+        """
         watch = Watch(fence, self._lease_s)
         self._watch = watch
         try:
             yield watch
         finally:
-            self._watch = None
+            with self._beating:
+                self._watch = None
 
     def close(self) -> None:
         """Stop beating."""
@@ -89,10 +95,11 @@ class Heart:
                 _log.warning("a heartbeat failed: %s", error, extra={"action": "beat_failed"})
 
     def _beat(self) -> None:
-        watch, sent_s = self._watch, time.monotonic()
-        with self._db.write() as tx:
+        with self._beating:
+            watch, sent_s = self._watch, time.monotonic()
+            with self._db.write() as tx:
+                if watch is not None:
+                    order = leases.beat(tx, watch.fence, self._lease_s)
+                workers.beat(tx, self._worker_id)
             if watch is not None:
-                order = leases.beat(tx, watch.fence, self._lease_s)
-            workers.beat(tx, self._worker_id)
-        if watch is not None:
-            watch.renewed(order, sent_s)
+                watch.renewed(order, sent_s)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from sqlalchemy import orm
 
 from felix import errors as engine_errors
 from server import blobs, database, errors, heart, retry, settings, states, tuner
@@ -272,6 +273,34 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
     assert len(measured) == len(set(measured)) == 24
     with db.read() as tx:
         assert all(not w.is_alive for w in workers.every(tx, 60))
+
+
+def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
+    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL it may hold the job's row, and the next claim would pass that over."""
+    service_fakes.create(db)
+    beat = leases.beat
+    begun, ends, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Order:
+        found = beat(tx, fence, lease_s)
+        begun.set()
+        assert ends.wait(10)
+        time.sleep(0.2)
+        over.set()
+        return found
+
+    with db.write() as tx:
+        claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
+    assert claim is not None
+    monkeypatch.setattr(leases, "beat", slow)
+    beating = heart.Heart(db, working.worker_id, beat_s=0.02, lease_s=20.0)
+    with beating.watch(claim.fence):
+        assert begun.wait(10)
+        ends.set()
+    assert over.is_set()
+    beating.close()
 
 
 def test_a_watch_gives_up_before_the_lease_ends() -> None:
