@@ -3,8 +3,7 @@
     python benchmarks/artifact_repeat.py [--seeds 2] [--runs 7]
 
 For each workload and seed: `felix tune --trials 64`, then `run.py` of its artifact, several times,
-each in a process of its own. Latencies in microseconds. Reads `felix` by its command line; writes
-benchmarks/results/artifact_repeat.json; feeds `report`.
+each in a process of its own. Latencies in microseconds.
 """
 
 from __future__ import annotations

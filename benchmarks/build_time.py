@@ -36,7 +36,7 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
     import felix
     from felix import workloads
     from felix.features import spec
-    from felix.measure import building
+    from felix.measure import build
     from felix.workloads import catalogue
 
     operator, given = catalogue.parse_params(text)
@@ -51,7 +51,7 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
         mod = sketch.schedule(row[0]).mod
         with tempfile.TemporaryDirectory() as folder:
             before = os.times()
-            building.build(mod, task.target, f"{folder}/kernel", building.Link.AUTO)
+            build.build(mod, task.target, f"{folder}/kernel", build.Link.AUTO)
             after = os.times()
         cpu_s = sum(after[:4]) - sum(before[:4])
         found.append((statements, cpu_s))

@@ -30,7 +30,7 @@ def now() -> str:
 
 def header(name: str) -> dict[str, Any]:
     """Date, command without the folders of this machine, versions, machine."""
-    from costmodel import provenance
+    from costmodel.training import provenance
 
     facts = provenance.facts(shlex.join(["python", *placeless(_relative(sys.argv))]))
     return {"benchmark": name, **facts, "machine": machine()}
@@ -38,12 +38,13 @@ def header(name: str) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """The CPU as Felix sees it, and how busy it was."""
-    from felix import cpus, target
+    from felix import target
+    from felix.target import cpu
 
     hardware = target.hardware("llvm")
     return {
         "cpu": hardware.name,
-        "cores": cpus.available_cores(),
+        "cores": cpu.available_cores(),
         "clock_ghz": hardware.clock_ghz,
         "vector_lanes": hardware.vector_lanes,
         "l2_bytes": hardware.l2_bytes,

@@ -24,7 +24,7 @@ too: by itself TVM takes half of them on x86, as if each were half of a hyper-th
 
 Durations in seconds, latencies in microseconds. `wall_s` is the call of `felix.tune` or
 `ms.tune_tir` alone, without the tuner's import of the intrinsics; `process_s` is everything from
-starting Python. Reads `felix`; feeds `benchmarks/report.py`.
+starting Python.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import common
-from felix import cpus
+from felix.target import cpu
 
 WORKLOADS = {
     "gemm": "gemm:512,512,512",
@@ -185,7 +185,7 @@ def _run_piece(
         done = subprocess.run(
             [sys.executable, __file__, "--piece", json.dumps(request)],
             stdout=log, stderr=subprocess.STDOUT, check=False,
-            env=os.environ | {"TVM_NUM_THREADS": str(cpus.available_cores())},
+            env=os.environ | {"TVM_NUM_THREADS": str(cpu.available_cores())},
         )  # fmt: skip
     process_s = time.perf_counter() - start
     piece = _load(path.with_suffix(".piece"))
@@ -273,7 +273,8 @@ def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
 def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     import tempfile
 
-    from felix import cpus, workloads
+    from felix import workloads
+    from felix.target import cpu
 
     import_s, initializer = 0.0, None
     if request["tool"] == "stock":
@@ -286,7 +287,7 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     from tvm.s_tir import meta_schedule as ms
 
     task = workloads.parse(request["workload"])
-    cores = cpus.available_cores()
+    cores = cpu.available_cores()
     rules = {"sch_rules": "llvm", "postprocs": "llvm", "mutator_probs": "llvm"}
     space = ms.space_generator.PostOrderApply(**rules) if initializer else "post-order-apply"
     with tempfile.TemporaryDirectory() as scratch:

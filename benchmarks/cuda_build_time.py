@@ -49,7 +49,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
     """Sizes of candidates of one workload, and for some the seconds of NVRTC."""
     import felix
     from felix import workloads
-    from felix.measure import nvrtc
+    from felix.measure.cuda import nvrtc
 
     task = workloads.parse(text, target=TARGET)
     sketches = felix.sketches(task)
@@ -78,7 +78,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
 
 def compiled(source: str, arrays: str) -> dict[str, Any]:
     """Seconds of NVRTC for both sources, and what of the cubins differs."""
-    from felix.measure import nvrtc
+    from felix.measure.cuda import nvrtc
 
     def timed(text: str) -> tuple[float, bytes]:
         before = time.process_time()
@@ -100,7 +100,8 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
     from costmodel import registry
     from felix import search
     from felix.features import spec
-    from felix.search import gradient, selection
+    from felix.search import selection
+    from felix.search.strategies import gradient
 
     model, _ = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     any_size = selection.SelectionOptions(max_compile_s=math.inf)
@@ -116,13 +117,13 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
 
 def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
     """What is predicted and true of a candidate, its source, and that with arrays."""
-    from felix.measure import cuda_build
-    from felix.search import build_cost
+    from felix.measure.cuda import build
+    from felix.search import build_time
 
-    cost = build_cost.BuildCost.of(sketch, sketch.formulas.exact(np.asarray([row])))
+    cost = build_time.BuildCost.of(sketch, sketch.formulas.exact(np.asarray([row])))
     mod = sketch.schedule(row).mod
     before = time.process_time()
-    source = cuda_build.lower(mod, target).source.text
+    source = build.lower(mod, target).source.text
     record = {
         "predicted_statements": float(cost.statements[0]),
         "predicted_s": float(cost.compile_s[0]),
@@ -130,12 +131,12 @@ def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
         "source_bytes": len(source),
         "lower_s": time.process_time() - before,
     }
-    return record, source, cuda_build.lower(mod, target, scalars=False).source.text
+    return record, source, build.lower(mod, target, scalars=False).source.text
 
 
 def refused(record: dict[str, Any]) -> bool:
     """Whether a builder refuses the source for its length."""
-    from felix.measure import local
+    from felix.measure.pool import local
 
     return bool(record["source_bytes"] > local.LocalOptions().max_source_bytes)
 
@@ -157,7 +158,7 @@ def render(result: dict[str, Any]) -> str:
 
 def _row(records: list[dict[str, Any]]) -> list[Any]:
     """Predicted over true: statements of the long ones, seconds of those compiled; and limits."""
-    from felix.measure import local
+    from felix.measure.pool import local
     from felix.search import selection
 
     long = [r for r in records if r["predicted_s"] >= LONG_S]

@@ -8,7 +8,7 @@ model said. The model does not change and nothing is measured, so the lowest pre
 well the search minimises, and nothing else. 0 steps leave sampling, polishing and neighbours.
 A round's descent records ten points on the way whatever its length. *of best*: the lowest
 prediction that any search of the subgraph ended with, over this one's; geometric means. No GPU is
-needed. Reads `felix.search`; writes benchmarks/results/descent_steps.json.
+needed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A piece is one search of one subgraph under one seed: its curve of (trial, elaps
 `n_measured`, `wall_s`. The best latency of a subgraph is the lowest that any search ended with.
 What the finals gave counts from the candidate's first measurement on (`dated`), for the time that
 they take at the end is not what finding it took.
-Durations in seconds, latencies in microseconds. Feeds `search_efficiency`, `report`.
+Durations in seconds, latencies in microseconds.
 """
 
 from __future__ import annotations

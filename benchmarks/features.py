@@ -13,7 +13,7 @@ Per workload and target, in one process and run:
 - the peak memory of the process.
 
 Durations in seconds, per-candidate times in microseconds. It reports and never judges: the exit
-code is 0 whatever the numbers are. Reads `felix`; feeds `benchmarks/report.py`.
+code is 0 whatever the numbers are.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _tvm(task: Any, sketch: Any, rows: Any) -> dict[str, Any]:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from felix import sketch as sketching
+    from felix.sketch import sketch as sketching
 
     context = sketching.tune_context(task)
     extractor = ms.feature_extractor.PerStoreFeature()
@@ -183,13 +183,14 @@ def _one_more_structure(fresh: Any) -> float | None:
     Args:
         fresh: a sketch without compiled formulas.
     """
-    from felix import errors, space
+    from felix import errors
+    from felix.sketch import coordinates
 
-    default = space.structure(fresh.variables, [-1] * len(fresh.variables))
+    default = coordinates.structure(fresh.variables, [-1] * len(fresh.variables))
     before = os.environ["FELIX_CACHE_DIR"]
     for seed in range(1, 20 if default else 0):
         row = fresh.offered(seed)
-        structure = default if row is None else space.structure(fresh.variables, row)
+        structure = default if row is None else coordinates.structure(fresh.variables, row)
         if structure == default:
             continue
         with tempfile.TemporaryDirectory() as empty:
@@ -219,9 +220,9 @@ def _descent(task: Any, sketches: list[Any]) -> dict[str, Any]:
     import torch
 
     from costmodel import registry
-    from felix import space
     from felix.features import spec
     from felix.search import descent, scoring
+    from felix.sketch import coordinates
 
     torch.set_num_threads(1)
     model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
@@ -229,7 +230,7 @@ def _descent(task: Any, sketches: list[Any]) -> dict[str, Any]:
     entries = []
     for index, sketch in enumerate(sketches):
         rows = sketch.sample(64, seed=0)
-        structures = [space.structure(sketch.variables, row) for row in rows]
+        structures = [coordinates.structure(sketch.variables, row) for row in rows]
         common_one = collections.Counter(structures).most_common(1)[0][0]
         starts = rows[[s == common_one for s in structures]][:SEEDS]
         entries.append(descent.Entry(index, common_one, starts))

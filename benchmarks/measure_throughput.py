@@ -18,7 +18,6 @@ once a run or, in the service, once for many. Its start, until every builder has
 else, is reported by itself (`start_s`), and a second ratio counts it for every batch as if there
 were no other. References of the workloads are made within Felix's time. Durations in seconds,
 latencies in microseconds.
-Reads `felix.measure`; writes `benchmarks/results/measure_throughput-DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -86,14 +85,16 @@ def felix_pass(
     builders: int | None,
 ) -> float:
     """All candidates through one pool; returns the seconds until it was ready."""
-    from felix import cpus, workloads
-    from felix.measure import cuda_reference, local
+    from felix import workloads
+    from felix.measure.cuda import reference
+    from felix.measure.pool import local
+    from felix.target import cpu
 
     start = time.perf_counter()
     options = local.LocalOptions(timing=timing, builders=builders)
     small = workloads.gemm(16, 16, 16, target="cuda")
     with local.LocalPool(small, options) as pool:
-        pool.measure([cuda_reference.scheduled(small.mod)] * (builders or cpus.available_cores()))
+        pool.measure([reference.scheduled(small.mod)] * (builders or cpu.available_cores()))
         start_s = time.perf_counter() - start
         for candidates in found:
             view = pool.for_task(candidates.task)
@@ -114,11 +115,11 @@ def stock_pass(candidates: Candidates) -> dict[str, Any]:
     """All candidates through MetaSchedule's builder and runner."""
     from tvm.s_tir import meta_schedule as ms
 
-    from felix import cpus
+    from felix.target import cpu
 
     task = candidates.task
     builder = ms.builder.LocalBuilder(
-        max_workers=cpus.available_cores(), timeout_sec=common.STOCK_BUILD_S
+        max_workers=cpu.available_cores(), timeout_sec=common.STOCK_BUILD_S
     )
     runner = ms.runner.LocalRunner()
     start = time.perf_counter()
@@ -191,7 +192,7 @@ def _candidates(name: str, count: int, seed: int) -> Candidates:
 
     import felix
     from felix import workloads
-    from felix.search import build_cost
+    from felix.search import build_time
 
     task = workloads.parse(WORKLOADS[name], target="cuda")
     sketches = felix.sketches(task)
@@ -206,7 +207,7 @@ def _candidates(name: str, count: int, seed: int) -> Candidates:
             except felix.InvalidSchedule:
                 continue
             features = sketch.formulas.exact(np.asarray([row]))
-            compile_s = float(build_cost.BuildCost.of(sketch, features).compile_s[0])
+            compile_s = float(build_time.BuildCost.of(sketch, features).compile_s[0])
             wanted -= str(mod) not in found
             found[str(mod)] = compile_s, mod
     mods = [mod for _, mod in sorted(found.values(), key=lambda pair: -pair[0])]

@@ -1,7 +1,4 @@
-"""Tables of what `python -m costmodel compare` and `ablate` write with `--out`.
-
-Reads their JSON; feeds `report`.
-"""
+"""Tables of what `python -m costmodel compare` and `ablate` write with `--out`."""
 
 from __future__ import annotations
 

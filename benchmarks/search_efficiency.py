@@ -34,7 +34,7 @@ Pieces that are done are kept in the work folder and not run again, so the bench
 in parts; the results file and picture are rewritten from all pieces at the end, and --restore
 takes pieces of a former results file into the new one. A piece says where it was measured:
 `gpu` has the start of the GPU's UUID, `boot` that of the host's boot. Durations in seconds,
-latencies in microseconds. Reads `felix`; writes JSON and SVG; feeds `efficiency`.
+latencies in microseconds.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ AGAIN_BUILD_S, AGAIN_SOURCE_BYTES = 60.0, 1 << 30
 STOCK_FINALISTS = 4
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
-             "felix.tune", "felix.sketch", "felix.search", "felix.baselines",
-             "felix.tuning.learning", "felix.workloads", "server.pools",
+             "felix.tune", "felix.sketch", "felix.search", "felix.metaschedule.tvm_search",
+             "felix.tuning.online_model", "felix.workloads", "server.tuner.warm_pools",
              "benchmarks.vendor")  # fmt: skip
 #: For the process that imports them: TVM asks PyTorch whether there is a GPU, and a fork of a
 #: process that uses one cannot. NVML answers without.
@@ -258,13 +258,13 @@ def _piece(request: dict[str, Any], log: str) -> None:
 
 def _where(target: str) -> dict[str, Any]:
     """Command, date, versions; machine and GPU, so that pieces of one host are known."""
-    from felix.measure import cuda_driver
+    from felix.measure.cuda import driver
 
     head = common.header("search_efficiency")
     found = {key: head[key] for key in ("command", "date", "commit", "versions", "machine")}
     found["device"] = _device(target)
     if target.startswith("cuda"):
-        found["gpu"] = cuda_driver.uuid(0)[:8]
+        found["gpu"] = driver.uuid(0)[:8]
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     if boot.exists():
         found["boot"] = boot.read_text()[:8]
@@ -275,7 +275,7 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     import felix
     from felix import workloads
     from felix.tuning import options
-    from server import pools
+    from server.tuner import warm_pools
 
     settings = options.TuneOptions(baseline=False)
     if request["strategy"] == "evolution":
@@ -283,7 +283,7 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     elif request["strategy"] == "felix":
         settings = dataclasses.replace(settings, search=_gradient(request["max_compile_s"]))
     task = workloads.parse(request["workload"], target=request["target"])
-    with pools.Pools() as kept:
+    with warm_pools.Pools() as kept:
         start = time.perf_counter()
         kept.warm([request["target"]])
         pool_s, start = time.perf_counter() - start, time.perf_counter()
@@ -333,7 +333,7 @@ def finals(result: Any) -> list[tuple[int, float, float]]:
 
 def _patient(**more: Any) -> Any:
     """Options of a pool that builds whatever stock could build."""
-    from felix.measure import local
+    from felix.measure.pool import local
 
     return local.LocalOptions(
         build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES, **more
@@ -342,7 +342,8 @@ def _patient(**more: Any) -> Any:
 
 def _warm_us(task: Any, mod: Any) -> float | None:
     """Latency of a schedule with a warm L2, by Felix's pool."""
-    from felix.measure import local, timing
+    from felix.measure import timing
+    from felix.measure.pool import local
 
     warm = timing.TimingOptions(flush=False, max_repeats=5, min_repeat_ms=20)
     options = _patient(builders=1, timing=warm, check=False)
@@ -354,11 +355,12 @@ def _warm_us(task: Any, mod: Any) -> float | None:
 def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     from tvm.s_tir import meta_schedule as ms
 
-    from felix import cpus, workloads
+    from felix import workloads
+    from felix.target import cpu
 
     task = workloads.parse(request["workload"], target=request["target"])
     watch = _watch()
-    cores = cpus.available_cores()  # TVM's default takes those of the whole machine
+    cores = cpu.available_cores()  # TVM's default takes those of the whole machine
     builder = ms.builder.LocalBuilder(max_workers=cores, timeout_sec=common.STOCK_BUILD_S)
     start = time.perf_counter()
     ms.tune_tir(
@@ -425,7 +427,7 @@ def _watch() -> Any:
 
 def _cold_us(task: Any, mods: Sequence[Any]) -> list[float | None]:
     """Latencies in Felix's pool, whatever a build takes."""
-    from felix.measure import local
+    from felix.measure.pool import local
 
     with local.LocalPool(task, _patient()) as pool:
         return [measurement.latency_us for measurement in pool.measure(mods)]

@@ -14,8 +14,6 @@ job and its new events every two seconds, in turn and `--pairs` times. Compared 
 tuning time a trial, with the same seed and cost model, between the two jobs of a pair. API,
 clients, tuner and measured kernels share the machine, so this is the worst case; the share of the
 cores that API and clients took is told apart. It is to be slower by less than 5 %.
-
-Reads `server`, `felix.client`'s API; writes `benchmarks/results/service-MODE.json`.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ import psutil
 import sqlalchemy as sa
 
 from benchmarks import common, service_host, service_polling
-from server import models
+from server.database import models
 from server.store import rows
-from tests.service_api import filling
+from tests.support import api_rows
 
 N_JOBS = 200
 N_TRIALS = 500
@@ -136,7 +134,7 @@ def _ask(client: httpx.Client, path: str, server: psutil.Process) -> dict[str, A
 
 
 def _fill(service: service_host.Service) -> None:
-    first = filling.finished(service.db, service.blobs, n_trials=N_TRIALS)
+    first = api_rows.finished(service.db, service.blobs, n_trials=N_TRIALS)
     with service.db.write() as tx:
         for number in range(2, N_JOBS + 1):
             copy = _copy_job(tx, first, number)

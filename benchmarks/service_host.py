@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import httpx
 import psutil
 
-from server import blobs, database, schema
-from server.store import keys
+from server.database import database, schema
+from server.store import blobs, keys
 
 
 class Service:

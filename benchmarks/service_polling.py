@@ -2,7 +2,7 @@
 
 The clients are one process of its own, with a connection each. They are as light as clients can
 be, because they stand for machines elsewhere; what they still take from the tuner is in the figure
-and told. Reads a service with a tuner; feeds `benchmarks/service.py polling`.
+and told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx
 import psutil
 
 from benchmarks import common, service_host
-from felix import cpus
+from felix.target import cpu
 from felix.workloads import catalogue
 from server.store import jobs, rows
 
@@ -64,7 +64,7 @@ def slowdown(
     ]
     error = statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     used_s = sum(run["api_cpu_s"] + run["clients_cpu_s"] for run in watched)
-    core_s = cpus.available_cores() * sum(run["job_s"] for run in watched)
+    core_s = cpu.available_cores() * sum(run["job_s"] for run in watched)
     return {"slower": math.expm1(statistics.fmean(logs)), "standard_error": error,
             "cpu_share": used_s / core_s}  # fmt: skip
 

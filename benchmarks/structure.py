@@ -2,9 +2,10 @@
 
     python benchmarks/structure.py [--check 50] [--target llvm cuda] [--only NAME ...] [--jobs 2]
 
-For each instance of `felix.workloads.suite.CHECK_SUITE` and each target, `felix.check.check` draws
-random legal decisions of every sketch and compares loops, buffers and features with the schedule
-that TVM makes of them. Writes benchmarks/results/structure.json; exit code 1 if anything differs.
+For each instance of `felix.workloads.suite.CHECK_SUITE` and each target,
+`felix.verify.compare.check` draws random legal decisions of every sketch and compares loops,
+buffers and features with the schedule that TVM makes of them. Writes benchmarks/results/structure.json; exit code 1 if anything
+differs.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ TARGETS = ("llvm", "cuda")
 
 def compare(job: tuple[str, str, int, int]) -> dict[str, Any]:
     """Check one instance on one target; counts, and the first mismatches in words."""
-    from felix import check
+    from felix.verify import compare as compare_schedules
 
     name, target, n, seed = job
     start = time.perf_counter()
-    report = check.check(suite.CHECK_SUITE[name](target), n, seed)
+    report = compare_schedules.check(suite.CHECK_SUITE[name](target), n, seed)
     return {
         "instance": name,
         "operator": suite.CHECK_SUITE[name].operator,

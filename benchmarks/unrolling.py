@@ -47,7 +47,8 @@ def main() -> int:
     import tvm
 
     from felix import target, workloads
-    from felix.measure import local, nvrtc
+    from felix.measure.cuda import nvrtc
+    from felix.measure.pool import local
 
     built_for = target.describe(target.parse("cuda"))  # children may not ask the device
     with multiprocessing.get_context("fork").Pool(len(WORKLOADS)) as processes:
@@ -121,9 +122,9 @@ def _schedules(text: str, built_for: str, count: int, seed: int) -> list[str]:
 
     import costmodel
     import felix
-    from costmodel import featurize
+    from costmodel.data import felix_bridge
     from felix import workloads
-    from felix.measure import cuda_build
+    from felix.measure.cuda import build
 
     torch.set_num_threads(1)
     task = workloads.parse(text, target=built_for)
@@ -133,9 +134,9 @@ def _schedules(text: str, built_for: str, count: int, seed: int) -> list[str]:
         rows = sketch.sample(256, seed=seed)
         names = tuple(sketch.formulas.names)
         values = sketch.formulas.exact(rows)
-        model, _ = costmodel.load_for(task.target, names, featurize.features_version())
+        model, _ = costmodel.load_for(task.target, names, felix_bridge.features_version())
         with torch.no_grad():
-            mask = featurize.mask_of(values, names)
+            mask = felix_bridge.mask_of(values, names)
             costs = model(torch.tensor(values, dtype=torch.float32), torch.tensor(mask))
         rated += [(float(cost), number, row) for cost, row in zip(costs, rows, strict=True)]
     best = sorted(rated, key=lambda item: item[0])
@@ -148,7 +149,7 @@ def _schedules(text: str, built_for: str, count: int, seed: int) -> list[str]:
             mod = sketches[number].schedule(row).mod
         except felix.InvalidSchedule:
             continue
-        if not cuda_build.pipelined(mod) and cuda_build.unrolls(mod):
+        if not build.pipelined(mod) and build.unrolls(mod):
             mods.append(mod)
     return [str(tvm.ir.save_json(mod)) for mod in mods]
 

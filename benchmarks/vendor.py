@@ -5,7 +5,7 @@ all with TF32 off. A call is timed as Felix times a candidate: between events, a
 twice the L2 was read, which leaves the cache cold and clean; a delay queued ahead lets the host
 put the call on the stream before the first event happens. The median of many calls counts.
 Convolutions are timed with channels last, as the workloads have them, and with channels first;
-the better one counts. Reads `felix.workloads`; feeds `search_efficiency`.
+the better one counts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tvm
 
-    from felix.measure.local import LocalOptions
+    from felix.measure.pool.local import LocalOptions
     from felix.task import Task
 
 #: Bursts of each module that is not slower than the fastest by more than this factor.
@@ -53,7 +53,7 @@ def timed(
     task: Task, found: Mapping[str, Sequence[tvm.IRModule]], options: LocalOptions
 ) -> dict[str, Any]:
     """Median latency of every search's fastest module; None: none of them ran."""
-    from felix.measure import local
+    from felix.measure.pool import local
 
     every = [(name, mod) for name, mods in found.items() for mod in mods]
     latencies: list[list[float]] = [[] for _ in every]

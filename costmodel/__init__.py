@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 #: Public name -> module that defines it.
 _LAZY = {
-    "FineTuner": "costmodel.finetune",
+    "FineTuner": "costmodel.online.finetune",
     "ModelInfo": "costmodel.registry",
     "load_for": "costmodel.registry",
     "pretrained": "costmodel.registry",
 }
 
 if TYPE_CHECKING:
-    from costmodel.finetune import FineTuner
+    from costmodel.online.finetune import FineTuner
     from costmodel.registry import ModelInfo, load_for, pretrained
 
 __all__ = ["FineTuner", "ModelInfo", "load_for", "pretrained"]

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from costmodel import collect_command, commands
+from costmodel.cli import collect, commands
 from felix import errors
 
 
@@ -69,7 +69,7 @@ def _collect(sub: argparse.ArgumentParser) -> None:
         "--part", type=_part, default=(0, 1), metavar="I/N",
         help="only the I-th of N shares of the workloads, counted from 0 (default: all)",
     )  # fmt: skip
-    sub.set_defaults(run=collect_command.collect)
+    sub.set_defaults(run=collect.collect)
 
 
 def _split_options(sub: argparse.ArgumentParser) -> None:

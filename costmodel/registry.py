@@ -2,8 +2,7 @@
 
 Checkpoints live under `costmodel/pretrained/<device>/model.safetensors`, with a model card
 beside. `<device>` is "llvm" for every CPU (fine-tuning calibrates the machine) and
-"cuda-<arch>" for GPUs, whose schedules do not carry over. Reads `checkpoint`, `felix.target`;
-feeds `felix.tune`.
+"cuda-<arch>" for GPUs, whose schedules do not carry over.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel import analytic, checkpoint, columns
-from costmodel import replay as replaying
+from costmodel.models import analytic, checkpoint, feature_columns
+from costmodel.online import replay as replaying
 from felix import errors
 
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -131,7 +130,7 @@ def analytic_options(feature_names: Sequence[str]) -> analytic.AnalyticOptions:
         CheckpointError: the features lack one of them.
     """
     for name in ANALYTIC_TIMES:
-        columns.index_of(feature_names, name)
+        feature_columns.index_of(feature_names, name)
     terms = tuple(
         analytic.Term(name.removeprefix("analytic.").removesuffix("_us"), (name,), reduce="max")
         for name in ANALYTIC_TIMES

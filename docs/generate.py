@@ -1,7 +1,4 @@
-"""Write the generated pages of this folder: `python docs/generate.py [FOLDER]`.
-
-Reads `felix.features.spec`; feeds readers. `make docs` runs it; a test says when it is due.
-"""
+"""Write the generated pages of this folder: `python docs/generate.py [FOLDER]`."""
 
 from __future__ import annotations
 

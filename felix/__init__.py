@@ -10,27 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from felix import errors
 from felix.errors import FelixError, InvalidSchedule
-
-__version__ = "0.1.0"
+from felix.version import __version__ as __version__
 
 #: Public modules.
 _MODULES = frozenset({"events", "frontend", "metaschedule", "records", "workloads"})
 #: Public name -> module that defines it.
 _LAZY = {
     "Task": "felix.task",
-    "Sketch": "felix.sketch",
-    "sketches": "felix.sketch",
+    "Sketch": "felix.sketch.sketch",
+    "sketches": "felix.sketch.sketch",
     "extract_tasks": "felix.frontend",
-    "tune": "felix.tune",
-    "compile": "felix.tune",
+    "tune": "felix.tuning.tune",
+    "compile": "felix.tuning.tune",
 }
 
 if TYPE_CHECKING:
     from felix import events, frontend, metaschedule, records, workloads
     from felix.frontend import extract_tasks
-    from felix.sketch import Sketch, sketches
+    from felix.sketch.sketch import Sketch, sketches
     from felix.task import Task
-    from felix.tune import compile, tune
+    from felix.tuning.tune import compile, tune
 
 __all__ = ["FelixError", "InvalidSchedule", "Sketch", "Task", "compile", "errors", "events",
            "extract_tasks", "frontend", "metaschedule", "records", "sketches", "tune",

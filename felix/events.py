@@ -5,8 +5,6 @@
 the start of tuning, earlier sessions that were resumed included. `task` is a task's name and
 `task_index` its place in the run (names may repeat), `trial` counts measured candidates from 1
 over all tasks, `round` the rounds of a task from 0.
-
-Reads nothing; feeds progress displays, services and tests.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The model is imported into TVM Relax with its parameters as inputs (their values do not matter
 for tuning), operators are lowered to TIR and fused as TVM's own pipeline does, and every
 distinct fused program becomes one `Task` whose weight is the number of times it is called.
-A program outside what Felix tunes (sorting, say) is left out and logged. Reads torch or onnx;
-feeds `felix.tune`.
+A program outside what Felix tunes (sorting, say) is left out and logged.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import tvm
 from tvm import relax
 from tvm.s_tir import meta_schedule
 
-from felix import errors, target, task, tir_check
+from felix import errors, target, task
+from felix.tir import validate
 
 if TYPE_CHECKING:
     import torch
@@ -91,9 +91,9 @@ def _from_torch(
         with torch.no_grad():
             program = torch.export.export(model.eval(), args, kwargs)
             imported = from_exported_program(program, keep_params_as_input=True)
-    except (*tir_check.TVM_ERRORS, AssertionError, ImportError) as error:
+    except (*validate.TVM_ERRORS, AssertionError, ImportError) as error:
         raise errors.WorkloadError(
-            f"the PyTorch model cannot be imported: {tir_check.first_line(error)}"
+            f"the PyTorch model cannot be imported: {validate.first_line(error)}"
         ) from error
     finally:
         model.train(was_training)
@@ -119,9 +119,9 @@ def _from_onnx(
         )
     except OSError as error:
         raise errors.WorkloadError(f"the ONNX file cannot be read: {error}") from error
-    except (*tir_check.TVM_ERRORS, AssertionError) as error:
+    except (*validate.TVM_ERRORS, AssertionError) as error:
         raise errors.WorkloadError(
-            f"the ONNX model cannot be imported: {tir_check.first_line(error)}"
+            f"the ONNX model cannot be imported: {validate.first_line(error)}"
         ) from error
     except Exception as error:
         # protobuf's DecodeError has no public base of its own
@@ -153,9 +153,9 @@ def _fuse(mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRModule:
 def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
     try:
         found = meta_schedule.relax_integration.extract_tasks(_fuse(mod, full), full, params={})
-    except tir_check.TVM_ERRORS as error:
+    except validate.TVM_ERRORS as error:
         raise errors.WorkloadError(
-            f"the model cannot be lowered: {tir_check.first_line(error)}"
+            f"the model cannot be lowered: {validate.first_line(error)}"
         ) from error
     tasks = []
     for item in found:

@@ -7,8 +7,6 @@ microseconds, durations in seconds, `timestamp` is in seconds since 1970 (UTC).
 
 A MetaSchedule database holds workloads and schedule traces in TVM's own format; stock TVM
 applies the best one with `tvm.s_tir.meta_schedule.tir_integration.compile_tir`.
-
-Reads measurements and schedules; feeds `tune` (resume), `artifact`, `costmodel` and TVM.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-import felix
-from felix import errors
+from felix import errors, version
 from felix.measure import protocol
 
 if TYPE_CHECKING:
@@ -85,7 +82,7 @@ class Record:
 
 def versions() -> dict[str, str]:
     """Versions of what a latency depends on."""
-    found = {"felix": felix.__version__, "python": platform.python_version()}
+    found = {"felix": version.__version__, "python": platform.python_version()}
     for package in ("apache-tvm", "apache-tvm-ffi"):
         found[package] = importlib.metadata.version(package)
     return found

@@ -6,7 +6,6 @@ written (additions, multiplications, divisions, maxima, minima and math function
 times the loop extents; a multiply-add counts two; casts, comparisons and copies none), and
 `min_bytes` the bytes of the distinct elements of its parameters that must be read or written
 once.
-Reads `felix.target`, `felix.tir_check`, `felix.tir_child`, `felix.tir_cost`; feeds `felix.sketch`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
-from felix import errors, target, tir_check, tir_child, tir_cost
+from felix import errors, target
+from felix.tir import cost as tir_cost
+from felix.tir import sandbox, validate
 
 TargetLike: TypeAlias = target.TargetLike
 
@@ -79,7 +80,7 @@ class Task:
             func = te.create_prim_func(list(tensors))
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise errors.WorkloadError(
-                f"TVM cannot make a function of these tensors: {tir_check.first_line(error)}"
+                f"TVM cannot make a function of these tensors: {validate.first_line(error)}"
             ) from error
         return _make(func, target, name, weight)
 
@@ -145,7 +146,7 @@ def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float
     full = target.parse(spec)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e18:
         raise errors.WorkloadError(f"a task's weight must be a positive number, got {weight!r}")
-    checked = tir_check.normalise(func)
+    checked = validate.normalise(func)
     cost = tir_cost.count(checked)
     return Task(
         name=name or _symbol(func),
@@ -168,23 +169,23 @@ def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
         raise errors.WorkloadError("the text names no target; pass one")
     chosen = target.parse(spec if spec is not None else own or "")
     if not trusted:
-        tir_child.try_in_child(body, _describe(chosen))
-    return _make(tir_child.load(body), chosen, name, weight)
+        sandbox.try_in_child(body, _describe(chosen))
+    return _make(sandbox.load(body), chosen, name, weight)
 
 
 def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]:
     """(TVM JSON, name, weight, target) of either form of text."""
     if not isinstance(text, str):
         raise errors.WorkloadError(f"a task's JSON must be text, got {type(text).__name__}")
-    if len(text) > tir_child.MAX_JSON_CHARACTERS:
+    if len(text) > sandbox.MAX_JSON_CHARACTERS:
         raise errors.WorkloadError(
-            f"a task's JSON may have at most {tir_child.MAX_JSON_CHARACTERS} characters"
+            f"a task's JSON may have at most {sandbox.MAX_JSON_CHARACTERS} characters"
         )
     try:
         outer = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.WorkloadError(
-            f"the task is not valid JSON: {tir_check.first_line(error)}"
+            f"the task is not valid JSON: {validate.first_line(error)}"
         ) from error
     if not isinstance(outer, dict):
         raise errors.WorkloadError("a task's JSON must be an object")

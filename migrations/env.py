@@ -1,4 +1,4 @@
-"""Alembic's entry: runs revisions on the connection that `server.schema` hands over."""
+"""Alembic's entry: runs revisions on the connection that `server.database.schema` hands over."""
 
 from __future__ import annotations
 

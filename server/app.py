@@ -3,7 +3,7 @@
     uvicorn --factory server.app:create_app
 
 The process keeps nothing that another one would need, so any number may serve one database. It
-refuses to start on a database of another schema. Reads settings; feeds uvicorn, tests.
+refuses to start on a database of another schema.
 """
 
 from __future__ import annotations
@@ -15,27 +15,18 @@ from collections.abc import AsyncIterator, Collection, Mapping
 import anyio
 import fastapi
 
-import felix
-from server import (
-    answers,
-    auth_throttle,
-    blobs,
-    database,
-    feed,
-    looks,
-    parsing,
-    reaper,
-    schema,
-    tails,
-    web_envelope,
-    web_metrics,
-    web_problems,
-)
+from felix import version
+from server import reaper
 from server import settings as settings_module
-from server.api import context, description, devices, routers
-from server.api import events as api_events
+from server.api import description, devices, routers
+from server.api.jobs import events as api_events
+from server.cache import notifier, recent_events, response_cache, single_flight
 from server.dashboard import routers as dashboard
-from server.store import events
+from server.database import database, schema
+from server.parsing import parser
+from server.store import blobs, events
+from server.web import dependencies, middleware, problems, throttle
+from server.web import metrics as web_metrics
 
 #: Workloads that are parsed at the same time.
 PARSE_AT_ONCE = 2
@@ -60,7 +51,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     metrics = web_metrics.Metrics(services.db, devices.STALE_LEASES * settings.lease_s)
     app = fastapi.FastAPI(
         title="Felix",
-        version=felix.__version__,
+        version=version.__version__,
         description=description.TEXT,
         lifespan=_lifespan,
         openapi_url="/v1/openapi.json",
@@ -69,9 +60,9 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
         redirect_slashes=False,
     )
     app.state.services, app.state.metrics = services, metrics
-    web_problems.install(app)
+    problems.install(app)
     app.add_middleware(
-        web_envelope.Envelope,
+        middleware.Envelope,
         metrics=metrics,
         is_https=services.is_https,
         changed=services.changed,
@@ -83,32 +74,32 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     return app
 
 
-def _services(settings: settings_module.Settings) -> context.Services:
+def _services(settings: settings_module.Settings) -> dependencies.Services:
     db = database.Database(settings.database)
 
     def newest(job_ids: Collection[int]) -> Mapping[int, int]:
         with db.read() as tx:
             return events.lasts(tx, job_ids)
 
-    shared = answers.Answers(settings.look_s)
-    return context.Services(
+    shared = response_cache.Answers(settings.look_s)
+    return dependencies.Services(
         settings=settings,
         db=db,
         blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
-        parser=parsing.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
-        feed=feed.Feed(newest),
-        seen=looks.Shared(),
+        parser=parser.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
+        feed=notifier.Feed(newest),
+        seen=single_flight.Shared(),
         answers=shared,
-        tails=tails.Tails(db, api_events.encode, settings.look_s, shared.told),
-        known=looks.Shared(KEY_KNOWN_S),
-        throttle=auth_throttle.Throttle(),
+        tails=recent_events.Tails(db, api_events.encode, settings.look_s, shared.told),
+        known=single_flight.Shared(KEY_KNOWN_S),
+        throttle=throttle.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),
     )
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
-    services: context.Services = app.state.services
+    services: dependencies.Services = app.state.services
     settings = services.settings
     services.parser.warm()
     looking = reaper.Reaper(services.db, settings.reap_s, settings.max_attempts)

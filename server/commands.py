@@ -1,7 +1,4 @@
-"""What the service's commands do: `felix db upgrade`, `felix tuner`, `felix serve`.
-
-Reads settings; feeds `felix.commands`, which load this module when one of them is asked for.
-"""
+"""What the service's commands do: `felix db upgrade`, `felix tuner`, `felix serve`."""
 
 from __future__ import annotations
 
@@ -13,10 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from server import beside, blobs, database, errors, logs, schema, settings, tuner
-from server.store import keys
+from server import errors, logs, settings
+from server.database import database, schema
+from server.store import blobs, keys
+from server.tuner import tuner, tuner_process
 
-#: In the data folder; `felix.commands.remote` reads it.
+#: In the data folder; `felix.cli.remote.connection` reads it.
 KEY_FILE = "admin-key"
 #: Niceness of an API beside a tuner: its answers may wait, a kernel that is timed may not. On
 #: Linux it is of a thread and those it starts, so it does not reach the tuner's process.
@@ -39,11 +38,11 @@ def run_tuner(
     with contextlib.closing(database.Database(chosen.database)) as db:
         schema.check(db)
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
-        from server import workbench  # loads TVM and torch: the checks above come first
+        from server.tuner import felix_engine  # loads TVM and torch: the checks above come first
 
-        working = tuner.Tuner(db, store, workbench.Workbench(), chosen, name)
+        working = tuner.Tuner(db, store, felix_engine.Workbench(), chosen, name)
         if with_parent:
-            beside.leave_with_parent(working.leaving)
+            tuner_process.leave_with_parent(working.leaving)
         with contextlib.closing(working), _ended_by_signals(working.leaving):
             if jobs is None:
                 working.run()
@@ -71,7 +70,7 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
         schema.check(db)
     try:
         app = importlib.import_module("server.app")
-        serving = importlib.import_module("server.serving")
+        serving = importlib.import_module("server.web.uvicorn_server")
     except ImportError as error:
         raise errors.SettingsError(
             f"the API needs the extra server ({error}): pip install 'felix-tuner[server]'"
@@ -79,7 +78,7 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     made = first_key(chosen)
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
     _tell_key(chosen, made)
-    with beside.TunerProcess() if with_tuner else contextlib.nullcontext():
+    with tuner_process.TunerProcess() if with_tuner else contextlib.nullcontext():
         if with_tuner:
             os.nice(BESIDE_TUNER)
         serving.run(app.create_app(chosen), chosen.host, chosen.port)

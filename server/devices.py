@@ -6,8 +6,6 @@
 A job begins with the key its target asks for and gets the full key of the device that its first
 trial is measured on, because latencies of two devices must not mix. A tuner offers all keys of
 its devices, so another machine of the same kind may go on with a job.
-
-Reads `felix.target`; feeds the parser (what is wanted) and the tuner (what is there).
 """
 
 from __future__ import annotations

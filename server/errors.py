@@ -1,7 +1,6 @@
 """Errors of the service: a branch of the one tree of `felix.errors`.
 
 Each class says what kind of answer a client gets; `status` is the HTTP status of that answer.
-Reads `felix.errors`; feeds everything in `server`.
 """
 
 from __future__ import annotations

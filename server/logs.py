@@ -1,7 +1,7 @@
 """Logging of the service's processes: text for people or one JSON object a line.
 
 Every record of ours has an `action` from a small vocabulary. Fields that could hold a secret are
-never logged. Reads log records; feeds stderr.
+never logged.
 """
 
 from __future__ import annotations

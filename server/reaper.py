@@ -1,7 +1,5 @@
 """Takes jobs away from tuners that stopped renewing: a loop of its own, in every tuner and
 API server. Several at once do no harm: rows being reaped are skipped by the others.
-
-Reads `server.store.leases`; feeds the queue.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import threading
 
 import sqlalchemy as sa
 
-from server import database
+from server.database import database
 from server.store import leases
 
 _log = logging.getLogger(__name__)

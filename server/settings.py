@@ -2,7 +2,6 @@
 
 Every variable begins with `FELIX_`; `Settings.from_environment` names them. Credentials of an
 S3-compatible store are boto3's own (`AWS_ACCESS_KEY_ID`, ...), so they never pass through here.
-Reads the environment; feeds the application factory, the tuner and the commands.
 """
 
 from __future__ import annotations

@@ -11,10 +11,8 @@ A tuner holds a lease in the `LEASED` states, and may in `stopping`: a job that 
 while nobody works on it waits in `stopping` for a tuner to make its artifact. `failed` and
 `cancelled` jobs go on after a retry, with all they have measured; `succeeded` is final.
 
-The CHECK constraints of `server.models` say the same to the database: a job's state is one of
-these, and each event that moves a job holds a legal pair.
-
-Reads nothing; feeds models, the store and the API.
+The CHECK constraints of `server.database.models` say the same to the database: a job's state is
+one of these, and each event that moves a job holds a legal pair.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ import pytest
 
 import costmodel
 import felix
-from felix import cli, workloads
+from felix import workloads
+from felix.cli import main
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("felix", "costmodel", "server", "migrations")
@@ -156,7 +157,7 @@ def test_documented_commands_parse() -> None:
     ]
     assert len(lines) > 5
     for line in lines:
-        options = cli._parser().parse_args(shlex.split(line)[1:])
+        options = main._parser().parse_args(shlex.split(line)[1:])
         given = getattr(options, "workload", [])
         for workload in [given] if isinstance(given, str) else given:
             if not workload.endswith(".json") and workload != "WORKLOAD":

@@ -8,8 +8,7 @@
         print(job.best_us, job.speedup)
         felix.download(job.id, "out/")
 
-Loads neither TVM nor torch. Errors are `felix.errors.RemoteError`. Reads the REST API; feeds
-people, notebooks, the command line.
+Loads neither TVM nor torch. Errors are `felix.errors.RemoteError`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client: one method a verb of the REST API. Reads `_http`, `_events`; feeds users."""
+"""The client: one method a verb of the REST API."""
 
 from __future__ import annotations
 

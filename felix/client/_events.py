@@ -1,7 +1,4 @@
-"""Server-Sent Events: parsed, and followed over lost connections.
-
-Reads `felix.client._http`; feeds `Client.events`.
-"""
+"""Server-Sent Events: parsed, and followed over lost connections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Requests to the service: problem details become `RemoteError`, passing failures are retried.
 
 Only requests that may be repeated are: those that read, and those with an idempotency key.
-Reads `httpx`; feeds `felix.client.Client`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any
 
 import httpx
 
-import felix
-from felix import errors
+from felix import errors, version
 
 #: Tries of a request that may be repeated, and seconds before the second; then twice as long.
 TRIES = 4
@@ -54,7 +52,7 @@ class Http:
             transport=transport,
             headers={
                 "Authorization": f"Bearer {key}",
-                "User-Agent": f"felix/{felix.__version__}",
+                "User-Agent": f"felix/{version.__version__}",
             },
         )
 

@@ -1,6 +1,6 @@
 """What the service answers, as frozen rows; units in the names, times aware and in UTC.
 
-Fields that a newer service adds are left out. Reads JSON; feeds `felix.client.Client`.
+Fields that a newer service adds are left out.
 """
 
 from __future__ import annotations

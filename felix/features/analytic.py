@@ -7,15 +7,13 @@ the schedule offers; the program takes the slowest, plus launches.
 Notation
     T_r    trip count of row r; S_r its work per iteration
     u      share of the machine that the tasks keep busy, in (0, 1]
-
-Reads `symbolic.kernels`, rows of `features.build`; feeds `features.build`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from felix.features import nest, spec
+from felix.features import spec, stores
 from felix.symbolic import expr, ir, kernels, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
@@ -42,7 +40,7 @@ _Values = Mapping[str, Scalar]
 
 def tails(
     program: Program,
-    rows: Sequence[nest.Row],
+    rows: Sequence[stores.Row],
     values: Sequence[_Values],
     hardware: Hardware,
 ) -> list[dict[str, Scalar]]:
@@ -59,7 +57,7 @@ def tails(
 
 def _launch(
     kernel: kernels.Kernel,
-    rows: Sequence[nest.Row],
+    rows: Sequence[stores.Row],
     values: Sequence[_Values],
     hardware: Hardware,
 ) -> dict[str, Scalar]:
@@ -118,7 +116,7 @@ def _ratio(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _times(
-    rows: Sequence[nest.Row],
+    rows: Sequence[stores.Row],
     values: Sequence[_Values],
     launches: Sequence[_Values],
     hardware: Hardware,
@@ -207,7 +205,7 @@ def _chained(v: _Values, launch: _Values, hardware: Hardware) -> Scalar:
     return operations * scalar.maximum(wait, 1) / CPU_PER_CYCLE
 
 
-def _moved(row: nest.Row, v: _Values, hardware: Hardware) -> tuple[Scalar, Scalar, Scalar]:
+def _moved(row: stores.Row, v: _Values, hardware: Hardware) -> tuple[Scalar, Scalar, Scalar]:
     """Bytes the row moves into (L1 or shared, L2, DRAM)."""
     near: Scalar = 0
     middle: Scalar = 0
@@ -237,7 +235,7 @@ def _rates(hardware: Hardware) -> tuple[int, int]:
     return L2_BYTES_PER_CYCLE, L3_BYTES_PER_CYCLE
 
 
-def _parameter_bytes(rows: Sequence[nest.Row]) -> int:
+def _parameter_bytes(rows: Sequence[stores.Row]) -> int:
     """Bytes of all arguments: they come from and go to DRAM once at least."""
     seen = {
         b.name: ir.product(b.shape) * b.dtype_bytes

@@ -10,20 +10,18 @@ Notation
     n_l     stores inside l with all loops inside l unrolled: sum over rows in l of the product of
             e~ inside l and of the virtual threads it uses
     W       lanes of a machine vector
-
-Reads `features.nest`; feeds `features.build` and `features.analytic`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from felix.features import nest, spec
+from felix.features import spec, stores
 from felix.symbolic import expr, ir, postprocs, scalar, usage
 from felix.symbolic.ir import Loop, Scalar
 
 
-def copies(rows: Sequence[nest.Row]) -> list[Scalar]:
+def copies(rows: Sequence[stores.Row]) -> list[Scalar]:
     """How often each row's store stands in the code: product of e~_l with e~_l n_l <= step."""
     inside: dict[int, Scalar] = {}
     for row in rows:
@@ -35,7 +33,7 @@ def copies(rows: Sequence[nest.Row]) -> list[Scalar]:
     return [_copies(row, inside) for row in rows]
 
 
-def _copies(row: nest.Row, inside: Mapping[int, Scalar]) -> Scalar:
+def _copies(row: stores.Row, inside: Mapping[int, Scalar]) -> Scalar:
     copied = [_virtual(row)]
     step: Scalar = 0
     for loop in row.loops:
@@ -48,7 +46,7 @@ def _copies(row: nest.Row, inside: Mapping[int, Scalar]) -> Scalar:
     return ir.product(copied)
 
 
-def _virtual(row: nest.Row) -> Scalar:
+def _virtual(row: stores.Row) -> Scalar:
     """Virtual threads that the store tells apart; TVM writes it once for the others."""
     bound = [lp for lp in row.loops if (lp.thread or "").startswith("vthread")]
     return ir.product(lp.extent for lp in bound if _uses(row.block, lp))
@@ -66,12 +64,12 @@ def _plain_extent(loop: Loop) -> Scalar:
     """e~ of the loop."""
     if loop.thread is not None:
         return 1
-    special = scalar.either(nest.is_task(loop), nest.is_vector(loop))
+    special = scalar.either(stores.is_task(loop), stores.is_vector(loop))
     return scalar.select(special, 1, loop.extent)
 
 
 def row_values(
-    row: nest.Row, values: Mapping[str, Scalar], lanes: int, is_gpu: bool
+    row: stores.Row, values: Mapping[str, Scalar], lanes: int, is_gpu: bool
 ) -> dict[str, Scalar]:
     """SIMD features of a row from its structure and slots.
 
@@ -93,7 +91,7 @@ def row_values(
     return {"simd_lanes": used, "independent_updates": updates}
 
 
-def _contiguous(row: nest.Row, values: Mapping[str, Scalar]) -> Scalar:
+def _contiguous(row: stores.Row, values: Mapping[str, Scalar]) -> Scalar:
     """Condition that a compiler can vectorize the innermost loop: it writes neighbours."""
     result = scalar.equal(values["buf0.stride"], 1)
     for slot in range(1, min(spec.SLOTS, len(row.accesses))):

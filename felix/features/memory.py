@@ -7,7 +7,7 @@ Notation (see `nest` for loops)
     C       capacity of a cache in bytes
 
 Traffic into a cache: the outermost level whose footprint fits, F_l <= C, is loaded once per
-iteration outside of it, so O_l f_l bytes move. Reads `features.nest`; feeds `features.build`.
+iteration outside of it, so O_l f_l bytes move.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from felix.features import nest, unique
+from felix.features import distinct, stores
 from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.ir import Digit, Loop, Scalar
 
@@ -48,7 +48,7 @@ class Level:
     allowed: Scalar
 
 
-def levels(row: nest.Row, machine: Machine) -> list[Level]:
+def levels(row: stores.Row, machine: Machine) -> list[Level]:
     """Levels from the innermost (nothing runs) outwards, ending where parallel tasks begin."""
     result = []
     extents: dict[Digit, Scalar] = {}
@@ -57,10 +57,10 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
     trips = [lp.extent for lp in loops]
     outside = [expr.alias(ir.product(trips[:depth])) for depth in range(len(loops) + 1)]
     inside = [expr.alias(ir.product(trips[depth:])) for depth in range(len(loops) + 1)]
-    each = [[nest.hull(a, row.block, {}) for a in accesses] for _, accesses, _, _ in buffers]
+    each = [[stores.hull(a, row.block, {}) for a in accesses] for _, accesses, _, _ in buffers]
     for depth in range(len(loops), -1, -1):
         loop = loops[depth - 1] if depth > 0 else None
-        hulls = [nest.largest(own) for own in each]
+        hulls = [stores.largest(own) for own in each]
         sizes: list[Scalar] = []
         moved: list[Scalar] = []
         for (buffer, _, _, _), own in zip(buffers, hulls, strict=True):
@@ -74,7 +74,7 @@ def levels(row: nest.Row, machine: Machine) -> list[Level]:
             extents = {**extents, **{d: d.extent for d in loop.digits}}
             each = [
                 [
-                    nest.hull(a, row.block, extents, (loop.digits, before))
+                    stores.hull(a, row.block, extents, (loop.digits, before))
                     for a, before in zip(accesses, own, strict=True)
                 ]
                 for (_, accesses, _, _), own in zip(buffers, each, strict=True)
@@ -86,9 +86,9 @@ def _allowed(loop: Loop | None, inner: Loop | None) -> Scalar:
     """Condition that data may be loaded between two loops: within one task, not amid a vector."""
     if inner is None:
         return 1
-    result = scalar.negated(nest.is_task(inner))
+    result = scalar.negated(stores.is_task(inner))
     if loop is not None:
-        both = scalar.both(nest.is_vector(inner), nest.is_vector(loop))
+        both = scalar.both(stores.is_vector(inner), stores.is_vector(loop))
         result = scalar.both(result, scalar.negated(both))
     return result
 
@@ -109,7 +109,7 @@ def traffic(stack: list[Level], slot: int, capacities: Sequence[int]) -> list[Sc
     return result
 
 
-def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar, Scalar]:
+def reuse(row: stores.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar, Scalar]:
     """(extent, iterations, bytes) of the innermost loop that comes back to the same address."""
     _, accesses, _, _ = row.accesses[slot]
     found: tuple[Scalar, Scalar, Scalar] = (0, 0, 0)
@@ -127,26 +127,26 @@ def reuse(row: nest.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar,
     return found
 
 
-def _invariant(access: ir.Access, row: nest.Row, loop: Loop) -> Scalar:
+def _invariant(access: ir.Access, row: stores.Row, loop: Loop) -> Scalar:
     """Condition that running `loop` alone leaves every index of the access where it is."""
     extents = {d: d.extent for d in loop.digits}
     result: Scalar = 1
     still: list[Scalar] = [1] * len(access.indices)
-    for width in nest.hull(access, row.block, extents, (loop.digits, still)):
+    for width in stores.hull(access, row.block, extents, (loop.digits, still)):
         result = scalar.both(result, scalar.equal(width, 1))
     return result
 
 
-def stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
+def stride(row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
     """Address step of the innermost loop with more than one iteration that passes the guards."""
     result: Scalar = 0
     for loop, live in zip(row.loops, row.live, strict=True):
-        (step,) = nest.offsets(access, row.block, shape, loop)
+        (step,) = stores.offsets(access, row.block, shape, loop)
         result = scalar.select(live, step, result)
     return result
 
 
-def vector_stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
+def vector_stride(row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
     """Address step of the innermost loop if that is vectorized and not trivial.
 
     Loops that have one iteration for some decisions only do not make TVM vectorize around them.
@@ -155,15 +155,15 @@ def vector_stride(row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...]) -
     if not loops:
         return 0
     loop = loops[-1]
-    live = scalar.both(nest.is_vector(loop), scalar.negated(scalar.equal(loop.extent, 1)))
+    live = scalar.both(stores.is_vector(loop), scalar.negated(scalar.equal(loop.extent, 1)))
     if scalar.is_static(live, 0):
         return 0
-    (step,) = nest.offsets(access, row.block, shape, loop)
+    (step,) = stores.offsets(access, row.block, shape, loop)
     return scalar.select(live, step, 0)
 
 
 def warp(
-    row: nest.Row, access: ir.Access, shape: tuple[Scalar, ...], element: int
+    row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...], element: int
 ) -> tuple[Scalar, Scalar]:
     """(32-byte sectors, bank-conflict ways) of one warp access.
 
@@ -178,10 +178,10 @@ def warp(
         return sectors, ways
     loop = threads[0]
     for lane, offset in zip(
-        LANES, nest.offsets(access, row.block, shape, loop, LANES), strict=True
+        LANES, stores.offsets(access, row.block, shape, loop, LANES), strict=True
     ):
         distance = offset * element
-        present = scalar.both(scalar.less(lane, loop.extent), nest.passes(row.block, loop, lane))
+        present = scalar.both(scalar.less(lane, loop.extent), stores.passes(row.block, loop, lane))
         far = scalar.both(present, scalar.less_equal(SECTOR_BYTES, distance))
         sectors = sectors * scalar.select(far, 2, 1)
         bank = scalar.equal(scalar.floor_mod(distance, BANKS_BYTES), 0)
@@ -190,20 +190,20 @@ def warp(
     return sectors, ways
 
 
-def task_bytes(row: nest.Row, slot: int) -> Scalar:
+def task_bytes(row: stores.Row, slot: int) -> Scalar:
     """Footprint of one buffer in one parallel task (CPU) or thread block (GPU)."""
     buffer, accesses, _, _ = row.accesses[slot]
     extents: dict[Digit, Scalar] = {}
     for loop in row.loops:
-        task = nest.is_task(loop)
+        task = stores.is_task(loop)
         for digit in loop.digits:
             extents[digit] = scalar.select(task, 1, digit.extent)
-    hulls = [nest.hull(access, row.block, extents) for access in accesses]
-    return ir.product(nest.largest(hulls)) * buffer.dtype_bytes
+    hulls = [stores.hull(access, row.block, extents) for access in accesses]
+    return ir.product(stores.largest(hulls)) * buffer.dtype_bytes
 
 
 def slot_values(
-    row: nest.Row,
+    row: stores.Row,
     slot: int,
     stack: list[Level],
     shapes: dict[str, tuple[Scalar, ...]],
@@ -230,7 +230,7 @@ def slot_values(
         int(scope == "global"),
         int(scope == "shared"),
         row.trip * element,
-        unique.elements(row, accesses) * element,
+        distinct.elements(row, accesses) * element,
         task_bytes(row, slot),
         stride(row, accesses[0], shape),
         vector_stride(row, accesses[0], shape),
@@ -243,7 +243,7 @@ def slot_values(
     ]
 
 
-def reduce_trips(row: nest.Row) -> tuple[Scalar, Scalar]:
+def reduce_trips(row: stores.Row) -> tuple[Scalar, Scalar]:
     """(unbound, thread-bound) products of the loops that feed a reduction iterator."""
     unbound: Scalar = 1
     bound: Scalar = 1

@@ -22,8 +22,7 @@ Notation
 
 Sources: [A] Ansor's per-store features as in TVM's PerStoreFeature, [F] Felix (ASPLOS'24) section
 3.3, [M] the multi-level roofline of this project, [U] the rule of TVM's UnrollLoop pass.
-`tests/brute_force.py` counts every one of them on TVM's program by enumeration.
-Reads nothing; feeds every module of `felix.features` and the cost model.
+`tests/support/oracle/features.py` counts every one of them on TVM's program by enumeration.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Build, check and time candidate schedules in processes of their own.
 
 `protocol` says what a measurement is, `local.LocalPool` measures on this machine,
-`testing.FunctionMeasurer` answers from a function. Reads tasks and scheduled modules; feeds
-`records` and the cost model. Importing this package loads neither TVM nor torch.
+`testing.FunctionMeasurer` answers from a function.
 """
 
 from __future__ import annotations

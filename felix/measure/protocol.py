@@ -1,7 +1,7 @@
 """What a measurement is and what a measurer promises.
 
 Units: latencies in microseconds (us), everything a person waits for in seconds (s).
-Reads nothing; every measurer implements `Measurer`, `records` stores `Measurement`.
+Every measurer implements `Measurer`; `felix.records` stores `Measurement`.
 
 Contract of a measurer:
 

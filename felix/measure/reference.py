@@ -1,25 +1,4 @@
-"""The reference a candidate is compared with: inputs, expected outputs, tolerance.
-
-Reads the unscheduled program of a task; feeds the run worker and the artifact's `run.py`.
-
-Inputs are random under a fixed seed: floats standard normal (rounded to the dtype), so that a
-wrong or missing term of a sum stands out of it; if the reference then holds NaN or infinity
-(square roots, logarithms), uniform in [0.5, 1.5). Integers lie in [-8, 8), or [0, 16) when
-unsigned; an integer tensor that indexes another tensor stays inside that tensor.
-
-Outputs start as NaN (integers: all bytes 0x5A), so an element nobody wrote is seen.
-
-The expected outputs come from the unscheduled program built for the host. Its loops over
-output elements run in parallel and the last of them goes innermost, which leaves the order of
-every sum as it was: a fused multiply-add is all that can differ.
-
-Tolerance: an element passes if |got - want| <= t * (|want| + rms(want)), with
-t = eps * (32 + 2 * sqrt(K)), eps of the coarsest float dtype the program writes and K its
-longest reduction. Rounding errors of a K-term sum of random terms grow like 0.2 * eps *
-sqrt(K) of the sum's typical size, and the worst of a million elements is five times that. The
-constant leaves room for exp, tanh and erf, whose vector forms differ in the last bits.
-Half-precision dtypes take 4 in place of 32. Integers and booleans must be equal.
-"""
+"""The reference a candidate is compared with: inputs, expected outputs, tolerance."""
 
 from __future__ import annotations
 

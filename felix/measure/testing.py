@@ -1,8 +1,4 @@
-"""A measurer without processes, for tests and dry runs of everything that needs one.
-
-Reads a function from module to latency in us (or an error class); feeds the same consumers
-as a real pool.
-"""
+"""A measurer without processes, for tests and dry runs of everything that needs one."""
 
 from __future__ import annotations
 

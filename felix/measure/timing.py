@@ -21,8 +21,6 @@ error of its median is about `leader_error` or a maximum is reached.
 
 Bursts: what decides is timed in turns with its rivals, `burst()` after burst over seconds, so that
 a machine that drifts treats all alike; the median of all repeats counts.
-
-Reads a loaded library and tensors; feeds `running`. Times in us unless the name says s or ms.
 """
 
 from __future__ import annotations

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 _LAZY = {
     "Allocator": "felix.search.allocate",
-    "EvolutionarySearch": "felix.search.evolutionary",
-    "EvolutionOptions": "felix.search.evolutionary",
-    "GradientOptions": "felix.search.gradient",
-    "GradientSearch": "felix.search.gradient",
-    "RandomSearch": "felix.search.random_search",
-    "Search": "felix.search.types",
-    "Suggestion": "felix.search.types",
+    "EvolutionarySearch": "felix.search.strategies.evolutionary",
+    "EvolutionOptions": "felix.search.strategies.evolutionary",
+    "GradientOptions": "felix.search.strategies.gradient",
+    "GradientSearch": "felix.search.strategies.gradient",
+    "RandomSearch": "felix.search.strategies.random",
+    "Search": "felix.search.interface",
+    "Suggestion": "felix.search.interface",
 }
 
 if TYPE_CHECKING:
     from felix.search.allocate import Allocator
-    from felix.search.evolutionary import EvolutionarySearch, EvolutionOptions
-    from felix.search.gradient import GradientOptions, GradientSearch
-    from felix.search.random_search import RandomSearch
-    from felix.search.types import Search, Suggestion
+    from felix.search.interface import Search, Suggestion
+    from felix.search.strategies.evolutionary import EvolutionarySearch, EvolutionOptions
+    from felix.search.strategies.gradient import GradientOptions, GradientSearch
+    from felix.search.strategies.random import RandomSearch
 
 __all__ = ["Allocator", "EvolutionOptions", "EvolutionarySearch", "GradientOptions",
            "GradientSearch", "RandomSearch", "Search", "Suggestion"]  # fmt: skip

@@ -15,8 +15,6 @@ Every task gets one warm-up round first. A task without a legal result after `pa
 is dead, and one whose search returns nothing new for `patience` rounds is exhausted: neither is
 chosen again, so a run always ends. The original gives failing tasks a latency of 1e10, which
 makes them the most promising for ever, and loops endlessly on an empty candidate list.
-
-Reads nothing; feeds the round loop.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ problems it ended 0.10 nats above the best found, against 0.03 for the rule here
 
 *Bounds* are kept by projection, not by penalty: a tile size below 1 has no meaning, and all
 formulas stay in their domain. Adam's moments belong to one call: new seeds start fresh.
-
-Reads `space`, `search.scoring`, `objective`; feeds `search.gradient`.
 """
 
 from __future__ import annotations
@@ -33,8 +31,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from felix import events, objective, smoothing, space
-from felix.search import scoring, types
+from felix import events
+from felix.autodiff import program as autodiff_program
+from felix.autodiff import smoothing
+from felix.search import interface, scoring
+from felix.sketch import coordinates
 
 Array = NDArray[np.float64]
 
@@ -70,9 +71,9 @@ class Entry:
     """Seeds of one sketch under one structure."""
 
     sketch_index: int
-    structure: space.Structure
+    structure: coordinates.Structure
     #: legal decisions to start from, [n_seeds, n_variables]
-    starts: types.Decisions
+    starts: interface.Decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +91,22 @@ class Joint:
     """The merged formulas of several entries; depends on which, not on their seeds."""
 
     def __init__(
-        self, keys: Sequence[tuple[int, space.Structure]], scorer: scoring.Scorer
+        self, keys: Sequence[tuple[int, coordinates.Structure]], scorer: scoring.Scorer
     ) -> None:
         variants = [scorer.variant(*key) for key in keys]
         self.n_rows = max(v.n_rows for v in variants)
         self.n_features = scorer.sketches[keys[0][0]].formulas.n_features
         width = self.n_rows * self.n_features
-        both: list[objective.Program] = []
+        both: list[autodiff_program.Program] = []
         features: list[list[int | None]] = []
         self.constraint_entry: list[int] = []
         for number, variant in enumerate(variants):
             pair = [variant.program, variant.constraint_program]
-            both.append(objective.Program.merge(pair, share_symbols=True))
+            both.append(autodiff_program.Program.merge(pair, share_symbols=True))
             n_own = len(variant.program.outputs)
             features.append([*range(n_own), *([None] * (width - n_own))])
             self.constraint_entry += [number] * len(variant.constraint_program.outputs)
-        everything = objective.Program.merge(both)
+        everything = autodiff_program.Program.merge(both)
         # all features first (padded to the same rows), then all constraints
         order: list[int | None] = []
         tail: list[int | None] = []
@@ -114,11 +115,11 @@ class Joint:
             order += [None if i is None else first + i for i in own]
             tail += range(first + len(variant.program.outputs), first + len(program.outputs))
             first += len(program.outputs)
-        self.program = objective.Program.merge([everything], outputs=[[*order, *tail]])
+        self.program = autodiff_program.Program.merge([everything], outputs=[[*order, *tail]])
         self.n_entries = len(keys)
         self.n_feature_outputs = len(order)
-        self.space = space.Space.concatenate(
-            [space.Space.of(scorer.sketches[index].variables) for index, _ in keys]
+        self.space = coordinates.Space.concatenate(
+            [coordinates.Space.of(scorer.sketches[index].variables) for index, _ in keys]
         )
         self.spreader = torch.zeros(len(tail), self.n_entries, dtype=torch.float64)
         self.spreader[torch.arange(len(tail)), torch.tensor(self.constraint_entry).long()] = 1.0
@@ -135,7 +136,7 @@ class Descent:
         self.options = options
         #: how the last run went
         self.steps: list[events.DescentStep] = []
-        self._joints: dict[tuple[tuple[int, space.Structure], ...], Joint] = {}
+        self._joints: dict[tuple[tuple[int, coordinates.Structure], ...], Joint] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Visited]:
         """Descend from the starts of all entries; returns where they went, one an entry."""
@@ -158,7 +159,7 @@ class Descent:
             column += width
         return result
 
-    def _joint(self, keys: tuple[tuple[int, space.Structure], ...]) -> Joint:
+    def _joint(self, keys: tuple[tuple[int, coordinates.Structure], ...]) -> Joint:
         if keys not in self._joints:
             while len(self._joints) >= self.KEPT:
                 self._joints.pop(next(iter(self._joints)))
@@ -166,7 +167,7 @@ class Descent:
         return self._joints[keys]
 
     def _descend(
-        self, joint: Joint, starts: types.Decisions, mask: torch.Tensor
+        self, joint: Joint, starts: interface.Decisions, mask: torch.Tensor
     ) -> tuple[Array, Array]:
         """Recorded values [n_records, B, n_variables] and predictions [n_records, B, k]."""
         options, where = self.options, joint.space

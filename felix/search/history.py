@@ -2,8 +2,6 @@
 
 Keys carry the sketch index, live for the whole run, and are never mistaken for absent when the
 set is empty. A failed candidate is remembered as measured, without a latency.
-
-Reads `search.types`; feeds the searches, which store it in their checkpoints.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from felix import errors
-from felix.search import types
+from felix.search import interface
 
 #: Version of the stored form.
 FORMAT = 1
@@ -23,17 +21,17 @@ class History:
     """Measured and pending candidates of one task."""
 
     def __init__(self) -> None:
-        self.measured: dict[types.Key, float | None] = {}
-        self.pending: set[types.Key] = set()
+        self.measured: dict[interface.Key, float | None] = {}
+        self.pending: set[interface.Key] = set()
 
-    def __contains__(self, key: types.Key) -> bool:
+    def __contains__(self, key: interface.Key) -> bool:
         return key in self.measured or key in self.pending
 
-    def propose(self, suggestions: Sequence[types.Suggestion]) -> None:
+    def propose(self, suggestions: Sequence[interface.Suggestion]) -> None:
         """These are being measured now."""
         self.pending.update(s.key for s in suggestions)
 
-    def record(self, results: Sequence[tuple[types.Suggestion, types.Measured]]) -> None:
+    def record(self, results: Sequence[tuple[interface.Suggestion, interface.Measured]]) -> None:
         """These were measured; of several measurements of one candidate the best counts."""
         for suggestion, measurement in results:
             key = suggestion.key
@@ -44,7 +42,7 @@ class History:
                 continue
             self.measured[key] = latency_us
 
-    def best(self, n: int, sketch_index: int | None = None) -> list[types.Key]:
+    def best(self, n: int, sketch_index: int | None = None) -> list[interface.Key]:
         """The n fastest measured candidates (of one sketch), fastest first."""
         ranked = sorted(
             (latency_us, key)
@@ -77,7 +75,7 @@ class History:
         self.measured, self.pending = measured, pending
 
 
-def _key(sketch_index: Any, decisions: Any) -> types.Key:
+def _key(sketch_index: Any, decisions: Any) -> interface.Key:
     return int(sketch_index), tuple(int(value) for value in decisions)
 
 

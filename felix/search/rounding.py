@@ -7,8 +7,6 @@ the k best sums: exact, without enumerating the product.
 
 Every result is a legal perfect tiling with choices from their domains; other constraints
 (threads, memory) are for the caller to check exactly. Structural values are kept.
-
-Reads `space`, `search.factors`; feeds `search.gradient`.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from felix import space
-from felix.search import factors, types
+from felix.search import factorizations, interface
+from felix.sketch import coordinates
 
 Array = NDArray[np.float64]
 
@@ -27,19 +25,19 @@ Array = NDArray[np.float64]
 class Rounder:
     """Rounds the points of one sketch."""
 
-    def __init__(self, variables: Sequence[space.Variable]) -> None:
+    def __init__(self, variables: Sequence[coordinates.Variable]) -> None:
         self.variables = tuple(variables)
-        self.space = space.Space.of(variables)
-        self._tilings = space.tilings(variables)
-        self._finders: list[factors.Nearest] = []
+        self.space = coordinates.Space.of(variables)
+        self._tilings = coordinates.tilings(variables)
+        self._finders: list[factorizations.Nearest] = []
         for group in self._tilings:
             extent = self.variables[group[0]].extent
             assert extent is not None  # checked by Space.of
             domains = tuple(tuple(self.variables[i].domain) for i in group)
-            self._finders.append(factors.finder(domains, extent))
+            self._finders.append(factorizations.finder(domains, extent))
         self._choices = [i for i, v in enumerate(variables) if v.kind != "tile"]
 
-    def round(self, values: Array, k: int) -> tuple[types.Decisions, Array]:
+    def round(self, values: Array, k: int) -> tuple[interface.Decisions, Array]:
         """The k nearest legal decisions of each point.
 
         Args:

@@ -10,8 +10,6 @@ lists filtered apart.
 *Fingerprints* tell which candidates the model cannot tell apart: decisions of equal features.
 Equal programs are among them: a fetch is not vectorized unless its width divides the extent, so
 all other widths give the same one.
-
-Reads `search.types`, `search.build_cost`, `objective`; feeds the searches.
 """
 
 from __future__ import annotations
@@ -24,8 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from felix import errors, space
-from felix.search import build_cost, types
+from felix import errors
+from felix.search import build_time, interface
+from felix.sketch import coordinates
 
 Array = NDArray[np.float64]
 #: A constraint holds up to this much: they are logarithms of integer ratios, and rounding in
@@ -47,13 +46,13 @@ class Scores:
     """
 
     ln_latency: Array
-    build: build_cost.BuildCost
+    build: build_time.BuildCost
     fingerprints: NDArray[np.bytes_]
 
     @classmethod
     def blank(cls, n: int) -> Scores:
         """Of n illegal candidates."""
-        nothing = build_cost.BuildCost(np.zeros(n), np.zeros(n))
+        nothing = build_time.BuildCost(np.zeros(n), np.zeros(n))
         return cls(np.full(n, np.nan), nothing, np.zeros(n, FINGERPRINT))
 
     def put(self, rows: NDArray[np.intp], found: Scores) -> None:
@@ -68,18 +67,20 @@ class Scores:
 class Scorer:
     """Scores candidates of all sketches of a task with one cost model."""
 
-    sketches: Sequence[types.Sketch]
-    model: types.CostModel
+    sketches: Sequence[interface.Sketch]
+    model: interface.CostModel
     #: how many candidates the model has been asked about
     n_predictions: int = 0
     #: new structures of each sketch that this round may still compile; None: any number
     _allowance: list[int] | None = None
     #: structures admitted so far; stored with the search, so that a resumed one goes on alike
-    known: set[tuple[int, space.Structure]] = field(default_factory=set)
-    _variants: dict[tuple[int, space.Structure], types.Variant] = field(default_factory=dict)
+    known: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
+    _variants: dict[tuple[int, coordinates.Structure], interface.Variant] = field(
+        default_factory=dict
+    )
     #: structures that no program has, and those that TVM was seen to take
-    _impossible: set[tuple[int, space.Structure]] = field(default_factory=set)
-    _offered: set[tuple[int, space.Structure]] = field(default_factory=set)
+    _impossible: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
+    _offered: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
 
     def begin_round(self, n_new_structures: int | Sequence[int]) -> None:
         """Allow so many new structures of every sketch, or of each, until the next call."""
@@ -87,7 +88,7 @@ class Scorer:
             n_new_structures = [n_new_structures] * len(self.sketches)
         self._allowance = list(n_new_structures)
 
-    def admits(self, sketch_index: int, structure: space.Structure) -> bool:
+    def admits(self, sketch_index: int, structure: coordinates.Structure) -> bool:
         """Whether rows of a structure may be scored in this round."""
         if (sketch_index, structure) in self._impossible:
             return False
@@ -95,7 +96,7 @@ class Scorer:
             return True
         return self._allowance[sketch_index] > 0
 
-    def variant(self, sketch_index: int, structure: space.Structure) -> types.Variant:
+    def variant(self, sketch_index: int, structure: coordinates.Structure) -> interface.Variant:
         """The formulas of a sketch under a structure; compiled once."""
         key = (sketch_index, structure)
         if key not in self._variants:
@@ -106,13 +107,15 @@ class Scorer:
             self._variants[key] = formulas.variant(structure)
         return self._variants[key]
 
-    def features(self, sketch_index: int, structure: space.Structure, values: Array) -> Array:
+    def features(
+        self, sketch_index: int, structure: coordinates.Structure, values: Array
+    ) -> Array:
         """Exact features [n, n_rows, n_features] of decisions of one structure."""
         variant = self.variant(sketch_index, structure)
         n_features = self.sketches[sketch_index].formulas.n_features
         return variant.program.exact(values).reshape(len(values), variant.n_rows, n_features)
 
-    def legal(self, sketch_index: int, decisions: types.Decisions) -> NDArray[np.bool_]:
+    def legal(self, sketch_index: int, decisions: interface.Decisions) -> NDArray[np.bool_]:
         """Which decisions meet all constraints exactly, of structures admitted now."""
         result = np.zeros(len(decisions), bool)
         for structure, rows in self._by_structure(sketch_index, decisions):
@@ -130,7 +133,7 @@ class Scorer:
         return result
 
     def _is_offered(
-        self, sketch_index: int, structure: space.Structure, decisions: types.Decisions
+        self, sketch_index: int, structure: coordinates.Structure, decisions: interface.Decisions
     ) -> bool:
         """Whether TVM takes a structure, asked once with some of its legal decisions.
 
@@ -146,11 +149,11 @@ class Scorer:
         self._impossible.add(key)
         return False
 
-    def predict(self, sketch_index: int, decisions: types.Decisions) -> Array:
+    def predict(self, sketch_index: int, decisions: interface.Decisions) -> Array:
         """Predicted ln(latency_us) of each row of decisions, legal or not."""
         return self._scores(sketch_index, decisions).ln_latency
 
-    def score(self, sketch_index: int, decisions: types.Decisions) -> Scores:
+    def score(self, sketch_index: int, decisions: interface.Decisions) -> Scores:
         """Scores of the legal; the model never sees the others."""
         result = Scores.blank(len(decisions))
         legal = np.flatnonzero(self.legal(sketch_index, decisions))
@@ -158,7 +161,9 @@ class Scorer:
             result.put(legal, self._scores(sketch_index, decisions[legal]))
         return result
 
-    def fingerprints(self, sketch_index: int, decisions: types.Decisions) -> NDArray[np.bytes_]:
+    def fingerprints(
+        self, sketch_index: int, decisions: interface.Decisions
+    ) -> NDArray[np.bytes_]:
         """Those of decisions [n], as in their scores."""
         result = np.zeros(len(decisions), FINGERPRINT)
         for structure, rows in self._by_structure(sketch_index, decisions):
@@ -166,11 +171,11 @@ class Scorer:
             result[rows] = _fingerprints(self.features(sketch_index, structure, values))
         return result
 
-    def _scores(self, sketch_index: int, decisions: types.Decisions) -> Scores:
+    def _scores(self, sketch_index: int, decisions: interface.Decisions) -> Scores:
         result = Scores.blank(len(decisions))
         for structure, rows in self._by_structure(sketch_index, decisions):
             features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
-            build = build_cost.BuildCost.of(self.sketches[sketch_index], features)
+            build = build_time.BuildCost.of(self.sketches[sketch_index], features)
             result.put(rows, Scores(self._ask(features), build, _fingerprints(features)))
         return result
 
@@ -185,15 +190,15 @@ class Scorer:
         return torch.cat(answers).cpu().numpy()
 
     def _by_structure(
-        self, sketch_index: int, decisions: types.Decisions
-    ) -> Iterator[tuple[space.Structure, NDArray[np.intp]]]:
+        self, sketch_index: int, decisions: interface.Decisions
+    ) -> Iterator[tuple[coordinates.Structure, NDArray[np.intp]]]:
         """Row numbers of each structure among decisions, in order of first appearance."""
         variables = self.sketches[sketch_index].variables
         columns = [i for i, v in enumerate(variables) if v.structural]
         if not columns:
             yield (), np.arange(len(decisions))
             return
-        groups: dict[space.Structure, list[int]] = {}
+        groups: dict[coordinates.Structure, list[int]] = {}
         for row, values in enumerate(decisions[:, columns].tolist()):
             groups.setdefault(tuple(values), []).append(row)
         for structure, rows in groups.items():
@@ -212,7 +217,7 @@ def row_mask(rows: torch.Tensor) -> torch.Tensor:
     return (rows != 0).any(dim=-1).to(rows.dtype)
 
 
-def dtype_of(model: types.CostModel) -> torch.dtype:
+def dtype_of(model: interface.CostModel) -> torch.dtype:
     """The floating type a model computes in: its first parameter's, or float32."""
     if isinstance(model, torch.nn.Module):
         for parameter in model.parameters():
@@ -221,8 +226,8 @@ def dtype_of(model: types.CostModel) -> torch.dtype:
 
 
 def legal_samples(
-    sketch: types.Sketch, n: int, rng: np.random.Generator, max_structures: int
-) -> types.Decisions:
+    sketch: interface.Sketch, n: int, rng: np.random.Generator, max_structures: int
+) -> interface.Decisions:
     """n legal random decisions of at most so many structures, from a seed in TVM's range."""
     rows = sketch.sample(n, int(rng.integers(1, 2**31 - 1)), max_structures)
     return np.asarray(rows, np.int64).reshape(len(rows), len(sketch.variables))

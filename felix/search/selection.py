@@ -10,8 +10,6 @@ than a share of the picks while others have candidates, and the less the more of
 failed (some programs take LLVM longer than a builder allows); near copies of picks wait; a share
 is kept for neighbours of what measured best, and a share is drawn at random. Code that takes long
 to build must promise more.
-
-Reads `search.history`, `search.scoring`, `search.build_cost`; feeds the searches.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from enum import Enum
 
 import numpy as np
 
-from felix import space
-from felix.search import build_cost, history, scoring, types
+from felix.search import build_time, history, interface, scoring
+from felix.sketch import coordinates
 
 #: Sketch index and structure.
-Kind = tuple[int, space.Structure]
+Kind = tuple[int, coordinates.Structure]
 
 
 class Source(Enum):
@@ -44,7 +42,7 @@ class Candidate:
 
     sketch_index: int
     decisions: tuple[int, ...]
-    structure: space.Structure
+    structure: coordinates.Structure
     #: predicted ln(latency_us)
     score: float
     source: Source
@@ -52,15 +50,15 @@ class Candidate:
     price: float
 
     @property
-    def key(self) -> types.Key:
+    def key(self) -> interface.Key:
         """Identity of the candidate."""
         return self.sketch_index, self.decisions
 
-    def suggestion(self) -> types.Suggestion:
+    def suggestion(self) -> interface.Suggestion:
         """As a suggestion."""
         # a model far from its data may say anything; exp must not overflow
         predicted_us = math.exp(min(max(self.score, -50.0), 50.0))
-        return types.Suggestion(self.sketch_index, self.decisions, predicted_us)
+        return interface.Suggestion(self.sketch_index, self.decisions, predicted_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +91,9 @@ class Pool:
     options: SelectionOptions = field(default_factory=SelectionOptions)
     #: fingerprints of what was proposed before, and of the candidates
     seen: set[bytes] = field(default_factory=set)
-    candidates: dict[types.Key, Candidate] = field(default_factory=dict)
+    candidates: dict[interface.Key, Candidate] = field(default_factory=dict)
     #: copies of what was seen, and what takes too long to build
-    reserve: dict[types.Key, Candidate] = field(default_factory=dict)
+    reserve: dict[interface.Key, Candidate] = field(default_factory=dict)
     #: rows offered, of which new (each once), of which legal
     n_offered: int = 0
     n_new: int = 0
@@ -119,7 +117,7 @@ class Pool:
         self, sketch_index: int, decisions_list: Sequence[tuple[int, ...]], source: Source
     ) -> None:
         scores = self.scorer.score(sketch_index, np.asarray(decisions_list, np.int64))
-        statements = scores.build.statements / build_cost.FREE_STATEMENTS
+        statements = scores.build.statements / build_time.FREE_STATEMENTS
         prices = scores.ln_latency + self.options.build_weight * np.log1p(statements)
         is_long = scores.build.compile_s > self.options.max_compile_s
         variables = self.scorer.sketches[sketch_index].variables
@@ -131,7 +129,7 @@ class Pool:
             (self.reserve if is_spare else self.candidates)[(sketch_index, decisions)] = Candidate(
                 sketch_index,
                 decisions,
-                space.structure(variables, decisions),
+                coordinates.structure(variables, decisions),
                 float(scores.ln_latency[row]),
                 source,
                 float(prices[row]),
@@ -146,7 +144,7 @@ class Pool:
         counts: dict[Kind, list[int]] = {}
         for (index, decisions), latency_us in self.past.measured.items():
             variables = self.scorer.sketches[index].variables
-            count = counts.setdefault((index, space.structure(variables, decisions)), [0, 0])
+            count = counts.setdefault((index, coordinates.structure(variables, decisions)), [0, 0])
             count[0] += latency_us is None
             count[1] += 1
         return {kind: failed / (n + 1) for kind, (failed, n) in counts.items() if failed}
@@ -164,7 +162,7 @@ def select(
     limit = max(1, math.ceil(options.structure_share * n_greedy))
     limits = {k: math.ceil(limit * (1 - share)) for k, share in pool.failures().items()}
     near = [c for c in ranked if c.source is Source.NEIGHBOUR]
-    chosen: dict[types.Key, Candidate] = {}
+    chosen: dict[interface.Key, Candidate] = {}
     taken: dict[Kind, int] = {}
 
     def take(candidates: list[Candidate], upto: int, capped: bool) -> None:
@@ -195,7 +193,7 @@ def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _crowded(
-    candidate: Candidate, chosen: dict[types.Key, Candidate], options: SelectionOptions
+    candidate: Candidate, chosen: dict[interface.Key, Candidate], options: SelectionOptions
 ) -> bool:
     """Whether enough picks of the same sketch are one move away."""
     near = 0

@@ -2,8 +2,7 @@
 
 Rules of PlanAndUpdateBufferAllocationLocation (the lowest loop around all accesses, raised above
 reduction loops, outside of any kernel for global buffers) and CompactBufferAllocation (the hull
-of the accesses inside that loop; all threads of a block for shared memory). Reads
-`symbolic.regions`; feeds `symbolic.legality` and `felix.features`.
+of the accesses inside that loop; all threads of a block for shared memory).
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 sympy's own `floor`, `Mod`, `Min`, `Piecewise` try hard to simplify on construction, which costs
 milliseconds per node on the expressions met here. The functions below fold constants and the
 identities that hold for positive integers, and otherwise stay inert. Conditions are numbers, 0
-or 1, so that every operator is a real function with one smooth twin (`felix.smoothing`).
+or 1, so that every operator is a real function with one smooth twin (`felix.autodiff.smoothing`).
 
 Notation: all decision variables are positive integers; `a`, `b` are integer-valued expressions,
-`b` > 0 wherever it divides. Reads nothing; feeds `symbolic`, `features`, `smoothing`.
+`b` > 0 wherever it divides.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Select(_Picked):
         return b if condition is ZERO else None
 
 
-#: Every operator above; `felix.smoothing` has one rule for each and a test that says so.
+#: Every operator above; `felix.autodiff.smoothing` has one rule for each and a test that says so.
 OPERATORS: tuple[type[Any], ...] = (
     FloorDiv, CeilDiv, FloorMod, Minimum, Maximum, Absolute, Floor, Ceiling,
     Less, LessEqual, Equal, And, Or, Not, Select,

@@ -2,8 +2,7 @@
 
 `parse` turns a TVM trace into plain instructions once; `interpret` runs them, with a value for
 each sampling instruction: numbers give a concrete program, symbols a symbolic one. Compute
-locations are always numbers, for they choose the structure. Reads the `*_rules` modules;
-feeds `symbolic.postprocs`, `felix.sketch`.
+locations are always numbers, for they choose the structure.
 """
 
 from __future__ import annotations
@@ -13,16 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import (
-    cache_rules,
-    inline_rules,
-    ir,
-    loop_rules,
-    placement_rules,
-    reduction_rules,
-    scalar,
-    usage,
-)
+from felix.symbolic import ir, scalar, usage
+from felix.symbolic.instructions import caching, inlining, loop_transforms, placement, reduction
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
 INLINE, ROOT = -2, -1
@@ -197,15 +188,15 @@ def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
 def _split(state: State, inst: Instruction) -> list[Any]:
     loop = state.get(inst.inputs[0])
     factors = [state.get(x) for x in inst.inputs[1:]]
-    return list(loop_rules.split(state.program, loop, factors))
+    return list(loop_transforms.split(state.program, loop, factors))
 
 
 def _fuse(state: State, inst: Instruction) -> list[Any]:
-    return [loop_rules.fuse([state.get(x) for x in inst.inputs])]
+    return [loop_transforms.fuse([state.get(x) for x in inst.inputs])]
 
 
 def _reorder(state: State, inst: Instruction) -> list[Any]:
-    loop_rules.reorder(state.program, [state.get(x) for x in inst.inputs])
+    loop_transforms.reorder(state.program, [state.get(x) for x in inst.inputs])
     return []
 
 
@@ -242,48 +233,48 @@ def _cache_read(state: State, inst: Instruction) -> list[Any]:
     block = state.get(inst.inputs[0])
     readers = [state.get(x) for x in inst.inputs[1]] if len(inst.inputs) > 1 else []
     index, scope = inst.attrs[0], inst.attrs[1]
-    return [cache_rules.cache_read(state.program, block, index, scope, readers)]
+    return [caching.cache_read(state.program, block, index, scope, readers)]
 
 
 def _cache_write(state: State, inst: Instruction) -> list[Any]:
     block = state.get(inst.inputs[0])
-    return [cache_rules.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
+    return [caching.cache_write(state.program, block, inst.attrs[0], inst.attrs[1])]
 
 
 def _compute_at(reverse: bool) -> Callable[[State, Instruction], list[Any]]:
     def handler(state: State, inst: Instruction) -> list[Any]:
         block, loop = (state.get(x) for x in inst.inputs)
         if loop == INLINE:
-            inline_rules.compute_inline(state.program, block)
+            inlining.compute_inline(state.program, block)
         elif loop != ROOT:
-            placement_rules.compute_at(state.program, block, loop, reverse)
+            placement.compute_at(state.program, block, loop, reverse)
         return []
 
     return handler
 
 
 def _compute_inline(state: State, inst: Instruction) -> list[Any]:
-    inline_rules.compute_inline(state.program, state.get(inst.inputs[0]))
+    inlining.compute_inline(state.program, state.get(inst.inputs[0]))
     return []
 
 
 def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
-    inline_rules.reverse_compute_inline(state.program, state.get(inst.inputs[0]))
+    inlining.reverse_compute_inline(state.program, state.get(inst.inputs[0]))
     return []
 
 
 def _set_scope(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
-    cache_rules.set_scope(state.program, block.store.target.buffer, inst.attrs[1])
+    caching.set_scope(state.program, block.store.target.buffer, inst.attrs[1])
     return []
 
 
 def _rfactor(state: State, inst: Instruction) -> list[Any]:
-    return [reduction_rules.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
+    return [reduction.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
 
 
 def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
-    return [loop_rules.add_unit_loop(state.program, state.get(inst.inputs[0]))]
+    return [loop_transforms.add_unit_loop(state.program, state.get(inst.inputs[0]))]
 
 
 #: Instruction name -> what it does; the whole vocabulary of the default design spaces.

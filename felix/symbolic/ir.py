@@ -9,8 +9,6 @@ Notation
             extent is the product of their extents. Fusing concatenates digits.
     affine  sum of (coefficient x digit) + constant: how a block iterator is bound to loops.
     iter    block iterator, a sympy symbol; buffer indices are expressions in iters.
-
-Reads `symbolic.expr`; feeds every other module of `felix.symbolic`.
 """
 
 from __future__ import annotations

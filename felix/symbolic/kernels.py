@@ -1,7 +1,7 @@
 """Kernels of a program and what each launches: grid, threads, memory; and the limits on them.
 
 A kernel is a tree of the root block: on a GPU one launch, on a CPU one parallel region or serial
-nest. Legality mirrors VerifyGPUCode. Reads `symbolic.allocation`; feeds `felix.features`.
+nest. Legality mirrors VerifyGPUCode.
 """
 
 from __future__ import annotations

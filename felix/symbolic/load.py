@@ -1,7 +1,7 @@
 """From a TVM PrimFunc to the symbolic program's form, before any schedule instruction.
 
 Reads a PrimFunc whose root block holds loop nests over single-store blocks, as `te` and the
-front ends produce. Feeds `symbolic.interpret`. Nothing is simplified: the value tree keeps the
+front ends produce. Nothing is simplified: the value tree keeps the
 operations TVM will execute, so that counting nodes counts operations.
 """
 

@@ -7,7 +7,7 @@ parallel and the vectorized loop but marked with the condition that they end up 
 described in one way; and the vector width of a fetch may be an expression.
 
 Rules of RewriteCooperativeFetch, RewriteUnboundBlock, RewriteParallelVectorizeUnroll and
-RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`. Reads `symbolic.interpret`.
+RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import dataclasses
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, loop_rules, reduction_rules, regions, scalar, usage
+from felix.symbolic import ir, regions, scalar, usage
+from felix.symbolic.instructions import loop_transforms, reduction
 from felix.symbolic.ir import Affine, Block, Loop, Program, Scalar
 
 FETCH = "meta_schedule.cooperative_fetch"
@@ -43,7 +44,7 @@ def apply(
         cooperative_fetch(program)
         bind_unbound(program, max_threads_per_block)
     parallel_vectorize_unroll(program, rewrite)
-    reduction_rules.decompose_reductions(program)
+    reduction.decompose_reductions(program)
 
 
 # ---------------------------------------------------------------- cooperative fetch
@@ -64,7 +65,7 @@ def cooperative_fetch(program: Program) -> None:
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):
             factors.append(lanes)
-        parts = loop_rules.split(program, fused, factors)
+        parts = loop_transforms.split(program, fused, factors)
         parts[1].kind, parts[1].thread = "thread", "threadIdx.x"
         if len(parts) == 3:
             parts[2].kind = "vectorized"
@@ -109,7 +110,7 @@ def _bind_block(
     while n_spatial < len(loops) and _static(usage.is_data_parallel(loops[n_spatial])):
         n_spatial += 1
     if n_spatial == 0:
-        unit = loop_rules.add_unit_loop(program, loops[0] if loops else block)
+        unit = loop_transforms.add_unit_loop(program, loops[0] if loops else block)
         loops = [unit, *loops]
         n_spatial = 1
     n_single = len(loops)
@@ -120,18 +121,18 @@ def _bind_block(
             n_single = min(n_single, i + 1)
     threads = [i for i, lp in enumerate(loops) if (lp.thread or "").startswith("threadIdx")]
     if threads:
-        fused = loop_rules.fuse(loops[: min(n_single, threads[0], n_spatial)])
+        fused = loop_transforms.fuse(loops[: min(n_single, threads[0], n_spatial)])
         fused.kind, fused.thread = "thread", "blockIdx.x"
         return
-    fused = loop_rules.fuse(loops[: min(n_single, n_spatial)])
+    fused = loop_transforms.fuse(loops[: min(n_single, n_spatial)])
     extent = fused.extent
     if not isinstance(extent, int):
         raise UnsupportedSchedule("an unbound block with tiled loops")
     if extent <= max_blocks * max_threads:
-        grid, thread = loop_rules.split(program, fused, [None, min(extent, max_threads)])
+        grid, thread = loop_transforms.split(program, fused, [None, min(extent, max_threads)])
     else:
-        rest, grid, thread = loop_rules.split(program, fused, [None, max_blocks, max_threads])
-        loop_rules.reorder(program, [grid, thread, rest])
+        rest, grid, thread = loop_transforms.split(program, fused, [None, max_blocks, max_threads])
+        loop_transforms.reorder(program, [grid, thread, rest])
     grid.kind, grid.thread = "thread", "blockIdx.x"
     thread.kind, thread.thread = "thread", "threadIdx.x"
 
@@ -204,17 +205,17 @@ def _parallelize(
 
 def _rewrite(loops: list[Loop], n_parallel: int, n_vector: int) -> Loop:
     if n_parallel:
-        fused = loop_rules.fuse(loops[:n_parallel])
+        fused = loop_transforms.fuse(loops[:n_parallel])
         fused.kind, fused.parallel = "parallel", 1
     if n_vector:
-        fused = loop_rules.fuse(loops[-n_vector:])
+        fused = loop_transforms.fuse(loops[-n_vector:])
         fused.kind, fused.vector = "vectorized", 1
     return loops[0]
 
 
 def _fuse_split(program: Program, loops: list[Loop], lanes: int) -> Loop:
-    fused = loop_rules.fuse(loops)
-    outer, inner = loop_rules.split(program, fused, [None, lanes])
+    fused = loop_transforms.fuse(loops)
+    outer, inner = loop_transforms.split(program, fused, [None, lanes])
     outer.kind, outer.parallel = "parallel", 1
     inner.kind, inner.vector = "vectorized", 1
     return outer

@@ -2,7 +2,7 @@
 
 A region dimension is an `Interval`: a minimum (affine in the digits outside) and an extent. All
 rules are those of TVM's ComputeAt (interval arithmetic over relaxed loops, one dimension at a
-time). Reads `symbolic.ir`; feeds `symbolic.placement_rules` and `symbolic.allocation`.
+time).
 """
 
 from __future__ import annotations

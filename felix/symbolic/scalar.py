@@ -1,7 +1,6 @@
 """Arithmetic on scalars that are Python ints or sympy expressions alike.
 
 With ints the result is an int, so a program whose variables have values stays concrete.
-Feeds the instruction and postprocessor interpreters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which loops a binding mentions, and whether a loop is data parallel, as TVM would find.
 
-Both are conditions (0/1 scalars): a unit loop that was fused is no longer mentioned. Reads
-`symbolic.ir`; feeds the rules, the postprocessors, allocation and the features.
+Both are conditions (0/1 scalars): a unit loop that was fused is no longer mentioned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run to and from its checkpoint: what `felix.session` stores after each round.
+"""A run to and from its checkpoint: what `felix.tuning.session` stores after each round.
 
 The state holds the searches, the allocation, the model and the time spent. Records are stored
 apart, as they come; those that the state does not know yet are replayed.

@@ -1,7 +1,4 @@
-"""Options of a tuning run, and the choice of a search strategy by name.
-
-Reads `felix.search`; feeds `felix.tune`. Loading this module loads neither TVM nor torch.
-"""
+"""Options of a tuning run, and the choice of a search strategy by name."""
 
 from __future__ import annotations
 
@@ -10,23 +7,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors
-from felix.measure import gate, protocol
-from felix.search import allocate
-from felix.tuning import strategies
+from felix.measure import protocol
+from felix.measure.pool import rwlock
+from felix.search import allocate, strategies
 
 if TYPE_CHECKING:
-    from costmodel.correction import CorrectionOptions
-    from costmodel.finetune import FineTuneOptions
-    from felix import session
-    from felix.search import EvolutionOptions, GradientOptions, types
+    from costmodel.online.finetune import FineTuneOptions
+    from costmodel.online.gaussian_process import CorrectionOptions
+    from felix.search import EvolutionOptions, GradientOptions, interface
     from felix.task import Task
+    from felix.tuning import session
 
 
 class Pool(Protocol):
-    """Where candidates of all tasks are measured (`felix.measure.local.LocalPool`)."""
+    """Where candidates of all tasks are measured (`felix.measure.pool.local.LocalPool`)."""
 
     @property
-    def gate(self) -> gate.Gate:
+    def gate(self) -> rwlock.Gate:
         """Held shared while the tuner computes; timing holds it exclusively."""
         ...
 
@@ -105,7 +102,7 @@ class Budget:
 
 
 def make_search(
-    strategy: str, sketches: Sequence[types.Sketch], model: Any, options: Any, seed: int
+    strategy: str, sketches: Sequence[interface.Sketch], model: Any, options: Any, seed: int
 ) -> Any:
     """The search of a strategy; `model` is ignored where it ranks nothing."""
     from felix import search
@@ -118,8 +115,8 @@ def make_search(
         case "random":
             return search.RandomSearch(sketches, seed)
         case "tvm-evolutionary" | "tvm-xgb":
-            from felix import baselines
+            from felix.metaschedule import tvm_search
 
             own = None if strategy in strategies.WITHOUT_MODEL else model
-            return baselines.TVMEvolutionarySearch(sketches, own, options, seed)  # type: ignore
+            return tvm_search.TVMEvolutionarySearch(sketches, own, options, seed)  # type: ignore
     raise errors.TuningError(f"unknown strategy {strategy!r}")

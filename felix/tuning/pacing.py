@@ -3,8 +3,6 @@
 `Pacer` holds the measuring pool's gate in shared mode while the tuner computes, and lets a
 waiting kernel be timed first at every call of the cost model (about every 10 ms). `Breakdown`
 adds up wall seconds of the tuner's thread; its parts do not overlap and sum to nearly all.
-
-Reads `felix.measure.gate`; feeds `felix.tune` and the report.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from felix.measure import gate
+from felix.measure.pool import rwlock
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,7 +71,7 @@ class Pacer:
 
     def __init__(
         self,
-        shared_gate: gate.Gate,
+        shared_gate: rwlock.Gate,
         breakdown: Breakdown,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:

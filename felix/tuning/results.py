@@ -1,7 +1,6 @@
 """What tuning gives: `TuneResult` of one task, `NetworkResult` of several.
 
 Latencies in microseconds, durations in seconds; a curve holds (trial, elapsed_s, best_us).
-Reads records and sketches; feeds callers, `felix.artifact` and `felix.report`.
 """
 
 from __future__ import annotations
@@ -123,10 +122,10 @@ class TuneResult:
             OutputError: the folder cannot be written.
             TuningError: there is no best schedule.
         """
-        from felix import artifact
+        from felix.artifact import export as artifact_export
 
         self.best  # noqa: B018  (raises before anything is written)
-        return artifact.export(self, folder)
+        return artifact_export.export(self, folder)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 Candidates fly until they are measured, and land in any order: one slow build holds up nobody. A
 measurer that answers the same in the same order gives the same run.
-
-Reads all of `felix.tuning`, `felix.session`; feeds `felix.tune`.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from felix import events, records
 from felix.measure import protocol
-from felix.search import allocate, types
-from felix.tuning import checkpoint, jobs, pacing, results, setup, strategies
+from felix.search import allocate, interface, strategies
+from felix.tuning import checkpoint, pacing, results, setup, task_run
 from felix.tuning import options as options_module
 
 if TYPE_CHECKING:
     from felix.task import Task
-    from felix.tuning import learning
+    from felix.tuning import online_model
 
 OnEvent = Callable[[events.Event], None]
 
@@ -46,7 +44,7 @@ class Run:
         tasks: Sequence[Task],
         budget: options_module.Budget,
         options: options_module.TuneOptions,
-        model: learning.ModelLike,
+        model: online_model.ModelLike,
         out: pathlib.Path | None,
         resume: bool,
         on_event: OnEvent | None,
@@ -56,8 +54,8 @@ class Run:
         self.breakdown = pacing.Breakdown()
         self.started_s = time.monotonic()
         self.before_s = 0.0
-        self.flights: list[jobs.Flight] = []
-        self.fresh: list[tuple[jobs.Job, types.Suggestion, protocol.Measurement]] = []
+        self.flights: list[task_run.Flight] = []
+        self.fresh: list[tuple[task_run.Job, interface.Suggestion, protocol.Measurement]] = []
         with contextlib.ExitStack() as stack:
             self.session = setup.open_session(tasks, budget, out, resume, options.journal)
             if self.session is not None:
@@ -66,7 +64,7 @@ class Run:
             stack.callback(pool.close)
             stack.enter_context(setup.torch_threads(options.torch_threads))
             self.pacer = pacing.Pacer(pool.gate, self.breakdown, options.should_stop)
-            self.jobs = [jobs.Job(i, t, pool.for_task(t)) for i, t in enumerate(tasks)]
+            self.jobs = [task_run.Job(i, t, pool.for_task(t)) for i, t in enumerate(tasks)]
             weights, floors = [t.weight for t in tasks], [setup.floor_us(t) for t in tasks]
             self.allocator = allocate.Allocator(weights, floors, options.allocation)
             self.learner = self._learner(model, tasks[0])
@@ -110,7 +108,7 @@ class Run:
             return "seconds"
         return "converged" if setup.has_converged(self.allocator, self.options) else None
 
-    def next_job(self) -> jobs.Job | None:
+    def next_job(self) -> task_run.Job | None:
         """The task of the next round, opened; None if no task can improve."""
         index = self.allocator.next()
         if index is None:
@@ -120,7 +118,7 @@ class Run:
             self.open(job)
         return job
 
-    def search(self, job: jobs.Job) -> list[types.Suggestion]:
+    def search(self, job: task_run.Job) -> list[interface.Suggestion]:
         """Choose the candidates of a round."""
         budget, n = self.budget, self.options.round_size
         if not job.n_rounds:
@@ -132,10 +130,10 @@ class Run:
         with self.pacer.computing("search"):
             if self.learner is not None:
                 job.search.model = self.learner.copy_for(job.index)
-            found: list[types.Suggestion] = job.search.suggest(n)
+            found: list[interface.Suggestion] = job.search.suggest(n)
         return found
 
-    def submit(self, job: jobs.Job, suggestions: Sequence[types.Suggestion]) -> int:
+    def submit(self, job: task_run.Job, suggestions: Sequence[interface.Suggestion]) -> int:
         """Make the schedules and send them to be measured; how many were sent."""
         made = job.schedules(suggestions, self.pacer)
         predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
@@ -152,7 +150,7 @@ class Run:
             )
         )
         for suggestion, mod in made:
-            flight = jobs.Flight(job, suggestion, job.measurer.submit(mod), job.n_rounds)
+            flight = task_run.Flight(job, suggestion, job.measurer.submit(mod), job.n_rounds)
             flight.future.add_done_callback(self._stamp(flight))
             self.flights.append(flight)
         return len(made)
@@ -174,7 +172,7 @@ class Run:
             job.recent_us = None
         return bool(late)
 
-    def end_round(self, job: jobs.Job, n_candidates: int) -> None:
+    def end_round(self, job: task_run.Job, n_candidates: int) -> None:
         """Tell the allocator what the round gave so far; late results count to the next one."""
         self.allocator.record(job.index, job.recent_us, n_candidates)
         job.recent_us = None
@@ -234,7 +232,7 @@ class Run:
             )
         )
 
-    def keep_repeat(self, job: jobs.Job, record: records.Record) -> None:
+    def keep_repeat(self, job: task_run.Job, record: records.Record) -> None:
         """Write down a measurement of the finals; nothing learns from it."""
         if self.session is not None:
             self.session.append(record)
@@ -265,18 +263,18 @@ class Run:
             breakdown=self.breakdown,
         )
 
-    def _learner(self, model: learning.ModelLike, task: Task) -> learning.Learner | None:
+    def _learner(self, model: online_model.ModelLike, task: Task) -> online_model.Learner | None:
         if self.budget.strategy in strategies.WITHOUT_MODEL:
             return None
-        from felix.tuning import learning
+        from felix.tuning import online_model
 
         options = self.options
-        return learning.Learner(
+        return online_model.Learner(
             model, task.target, self.budget.seed, self.pacer.breathe, options.learning,
             options.learn,
         )  # fmt: skip
 
-    def open(self, job: jobs.Job, is_resumed: bool = False) -> None:
+    def open(self, job: task_run.Job, is_resumed: bool = False) -> None:
         if self.options.baseline and not is_resumed:
             job.pending_baseline = job.measurer.submit(job.task.mod)
         before = self.breakdown.extract_s
@@ -295,7 +293,7 @@ class Run:
             )
         )
 
-    def _landed(self) -> jobs.Flight:
+    def _landed(self) -> task_run.Flight:
         """The oldest candidate that is measured, or cancelled because time is up; waits for it."""
         start = time.perf_counter()
         while (landed := next((f for f in self.flights if f.future.done()), None)) is None:
@@ -317,7 +315,7 @@ class Run:
         self.breakdown.add("build_wait", waited - running)
         return landed
 
-    def _keep(self, flight: jobs.Flight, measurement: protocol.Measurement) -> None:
+    def _keep(self, flight: task_run.Flight, measurement: protocol.Measurement) -> None:
         """Write a measurement down, then let everything know it."""
         job, suggestion = flight.job, flight.suggestion
         sketch = job.sketches[suggestion.sketch_index]
@@ -373,7 +371,7 @@ class Run:
                 )
             )
 
-    def _stamp(self, flight: jobs.Flight) -> Callable[[Any], None]:
+    def _stamp(self, flight: task_run.Flight) -> Callable[[Any], None]:
         def stamp(_: Any) -> None:
             flight.done_s = self.elapsed_s
 

@@ -1,7 +1,4 @@
-"""Parts of a run that need no run: pool, session, floors of latency, convergence.
-
-Reads `felix.session`, `felix.target`; feeds `felix.tuning.run`.
-"""
+"""Parts of a run that need no run: pool, session, floors of latency, convergence."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from felix import errors, records, session, target
+from felix import errors, records, target
 from felix.search import allocate
 from felix.tuning import options as options_module
+from felix.tuning import session
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 def local_pool(task: Task) -> options_module.Pool:
     """Measuring processes on this machine."""
-    from felix.measure import local
+    from felix.measure.pool import local
 
     return local.LocalPool(task)
 

@@ -11,7 +11,7 @@ function's signature and the rest by name; nothing else needs quoting in a shell
     elementwise:32x64,ops=mul@1+relu
 
 Lists of integers are joined by `x` (or `+`), lists of names by `+`; booleans are true or false;
-an empty value is an empty list. Reads the operator modules; feeds the command line.
+an empty value is an empty list.
 """
 
 from __future__ import annotations

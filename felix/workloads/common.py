@@ -3,7 +3,6 @@
 Notation: an *extent* is a positive integer; te tensors are built with int64 dimensions, so an
 index never overflows (`felix.task` narrows them to int32 where that is safe).
 dtype is the type of inputs and outputs; float16 sums are accumulated in float32 (`wide`).
-Reads nothing; feeds the operator modules and `felix.workloads.catalogue`.
 """
 
 from __future__ import annotations

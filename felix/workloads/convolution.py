@@ -5,7 +5,6 @@ output channels) or channels first ("NCW", "NCHW", "NCDHW"; kernel output channe
 channels per group, spatial axes).
 These are the kernel orders of TensorFlow and of PyTorch. Padding is symmetric.
 Output extent of an axis: (extent + 2·padding - dilation·(kernel - 1) - 1) // stride + 1.
-Reads `common`; feeds `catalogue`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Matrix multiplication, plain or batched, with epilogues.
 
-Notation: C[m, n] = Σ_k A[m, k] · B[k, n]. Reads `common`; feeds `catalogue`.
+Notation: C[m, n] = Σ_k A[m, k] · B[k, n].
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A stage is a unary name ("relu") or a binary name ("add"), which takes one more input tensor of
 the full shape; "add@1" makes that input vary over axis 1 only (the other axes have extent 1, as
-in numpy's rules), "add@0.2" over axes 0 and 2, "add@" over none. Reads `common`; feeds
-`catalogue`.
+in numpy's rules), "add@0.2" over axes 0 and 2, "add@" over none.
 """
 
 from __future__ import annotations

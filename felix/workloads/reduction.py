@@ -1,8 +1,7 @@
 """Reductions, pooling, softmax and normalisations.
 
 `shape` is the input shape; `axes` may be negative. Variances are two-pass (mean first, then the
-mean of squared differences), so a large mean does not cancel. Reads `common`, `convolution`
-(windows and layouts); feeds `catalogue`.
+mean of squared differences), so a large mean does not cancel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Small instances of every operator and variant, for checks that must cover them all.
 
 Each is a few thousand to a few hundred thousand float operations, with the extents that break
-things: 1, primes, 197, strides, dilation, groups, reductions over every position. Feeds the
-tests of the symbolic program and features, and `felix features --check`.
+things: 1, primes, 197, strides, dilation, groups, reductions over every position.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 The input cells are spread `stride` apart with zeros between, and that image is correlated with
 the flipped kernel, so the program also multiplies the zeros (its FLOPs count them).
 Kernel layouts: NHWC: [kh, kw, ci, co]; NCHW: [ci, co, kh, kw] (PyTorch's).
-Reads `common`, `convolution` (windows and layouts); feeds `catalogue`.
 """
 
 from __future__ import annotations

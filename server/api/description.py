@@ -1,7 +1,4 @@
-"""The OpenAPI document: FastAPI's, with our problem details and an example of every answer.
-
-Reads routes and `server.api.examples`; feeds `/v1/openapi.json`.
-"""
+"""The OpenAPI document: FastAPI's, with our problem details and an example of every answer."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Any
 import fastapi
 from fastapi.openapi import utils as openapi
 
-from server import web_problems
 from server.api import examples
+from server.web import problems as web_problems
 
 TEXT = """\
 Submit tensor programs, watch their tuning converge, download the schedules.

@@ -1,7 +1,4 @@
-"""`/v1/devices` and `/v1/workers`: what measures, and who.
-
-Reads `server.store.workers`; feeds the devices page and the form.
-"""
+"""`/v1/devices` and `/v1/workers`: what measures, and who."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ from typing import Annotated, Any
 
 import fastapi
 
-from server import auth
-from server.api import context, shapes
 from server.store import rows, workers
+from server.web import auth, dependencies, responses
 
 router = fastapi.APIRouter(prefix="/v1", tags=["devices"])
 
@@ -23,26 +19,28 @@ STALE_LEASES = 1.0
 @router.get("/workers")
 def tuners(
     caller: auth.Reader,
-    services: context.Needed,
+    services: dependencies.Needed,
     alive: Annotated[bool | None, fastapi.Query(description="only these")] = None,
-) -> shapes.Listed[shapes.Worker]:
+) -> responses.Listed[responses.Worker]:
     """Tuners, newest first."""
     found = [w for w in _workers(services) if alive is None or w.is_alive is alive]
-    return shapes.Listed(items=[shapes.Worker.model_validate(one) for one in found])
+    return responses.Listed(items=[responses.Worker.model_validate(one) for one in found])
 
 
 @router.get("/devices")
-def devices(caller: auth.Reader, services: context.Needed) -> shapes.Listed[shapes.Device]:
+def devices(
+    caller: auth.Reader, services: dependencies.Needed
+) -> responses.Listed[responses.Device]:
     """The devices that tuners have or had, by kind and name."""
-    return shapes.Listed(items=grouped(_workers(services)))
+    return responses.Listed(items=grouped(_workers(services)))
 
 
-def _workers(services: context.Services) -> list[rows.Worker]:
+def _workers(services: dependencies.Services) -> list[rows.Worker]:
     with services.db.read() as tx:
         return workers.every(tx, STALE_LEASES * services.settings.lease_s)
 
 
-def grouped(found: Iterable[rows.Worker]) -> list[shapes.Device]:
+def grouped(found: Iterable[rows.Worker]) -> list[responses.Device]:
     """The devices of tuners, by kind and name."""
     kept: dict[tuple[str, str], tuple[dict[str, Any], list[rows.Worker]]] = {}
     for worker in found:
@@ -50,7 +48,7 @@ def grouped(found: Iterable[rows.Worker]) -> list[shapes.Device]:
             exact = (str(device["kind"]), str(device["target_keys"][-1]))
             kept.setdefault(exact, (device, []))[1].append(worker)
     return [
-        shapes.Device(
+        responses.Device(
             **{name: device[name] for name in ("name", "kind", "target_keys", "target",
                                                "hardware", "model")},
             n_tuners_alive=sum(worker.is_alive for worker in its),

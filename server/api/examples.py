@@ -1,7 +1,6 @@
 """What each route answers, by example: one job and what belongs to it.
 
-Made of the shapes themselves, so an example cannot disagree with its model. Reads shapes; feeds
-the OpenAPI document.
+Made of the shapes themselves, so an example cannot disagree with its model.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import pydantic
 
 from server import states
-from server.api import shapes
+from server.web import responses
 
 _AT = datetime.datetime(2026, 11, 21, 22, 53, 28, tzinfo=datetime.UTC)
 _ENDED = _AT + datetime.timedelta(seconds=18)
@@ -21,7 +20,7 @@ _SHA256 = "37a3d4a69dfef233" * 4
 _DEVICE = "llvm/emeraldrapids/emeraldrapids-2"
 _VERSIONS = {"felix": "0.1.0", "apache-tvm": "0.27.0.post1"}
 
-JOB = shapes.Job(
+JOB = responses.Job(
     id=7, name="gemm 512", note="", tags=["nightly"], state=states.State.SUCCEEDED, priority=0,
     kind="operator", op="gemm", workload={"params": {"m": 512, "n": 512, "k": 512}},
     target="llvm", target_key=_DEVICE,
@@ -42,70 +41,70 @@ QUEUED = JOB.model_copy(
         "attempts": 0, "last_seq": 1,
     }
 )  # fmt: skip
-_TASK = shapes.Task(
+_TASK = responses.Task(
     number=0, name="gemm_512x512x512", weight=1.0, flops=268435456.0, min_bytes=3145728.0,
     n_sketches=3, n_trials=48, n_failed=1, n_rounds=3, best_us=1268.1, best_trial=45,
     unscheduled_us=149013.2, unscheduled_message=None, gflops=211.7, speedup=117.5,
 )  # fmt: skip
-_TRIAL = shapes.Trial(
+_TRIAL = responses.Trial(
     number=45, task=0, round=2, sketch_index=2, decisions=[2, 32, 4, 2, 16, 1, 1, 32, 64, 8, 512],
     latency_us=1268.1, error=None, message="", spread=0.012, predicted_us=1190.4, best_us=1268.1,
     is_best=True, elapsed_s=15.6, measured_s=4.1, build_s=0.4, run_s=0.1, device=_DEVICE,
     measured_at=_ENDED,
 )  # fmt: skip
-_CURVE = shapes.Curve(
+_CURVE = responses.Curve(
     job_id=7, name="gemm 512", state=states.State.SUCCEEDED, unscheduled_us=149013.2,
     points=[
-        shapes.CurvePoint(trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0,
+        responses.CurvePoint(trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0,
                           share_of_best=0.65),
-        shapes.CurvePoint(trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1,
+        responses.CurvePoint(trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1,
                           share_of_best=1.0),
     ],
 )  # fmt: skip
-_PREDICTED = shapes.Predicted(
+_PREDICTED = responses.Predicted(
     n=47, rank_correlation=0.85, median_ratio=1.2,
-    points=[shapes.PredictedPoint(trial=45, task=0, round=2, predicted_us=1190.4,
+    points=[responses.PredictedPoint(trial=45, task=0, round=2, predicted_us=1190.4,
                                   latency_us=1268.1)],
 )  # fmt: skip
-_SEARCH = shapes.Search(
+_SEARCH = responses.Search(
     rounds=[
-        shapes.Round(task=0, round=1, n_candidates=16, n_invalid=0, predicted_us=1310.0,
+        responses.Round(task=0, round=1, n_candidates=16, n_invalid=0, predicted_us=1310.0,
                      elapsed_s=6.1, steps=[{"step": 0, "temperature": 1.0, "loss": 7.9,
                                             "penalty": 0.2}])
     ],
     trainings=[
-        shapes.Training(n_records=16, loss_before=0.31, loss_after=0.12, accepted=True, at=_AT)
+        responses.Training(n_records=16, loss_before=0.31, loss_after=0.12, accepted=True, at=_AT)
     ],
     errors={"build": 1},
 )  # fmt: skip
-_EVENT = shapes.Event(
+_EVENT = responses.Event(
     seq=12, at=_AT, type="trial", from_state=None, to_state=None,
     payload={"trial": 1, "task": 0, "latency_us": 1951.0, "error": None, "best_us": 1951.0},
 )  # fmt: skip
-_ARTIFACT = shapes.Artifact(
+_ARTIFACT = responses.Artifact(
     name="felix-job-7.zip", kind="bundle", media_type="application/zip", sha256=_SHA256,
     size_bytes=52155, created_at=_ENDED,
 )  # fmt: skip
-_DEVICE_OF = shapes.Device(
+_DEVICE_OF = responses.Device(
     name="emeraldrapids", kind="llvm", target_keys=["llvm", _DEVICE],
     target={"kind": "llvm", "num-cores": 2}, hardware={"cores": 2, "clock_ghz": 2.1},
     model="llvm", n_tuners_alive=1, worker_ids=[3],
 )  # fmt: skip
-_WORKER = shapes.Worker(
+_WORKER = responses.Worker(
     id=3, name="bench-1", host="bench-1", pid=4711, versions=_VERSIONS,
     devices=[{"name": "emeraldrapids", "kind": "llvm"}], started_at=_AT, last_beat_at=_ENDED,
     stopped_at=None, n_trials=48, n_infrastructure=0, n_jobs=1, job_id=7, is_alive=True,
 )  # fmt: skip
-_MODEL = shapes.Model(
+_MODEL = responses.Model(
     name="llvm", sha256=_SHA256, size_bytes=914212, metadata={"features": 2}, card="# llvm\n"
 )
-_KEY = shapes.Key(
+_KEY = responses.Key(
     id=2, name="ci", public="0a1b2c3d4e5f", can_read=True, can_submit=True, can_admin=False,
     max_running_jobs=4, max_trials=None, max_upload_bytes=None, created_at=_AT,
     last_used_at=_ENDED, expires_at=None, revoked_at=None,
 )  # fmt: skip
-_QUOTA = shapes.Quota(max_running_jobs=4, max_trials=20000, max_upload_bytes=268435456)
-_AUDIT = shapes.Audit(
+_QUOTA = responses.Quota(max_running_jobs=4, max_trials=20000, max_upload_bytes=268435456)
+_AUDIT = responses.Audit(
     id=31, at=_AT, key_id=2, key_name="ci", action="job.pause", subject="job 7",
     detail={"before": "running", "after": "pausing"}, remote="192.0.2.7",
 )  # fmt: skip
@@ -116,16 +115,16 @@ _GEMM = {
 _STREAM = f"event: trial\ndata: {_EVENT.model_dump_json()}\nid: 12\n\n"
 
 
-def _moved(state: states.State) -> shapes.Job:
+def _moved(state: states.State) -> responses.Job:
     return JOB.model_copy(update={"state": state, "finished_at": None, "reason": None})
 
 
-def _list(item: shapes.Shape) -> shapes.Listed[Any]:
-    return shapes.Listed[Any](items=[item])
+def _list(item: responses.Shape) -> responses.Listed[Any]:
+    return responses.Listed[Any](items=[item])
 
 
-def _page(item: shapes.Shape) -> shapes.Page[Any]:
-    return shapes.Page[Any](items=[item], next=None)
+def _page(item: responses.Shape) -> responses.Page[Any]:
+    return responses.Page[Any](items=[item], next=None)
 
 
 #: By method and path; the rest answers with a job.
@@ -139,7 +138,7 @@ _ANSWERS: Mapping[tuple[str, str], object] = {
     ("post", "/v1/jobs/{job_id}/stop"): _moved(states.State.STOPPING),
     ("post", "/v1/jobs/{job_id}/retry"): QUEUED,
     ("get", "/v1/jobs/{job_id}/tasks"): _list(_TASK),
-    ("get", "/v1/jobs/{job_id}/tasks/{number}/code"): shapes.Code(
+    ("get", "/v1/jobs/{job_id}/tasks/{number}/code"): responses.Code(
         schedule="@T.prim_func\ndef main(...): ...", source="; ModuleID = 'TVMMod'"
     ),
     ("get", "/v1/jobs/{job_id}/trials"): _page(_TRIAL),
@@ -150,7 +149,7 @@ _ANSWERS: Mapping[tuple[str, str], object] = {
     ("get", "/v1/curves"): _list(_CURVE),
     ("get", "/v1/jobs/{job_id}/predicted"): _PREDICTED,
     ("get", "/v1/jobs/{job_id}/search"): _SEARCH,
-    ("get", "/v1/jobs/{job_id}/events"): shapes.Events(items=[_EVENT], last_seq=12),
+    ("get", "/v1/jobs/{job_id}/events"): responses.Events(items=[_EVENT], last_seq=12),
     ("get", "/v1/jobs/{job_id}/events/stream"): _STREAM,
     ("get", "/v1/jobs/{job_id}/artifacts"): _list(_ARTIFACT),
     ("get", "/v1/jobs/{job_id}/artifacts/{name}"): "the bytes of the file",
@@ -159,15 +158,15 @@ _ANSWERS: Mapping[tuple[str, str], object] = {
     ("get", "/v1/workers"): _list(_WORKER),
     ("get", "/v1/devices"): _list(_DEVICE_OF),
     ("get", "/v1/models"): _list(_MODEL),
-    ("get", "/v1/me"): shapes.Me(key=_KEY, quota=_QUOTA, csrf_token=None),
+    ("get", "/v1/me"): responses.Me(key=_KEY, quota=_QUOTA, csrf_token=None),
     ("get", "/v1/keys"): _list(_KEY),
-    ("post", "/v1/keys"): shapes.MadeKey(key=_KEY, text="felix_0a1b2c3d4e5f_..."),
+    ("post", "/v1/keys"): responses.MadeKey(key=_KEY, text="felix_0a1b2c3d4e5f_..."),
     ("get", "/v1/keys/{key_id}"): _KEY,
     ("delete", "/v1/keys/{key_id}"): _KEY.model_copy(update={"revoked_at": _ENDED}),
     ("get", "/v1/audit"): _page(_AUDIT),
-    ("post", "/v1/session"): shapes.Login(csrf_token="...", expires_at=_ENDED),
-    ("get", "/healthz"): shapes.Health(status="ok"),
-    ("get", "/readyz"): shapes.Ready(status="ready", schema_revision="r0001", n_tuners_alive=1),
+    ("post", "/v1/session"): responses.Login(csrf_token="...", expires_at=_ENDED),
+    ("get", "/healthz"): responses.Health(status="ok"),
+    ("get", "/readyz"): responses.Ready(status="ready", schema_revision="r0001", n_tuners_alive=1),
     ("get", "/metrics"): 'felix_jobs{state="running"} 1.0\n',
 }
 

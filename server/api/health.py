@@ -1,33 +1,32 @@
-"""`/healthz`, `/readyz`, `/metrics`: for those who run the service.
-
-Reads the database and its schema; feeds load balancers and Prometheus.
-"""
+"""`/healthz`, `/readyz`, `/metrics`: for those who run the service."""
 
 from __future__ import annotations
 
 import fastapi
 
-from server import auth, schema, web_metrics
-from server.api import context, devices, shapes
+from server.api import devices
+from server.database import schema
 from server.store import workers
+from server.web import auth, dependencies, responses
+from server.web import metrics as web_metrics
 
 router = fastapi.APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-async def healthz() -> shapes.Health:
+async def healthz() -> responses.Health:
     """The process answers."""
-    return shapes.Health(status="ok")
+    return responses.Health(status="ok")
 
 
 @router.get("/readyz")
-def readyz(services: context.Needed) -> shapes.Ready:
+def readyz(services: dependencies.Needed) -> responses.Ready:
     """The database answers and has this version's schema; else 503."""
     schema.check(services.db)
     with services.db.read() as tx:
         found = workers.every(tx, devices.STALE_LEASES * services.settings.lease_s)
     alive = sum(worker.is_alive for worker in found)
-    return shapes.Ready(status="ready", schema_revision=schema.head(), n_tuners_alive=alive)
+    return responses.Ready(status="ready", schema_revision=schema.head(), n_tuners_alive=alive)
 
 
 @router.get("/metrics", response_class=fastapi.Response,

@@ -1,7 +1,4 @@
-"""`/v1/keys`, `/v1/me`, `/v1/audit`: who may do what, and who did what.
-
-Reads and writes `server.store.keys`; feeds administrators.
-"""
+"""`/v1/keys`, `/v1/me`, `/v1/audit`: who may do what, and who did what."""
 
 from __future__ import annotations
 
@@ -9,20 +6,19 @@ from typing import Annotated
 
 import fastapi
 
-from server import auth
-from server.api import asks, context, shapes
 from server.store import keys
+from server.web import auth, dependencies, requests, responses
 
 router = fastapi.APIRouter(prefix="/v1", tags=["keys"])
 
 
 @router.get("/me")
-def me(caller: auth.Anyone, services: context.Needed) -> shapes.Me:
+def me(caller: auth.Anyone, services: dependencies.Needed) -> responses.Me:
     """The key behind this request, its quota, and the login's CSRF token."""
     quota = auth.quota(caller, services)
-    return shapes.Me(
-        key=shapes.Key.model_validate(caller.key),
-        quota=shapes.Quota(
+    return responses.Me(
+        key=responses.Key.model_validate(caller.key),
+        quota=responses.Quota(
             max_running_jobs=quota.max_running_jobs,
             max_trials=quota.max_trials,
             max_upload_bytes=auth.upload_limit(caller, services),
@@ -32,15 +28,17 @@ def me(caller: auth.Anyone, services: context.Needed) -> shapes.Me:
 
 
 @router.get("/keys")
-def every(caller: auth.Admin, services: context.Needed) -> shapes.Listed[shapes.Key]:
+def every(caller: auth.Admin, services: dependencies.Needed) -> responses.Listed[responses.Key]:
     """All keys, revoked ones included."""
     with services.db.read() as tx:
         found = keys.every(tx)
-    return shapes.Listed(items=[shapes.Key.model_validate(key) for key in found])
+    return responses.Listed(items=[responses.Key.model_validate(key) for key in found])
 
 
 @router.post("/keys", status_code=201)
-def create(ask: asks.NewKey, caller: auth.Admin, services: context.Needed) -> shapes.MadeKey:
+def create(
+    ask: requests.NewKey, caller: auth.Admin, services: dependencies.Needed
+) -> responses.MadeKey:
     """Make a key; the answer is the only place where its text ever is."""
     new = keys.NewKey(
         can_read="read" in ask.scopes,
@@ -51,43 +49,43 @@ def create(ask: asks.NewKey, caller: auth.Admin, services: context.Needed) -> sh
     with services.db.write() as tx:
         made = keys.create(tx, new)
         caller.audit(tx, "key.create", f"key {made.key.id}", scopes=sorted(set(ask.scopes)))
-    return shapes.MadeKey(key=shapes.Key.model_validate(made.key), text=made.text)
+    return responses.MadeKey(key=responses.Key.model_validate(made.key), text=made.text)
 
 
 @router.get("/keys/{key_id}")
 def get(
-    key_id: Annotated[int, fastapi.Path(ge=1, le=asks.MAX_INT)],
+    key_id: Annotated[int, fastapi.Path(ge=1, le=requests.MAX_INT)],
     caller: auth.Admin,
-    services: context.Needed,
-) -> shapes.Key:
+    services: dependencies.Needed,
+) -> responses.Key:
     """One key."""
     with services.db.read() as tx:
-        return shapes.Key.model_validate(keys.get(tx, key_id))
+        return responses.Key.model_validate(keys.get(tx, key_id))
 
 
 @router.delete("/keys/{key_id}")
 def revoke(
-    key_id: Annotated[int, fastapi.Path(ge=1, le=asks.MAX_INT)],
+    key_id: Annotated[int, fastapi.Path(ge=1, le=requests.MAX_INT)],
     caller: auth.Admin,
-    services: context.Needed,
-) -> shapes.Key:
+    services: dependencies.Needed,
+) -> responses.Key:
     """End a key and its logins; it stays listed."""
     with services.db.write() as tx:
         key = keys.revoke(tx, key_id)
         caller.audit(tx, "key.revoke", f"key {key_id}")
-        return shapes.Key.model_validate(key)
+        return responses.Key.model_validate(key)
 
 
 @router.get("/audit")
 def audit(
     caller: auth.Admin,
-    services: context.Needed,
-    limit: asks.Limit = 100,
-    after: asks.After = None,
-    key_id: Annotated[int | None, fastapi.Query(ge=1, le=asks.MAX_INT)] = None,
-) -> shapes.Page[shapes.Audit]:
+    services: dependencies.Needed,
+    limit: requests.Limit = 100,
+    after: requests.After = None,
+    key_id: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
+) -> responses.Page[responses.Audit]:
     """What keys did, newest first."""
     with services.db.read() as tx:
         found = keys.audited(tx, limit, after, key_id)
-    items = [shapes.Audit.model_validate(entry) for entry in found]
-    return shapes.Page(items=items, next=items[-1].id if len(items) == limit else None)
+    items = [responses.Audit.model_validate(entry) for entry in found]
+    return responses.Page(items=items, next=items[-1].id if len(items) == limit else None)

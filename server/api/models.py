@@ -1,7 +1,7 @@
 """`/v1/models`: the cost models that ship with this version, with their cards.
 
 Only files are read: the API loads no model. A checkpoint is a safetensors file, whose head is
-JSON. Reads `costmodel/pretrained`; feeds people.
+JSON.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 import fastapi
 
 import costmodel
-from server import auth
-from server.api import shapes
+from server.web import auth, responses
 
 router = fastapi.APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -24,22 +23,22 @@ _FOLDER = pathlib.Path(costmodel.__file__).parent / "pretrained"
 
 
 @router.get("")
-def every(caller: auth.Reader) -> shapes.Listed[shapes.Model]:
+def every(caller: auth.Reader) -> responses.Listed[responses.Model]:
     """The shipped cost models, by device kind."""
-    return shapes.Listed(items=list(_shipped()))
+    return responses.Listed(items=list(_shipped()))
 
 
 @functools.cache
-def _shipped() -> tuple[shapes.Model, ...]:
+def _shipped() -> tuple[responses.Model, ...]:
     return tuple(_read(path) for path in sorted(_FOLDER.glob("*/model.safetensors")))
 
 
-def _read(path: pathlib.Path) -> shapes.Model:
+def _read(path: pathlib.Path) -> responses.Model:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     head = json.loads(content[8 : 8 + size])
     card = path.with_name("MODEL_CARD.md")
-    return shapes.Model(
+    return responses.Model(
         name=path.parent.name,
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),

@@ -1,7 +1,4 @@
-"""`/v1/operators`: what the catalogue has, with JSON Schema of the parameters.
-
-Reads the parser's child process once; feeds forms and clients.
-"""
+"""`/v1/operators`: what the catalogue has, with JSON Schema of the parameters."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from typing import Annotated, Any
 
 import fastapi
 
-from server import auth, errors
-from server.api import context
+from server import errors
+from server.web import auth, dependencies
 
 router = fastapi.APIRouter(prefix="/v1/operators", tags=["operators"])
 
 
 @router.get("")
-def every(caller: auth.Reader, services: context.Needed) -> dict[str, dict[str, Any]]:
+def every(caller: auth.Reader, services: dependencies.Needed) -> dict[str, dict[str, Any]]:
     """JSON Schema of the parameters of every operator, by name."""
     return services.parser.operators()
 
@@ -25,7 +22,7 @@ def every(caller: auth.Reader, services: context.Needed) -> dict[str, dict[str, 
 def get(
     name: Annotated[str, fastapi.Path(max_length=100, examples=["gemm"])],
     caller: auth.Reader,
-    services: context.Needed,
+    services: dependencies.Needed,
 ) -> dict[str, Any]:
     """JSON Schema of one operator's parameters."""
     found: dict[str, Any] | None = services.parser.operators().get(name)

@@ -1,7 +1,4 @@
-"""Keyset pages: `next` in the body, the whole address of the next page in a `Link` header.
-
-Reads requests; feeds routers that list.
-"""
+"""Keyset pages: `next` in the body, the whole address of the next page in a `Link` header."""
 
 from __future__ import annotations
 

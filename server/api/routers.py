@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from server.api import (
+from server.api import devices, health, keys, models, operators
+from server.api.jobs import (
     artifacts,
     control,
     curves,
-    devices,
     events,
-    health,
     jobs,
-    keys,
-    models,
-    operators,
     search,
     sessions,
     tasks,

@@ -3,8 +3,6 @@
 A page is complete as it comes from the server. Its scripts ask for the same page again when the
 job has news (`/v1/jobs/{id}/events/stream`) and put the new content of its live regions in place;
 charts are drawn by Plotly from the JSON of the REST API.
-
-Reads `server.store`, feeds people.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `/dashboard/assets/DIGEST/NAME` may be kept by browsers for ever: another version has another
 digest. Plotly comes from its Python package, so nothing is loaded from elsewhere. Texts are
-packed once, in memory. Reads package files; feeds browsers.
+packed once, in memory.
 """
 
 from __future__ import annotations

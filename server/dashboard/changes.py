@@ -1,6 +1,6 @@
 """Changing name, note, tags and priority of a job, and deleting it: the forms of its page.
 
-Both do what the API's routes do. Reads forms; feeds `server.api.jobs`.
+Both do what the API's routes do.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import auth, errors
-from server.api import asks, context
-from server.api import jobs as api_jobs
-from server.dashboard import logins, render
+from server import errors
+from server.api.jobs import jobs as api_jobs
+from server.dashboard import render
+from server.dashboard.pages import logins
+from server.web import auth, dependencies, requests
 
 router = fastapi.APIRouter(
     prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
@@ -22,7 +23,10 @@ router = fastapi.APIRouter(
 
 @router.post("/change")
 async def change(
-    request: fastapi.Request, job_id: asks.Id, viewer: render.Viewer, services: context.Needed
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
 ) -> fastapi.Response:
     """Write what the form has."""
     given = await logins.checked_form(request, viewer)
@@ -31,7 +35,7 @@ async def change(
     tags = [tag.strip() for tag in texts.get("tags", "").split(",") if tag.strip()]
     body = {name: texts[name] for name in ("name", "note", "priority") if name in texts}
     try:
-        ask = asks.Changes.model_validate({**body, "tags": tags})
+        ask = requests.Changes.model_validate({**body, "tags": tags})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ", ".join(map(str, first["loc"]))
@@ -42,7 +46,10 @@ async def change(
 
 @router.post("/delete")
 async def delete(
-    request: fastapi.Request, job_id: asks.Id, viewer: render.Viewer, services: context.Needed
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
 ) -> fastapi.Response:
     """Remove an ended job with all it has."""
     await logins.checked_form(request, viewer)

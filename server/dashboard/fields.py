@@ -3,8 +3,6 @@
 One line of text a parameter: whole numbers as they are, lists with commas (`1, 56, 56`; for
 numbers also `1x56x56`), choices from a list, switches as check boxes. A field that is left empty
 takes the operator's default. What the schema forbids is told at the field.
-
-Reads `GET /v1/operators`' schemas; feeds `server.dashboard.submit`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Numbers in words for people: latencies, durations, sizes, ages. Unknown values are a dash.
-
-Reads numbers; feeds templates, as filters.
-"""
+"""Numbers in words for people: latencies, durations, sizes, ages. Unknown values are a dash."""
 
 from __future__ import annotations
 

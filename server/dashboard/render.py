@@ -8,8 +8,6 @@
 
 Templates escape all values; a name that a template uses and nobody gave is an error. Routes of
 class `Page` answer errors as pages, and send whoever is not logged in to the login.
-
-Reads requests and rows; feeds browsers.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from fastapi import exceptions, routing
 from starlette import exceptions as starlette_exceptions
 from starlette import responses
 
-import felix
 from felix import errors as engine_errors
-from server import auth, errors, states
-from server.api import context
+from felix import version
+from server import errors, states
 from server.dashboard import assets, formats
+from server.web import auth, dependencies
 
 LOGIN = "/dashboard/login"
 
@@ -47,7 +45,7 @@ for _filter in (
     formats.label,
 ):  # fmt: skip
     _ENVIRONMENT.filters[_filter.__name__] = _filter
-_ENVIRONMENT.globals.update(asset=assets.address, version=felix.__version__, State=states.State)
+_ENVIRONMENT.globals.update(asset=assets.address, version=version.__version__, State=states.State)
 
 _TITLES = {
     403: "Not allowed",
@@ -71,7 +69,7 @@ _ADVICE = {
 }
 
 
-def viewer(request: fastapi.Request, services: context.Needed) -> auth.Caller:
+def viewer(request: fastapi.Request, services: dependencies.Needed) -> auth.Caller:
     """Who is logged in.
 
     Raises:

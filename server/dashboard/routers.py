@@ -1,7 +1,4 @@
-"""All pages, and where nothing is.
-
-Reads the page modules; feeds `server.app`.
-"""
+"""All pages, and where nothing is."""
 
 from __future__ import annotations
 
@@ -9,19 +6,8 @@ import fastapi
 from starlette import responses
 
 from server import errors
-from server.dashboard import (
-    access,
-    assets,
-    changes,
-    compare,
-    devices,
-    job,
-    jobs,
-    logins,
-    points,
-    render,
-    submit,
-)
+from server.dashboard import assets, changes, render
+from server.dashboard.pages import access, compare, devices, job, jobs, logins, points, submit
 
 _rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 

@@ -1,7 +1,4 @@
-"""Files of a job that users download. The blob is stored first (`server.blobs`), the row second.
-
-Reads the tuner's bundles; feeds the API.
-"""
+"""Files of a job that users download: the blob is stored first, the row second."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ import dataclasses
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models
+from server import errors
+from server.database import columns, models
 from server.store import events, leases, rows
 
 

@@ -2,8 +2,6 @@
 
 A verb that changes nothing (pausing a paused job) answers with the job as it is. A job that a
 tuner works on learns of it at its next beat: see `server.states`.
-
-Reads requests of the API; feeds `server.store.leases`.
 """
 
 from __future__ import annotations
@@ -14,8 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models, states
-from server.store import events, jobs, moves, rows
+from server import errors, states
+from server.database import columns, models
+from server.store import events, jobs, rows, transitions
 
 _S = states.State
 
@@ -26,9 +25,9 @@ def pause(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     if _S(job.state) not in (_S.PAUSED, _S.PAUSING):
-        moves.move(tx, job, _S.PAUSED if job.state == _S.QUEUED else _S.PAUSING)
+        transitions.move(tx, job, _S.PAUSED if job.state == _S.QUEUED else _S.PAUSING)
     return jobs.get(tx, job_id)
 
 
@@ -38,11 +37,11 @@ def resume(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     if _S(job.state) not in (_S.QUEUED, _S.RUNNING):
         if job.state not in (_S.PAUSED, _S.PAUSING):
             raise errors.IllegalMove(f"a job that is {job.state} cannot be resumed")
-        moves.move(tx, job, _S.QUEUED if job.state == _S.PAUSED else _S.RUNNING)
+        transitions.move(tx, job, _S.QUEUED if job.state == _S.PAUSED else _S.RUNNING)
     return jobs.get(tx, job_id)
 
 
@@ -52,10 +51,10 @@ def cancel(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     if _S(job.state) not in (_S.CANCELLED, _S.CANCELLING):
         held = job.lease_token is not None
-        moves.move(tx, job, _S.CANCELLING if held else _S.CANCELLED)
+        transitions.move(tx, job, _S.CANCELLING if held else _S.CANCELLED)
     return jobs.get(tx, job_id)
 
 
@@ -66,14 +65,14 @@ def stop(tx: orm.Session, job_id: int) -> rows.Job:
         NotFound, IllegalMove
         Conflict: nothing was measured yet and nobody works on it.
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     if job.state != _S.STOPPING:
         if job.lease_token is None and job.n_trials == 0:
             raise errors.Conflict(
                 f"job {job_id} has measured nothing yet, so there is no result to end with: "
                 "cancel it instead"
             )
-        moves.move(tx, job, _S.STOPPING, not_before=None)
+        transitions.move(tx, job, _S.STOPPING, not_before=None)
     return jobs.get(tx, job_id)
 
 
@@ -83,11 +82,11 @@ def retry(tx: orm.Session, job_id: int) -> rows.Job:
     Raises:
         NotFound, IllegalMove
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     if job.state not in (_S.FAILED, _S.CANCELLED):
         raise errors.IllegalMove(f"a job that is {job.state} cannot be retried")
     cleared = {"attempts": 0, "not_before": None, "error": None, "message": None, "reason": None}
-    moves.move(tx, job, _S.QUEUED, {"retry": True}, **cleared)
+    transitions.move(tx, job, _S.QUEUED, {"retry": True}, **cleared)
     return jobs.get(tx, job_id)
 
 
@@ -105,7 +104,7 @@ def change(
     Raises:
         NotFound
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     asked = {"name": name, "note": note, "priority": priority}
     given: dict[str, Any] = {field: v for field, v in asked.items() if v is not None}
     if given:
@@ -132,7 +131,7 @@ def delete(tx: orm.Session, job_id: int) -> list[str]:
         NotFound
         Conflict: the job has not ended.
     """
-    job = moves.lock(tx, job_id)
+    job = transitions.lock(tx, job_id)
     if _S(job.state) not in states.ENDED:
         raise errors.Conflict(f"job {job_id} is {job.state}: cancel it first")
     named = models.Artifact.sha256

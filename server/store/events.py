@@ -3,9 +3,6 @@
 `seq` is taken by `UPDATE jobs SET last_seq = last_seq + 1 ... RETURNING` in the transaction of
 what happened. The row stays locked until that commits, so sequences commit in order and a reader
 that asks for what comes `after` the last one it saw misses nothing.
-
-Reads transactions of `server.database`; feeds every other module of the store, live displays,
-logs.
 """
 
 from __future__ import annotations
@@ -17,7 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models, states
+from server import errors, states
+from server.database import columns, models
 from server.store import rows
 
 

@@ -1,7 +1,4 @@
-"""Jobs: made once whatever a client repeats, found, listed.
-
-Reads parsed workloads; feeds the API and, through `leases`, the tuners.
-"""
+"""Jobs: made once whatever a client repeats, found, listed."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models, states
+from server import errors, states
+from server.database import columns, models
 from server.store import events, rows
 
 
@@ -29,7 +27,7 @@ class NewTask:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """What to tune and for how long; see `server.models.Job`."""
+    """What to tune and for how long; see `server.database.models.Job`."""
 
     name: str
     kind: str

@@ -2,8 +2,6 @@
 
 A key reads `felix_PUBLIC_SECRET`: the public part finds the row, the secret's sha256 is
 compared in constant time. The secret has 256 random bits, so a plain hash cannot be searched.
-
-Reads and writes keys for the API; the commands make the first one.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models
+from server import errors
+from server.database import columns, models
 from server.store import rows
 
 PREFIX = "felix"

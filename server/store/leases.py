@@ -3,8 +3,6 @@
 A claim gives the job a new random token. Every write of a tuner names it, and one that is no
 longer the job's is refused (`LeaseLost`), however late it comes: a tuner that was thought dead
 cannot disturb its successor. The database's clock alone decides what has expired.
-
-Reads `server.store.moves`; feeds tuners; the reaper runs in tuners and API servers alike.
 """
 
 from __future__ import annotations
@@ -17,8 +15,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models, states
-from server.store import jobs, moves, rows
+from server import errors, states
+from server.database import columns, models
+from server.store import jobs, rows, transitions
 
 _S = states.State
 
@@ -78,7 +77,7 @@ def claim(
     }
     payload = {"worker": worker_id, "attempt": found.attempts + 1}
     if found.state == _S.QUEUED:
-        moves.move(tx, found, _S.RUNNING, payload, **lease)
+        transitions.move(tx, found, _S.RUNNING, payload, **lease)
     else:  # it is to end early: the order stays
         _update(tx, found.id, lease)
     return Claim(jobs.get(tx, found.id), Fence(found.id, token))
@@ -142,7 +141,7 @@ def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
     """
     job = hold(tx, fence)
     to = _S.CANCELLED if job.state == _S.CANCELLING else _S.SUCCEEDED
-    moves.move(tx, job, to, {"reason": reason}, reason=reason, error=None, message=None)
+    transitions.move(tx, job, to, {"reason": reason}, reason=reason, error=None, message=None)
     return to
 
 
@@ -161,7 +160,7 @@ def fail(
     job = hold(tx, fence)
     said = {"error": error, "message": message}
     if retry_after_s is None and job.state != _S.CANCELLING:
-        moves.move(tx, job, _S.FAILED, said, **said, reason="failed")
+        transitions.move(tx, job, _S.FAILED, said, **said, reason="failed")
         return _S.FAILED
     later = columns.db_now(retry_after_s) if retry_after_s else None
     return _release(tx, job, {**said, "not_before": later}, said)
@@ -191,7 +190,7 @@ def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
         }
         if job.attempts >= max_attempts and job.state != _S.CANCELLING:
             kept = {name: said[name] for name in ("error", "message")}
-            moves.move(tx, job, _S.FAILED, said, reason="failed", **kept)
+            transitions.move(tx, job, _S.FAILED, said, reason="failed", **kept)
             reaped.append(Reaped(job.id, _S.FAILED))
         else:
             reaped.append(Reaped(job.id, _release(tx, job, {}, said)))
@@ -214,7 +213,7 @@ def _release(
         none = {"lease_token": None, "lease_expires_at": None, "worker_id": None}
         _update(tx, job.id, changes | none)
         return state
-    moves.move(tx, job, _RELEASED[state], payload, **changes)
+    transitions.move(tx, job, _RELEASED[state], payload, **changes)
     return _RELEASED[state]
 
 

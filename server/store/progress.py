@@ -1,6 +1,6 @@
 """What a tuner tells of a job besides trials: rounds, training, baselines, checkpoints, times.
 
-All verbs need the fence. Reads engine events through the tuner; feeds the API.
+All verbs need the fence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, models
+from server.database import columns, models
 from server.store import events, leases, rows, trials
 
 

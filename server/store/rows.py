@@ -1,7 +1,4 @@
-"""What the store returns: one frozen row a thing, with the names and units of `server.models`.
-
-Reads nothing of the database; feeds the API and the tuner.
-"""
+"""What the store returns: frozen rows, with the names and units of `server.database.models`."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class Login:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job; see `server.models.Job` for the fields."""
+    """A job; see `server.database.models.Job` for the fields."""
 
     id: int
     key_id: int | None

@@ -9,8 +9,6 @@ At the end of a run the fastest candidates are measured again, longer (`repeat`)
 that was, only that measurement counts, so the best may rise again.
 
 Curves hold the points where the best fell; `curve_us` is the weighted sum over the job's tasks.
-
-Reads measurements of tuners; feeds the API.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, errors, models
+from server import errors
+from server.database import columns, models
 from server.store import events, leases, rows
 
 #: The error class that is not the candidate's fault (`felix.measure.protocol`).
@@ -39,7 +38,7 @@ BATCH = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NewTrial:
-    """A measured candidate; see `server.models.Trial`. `task` is the task's number."""
+    """A measured candidate; see `server.database.models.Trial`. `task` is the task's number."""
 
     task: int
     round: int

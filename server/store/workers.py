@@ -1,7 +1,4 @@
-"""Tuners that are or were there: devices, versions, heartbeat, what they work on.
-
-Reads and writes for tuners; feeds the API's devices and workers.
-"""
+"""Tuners that are or were there: devices, versions, heartbeat, what they work on."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from server import columns, models
+from server.database import columns, models
 from server.store import rows
 
 

@@ -1,0 +1,3 @@
+"""`python -m costmodel`."""
+
+from __future__ import annotations

@@ -1,0 +1,211 @@
+"""`python -m costmodel collect`: workloads, pools and models wired to the collector."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from felix import errors
+from felix.target import cpu
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from costmodel.collect import collector as collecting
+    from costmodel.collect import proposals
+    from costmodel.data import dataset as data
+    from costmodel.models import checkpoint
+
+
+def collect(options: argparse.Namespace, command: str) -> None:
+    """Measure schedules into `options.out`, in one process or in several."""
+    if options.jobs > 1:
+        _collect_in_parallel(options)
+        return
+    progress = _collect_share(options)
+    print(
+        f"{progress.measured} of {progress.wanted} schedules in {options.out} "
+        f"({progress.failed} failed, {progress.invalid} rejected by TVM, {progress.lost} lost)"
+    )
+
+
+def _collect_in_parallel(options: argparse.Namespace) -> None:
+    """Run one collector process for each share of the workloads; wait for all."""
+    running = [
+        subprocess.Popen([sys.executable, "-m", "costmodel", *_share_arguments(options, index)])
+        for index in range(options.jobs)
+    ]
+    failed = sum(process.wait() != 0 for process in running)
+    if failed:
+        raise errors.MeasureError(f"{failed} of {options.jobs} collectors failed")
+
+
+def _share_arguments(options: argparse.Namespace, index: int) -> list[str]:
+    """The command line of one of `options.jobs` collectors: the same options, but its share."""
+    same = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("command", "run", "jobs", "part") and value is not None
+    }
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in same.items()]
+    return ["collect", *given, f"--part={index}/{options.jobs}"]
+
+
+def _collect_share(options: argparse.Namespace) -> collecting.Progress:
+    """Measure this process' share of the workloads."""
+    from costmodel.collect import collector as collecting
+    from costmodel.data import dataset as data
+    from costmodel.data import felix_bridge
+
+    target = felix_bridge.target_text(options.target)
+    is_gpu = felix_bridge.is_gpu(target)
+    workloads = _workloads(options, is_gpu)
+    writer = data.Writer(options.out)
+    known = data.read(options.out).records
+    writer.add_workloads(workloads)
+    model = _model(options.model, target) if is_gpu or options.model is not None else None
+    builders = options.builders or cpu.available_cores()
+    with contextlib.ExitStack() as stack, writer:
+        return collecting.collect(
+            _space_opener(options.seed, target, builders, stack, model if is_gpu else None),
+            workloads,
+            writer,
+            known,
+            _collect_options(options, target, builders),
+            time.monotonic,
+            lambda: datetime.datetime.now(datetime.UTC),
+            None if model is None else _predictor(model),
+            _collect_reporter(),
+        )
+
+
+def _collect_options(
+    options: argparse.Namespace, target: str, builders: int
+) -> proposals.CollectOptions:
+    """What is asked for; each builder has one candidate at work and one waiting."""
+    from costmodel.collect import proposals
+    from costmodel.data import felix_bridge
+
+    is_gpu = felix_bridge.is_gpu(target)
+    return proposals.CollectOptions(
+        target=target,
+        tvm=importlib.metadata.version("apache-tvm"),
+        device=felix_bridge.device_text(target),
+        per_workload=options.per_workload,
+        seconds=options.seconds,
+        seed=options.seed,
+        near=options.near,
+        turn=options.turn,
+        in_flight=2 * builders,
+        guided=0.0 if is_gpu else 0.5,
+        descend=options.descend if is_gpu else 0.0,
+        tournament=options.tournament if is_gpu else 1,
+    )
+
+
+def _workloads(options: argparse.Namespace, is_gpu: bool) -> list[data.Workload]:
+    """This process' share of the workloads, in their order."""
+    from costmodel.data import felix_bridge, workloads_cpu
+
+    index, count = options.part
+    lines = workloads_cpu.lines(_workload_text(options, is_gpu))[index::count]
+    if not lines:
+        raise errors.WorkloadError("there are no workloads to measure")
+    return [felix_bridge.workload(line) for line in lines]
+
+
+def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
+    from costmodel.data import workloads_cpu, workloads_gpu
+
+    if options.workloads == "builtin":
+        return "\n".join(workloads_gpu.lines()) if is_gpu else workloads_cpu.LLVM
+    try:
+        return Path(options.workloads).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.WorkloadError(f"cannot read {options.workloads}: {error}") from error
+
+
+def _space_opener(
+    seed: int, target: str, builders: int, stack: contextlib.ExitStack, model: Any
+) -> Callable[[data.Workload], proposals.Space]:
+    """Opens workloads for measuring on this machine in one pool, which `stack` closes."""
+    from costmodel.collect import descent, proposals
+    from costmodel.data import felix_bridge
+
+    pools: list[Any] = []
+
+    def open_space(workload: data.Workload) -> proposals.Space:
+        task = felix_bridge.task_of(workload, target)
+        if not pools:
+            pools.append(stack.enter_context(felix_bridge.pool_for(task, builders)))
+        view = pools[0].for_task(task)
+        sketches = felix_bridge.sketches_of(task)
+        search = None if model is None else descent.search(sketches, model, seed)
+        return proposals.Space(workload, sketches, view.submit, pools[0].gate.shared, search)
+
+    return open_space
+
+
+def _model(path: str | None, target: str) -> checkpoint.Predictor:
+    """A checkpoint, or what a tuning run for the target would start from."""
+    import torch
+
+    from costmodel import registry
+    from costmodel.data import felix_bridge
+    from costmodel.models import checkpoint
+
+    torch.set_num_threads(1)
+    version = felix_bridge.features_version()
+    if path is not None:
+        return checkpoint.load(path, features_version=version)[0]
+    names = felix_bridge.FelixFeaturizer().names()
+    return registry.load_for(target, names, version)[0]
+
+
+def _predictor(model: checkpoint.Predictor) -> proposals.Predict:
+    """A model as a function of sketch and decisions."""
+    import numpy as np
+    import torch
+
+    from costmodel.data import felix_bridge
+    from costmodel.training import train as training
+
+    def predict(sketch: Any, batch: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
+        formulas = sketch.formulas
+        names = tuple(formulas.names)
+        if names != tuple(model.names):
+            raise errors.CheckpointError("the model was trained on other features")
+        rows = np.asarray(formulas.exact(batch), dtype=np.float32)
+        mask = felix_bridge.mask_of(rows, names)
+        predicted: NDArray[np.floating[Any]] = training.predict(
+            model, torch.from_numpy(rows), torch.from_numpy(mask)
+        ).numpy()
+        return predicted
+
+    return predict
+
+
+def _collect_reporter(every_s: float = 5.0) -> Callable[[collecting.Progress], None]:
+    last = time.monotonic()
+
+    def report(progress: collecting.Progress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_s:
+            last = time.monotonic()
+            print(
+                f"collect: {progress.measured}/{progress.wanted} measured, "
+                f"{progress.failed} failed, {progress.invalid} rejected, now {progress.workload}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return report

@@ -1,0 +1,262 @@
+"""The subcommands of `python -m costmodel` but `collect`: wiring, progress and files."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from costmodel.cli import inputs
+from felix import errors
+
+if TYPE_CHECKING:
+    from costmodel.data import dataset as data
+    from costmodel.data import features as task_data
+    from costmodel.data import split
+    from costmodel.models import checkpoint
+    from costmodel.training import calibration
+    from costmodel.training import evaluate as evaluation
+    from costmodel.training import train as training
+
+#: Beside a checkpoint: its scores, and with `--final` the weights that were scored.
+SCORES = "scores.json"
+HELD_OUT = "held_out.safetensors"
+
+
+def train(options: argparse.Namespace, command: str) -> None:
+    """Train, score on the test part, write checkpoint and card."""
+    from costmodel.data import split as splitting
+    from costmodel.models import checkpoint, tensorfile
+    from costmodel.online import replay as replaying
+    from costmodel.training import model_card
+    from costmodel.training import train as training
+
+    out = Path(options.out)
+    tensorfile.check_writable(out)
+    with inputs.threads(options.threads):
+        dataset, features = inputs.load_for_training(options)
+        parts = splitting.split(features.tasks, inputs.split_options(options))
+        settings = inputs.train_options(options)
+        trained = training.train(
+            features, parts.train, parts.validation, settings, _epoch_reporter()
+        )
+        scored = trained.model
+        scores = _scores(options, scored, features, parts)
+        if options.final:
+            trained = training.train_all(features, settings, _epoch_reporter(), trained.line)
+    metadata = checkpoint.Metadata(
+        features_version=features.version,
+        feature_names=features.names,
+        device=inputs.device(features.tasks),
+        device_name=inputs.device_name(features.tasks),
+        data=inputs.data_facts(dataset, features, parts, options)
+        | _calibration(settings, trained.line),
+        scores=scores,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=_without_cache(command),
+    )
+    checkpoint.save(out, trained.model, metadata)
+    tensorfile.write_bytes(out.with_name(SCORES), json.dumps(scores, indent=1).encode())
+    if options.final:  # what the scores are of: these weights never saw the test part
+        checkpoint.save(out.with_name(HELD_OUT), scored, metadata)
+    if options.replay:
+        seen = features.tasks if options.final else parts.train
+        sample = replaying.sample(seen, options.replay, options.seed)
+        beside = out.with_name(replaying.FILE_NAME)
+        replaying.save(beside, sample, features.names, features.version)
+    print(f"wrote {out} and {model_card.write(out, trained.model, metadata)}")
+
+
+def _calibration(settings: training.TrainOptions, line: calibration.Line) -> dict[str, str]:
+    """What the card says of it; the line is that of the weights that were scored."""
+    if not settings.calibrate:
+        return {}
+    found = f"{line.slope:.3f} p + {line.intercept:.3f}"
+    return {"calibration": f"{found}, fitted to the scored weights on the validation workloads"}
+
+
+def _without_cache(command: str) -> str:
+    """The command without `--cache FOLDER` and `--jobs N`: this machine's, and without effect."""
+    return re.sub(r" --(cache|jobs)(=| )\S+", "", command)
+
+
+def _scores(
+    options: argparse.Namespace,
+    model: checkpoint.Predictor,
+    features: task_data.Features,
+    parts: split.Split,
+) -> dict[str, Any]:
+    """Scores of model and baselines on the test part (validation where there is none)."""
+    from costmodel.training import evaluate as evaluation
+
+    part, tasks = ("test", parts.test) if parts.test else ("validation", parts.validation)
+    if not tasks:
+        return {}
+    reports = [evaluation.evaluate("network", evaluation.of_module(model), tasks)]
+    reports += _baselines(features, parts, tasks, options)
+    print(evaluation.table(reports))
+    return {
+        "part": f"{len(tasks)} {part} workloads never trained on (split by {options.split}, "
+        f"seed {options.seed})"
+        + ("; the shipped weights were trained once more on all" if options.final else ""),
+        "reports": [report.as_json() for report in reports],
+    }
+
+
+def evaluate(options: argparse.Namespace, command: str) -> None:
+    """Score a checkpoint and the baselines on one part of the data."""
+    from costmodel.data import split as splitting
+    from costmodel.models import checkpoint
+    from costmodel.training import evaluate as evaluation
+
+    if options.model is None and not options.baselines:
+        raise errors.CheckpointError("nothing to score: give --model, --baselines or both")
+    with inputs.threads(options.threads):
+        dataset, features = inputs.load(options)
+        parts = splitting.split(features.tasks, inputs.split_options(options))
+        by_name = {"test": parts.test, "validation": parts.validation, "all": features.tasks}
+        tasks = by_name[options.part]
+        reports = []
+        if options.model is not None:
+            model, _ = checkpoint.load(options.model, features.names, features.version)
+            reports.append(evaluation.evaluate(options.model, evaluation.of_module(model), tasks))
+        if options.baselines:
+            reports += _baselines(features, parts, tasks, options)
+    print(evaluation.table(reports, options.per_task))
+    _write_reports(options, _facts(command, dataset, features), options.part, reports)
+
+
+def compare(options: argparse.Namespace, command: str) -> None:
+    """Score networks and trees on Felix's and on TVM's features, all trained here."""
+    from costmodel.data import split as splitting
+    from costmodel.data import tvm_features
+    from costmodel.training import compare as comparing
+    from costmodel.training import evaluate as evaluation
+
+    chosen, count = inputs.split_options(options), options.folds
+
+    def splits(tasks: Sequence[task_data.TaskData]) -> Sequence[split.Split]:
+        if count is None:
+            return [splitting.split(tasks, chosen)]
+        return splitting.folds(tasks, count, chosen)
+
+    def say(label: str) -> None:
+        print(f"compare: {label}", file=sys.stderr, flush=True)
+
+    with inputs.threads(options.threads):
+        dataset, felix = inputs.load_for_training(options)
+        _, tvm = inputs.load(options, tvm_features.TvmFeaturizer)
+        reports = comparing.reports(
+            felix,
+            tvm,
+            splits,
+            inputs.train_options(options),
+            options.threads,
+            say,
+        )
+    print(evaluation.table(reports))
+    part = "test" if count is None else f"{count} folds"
+    _write_reports(options, _facts(command, dataset, felix), part, reports)
+
+
+def ablate(options: argparse.Namespace, command: str) -> None:
+    """Score trainings without groups of features and with other weights of the ranking."""
+    from costmodel.training import ablate as ablating
+    from costmodel.training import evaluate as evaluation
+
+    def say(label: str) -> None:
+        print(f"ablate: {label}", file=sys.stderr, flush=True)
+
+    every = {variant.name: variant for variant in ablating.VARIANTS}
+    if unknown := set(options.variants or ()) - set(every):
+        raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(every)}")
+    chosen = [every[name] for name in options.variants or every]
+    with inputs.threads(options.threads):
+        dataset, features = inputs.load_for_training(options)
+        split, settings = inputs.split_options(options), inputs.train_options(options)
+        found = list(ablating.results(features, split, settings, chosen, options.seeds, say))
+    print(evaluation.table([evaluation.Report(r.variant.name, (), r.mean) for r in found]))
+    rows = [
+        {
+            "variant": dataclasses.asdict(result.variant),
+            "mean": dataclasses.asdict(result.mean),
+            "seeds": [dataclasses.asdict(scores) for scores in result.seeds],
+        }
+        for result in found
+    ]
+    _write(options, _facts(command, dataset, features) | {"split": options.split, "rows": rows})
+
+
+def _facts(command: str, dataset: data.Dataset, features: task_data.Features) -> dict[str, Any]:
+    """Where figures come from: what ran, when, where and of which version; on which data."""
+    from costmodel.training import provenance
+
+    return provenance.facts(_without_cache(command)) | {
+        "data": dataset.digest,
+        "device": inputs.device_name(features.tasks),
+    }
+
+
+def _write_reports(
+    options: argparse.Namespace,
+    facts: dict[str, Any],
+    part: str,
+    reports: Sequence[evaluation.Report],
+) -> None:
+    found = [report.as_json() for report in reports]
+    about = {"part": part, "split": options.split, "seed": options.seed, "reports": found}
+    _write(options, facts | about)
+
+
+def _write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Write the results to `--out`, if there is one."""
+    from costmodel.models import tensorfile
+
+    if options.out is not None:
+        tensorfile.write_bytes(Path(options.out), json.dumps(content, indent=1).encode())
+
+
+def compact(options: argparse.Namespace, command: str) -> None:
+    """Copy a data set into single parts."""
+    from costmodel.data import dataset as data
+
+    dataset = data.compact(options.source, options.folder)
+    print(f"{len(dataset.records)} records, digest {dataset.digest}, in {options.folder}")
+
+
+def _baselines(
+    features: task_data.Features,
+    parts: split.Split,
+    tasks: Sequence[task_data.TaskData],
+    options: argparse.Namespace,
+) -> Iterator[evaluation.Report]:
+    """The analytic prior as it is, and trees if xgboost is there."""
+    from costmodel import registry
+    from costmodel.models import analytic
+    from costmodel.training import evaluate as evaluation
+    from costmodel.training import xgboost
+
+    prior = analytic.AnalyticModel(features.names, registry.analytic_options(features.names))
+    yield evaluation.evaluate("analytic", evaluation.of_module(prior), tasks)
+    if xgboost.have_xgboost():
+        trees = xgboost.fit_xgboost(parts.train, parts.validation, options.seed, options.threads)
+        yield evaluation.evaluate("xgboost", trees, tasks)
+
+
+def _epoch_reporter() -> Callable[[Any], None]:
+    def report(epoch: Any) -> None:
+        if epoch.epoch % 10 == 0:
+            print(
+                f"epoch {epoch.epoch}: training {epoch.train_loss:.4f}, "
+                f"validation {epoch.validation_loss:.4f}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return report

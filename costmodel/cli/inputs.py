@@ -1,0 +1,142 @@
+"""What the subcommands work on, as their options say: data, features, split, settings, threads."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from felix import errors
+
+if TYPE_CHECKING:
+    from costmodel.data import dataset as data
+    from costmodel.data import features as task_data
+    from costmodel.data import split
+    from costmodel.training import train as training
+
+
+def load(
+    options: argparse.Namespace, make: Callable[[], task_data.Featurizer] | None = None
+) -> tuple[data.Dataset, task_data.Features]:
+    """Data set and features, Felix's where no maker of another featurizer is given."""
+    from costmodel.data import dataset as data
+    from costmodel.data import features as task_data
+    from costmodel.data import felix_bridge, parallel_features
+
+    dataset = data.read(options.data)
+    for part in dataset.torn:
+        print(f"costmodel: left out unreadable {part}", file=sys.stderr)
+    cache = None if options.cache is None else Path(options.cache)
+
+    def report(done: int, total: int) -> None:
+        if done % 10 == 0 or done == total:
+            print(f"features: {done}/{total} workloads", file=sys.stderr, flush=True)
+
+    make = make or felix_bridge.FelixFeaturizer
+    if options.jobs > 1:
+        if cache is None:
+            raise errors.RecordError("--jobs fills a cache of features: give --cache as well")
+        parallel_features.fill(dataset, make, cache, options.jobs, report)
+    features = task_data.load_features(
+        dataset, make(), cache, None if options.jobs > 1 else report
+    )
+    if features.skipped:
+        print(f"costmodel: {features.skipped} records could not be used", file=sys.stderr)
+    return dataset, features
+
+
+def load_for_training(
+    options: argparse.Namespace,
+) -> tuple[data.Dataset, task_data.Features]:
+    """Data set and Felix's features, without those that `--drop` names."""
+    from costmodel.data import features as task_data
+
+    dataset, features = load(options)
+    return dataset, task_data.without(features, options.drop)
+
+
+def split_options(options: argparse.Namespace) -> split.SplitOptions:
+    """How the tasks are split."""
+    from costmodel.data import split as splitting
+
+    return splitting.SplitOptions(options.split, options.validation, options.test, options.seed)
+
+
+def train_options(options: argparse.Namespace) -> training.TrainOptions:
+    """How the network is trained."""
+    from costmodel.models import segment_mlp as mlp
+    from costmodel.training import train as training
+
+    return training.TrainOptions(
+        epochs=options.epochs,
+        patience=options.patience,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        rank_weight=options.rank_weight,
+        failures=options.failures,
+        calibrate=options.calibrate,
+        seed=options.seed,
+        shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
+    )
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Torch threads for the duration; results depend on the number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def device(tasks: Sequence[task_data.TaskData]) -> str:
+    """The one device kind of the tasks; raises RecordError when they are mixed."""
+    from costmodel import registry
+
+    kinds = {registry.device_key(task.target) for task in tasks}
+    if len(kinds) != 1:
+        raise errors.RecordError(f"the data mix devices: {', '.join(sorted(kinds))}")
+    return kinds.pop()
+
+
+def device_name(tasks: Sequence[task_data.TaskData]) -> str:
+    """Names of the devices; their records describe them in full."""
+    from costmodel.data import felix_bridge
+
+    names = set()
+    for task in tasks:
+        machine = felix_bridge.hardware_of(task.device)
+        names.add(f"{machine.name} ({machine.cores} cores)" if machine else task.device)
+    return ", ".join(sorted(names - {""}))
+
+
+def data_facts(
+    dataset: data.Dataset,
+    features: task_data.Features,
+    parts: split.Split,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """What a card says of the data."""
+    operators = Counter(task.workload.operator for task in features.tasks)
+    ran = sum(int(task.measured.sum()) for task in features.tasks)
+    total = sum(len(task.ln_latency) for task in features.tasks)
+    records = [r.measured_at for r in dataset.records]
+    return {
+        "digest": dataset.digest,
+        "schedules": f"{ran} measured, {total - ran} failed, {features.skipped} not usable",
+        "workloads": len({task.workload.key for task in features.tasks}),
+        "operators": ", ".join(f"{n} {c}" for n, c in sorted(operators.items())),
+        "split": f"by {options.split}, seed {options.seed}: {len(parts.train)} training, "
+        f"{len(parts.validation)} validation, {len(parts.test)} test workloads",
+        "failures": options.failures,
+        "measured": f"{min(records):%Y-%m-%d} to {max(records):%Y-%m-%d}",
+        "TVM": ", ".join(sorted({r.tvm for r in dataset.records})),
+    }

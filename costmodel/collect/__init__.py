@@ -1,0 +1,3 @@
+"""Schedules proposed, measured and added to a data set."""
+
+from __future__ import annotations

@@ -1,0 +1,29 @@
+"""Descent on the current cost model, as a source of schedules to collect.
+
+The one place where the cost model's tools know the search: a data set that covers where descent
+goes must be collected by descending. Rounds are small, because in a collection the model only
+has to show where it leads, and hundreds of workloads take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from felix.search import descent
+from felix.search.strategies import gradient
+
+SMALL = gradient.GradientOptions(
+    n_seeds=4,
+    n_structures=1,
+    n_new_structures=1,
+    n_samples=48,
+    n_polish=2,
+    n_polished=4,
+    descent=descent.DescentOptions(steps=60, record_every=20),
+)
+
+
+def search(sketches: Sequence[Any], model: Any, seed: int) -> gradient.GradientSearch:
+    """A gradient search with small rounds; `model` predicts ln(latency_us)."""
+    return gradient.GradientSearch(list(sketches), model, SMALL, seed=seed)

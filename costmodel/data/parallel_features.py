@@ -1,0 +1,48 @@
+"""Computing features in several processes: they fill the cache that `tasks` then reads.
+
+The processes take one task after the other, those with most records first, each with a
+featurizer of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+from costmodel.data import dataset as data
+from costmodel.data import features as task_data
+
+
+def fill(
+    dataset: data.Dataset,
+    make: Callable[[], task_data.Featurizer],
+    cache: Path,
+    jobs: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Put the rows of all tasks into the cache; what is there already is not computed.
+
+    Args:
+        dataset: measured schedules.
+        make: called for every task, in its process; a class or function of a module.
+        cache: folder for computed rows.
+        jobs: processes.
+        progress: called with (tasks done, tasks) after each task.
+    """
+    groups = sorted(task_data.grouped(dataset), key=lambda group: -len(group[1]))
+    context = multiprocessing.get_context("spawn")  # TVM's threads do not survive a fork
+    fill_one = functools.partial(_fill_one, make, cache)
+    with context.Pool(jobs) as pool:
+        for done, _ in enumerate(pool.imap_unordered(fill_one, groups), start=1):
+            if progress is not None:
+                progress(done, len(groups))
+
+
+def _fill_one(
+    make: Callable[[], task_data.Featurizer],
+    cache: Path,
+    group: tuple[data.Workload, list[data.Record]],
+) -> None:
+    task_data.task_of(*group, make(), cache)

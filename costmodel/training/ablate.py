@@ -1,0 +1,84 @@
+"""What each group of features and each term of the loss is worth: training without it.
+
+Every variant is trained and scored on the same split, with the options that are given but for what
+the variant changes, under several seeds. A feature that is left out is set to 0 everywhere
+(`tasks.without`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from costmodel.data import features as task_data
+from costmodel.data import split as splitting
+from costmodel.training import evaluate, metrics, train
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is changed: features left out by pattern, whether the prior goes, the rank weight."""
+
+    name: str
+    drop: tuple[str, ...] = ()
+    without_prior: bool = False
+    rank_weight: float | None = None
+
+
+VARIANTS = (
+    Variant("as given"),
+    Variant("no prior", without_prior=True),
+    Variant("no analytic times", ("analytic.*", "roofline_us"), without_prior=True),
+    Variant("no reuse", ("buf*.reuse*",)),
+    Variant("no traffic by level", ("buf*.l?_bytes", "buf*.warp_sectors", "buf*.bank_ways")),
+    Variant("no strides", ("buf*.stride", "buf*.vector_stride")),
+    Variant("no threads", ("grid_blocks", "block_threads", "vthreads", "shared_bytes",
+                           "local_bytes", "blocks_per_core", "occupancy", "waves", "tail")),
+    Variant("no code size", ("unroll_*", "code_*")),
+    Variant("no arithmetic", ("float_*", "int_ops", "select_ops", "bool_ops")),
+    Variant("ranking weight 0", rank_weight=0.0),
+    Variant("ranking weight 2", rank_weight=2.0),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Scores of a variant on the test part: means over seeds, and each seed's."""
+
+    variant: Variant
+    mean: metrics.Scores
+    seeds: tuple[metrics.Scores, ...]
+
+
+def results(
+    features: task_data.Features,
+    split: splitting.SplitOptions,
+    options: train.TrainOptions,
+    variants: Sequence[Variant] = VARIANTS,
+    seeds: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Result]:
+    """Train and score the variants one after the other; seeds count from that of the options."""
+    for variant in variants:
+        if progress is not None:
+            progress(variant.name)
+        known = [p for p in variant.drop if fnmatch.filter(features.names, p)]
+        parts = splitting.split(task_data.without(features, known).tasks, split)
+        found = []
+        for seed in range(options.seed, options.seed + seeds):
+            changed = dataclasses.replace(_changed(options, variant), seed=seed)
+            trained = train.train(features, parts.train, parts.validation, changed)
+            predictor = evaluate.of_module(trained.model)
+            found.append(evaluate.evaluate(variant.name, predictor, parts.test).overall)
+        yield Result(variant, metrics.mean(found), tuple(found))
+
+
+def _changed(options: train.TrainOptions, variant: Variant) -> train.TrainOptions:
+    if variant.without_prior:
+        shape = dataclasses.replace(options.shape, prior=None)
+        options = dataclasses.replace(options, shape=shape)
+    if variant.rank_weight is not None:
+        options = dataclasses.replace(options, rank_weight=variant.rank_weight)
+    return options

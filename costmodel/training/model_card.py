@@ -1,0 +1,107 @@
+"""The model card: a Markdown page beside a checkpoint that says what it is and is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from costmodel.models import checkpoint, tensorfile
+
+_MEANINGS = {
+    "pairwise": "pairs of schedules (2 % or more apart) in the right order",
+    "top1": "latency of the fastest measured / of the schedule predicted fastest (1 is best)",
+    "top5": "the same for the best of the five predicted fastest",
+    "spearman": "rank correlation within a workload",
+    "rmse": "RMS error of ln latency",
+    "centred_rmse": "the same after removing each workload's mean error",
+    "slope": "of measured against predicted ln latency (1 is calibrated)",
+    "intercept": "of the same line (0 is calibrated)",
+}
+
+
+def write(path: Path, model: checkpoint.Predictor, metadata: checkpoint.Metadata) -> Path:
+    """Write the card beside the checkpoint `path`; returns where."""
+    card = path.with_name("MODEL_CARD.md")
+    tensorfile.write_bytes(card, render(path.name, model, metadata).encode())
+    return card
+
+
+def render(name: str, model: checkpoint.Predictor, metadata: checkpoint.Metadata) -> str:
+    """The card's text."""
+    data, scores = metadata.data, metadata.scores
+    lines = [
+        f"# Cost model for `{metadata.device}`",
+        "",
+        f"`{name}` predicts ln(latency in microseconds) of a tensor program on "
+        f"{metadata.device_name or metadata.device} from its {len(metadata.feature_names)} "
+        f"features per store (features version {metadata.features_version}). "
+        f"Kind `{model.kind}`, {checkpoint.parameter_count(model):,} parameters.",
+        "",
+        "## Data",
+        "",
+        *_facts(data),
+        "",
+        "## Scores",
+        "",
+        f"On {scores.get('part', 'held-out workloads')}.",
+        "",
+        *_score_table(scores.get("reports", [])),
+        "",
+        *[f"- `{key}`: {meaning}." for key, meaning in _MEANINGS.items()],
+        "",
+        "Per operator, of the first predictor:",
+        "",
+        *_operator_table(scores.get("reports", [])),
+        "",
+        "## How it was made",
+        "",
+        f"On {metadata.date or 'an unrecorded date'} by",
+        "",
+        f"    {metadata.command or 'an unrecorded command'}",
+        "",
+        "`scores.json` holds the scores of every test workload. With `--final`, "
+        "`held_out.safetensors` holds the weights that were scored; the same figures come from",
+        "",
+        "    python -m costmodel evaluate --data DATA --model held_out.safetensors --baselines",
+        "",
+        "## Limits",
+        "",
+        "- The scores are of few workloads, and settings may have been chosen on them: splits by "
+        "other seeds give other scores (docs/costmodel.md, docs/measuring-cuda.md).",
+        "- It ranks schedules of one workload; across workloads its scale is less reliable.",
+        f"- It was measured on one machine ({metadata.device_name or metadata.device}). "
+        "Another machine shifts and may reorder latencies; fine-tuning during tuning corrects "
+        "for that.",
+        "- Schedules that failed to build or timed out are "
+        f"{'taken as slow' if data.get('failures') == 'slow' else 'not part of the training'}.",
+        "- Operators, data types and extents far from those above are extrapolation.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(data: Mapping[str, Any]) -> list[str]:
+    return [f"- {key.replace('_', ' ')}: {value}" for key, value in data.items()]
+
+
+def _score_table(reports: list[Mapping[str, Any]]) -> list[str]:
+    if not reports:
+        return ["Not scored."]
+    columns = list(_MEANINGS)
+    head = ["| predictor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    return head + [_row(report["label"], report["overall"], columns) for report in reports]
+
+
+def _operator_table(reports: list[Mapping[str, Any]]) -> list[str]:
+    if not reports:
+        return ["Not scored."]
+    columns = ["pairwise", "top1", "top5", "spearman", "rmse", "centred_rmse"]
+    head = ["| operator | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    operators = reports[0]["operators"]
+    return head + [_row(name, scores, columns) for name, scores in operators.items()]
+
+
+def _row(label: str, scores: Mapping[str, Any], columns: list[str]) -> str:
+    cells = ["-" if scores[c] is None else f"{scores[c]:.3f}" for c in columns]
+    return f"| {label} | " + " | ".join(cells) + " |"

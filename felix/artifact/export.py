@@ -1,0 +1,265 @@
+"""The artifact: a folder with everything about the best schedule of one task.
+
+manifest.json      versions, device, task, best decisions, latencies, sha256 of each file
+kernel.so          the compiled library (kernel.ll, LLVM IR, where there is no linker)
+run.py             loads the library, checks it against TVM and numpy, times it
+calm.py            tells `run.py` when the cores are at full speed (`measure.calm`)
+oracle.py          the program in numpy, where it is plain (see `measure.oracle`)
+workload.json      the unscheduled program as TVM reads it
+schedule.py        TVMScript of the scheduled program
+source/            generated code: LLVM IR and assembly, or CUDA
+database/          MetaSchedule JSON database that stock TVM applies
+records.jsonl      all measurements of the task
+convergence.csv    trial, elapsed seconds, best latency (.svg: the picture, with matplotlib)
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import tvm
+
+from felix import errors, records, target
+from felix.artifact import run_script
+from felix.measure import build, reference
+from felix.measure.cpu import contention
+from felix.tir import to_numpy
+
+if TYPE_CHECKING:
+    from felix.task import Task
+
+#: Version of the folder's layout.
+FORMAT = 1
+
+#: Seed of the inputs `run.py` draws.
+_SEED = 0
+
+
+class Best(Protocol):
+    """The best candidate of a result."""
+
+    @property
+    def latency_us(self) -> float: ...
+    @property
+    def schedule(self) -> tvm.s_tir.Schedule: ...
+    @property
+    def sketch_index(self) -> int: ...
+    @property
+    def decisions(self) -> Sequence[int]: ...
+
+
+class Result(Protocol):
+    """What a tuning result must have; `curve` holds (trial, elapsed_s, best_latency_us)."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def best(self) -> Best: ...
+    @property
+    def curve(self) -> Sequence[tuple[int, float, float]]: ...
+    @property
+    def repeats(self) -> Sequence[records.Record]: ...
+    @property
+    def records(self) -> Sequence[records.Record]: ...
+
+
+def check_writable(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """Make the folder and try to write in it: to be called before tuning.
+
+    Raises:
+        OutputError: it cannot be made or written.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
+    return folder
+
+
+def export(
+    result: Result,
+    folder: str | os.PathLike[str],
+    *,
+    created_s: float | None = None,
+    about: Mapping[str, Any] | None = None,
+    link: build.Link = build.Link.AUTO,
+) -> pathlib.Path:
+    """Write the bundle; files of an earlier bundle in the folder are replaced.
+
+    Args:
+        result: a tuning result with a best schedule.
+        folder: where to; made if missing.
+        created_s: time stamp in seconds since 1970; now when left out.
+        about: further entries of the manifest, e.g. who asked for it.
+        link: how to make the library; LLVM IR with `JIT`.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    folder = check_writable(folder)
+    try:
+        _clear(folder)
+        notes: list[str] = []
+        library = _library(result, folder, link, notes)
+        _program(result, folder, notes)
+        _history(result, folder, notes)
+        shutil.copyfile(run_script.__file__, folder / "run.py")
+        shutil.copyfile(contention.__file__, folder / "calm.py")
+        manifest = _manifest(result, time.time() if created_s is None else created_s)
+        manifest |= dict(about or {})
+        manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
+        part = folder / "manifest.json.part"
+        part.write_text(json.dumps(manifest, indent=2) + "\n")
+        part.replace(folder / "manifest.json")
+    except OSError as error:
+        raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
+    return folder
+
+
+def _clear(folder: pathlib.Path) -> None:
+    """Remove what an earlier export wrote, and nothing else."""
+    names = (
+        "kernel.so",
+        "kernel.ll",
+        "run.py",
+        "calm.py",
+        "oracle.py",
+        "workload.json",
+        "schedule.py",
+    )
+    data = ("manifest.json", "records.jsonl", "convergence.csv", "convergence.svg")
+    inner = ("source/kernel.ll", "source/kernel.s", "source/kernel.cu", "source/host.ll")
+    tables = ("database/database_workload.json", "database/database_tuning_record.json")
+    for name in (*names, *data, *inner, *tables):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _library(
+    result: Result, folder: pathlib.Path, link: build.Link, notes: list[str]
+) -> str | None:
+    """Compile the best schedule and keep its code; the library's file name."""
+    mod, built_for = result.best.schedule.mod, result.task.target
+    source = folder / "source"
+    source.mkdir(exist_ok=True)
+    try:
+        module = build.module(mod, built_for)
+    except errors.MeasureError as error:
+        notes.append(f"no library: {error}")
+        return None
+    if len(module.imports):
+        (source / "host.ll").write_text(module.inspect_source("ll"))
+        (source / "kernel.cu").write_text(module.imports[0].inspect_source())
+    else:
+        (source / "kernel.ll").write_text(module.inspect_source("ll"))
+        (source / "kernel.s").write_text(module.inspect_source("s"))
+    try:
+        path = build.build(mod, built_for, str(folder / "kernel"), link)
+    except (RuntimeError, ValueError) as error:
+        notes.append(f"no library: {str(error).strip().splitlines()[-1]}")
+        return None
+    if path.endswith(".ll"):
+        notes.append("no linker was found: the library is LLVM IR and compiles when loaded")
+    return pathlib.Path(path).name
+
+
+def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
+    """The program before and after scheduling, in every form."""
+    task, best = result.task, result.best
+    (folder / "workload.json").write_text(tvm.ir.save_json(task.mod))
+    (folder / "schedule.py").write_text(best.schedule.mod.script() + "\n")
+    text = to_numpy.source(task.mod)
+    if text is None:
+        notes.append("no oracle.py: the program has no plain numpy form")
+    else:
+        (folder / "oracle.py").write_text(text)
+    entry = records.DatabaseEntry(
+        mod=task.mod,
+        trace=best.schedule.trace,
+        latencies_us=(best.latency_us,),
+        target=task.target,
+    )
+    records.export_database(folder / "database", [entry])
+
+
+def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
+    """Records, convergence data and its picture."""
+    with records.Writer(folder / "records.jsonl") as writer:
+        for record in (*result.records, *result.repeats):
+            writer.append(record)
+    with open(folder / "convergence.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["trial", "elapsed_s", "best_latency_us"])
+        rows.writerows(result.curve)
+    try:
+        from matplotlib import figure
+    except ImportError:
+        notes.append("no convergence.svg: matplotlib is not installed")
+        return
+    picture = figure.Figure(figsize=(9, 3.5), layout="constrained")
+    panels = picture.subplots(1, 2, sharey=True)
+    best_us = [point[2] for point in result.curve]
+    for panel, column, label in ((panels[0], 0, "trials"), (panels[1], 1, "seconds")):
+        xs = [point[column] for point in result.curve]
+        panel.step(xs, best_us, where="post", marker=".", color="tab:blue")
+        panel.set_xlabel(label)
+        panel.set_yscale("log")
+        panel.grid(True, which="both", alpha=0.3)
+    panels[0].set_ylabel("best latency (us)")
+    picture.suptitle(f"{result.task.name}: {result.best.latency_us:.2f} us")
+    picture.savefig(folder / "convergence.svg", metadata={"Date": None})
+
+
+def _manifest(result: Result, created_s: float) -> dict[str, Any]:
+    task, best = result.task, result.best
+    args = reference.arguments(task.mod)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s))
+    return {
+        "felix_artifact": FORMAT,
+        "created": stamp,
+        "versions": records.versions(),
+        "platform": platform.platform(),
+        "device": target.hardware(task.target).name,
+        "target": json.loads(target.describe(task.target)),
+        "task": {
+            "name": task.name,
+            "key": task.key,
+            "weight": task.weight,
+            "flops": task.flops,
+            "min_bytes": task.min_bytes,
+        },
+        "best": {
+            "latency_us": best.latency_us,
+            "gflops": task.flops / best.latency_us / 1e3,
+            "sketch_index": best.sketch_index,
+            "decisions": [int(value) for value in best.decisions],
+        },
+        "trials": len(result.records),
+        "arguments": [dataclasses.asdict(arg) for arg in args],
+        "tolerance": reference.tolerance(task.mod),
+        "seed": _SEED,
+    }
+
+
+def _hashes(folder: pathlib.Path) -> dict[str, str]:
+    """sha256 of every file of the bundle, by path inside it."""
+    known = ("source", "database")
+    files = [path for path in folder.iterdir() if path.is_file()]
+    files += [path for name in known for path in (folder / name).iterdir()]
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(files)
+    }

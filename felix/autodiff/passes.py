@@ -1,0 +1,171 @@
+"""The two passes over an expression graph: index arrays built once, run for every batch.
+
+Notation
+    V       values, [n_nodes, batch]; rows in run order: symbols, constants, groups
+    X       the reverse buffer, [n_edges + n_nodes + n_outputs, batch]: first d node / d argument
+            for each edge of a non-linear node (filled forwards, multiplied by the node's
+            gradient backwards), then the gradients of nodes, then those of outputs
+    edge    one (node, argument position); the edges of a group lie together, position-major
+
+Backwards, the gradient of a whole group is one sparse matrix times X: ones at the edges that
+consume its nodes, coefficients at the linear nodes that do, ones at outputs. Groups run in
+reverse order, so all consumers are complete by then. Everything is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from felix.autodiff import graph as expression_graph
+from felix.autodiff import smoothing
+
+Array = NDArray[np.float64]
+
+_RULES: dict[str, smoothing.Rule] = {
+    **{op.__name__: rule for op, rule in smoothing.RULES.items()},
+    **smoothing.ARITHMETIC,
+    **{f"multiply{n}": smoothing.ARITHMETIC["multiply"] for n in (2, 3, 4)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Nodes start..stop of V, all of one kind."""
+
+    kind: str
+    start: int
+    stop: int
+    #: [n_arguments, n] rows of V (empty for linear groups)
+    arguments: NDArray[np.intp]
+    #: linear groups: [n, start] coefficients over the rows before
+    matrix: Any
+    first_edge: int
+
+    @property
+    def last_edge(self) -> int:
+        return self.first_edge + self.arguments.size
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Index arrays of a program: built once, only read by evaluations."""
+
+    n_symbols: int
+    constants: Array
+    groups: tuple[_Group, ...]
+    n_nodes: int
+    n_edges: int
+    outputs: NDArray[np.intp]
+    #: per group, then for the symbols last: [n, rows of X] gathers the gradient of its nodes
+    gathers: tuple[Any, ...]
+
+    @classmethod
+    def make(cls, graph: expression_graph.Graph, n_symbols: int, outputs: Sequence[int]) -> Plan:
+        used = expression_graph.reachable(graph, outputs)
+        constants = [n for n in used if graph.kinds[n] == "constant"]
+        ordered = expression_graph.group(graph, used)
+        row = {n: n for n in range(n_symbols)}
+        row.update({n: n_symbols + i for i, n in enumerate(constants)})
+        for _, members in ordered:
+            row.update({n: len(row) + i for i, n in enumerate(members)})
+        groups: list[_Group] = []
+        edge = 0
+        for kind, members in ordered:
+            groups.append(_make_group(graph, kind, members, row, edge))
+            edge = groups[-1].last_edge
+        values = np.asarray([graph.coefficients[n][0] for n in constants], np.float64)
+        output_rows = np.asarray([row[n] for n in outputs], np.intp)
+        gathers = _make_gathers(groups, n_symbols, len(row), edge, output_rows)
+        return cls(n_symbols, values, tuple(groups), len(row), edge, output_rows, gathers)
+
+    def _start(self, points: Array) -> Array:
+        values = np.empty((self.n_nodes, points.shape[1]))
+        values[: self.n_symbols] = points
+        values[self.n_symbols : self.n_symbols + len(self.constants)] = self.constants[:, None]
+        return values
+
+    def exact(self, points: Array) -> Array:
+        """[n_outputs, batch] from [n_symbols, batch]."""
+        values = self._start(points)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            for group in self.groups:
+                target = values[group.start : group.stop]
+                if group.kind == "linear":
+                    target[:] = group.matrix @ values[: group.start]
+                else:
+                    arguments = [values.take(rows, 0) for rows in group.arguments]
+                    target[:] = _RULES[group.kind].exact(*arguments)
+        return values.take(self.outputs, 0)
+
+    def forward(
+        self, points: Array, temperature: smoothing.Temperature, kernel: smoothing.Kernel
+    ) -> tuple[Array, Array]:
+        values = self._start(points)
+        buffer = np.empty((self.n_edges + self.n_nodes + len(self.outputs), points.shape[1]))
+        for group in self.groups:
+            target = values[group.start : group.stop]
+            if group.kind == "linear":
+                target[:] = group.matrix @ values[: group.start]
+                continue
+            arguments = tuple(values.take(rows, 0) for rows in group.arguments)
+            target[:], partials = _RULES[group.kind].smooth(arguments, temperature, kernel)
+            size = group.stop - group.start
+            for position, partial in enumerate(partials):
+                first = group.first_edge + position * size
+                buffer[first : first + size] = partial
+        return values.take(self.outputs, 0), buffer
+
+    def backward(self, buffer: Array, gradient: Array) -> Array:
+        buffer[self.n_edges + self.n_nodes :] = gradient
+        for group, gather in zip(reversed(self.groups), self.gathers[:-1], strict=True):
+            own = gather @ buffer
+            if group.kind == "linear":
+                buffer[self.n_edges + group.start : self.n_edges + group.stop] = own
+            else:
+                edges = buffer[group.first_edge : group.last_edge]
+                edges.reshape(len(group.arguments), *own.shape)[:] *= own
+        return np.asarray(self.gathers[-1] @ buffer)
+
+
+def _make_group(
+    graph: expression_graph.Graph, kind: str, members: list[int], row: dict[int, int], edge: int
+) -> _Group:
+    start = row[members[0]]
+    stop = start + len(members)
+    if kind != "linear":
+        rows = [[row[a] for a in graph.arguments[n]] for n in members]
+        return _Group(kind, start, stop, np.asarray(rows, np.intp).T.copy(), None, edge)
+    indices = [row[a] for n in members for a in graph.arguments[n]]
+    data = [c for n in members for c in graph.coefficients[n]]
+    pointers = np.cumsum([0, *(len(graph.arguments[n]) for n in members)])
+    matrix = scipy.sparse.csr_array((data, indices, pointers), shape=(len(members), start))
+    return _Group(kind, start, stop, np.empty((0, len(members)), np.intp), matrix, edge)
+
+
+def _make_gathers(
+    groups: list[_Group], n_symbols: int, n_nodes: int, n_edges: int, outputs: NDArray[np.intp]
+) -> tuple[Any, ...]:
+    """The matrix of all (node, consumer) pairs, cut into the rows of each group."""
+    source, column, weight = [outputs], [n_edges + n_nodes + np.arange(len(outputs))], []
+    weight.append(np.ones(len(outputs)))
+    for group in groups:
+        if group.kind == "linear":
+            pairs = group.matrix.tocoo()
+            source.append(pairs.coords[1])
+            column.append(n_edges + group.start + pairs.coords[0])
+            weight.append(pairs.data)
+        else:
+            source.append(group.arguments.ravel())
+            column.append(group.first_edge + np.arange(group.arguments.size))
+            weight.append(np.ones(group.arguments.size))
+    shape = (n_nodes, n_edges + n_nodes + len(outputs))
+    pairs = (np.concatenate(weight), (np.concatenate(source), np.concatenate(column)))
+    whole = scipy.sparse.csr_array(pairs, shape=shape)
+    cuts = [whole[group.start : group.stop] for group in reversed(groups)]
+    return (*cuts, whole[:n_symbols])

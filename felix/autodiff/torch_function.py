@@ -1,0 +1,73 @@
+"""The torch side of `felix.autodiff.program`: one autograd function around a program's two passes.
+
+Kept apart so that exact evaluation (and reading the formula cache) never loads torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from felix.autodiff import program as autodiff_program
+from felix.autodiff import smoothing
+
+_LN2 = float(np.log(2.0))
+
+
+class _Smooth(torch.autograd.Function):
+    """x [batch, n_symbols] -> outputs [batch, n_outputs], reverse pass by `Program.backward`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        program: autodiff_program.Program,
+        temperature: smoothing.Temperature,
+        kernel: smoothing.Kernel,
+        raw: bool,
+    ) -> torch.Tensor:
+        points = np.ascontiguousarray(x.detach().double().cpu().numpy().T)
+        values, buffer = program.forward(points, temperature, kernel)
+        ctx.again = (points, temperature, kernel)
+        ctx.program, ctx.buffer, ctx.slopes, ctx.x = program, buffer, None, x
+        if not raw and program.log_outputs.any():
+            flags = program.log_outputs[:, None]
+            size = 1.0 + np.abs(values)
+            ctx.slopes = np.where(flags, 1.0 / (_LN2 * size), 1.0)
+            values = np.where(flags, autodiff_program.signed_log2(values), values)
+        return torch.from_numpy(values).T.to(x.device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        outer = gradient.detach().double().cpu().numpy().T
+        if ctx.slopes is not None:
+            outer = outer * ctx.slopes
+        if ctx.buffer is None:  # a second reverse pass (retain_graph): the first used X up
+            _, ctx.buffer = ctx.program.forward(*ctx.again)
+        inner = ctx.program.backward(ctx.buffer, outer)
+        ctx.buffer = None
+        return torch.from_numpy(inner).T.to(ctx.x), None, None, None, None
+
+
+def smooth(
+    program: autodiff_program.Program,
+    x: torch.Tensor,
+    temperature: float | torch.Tensor,
+    kernel: smoothing.Kernel,
+    raw: bool,
+) -> torch.Tensor:
+    """See `objective.Program.smooth`."""
+    if x.ndim != 2 or x.shape[1] != len(program.symbols):
+        raise ValueError(f"expected [batch, {len(program.symbols)}], got {list(x.shape)}")
+    level: smoothing.Temperature
+    if isinstance(temperature, torch.Tensor):
+        level = temperature.detach().double().cpu().numpy()
+    else:
+        level = float(temperature)
+    if not np.all(np.asarray(level) > 0.0):
+        raise ValueError("the temperature must be above 0; use exact() for the limit")
+    result: torch.Tensor = _Smooth.apply(x, program, level, kernel, raw)  # type: ignore[no-untyped-call]
+    return result

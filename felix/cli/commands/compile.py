@@ -1,0 +1,107 @@
+"""`felix compile`: the artifact of the best schedule of an earlier run, killed ones included."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from felix import errors, records
+from felix.artifact import export
+from felix.cli import report
+from felix.task import Task
+from felix.tuning import pacing, results, session, task_run
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Build and export; the exit code."""
+    source = pathlib.Path(chosen.source)
+    found, home = _results(source)
+    out = export.check_writable(chosen.out or home)
+    where = [out] if len(found) == 1 else results.folders(out, found)
+    for result in found:
+        result.best  # noqa: B018  (raises before anything is written)
+    for result, folder in zip(found, where, strict=True):
+        result.export(folder)
+    if chosen.json:
+        print(json.dumps([_json(r, f) for r, f in zip(found, where, strict=True)], indent=1))
+        return 0
+    for result, folder in zip(found, where, strict=True):
+        latency = report.duration(result.best.latency_us)
+        print(f"{result.task.name}: {latency}, {result.gflops:.1f} GFLOP/s, in {folder}")
+        print(f"run it: python {folder / 'run.py'}")
+    return 0
+
+
+def _results(source: pathlib.Path) -> tuple[list[results.TuneResult], pathlib.Path]:
+    """The results stored in a folder or file, and the output folder they belong to."""
+    if not source.exists():
+        raise errors.RecordError(f"there is no {source}")
+    if source.is_file():
+        folder = source.parent
+        if (folder / "session.json").exists():
+            return _of_session(folder, records.read(source)), folder.parent
+        if (folder / "manifest.json").exists():
+            return [_of_artifact(folder, records.read(source))], folder
+        raise errors.RecordError(f"no session.json or manifest.json beside {source}")
+    for folder, home in ((source / session.FOLDER, source), (source, source.parent)):
+        if (folder / "session.json").exists():
+            return _of_session(folder, records.read(folder / "records.jsonl")), home
+    if (source / "manifest.json").exists():
+        return [_of_artifact(source, records.read(source / "records.jsonl"))], source
+    raise errors.RecordError(f"no tuning session and no artifact in {source}")
+
+
+def _of_session(folder: pathlib.Path, stored: list[records.Record]) -> list[results.TuneResult]:
+    tasks = session.stored_tasks(folder)
+    return [_result(task, [r for r in stored if r.task_key == task.key]) for task in tasks]
+
+
+def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.TuneResult:
+    manifest = session.read_json(folder / "manifest.json")
+    try:
+        text = (folder / "workload.json").read_text()
+        name, target = manifest["task"]["name"], manifest["target"]
+    except OSError as error:
+        raise errors.RecordError(f"cannot read {folder}: {error.strerror}") from error
+    except (KeyError, TypeError) as error:
+        raise errors.RecordError(f"{folder / 'manifest.json'} is malformed") from error
+    task = dataclasses.replace(Task.from_json(text, target), name=str(name))
+    return _result(task, stored)
+
+
+def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
+    trials = tuple(r for r in stored if not r.repeat)
+    best = records.fastest(records.standing(stored), bool(stored) and stored[-1].repeat)
+    found = None
+    if best is not None:
+        sketches = {sketch.index: sketch for sketch in task_run.sketches_of(task)}
+        sketch = sketches.get(best.sketch_index)
+        if sketch is None or sketch.key != best.sketch_key:
+            raise errors.RecordError(
+                f"{task.name}: the records are of other sketches than this version makes"
+            )
+        found = results.Best(best, sketch)
+    return results.TuneResult(
+        task=task,
+        records=trials,
+        repeats=tuple(r for r in stored if r.repeat),
+        curve=results.network_curve(trials, {task.key: 1.0}),
+        found=found,
+        unscheduled_us=None,
+        reason="stored",
+        breakdown=pacing.Breakdown(),
+    )
+
+
+def _json(result: results.TuneResult, folder: pathlib.Path) -> dict[str, Any]:
+    return {
+        "name": result.task.name,
+        "latency_us": result.best.latency_us,
+        "gflops": result.gflops,
+        "sketch_index": result.best.sketch_index,
+        "decisions": list(result.best.decisions),
+        "artifact": str(folder),
+    }

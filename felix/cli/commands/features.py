@@ -1,0 +1,110 @@
+"""`felix features`: the feature values of random schedules, or the check against TVM.
+
+Values are untransformed (`formulas.raw`); `felix.features.spec` says what each means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from felix import errors
+from felix.cli.commands import inputs
+from felix.features import spec
+
+if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Show or check; the exit code."""
+    task = inputs.task(chosen.workload, chosen.target)
+    if chosen.check is not None:
+        return _check(task, chosen)
+    from felix.sketch import sketch as sketching
+
+    sketches = sketching.sketches(task)
+    if chosen.sketch is not None:
+        if chosen.sketch >= len(sketches):
+            raise errors.WorkloadError(f"{task.name} has {len(sketches)} sketches")
+        sketches = [sketches[chosen.sketch]]
+    shown = [_values(sketch, chosen.samples, chosen.seed) for sketch in sketches]
+    if chosen.json:
+        print(json.dumps({"task": task.name, "version": spec.FEATURES_VERSION,
+                          "features": _columns(), "sketches": shown}))  # fmt: skip
+    elif chosen.csv:
+        _csv(shown)
+    else:
+        for each in shown:
+            _table(task.name, each, chosen.all)
+    return 0
+
+
+def _check(task: Any, chosen: argparse.Namespace) -> int:
+    from felix.verify import compare
+
+    found = compare.check(task, chosen.check, chosen.seed)
+    if chosen.json:
+        print(found.to_json())
+    else:
+        for line in found.lines():
+            print(line)
+    if found.mismatches:
+        raise errors.FelixError(f"{task.name}: the formulas do not describe what TVM makes")
+    return 0
+
+
+def _columns() -> list[dict[str, Any]]:
+    return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in spec.FEATURES]
+
+
+def _values(sketch: Sketch, samples: int, seed: int) -> dict[str, Any]:
+    batch = sketch.sample(samples, seed)
+    formulas = sketch.formulas
+    raw = np.asarray(formulas.raw(batch))
+    return {
+        "sketch": sketch.index,
+        "variables": [v.name for v in sketch.variables],
+        "decisions": batch.tolist(),
+        "rows": [{"block": str(row.block), "buffer": str(row.buffer)} for row in formulas.rows],
+        "values": raw.tolist(),
+    }
+
+
+def _csv(shown: list[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(["sketch", "sample", "block", "buffer", *spec.NAMES])
+    for each in shown:
+        for sample, table in enumerate(each["values"]):
+            for row, values in zip(each["rows"], table, strict=True):
+                head = [each["sketch"], sample, row["block"], row["buffer"]]
+                writer.writerow([*head, *(f"{value:.10g}" for value in values)])
+
+
+def _table(name: str, each: dict[str, Any], everything: bool) -> None:
+    from rich import box, console, table
+
+    out = console.Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
+    for decisions, values in zip(each["decisions"], each["values"], strict=True):
+        told = ", ".join(f"{n}={v}" for n, v in zip(each["variables"], decisions, strict=True))
+        out.print(f"{name}, sketch {each['sketch']}: {told}", soft_wrap=True, highlight=False)
+        shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("feature", no_wrap=True)
+        shown.add_column("unit")
+        for row in each["rows"]:
+            label = (
+                row["block"]
+                if row["block"] == row["buffer"]
+                else f"{row['block']}:{row['buffer']}"
+            )
+            shown.add_column(label, justify="right")
+        for column, feature in enumerate(spec.FEATURES):
+            cells = [row[column] for row in values]
+            if everything or any(cells):
+                shown.add_row(feature.name, feature.unit, *(f"{cell:.6g}" for cell in cells))
+        out.print(shown)

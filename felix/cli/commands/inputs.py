@@ -1,0 +1,46 @@
+"""Workloads as the command line takes them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from felix import errors, workloads
+from felix.task import Task
+
+#: For operators, when no target is given.
+DEFAULT_TARGET = "llvm"
+
+
+def task(text: str, target: str | None) -> Task:
+    """The task of a WORKLOAD argument: an operator with parameters, or a JSON file.
+
+    A target that is given overrides that of the file.
+
+    Raises:
+        WorkloadError: it is neither, or not valid.
+        TargetError: unknown target.
+    """
+    name = text.partition(":")[0]
+    if name in workloads.OPERATORS or not _is_path(text):
+        return workloads.parse(text, target or DEFAULT_TARGET)
+    try:
+        content = pathlib.Path(text).read_text()
+    except UnicodeDecodeError:
+        raise errors.WorkloadError(f"{text} is not a text file") from None
+    except OSError as error:
+        raise errors.WorkloadError(f"cannot read {text}: {error.strerror}") from error
+    return Task.from_json(content, target or (None if _has_target(content) else DEFAULT_TARGET))
+
+
+def _has_target(content: str) -> bool:
+    """Whether a JSON text is a task, which names its target, and not a bare function."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return False  # `Task.from_json` says what is wrong
+    return isinstance(found, dict) and "target" in found
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith(".json") or "/" in text or pathlib.Path(text).exists()

@@ -1,0 +1,16 @@
+"""`felix serve`: API, dashboard and a tuner."""
+
+from __future__ import annotations
+
+import argparse
+
+from felix.cli.commands import service
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Serve until told to end; the exit code."""
+    commands = service.load("commands")
+    settings = service.settings()
+    if chosen.upgrade:
+        commands.upgrade(settings)
+    return int(commands.serve(settings, not chosen.no_tuner))

@@ -1,0 +1,255 @@
+"""The command line: `felix tune | features | compile | devices`, and the service's commands.
+
+Results go to stdout, progress and errors to stderr; `--json` makes the result machine-readable.
+
+Exit codes: 0 done; 1 a `FelixError`, told in one line `felix: error: ...`; 2 wrong usage;
+130 interrupted (what was found by then is still reported and written).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from felix import errors, version
+from felix.search import strategies
+
+INTERRUPTED = 130
+
+#: Verbs for jobs of the service; one module has them all.
+_VERBS = {
+    "pause": "put jobs down; they keep everything measured",
+    "resume": "go on with paused jobs",
+    "cancel": "drop jobs",
+    "stop": "end jobs early, with their artifacts",
+    "retry": "go on with failed or cancelled jobs",
+}
+
+#: Other commands that talk to a service; each has a module of its own.
+_REMOTE = frozenset({"submit", "ls", "watch", "get", "keys"})
+
+_EPILOG = """\
+WORKLOAD is an operator with its parameters, or a file with a task or TIR function as JSON:
+  gemm:512,512,512,epilogue=bias+relu   conv2d:1,56,56,64,64,3,padding=1   softmax:512x1000
+  path/to/task.json
+TARGET is llvm (this CPU), cuda, a GPU such as h100, or any TVM target, e.g. "llvm -num-cores 4".
+exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        command = importlib.import_module(_module(options.command))
+        with _terminable():
+            return int(command.run(options))
+    except errors.FelixError as error:
+        print(f"felix: error: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("felix: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+class _terminable:
+    """SIGTERM ends a command as Ctrl-C does, so that it keeps what it found."""
+
+    def __enter__(self) -> None:
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        self._before = signal.signal(signal.SIGTERM, stop)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def _module(command: str) -> str:
+    """The module with the `run` of a command."""
+    if command in _VERBS:
+        return "felix.cli.remote.control"
+    return f"felix.cli.{'remote' if command in _REMOTE else 'commands'}.{command}"
+
+
+def _one_line(error: errors.FelixError) -> str:
+    return " ".join(str(error).split())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="felix",
+        description="Tune tensor programs by gradient descent, on stock Apache TVM.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"felix {version.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
+    _features(_add(commands, "features", "show, export or check the features of a program"))
+    _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
+    _add(commands, "devices", "list what this machine can tune for")
+    _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
+    _tuner(_add(commands, "tuner", "work on jobs of the service"))
+    _db(_add(commands, "db", "look after the service's database"))
+    _remote(commands)
+    for name in set(commands.choices) - {"serve", "tuner"}:
+        commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
+    return parser
+
+
+def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return made
+
+
+def _tune(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("workload", metavar="WORKLOAD", nargs="+", help="one or several (tuned together)")
+    add("--target", help="what to tune for (default: llvm, this CPU, or what a file says)")
+    add("--trials", type=_positive(int), default=None, metavar="N",
+        help="candidates to measure (default: 64 a workload, or until --seconds)")  # fmt: skip
+    add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
+    add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
+    add("--strategy", choices=strategies.NAMES, default=strategies.NAMES[0], help="how to search")
+    add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
+    add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")
+    add("--patience", type=_positive(int), metavar="ROUNDS",
+        help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
+    add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
+    add("--no-numpy", action="store_true", help="do not time numpy for comparison")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def _features(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("workload", metavar="WORKLOAD")
+    add("--target", help="what the program is scheduled for (default: llvm, or what a file says)")
+    add("--sketch", type=_natural, metavar="I", help="only this sketch")
+    add("--samples", type=_positive(int), default=1, metavar="N",
+        help="random legal schedules to show of each sketch (default 1)")  # fmt: skip
+    add("--seed", type=_natural, default=0, help="of the random schedules (default 0)")
+    add("--all", action="store_true", help="show features that are zero everywhere, too")
+    add("--csv", action="store_true", help="values as CSV, one line a store")
+    add("--check", type=_positive(int), metavar="N",
+        help="compare N random schedules of every sketch with what TVM makes of them")  # fmt: skip
+
+
+def _compile(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", metavar="OUTDIR_OR_RECORDS", help="folder of a run, or its records.jsonl")
+    add("--out", metavar="DIR", help="where the artifact goes (default: the folder of the run)")
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--upgrade", action="store_true", help="bring the database to this version's schema first")
+    add("--no-tuner", action="store_true", help="no tuner on this machine")
+
+
+def _tuner(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--name", metavar="NAME", help="how people know this tuner (default: host and process)")
+    add("--jobs", type=_positive(int), metavar="N", help="end after so many jobs")
+    add("--with-parent", action="store_true", help="end when the process that started it ends")
+
+
+def _db(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["upgrade"], help="bring it to this version's schema")
+
+
+def _remote(commands: Any) -> None:
+    """What talks to a service that runs somewhere; see `felix.cli.remote.connection`."""
+    _submit(_add(commands, "submit", "give the service a job"))
+    _ls(_add(commands, "ls", "list jobs of the service"))
+    _add(commands, "watch", "show the progress of a job").add_argument("job", type=_natural)
+    for verb, text in _VERBS.items():
+        _add(commands, verb, text).add_argument("job", type=_natural, nargs="+")
+    _get(_add(commands, "get", "download what a job made"))
+    _keys(_add(commands, "keys", "list, make and revoke API keys"))
+    for name in ("submit", "ls", "watch", *_VERBS, "get", "keys"):
+        add = commands.choices[name].add_argument
+        add("--url", help="the service (default: FELIX_URL, or http://127.0.0.1:8000)")
+        add("--key-file", metavar="PATH", help="file with an API key (default: FELIX_API_KEY)")
+
+
+def _submit(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("workload", metavar="WORKLOAD", help="as for tune, or an ONNX file")
+    add("--target", help="what to tune for (default: llvm)")
+    add("--trials", type=_positive(int), metavar="N", help="candidates to measure")
+    add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
+    add("--seed", type=_natural, help="everything random follows from it (default 0)")
+    add("--strategy", choices=strategies.NAMES, help="how to search")
+    add("--round", type=_positive(int), metavar="N", help="candidates a round")
+    add("--patience", type=_positive(int), metavar="ROUNDS",
+        help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add("--name", help="how people know the job")
+    add("--tag", action="append", metavar="TAG", help="may be given several times")
+    add("--priority", type=int, help="higher goes first (default 0)")
+    add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
+    add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")
+    add("--watch", action="store_true", help="show progress until the job has ended")
+
+
+def _ls(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--state", action="append", metavar="STATE", help="queued, running, ...; several: any")
+    add("--tag", action="append", metavar="TAG", help="several: all of them")
+    add("--q", metavar="TEXT", help="part of name or operator")
+    add("--mine", action="store_true", help="only jobs of this key")
+    add("--limit", type=_positive(int), default=20, metavar="N", help="newest N (default 20)")
+
+
+def _get(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("job", type=_natural)
+    add("--out", default=".", metavar="DIR", help="where it goes (default: here)")
+    add("--name", help="of the artifact (default: the bundle)")
+    add("--list", action="store_true", help="list the artifacts instead")
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=["ls", "create", "revoke"])
+    add("subject", nargs="?", metavar="NAME_OR_ID", help="name of a new key, or which to revoke")
+    add("--scope", action="append", choices=["read", "submit", "admin"],
+        help="of a new key; may be given several times (default: read)")  # fmt: skip
+    add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
+    add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")
+    add("--max-upload-bytes", type=_natural, metavar="N", help="quota of a new key")
+    add("--expires-s", type=_positive(float), metavar="S", help="a new key ends after this long")
+    add("--local", action="store_true", help="write to this machine's database, without the API")
+
+
+def _positive(kind: type) -> Any:
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not 0 < value < 1e9:
+            raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse says "invalid int value"
+    return parse
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return value

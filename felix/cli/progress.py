@@ -1,0 +1,105 @@
+"""Progress of a run on stderr: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from felix import events
+from felix.cli import report
+
+if TYPE_CHECKING:
+    from rich import progress
+
+OnEvent = Callable[[events.Event], None]
+
+
+@contextlib.contextmanager
+def reporter(stream: TextIO | None = None, quiet: bool = False) -> Iterator[OnEvent]:
+    """A function that shows events on a stream (stderr) until the block ends."""
+    stream = stream or sys.stderr
+    if quiet:
+        yield lambda event: None
+    elif stream.isatty():
+        with _bar(stream) as on_event:
+            yield on_event
+    else:
+        yield _lines(stream)
+
+
+def text(event: events.Event) -> str | None:
+    """One line about an event; None for those that need none."""
+    match event:
+        case events.Started():
+            names = ", ".join(event.tasks[:3]) + (", ..." if len(event.tasks) > 3 else "")
+            again = f", {event.resumed_trials} trials done before" if event.resumed_trials else ""
+            return f"tuning {names} by {event.strategy} search; {event.model}{again}"
+        case events.Opened():
+            return f"{event.task}: {event.n_sketches} sketches in {event.extract_s:.1f} s"
+        case events.Baseline() if event.latency_us is not None:
+            return f"{event.task}: unscheduled {report.duration(event.latency_us)}"
+        case events.Baseline():
+            return f"{event.task}: the unscheduled program was not timed ({event.message})"
+        case events.RoundStarted():
+            hope = ""
+            if event.predicted_us is not None:
+                hope = f", predicted {report.duration(event.predicted_us)} and more"
+            return (
+                f"{event.task}: round {event.round + 1} with {event.n_candidates} candidates"
+                f"{hope} ({event.elapsed_s:.1f} s)"
+            )
+        case events.Trial() if event.is_best:
+            return f"{event.task}: {report.duration(event.best_us)} in trial {event.trial}"
+        case events.Warned():
+            return f"warning: {event.message}"
+        case events.Finished():
+            return f"{event.trials} trials in {event.elapsed_s:.1f} s, ended by: {event.reason}"
+    return None
+
+
+def _lines(stream: TextIO) -> OnEvent:
+    def show(event: events.Event) -> None:
+        line = text(event)
+        if line is not None:
+            print(f"felix: {line}", file=stream, flush=True)
+
+    return show
+
+
+@contextlib.contextmanager
+def _bar(stream: TextIO) -> Iterator[OnEvent]:
+    from rich import console, progress
+
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TextColumn("{task.completed:.0f}{task.fields[of]}"),
+        progress.TextColumn("{task.fields[best]}"),
+        progress.TimeElapsedColumn(),
+        console=console.Console(file=stream),
+        refresh_per_second=1,  # drawing takes a core from a kernel that is being timed
+    )
+    with bar:
+        number = bar.add_task("starting", total=None, of="", best="")
+        yield lambda event: _advance(bar, number, event)
+
+
+def _advance(bar: progress.Progress, number: progress.TaskID, event: events.Event) -> None:
+    """Move the bar; what is worth keeping is printed above it."""
+    match event:
+        case events.Started():
+            bar.print(text(event), highlight=False)
+            total = event.trials
+            bar.update(number, total=total, completed=event.resumed_trials,
+                       of="" if total is None else f"/{total}")  # fmt: skip
+        case events.RoundStarted():
+            bar.update(number, description=f"{event.task} round {event.round + 1}")
+        case events.Trial():
+            best = "" if event.best_us is None else f"best {report.duration(event.best_us)}"
+            bar.update(number, completed=event.trial, best=best)
+        case _:
+            line = text(event)
+            if line is not None:
+                bar.print(line, highlight=False)

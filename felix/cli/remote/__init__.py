@@ -1,0 +1,3 @@
+"""Commands that talk to a running service."""
+
+from __future__ import annotations

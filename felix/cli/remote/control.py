@@ -1,0 +1,34 @@
+"""`felix pause | resume | cancel | stop | retry`: one verb for one or several jobs.
+
+All jobs are tried; the first refusal is told at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from felix import client, errors
+from felix.cli.remote import connection
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Do it; the exit code."""
+    refused: list[errors.RemoteError] = []
+    done: list[client.Job] = []
+    with connection.connect(chosen) as service:
+        verb = getattr(service, chosen.command)
+        for number in chosen.job:
+            try:
+                done.append(verb(number))
+            except errors.RemoteError as error:
+                refused.append(error)
+    if chosen.json:
+        print(json.dumps([dataclasses.asdict(job) for job in done], default=str, indent=1))
+    else:
+        for job in done:
+            print(f"job {job.id}: {job.state}")
+    if refused:
+        raise refused[0]
+    return 0

@@ -1,0 +1,64 @@
+"""`felix submit`: a job for the service."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from felix import client, errors
+from felix.cli.remote import connection, watch
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Submit, and watch if asked to; the exit code."""
+    with connection.connect(chosen) as service:
+        job = _submit(service, chosen)
+        if chosen.json and not chosen.watch:
+            print(json.dumps(dataclasses.asdict(job), default=str, indent=1))
+        else:
+            print(f"job {job.id}: {job.name} for {job.target}, {job.state}", flush=True)
+        return watch.follow(service, job.id, chosen.json) if chosen.watch else 0
+
+
+def _submit(service: client.Client, chosen: argparse.Namespace) -> client.Job:
+    text, settings = chosen.workload, _settings(chosen)
+    path = pathlib.Path(text)
+    is_file = path.suffix in (".onnx", ".json") or ("/" in text and ":" not in text)
+    if is_file:
+        shapes = dict(_shape(each) for each in chosen.shape or ()) or None
+        return service.submit_file(path, shapes=shapes, **settings)
+    from felix.workloads import catalogue  # loads TVM
+
+    name, params = catalogue.parse_params(text)
+    return service.submit(name, params, **settings)
+
+
+def _settings(chosen: argparse.Namespace) -> dict[str, Any]:
+    options = {"round_size": chosen.round, "patience_rounds": chosen.patience}
+    given: dict[str, Any] = {
+        "target": chosen.target,
+        "trials": chosen.trials,
+        "seconds": chosen.seconds,
+        "seed": chosen.seed,
+        "strategy": chosen.strategy,
+        "name": chosen.name,
+        "tags": chosen.tag,
+        "priority": chosen.priority,
+        "idempotency_key": chosen.idempotency_key,
+        "options": {name: value for name, value in options.items() if value is not None} or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    name, separator, extents = text.rpartition("=")
+    try:
+        shape = [int(extent) for extent in extents.split("x")]
+    except ValueError:
+        shape = []
+    if not separator or not name or not shape:
+        raise errors.WorkloadError(f"--shape is NAME=1x3x224x224, got {text!r}")
+    return name, shape

@@ -1,0 +1,149 @@
+"""`felix watch`: a job's progress in the terminal until it has ended.
+
+A terminal gets a bar, the curve of the best so far and a line for what is worth keeping; anything
+else gets the lines only. Watching less does nothing to the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from felix import client
+from felix.cli import report
+from felix.cli.remote import connection
+
+if TYPE_CHECKING:
+    from rich import progress
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+#: Columns of the curve that is drawn.
+WIDTH = 32
+
+Show = Callable[[client.Event], None]
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Watch; the exit code."""
+    with connection.connect(chosen) as service:
+        return follow(service, chosen.job, chosen.json)
+
+
+def follow(service: client.Client, job_id: int, as_json: bool) -> int:
+    """Show events until the job has ended: 0 if it succeeded, else 1."""
+    job = service.job(job_id)
+    seq = job.last_seq
+    with _display(service, job) as show:
+        for event in service.events(job_id, seq):
+            show(event)
+            seq = event.seq
+    job = service.job(job_id, seq)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(job), default=str, indent=1))
+    else:
+        print(summary(job))
+    return 0 if job.state == "succeeded" else 1
+
+
+def summary(job: client.Job) -> str:
+    """The job in one line."""
+    trials = f"{job.n_trials} trials in {job.elapsed_s:.0f} s"
+    if job.best_us is None:
+        result = "no latency"
+    else:
+        result = f"best {report.duration(job.best_us)} ({job.gflops:.1f} GFLOP/s)"
+        if job.speedup is not None:
+            result += f", {report.ratio(job.speedup)} of unscheduled"
+    why = "" if job.message is None else f": {job.message}"
+    then = f"; get it: felix get {job.id}" if job.state == "succeeded" else ""
+    return f"job {job.id} {job.state}, {trials}, {result}{why}{then}"
+
+
+def line(event: client.Event) -> str | None:
+    """An event in words; None for those that need none."""
+    said, time = event.payload, event.at.astimezone().strftime("%H:%M:%S")
+    text: str | None = None
+    match event.type:
+        case "state":
+            text = f"{event.to_state}"
+            reason = said.get("message") or said.get("reason")
+            text += f" ({reason})" if reason else ""
+        case "started":
+            text = f"tuning begins: {said.get('model')}"
+        case "baseline" if said.get("latency_us") is not None:
+            text = f"task {said['task']}: unscheduled {report.duration(said['latency_us'])}"
+        case "trial" if said.get("is_best"):
+            best = report.duration(said.get("best_us"))
+            text = f"task {said['task']}: {best} in trial {said['trial']}"
+        case "artifact":
+            text = f"artifact {said.get('name')}"
+        case "warning":
+            text = f"warning: {said.get('message')}"
+    return None if text is None else f"{time} {text}"
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Values as blocks, the largest highest; at most `width`, evenly chosen, the last included."""
+    if not values:
+        return ""
+    n = min(width, len(values))
+    step = (len(values) - 1) / max(1, n - 1)
+    chosen = [values[round(index * step)] for index in range(n)]
+    low, high = min(chosen), max(chosen)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in chosen)
+
+
+@contextlib.contextmanager
+def _display(service: client.Client, job: client.Job) -> Iterator[Show]:
+    if not sys.stderr.isatty():
+        yield _print
+        return
+    from rich import console, progress
+
+    bar = progress.Progress(
+        progress.TextColumn("job {task.fields[job]} {task.description}", markup=False),
+        progress.BarColumn(),
+        progress.TextColumn("{task.completed:.0f}{task.fields[of]}", markup=False),
+        progress.TextColumn("{task.fields[best]} {task.fields[curve]}", markup=False),
+        progress.TimeElapsedColumn(),
+        console=console.Console(file=sys.stderr),
+        refresh_per_second=2,
+    )
+    curve = [point.best_us for point in service.curve(job.id).points]
+    with bar:
+        number = bar.add_task(
+            job.state, total=job.trials, completed=job.n_trials, job=str(job.id),
+            of="" if job.trials is None else f"/{job.trials}",
+            best=report.duration(job.best_us), curve=sparkline(curve),
+        )  # fmt: skip
+        yield lambda event: _advance(bar, number, curve, event)
+
+
+def _print(event: client.Event) -> None:
+    text = line(event)
+    if text is not None:
+        print(f"felix: {text}", file=sys.stderr, flush=True)
+
+
+def _advance(
+    bar: progress.Progress, number: progress.TaskID, curve: list[float], event: client.Event
+) -> None:
+    said: dict[str, Any] = event.payload
+    if event.type == "state":
+        bar.update(number, description=str(event.to_state))
+    elif event.type == "trial":
+        if said.get("curve_us") is not None:
+            curve.append(said["curve_us"])
+            best = report.duration(said["curve_us"])
+            bar.update(number, best=best, curve=sparkline(curve))
+        bar.update(number, completed=said["trial"])
+    text = line(event)
+    if text is not None:
+        bar.print(text, highlight=False, markup=False)

@@ -1,0 +1,180 @@
+"""The end of a run in words, as JSON and as a picture.
+
+    task                    trials   best       GFLOP/s   vs unscheduled   vs numpy
+    gemm_512x512x512            64   1.44 ms      187.4           216.4x      1.31x
+
+Units: latencies in microseconds in JSON, scaled in tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from felix import errors, version
+from felix.cli import numpy_baseline
+from felix.tuning import pacing, results
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Parts of the time a person waits, in words, in order.
+PARTS = {
+    "start": "start-up and cost model",
+    "extract": "sketches and formulas",
+    "search": "search",
+    "schedule": "schedules by TVM",
+    "train": "fine-tuning",
+    "build_wait": "waiting for builds",
+    "measure": "checking and timing",
+    "save": "checkpoints",
+    "other": "other",
+}
+
+
+def duration(latency_us: float | None) -> str:
+    """A latency with a unit that suits it."""
+    if latency_us is None:
+        return "-"
+    for limit, scale, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
+        if latency_us < limit:
+            return f"{latency_us / scale:.2f} {unit}"
+    return f"{latency_us / 1e6:.2f} s"
+
+
+def ratio(value: float | None) -> str:
+    """A speed-up."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def show(
+    console: Console,
+    found: Sequence[results.TuneResult],
+    numpy: Sequence[numpy_baseline.NumpyTime],
+    breakdown: pacing.Breakdown,
+) -> None:
+    """Print the table of tasks and where the time went."""
+    from rich import box, table
+
+    tasks = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    tasks.add_column("task", overflow="fold")
+    for name in ("trials", "failed", "best", "GFLOP/s", "vs unscheduled", "vs numpy"):
+        tasks.add_column(name, justify="right")
+    for result, reference in zip(found, numpy, strict=True):
+        tasks.add_row(*_cells(result, reference))
+    console.print(tasks)
+    console.print(_time_line(breakdown), soft_wrap=True, highlight=False)
+    for result in found:
+        if result.found is None:
+            console.print(result.failure(), soft_wrap=True, highlight=False)
+    notes = {n.note for n in numpy if n.latency_us is not None}
+    if notes:
+        console.print(
+            f"numpy: {', '.join(sorted(notes))}; its allocations included",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+
+
+def _cells(result: results.TuneResult, reference: numpy_baseline.NumpyTime) -> list[str]:
+    failed = str(sum(not record.measurement.ok for record in result.records))
+    head = [result.task.name, str(len(result.records)), failed]
+    if result.found is None:
+        return [*head, "none", "-", "-", "-"]
+    rate = f"{result.gflops:.1f}"
+    best = duration(result.best.latency_us)
+    return [*head, best, rate, ratio(result.speedup), ratio(_over(reference, result))]
+
+
+def _over(reference: numpy_baseline.NumpyTime, result: results.TuneResult) -> float | None:
+    if reference.latency_us is None or result.found is None:
+        return None
+    return reference.latency_us / result.best.latency_us
+
+
+def _time_line(spent: pacing.Breakdown) -> str:
+    parts = {label: getattr(spent, f"{part}_s") for part, label in PARTS.items()}
+    told = [f"{label} {seconds:.1f} s" for label, seconds in parts.items() if seconds >= 0.05]
+    work = f"workers built for {spent.build_work_s:.1f} s and ran for {spent.run_work_s:.1f} s"
+    return f"time {spent.total_s:.1f} s: {', '.join(told)} ({work})"
+
+
+def to_json(
+    found: results.NetworkResult,
+    numpy: Sequence[numpy_baseline.NumpyTime],
+    artifacts: Sequence[pathlib.Path | None],
+) -> dict[str, Any]:
+    """The result for programs; see `docs` for the fields."""
+    spent = found.breakdown
+    return {
+        "felix": version.__version__,
+        "command": "tune",
+        "reason": found.reason,
+        "trials": sum(len(result.records) for result in found.results),
+        "latency_us": found.latency_us,
+        "elapsed_s": spent.total_s,
+        "time": {**dataclasses.asdict(spent), "other_s": spent.other_s},
+        "curve": [list(point) for point in found.curve],
+        "tasks": [_task_json(*each) for each in zip(found.results, numpy, artifacts, strict=True)],
+    }
+
+
+def _task_json(
+    result: results.TuneResult, reference: numpy_baseline.NumpyTime, folder: pathlib.Path | None
+) -> dict[str, Any]:
+    task, best = result.task, result.found
+    return {
+        "name": task.name,
+        "key": task.key,
+        "target": str(task.target.kind.name),
+        "weight": task.weight,
+        "flops": task.flops,
+        "min_bytes": task.min_bytes,
+        "trials": len(result.records),
+        "failed": sum(not record.measurement.ok for record in result.records),
+        "best": None
+        if best is None
+        else {
+            "latency_us": best.latency_us,
+            "spread": best.record.measurement.spread,
+            "gflops": result.gflops,
+            "sketch_index": best.sketch_index,
+            "decisions": list(best.decisions),
+        },
+        "unscheduled_us": result.unscheduled_us,
+        "speedup": None if best is None else result.speedup,
+        "numpy_us": reference.latency_us,
+        "numpy_speedup": _over(reference, result),
+        "numpy_note": reference.note,
+        "curve": [list(point) for point in result.curve],
+        "artifact": None if folder is None else str(folder),
+        "error": result.failure() if best is None else None,
+    }
+
+
+def picture(curve: results.Curve, title: str, path: pathlib.Path) -> bool:
+    """Draw a convergence curve over trials and over seconds; False without matplotlib.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    try:
+        from matplotlib import figure
+    except ImportError:
+        return False
+    drawn = figure.Figure(figsize=(9, 3.5), layout="constrained")
+    panels = drawn.subplots(1, 2, sharey=True)
+    for panel, column, label in ((panels[0], 0, "trials"), (panels[1], 1, "seconds")):
+        xs, ys = [point[column] for point in curve], [point[2] for point in curve]
+        panel.step(xs, ys, where="post", marker=".", color="tab:blue")
+        panel.set_xlabel(label)
+        panel.set_yscale("log")
+        panel.grid(True, which="both", alpha=0.3)
+    panels[0].set_ylabel("weighted latency (us)")
+    drawn.suptitle(title)
+    try:
+        drawn.savefig(path, metadata={"Date": None})
+    except OSError as error:
+        raise errors.OutputError(f"cannot write {path}: {error.strerror}") from error
+    return True

@@ -1,0 +1,343 @@
+"""Stores of a symbolic program and the loops around each, as the features see them.
+
+Notation
+    e_l     extent of loop l; loops are numbered outermost first.
+    p_l     1 if l runs in parallel tasks: the parallel loop of a CPU, blockIdx of a GPU.
+    suffix  the loops inside a given one; they are what a footprint relaxes.
+
+A thread axis bound twice around a store (a cooperative fetch inside a thread loop) is one loop:
+the inner one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import sympy
+
+from felix.symbolic import expr, ir, scalar, usage
+from felix.symbolic.ir import Access, Affine, Block, Digit, Loop, Program, Scalar
+
+
+class RowName(NamedTuple):
+    """The store a row describes."""
+
+    block: str
+    buffer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One store: its block, its loops (outermost first, each thread axis once), its kernel."""
+
+    name: RowName
+    block: Block
+    store: ir.Store
+    loops: tuple[Loop, ...]
+    kernel: int
+    is_init: bool
+
+    @functools.cached_property
+    def trip(self) -> Scalar:
+        """Iterations over the launch."""
+        return ir.product(lp.extent for lp in self.loops)
+
+    @functools.cached_property
+    def live(self) -> list[Scalar]:
+        """Per loop, the condition that it alone has a second iteration that passes the guards."""
+        return [
+            expr.alias(
+                scalar.both(
+                    scalar.negated(scalar.equal(loop.extent, 1)), passes(self.block, loop, 1)
+                )
+            )
+            for loop in self.loops
+        ]
+
+    @functools.cached_property
+    def accesses(self) -> list[tuple[ir.Buffer, list[Access], bool, bool]]:
+        """(buffer, accesses, read, written) per buffer: destination first, then as loaded."""
+        target = self.store.target
+        found: dict[int, tuple[ir.Buffer, list[Access], bool, bool]] = {
+            id(target.buffer): (target.buffer, [target], False, True)
+        }
+        for access in self.store.value.loads():
+            buffer, seen, _, written = found.get(
+                id(access.buffer), (access.buffer, [], True, False)
+            )
+            if access not in seen:
+                seen = [*seen, access]
+            found[id(access.buffer)] = (buffer, seen, True, written)
+        return list(found.values())
+
+
+def rows(program: Program) -> list[Row]:
+    """All stores in program order."""
+    result = []
+    tops: dict[int, int] = {}
+    for loops, block in program.walk():
+        top = id(loops[0]) if loops else id(block)
+        kernel = tops.setdefault(top, len(tops))
+        kept = distinct_threads(loops)
+        if block.init is not None:
+            name = RowName(f"{block.name}_init", block.init.target.buffer.name)
+            outside = [lp for lp in kept if not feeds_reduction(lp, block)]
+            result.append(Row(name, block, block.init, tuple(outside), kernel, True))
+        is_init = block.name.endswith("_init") and not block.is_reduction
+        name = RowName(block.name, block.store.target.buffer.name)
+        result.append(Row(name, block, block.store, tuple(kept), kernel, is_init))
+    return result
+
+
+def distinct_threads(loops: list[Loop]) -> list[Loop]:
+    kept: list[Loop] = []
+    for loop in loops:
+        if loop.thread is not None:
+            kept = [lp for lp in kept if lp.thread != loop.thread]
+        kept.append(loop)
+    return kept
+
+
+def feeds_reduction(loop: Loop, block: Block) -> bool:
+    """Whether a reduction iterator of the block is bound to the loop."""
+    for it, binding in zip(block.iters, block.bindings, strict=True):
+        if it.kind == "reduce":
+            for digit in loop.digits:
+                if not scalar.is_static(usage.mentions(binding, digit), 0):
+                    return True
+    return False
+
+
+def is_task(loop: Loop) -> Scalar:
+    """p_l: the loop's iterations are separate tasks."""
+    if loop.thread is not None:
+        return int(loop.thread.startswith("blockIdx"))
+    return 1 if loop.kind == "parallel" else loop.parallel
+
+
+def is_vector(loop: Loop) -> Scalar:
+    """Condition that the loop is (part of) the vectorized one."""
+    return 1 if loop.kind == "vectorized" else loop.vector
+
+
+# ---------------------------------------------------------------- addresses
+
+
+def value_at(affine: Affine, point: dict[Digit, Scalar]) -> Scalar:
+    """The affine form where `point` gives digits their values and all others are 0."""
+    total: Scalar = affine.constant
+    for digit, coefficient in affine.terms.items():
+        if digit in point or digit.source is not None:
+            total = total + coefficient * digit_at(digit, point)
+    return total
+
+
+def digit_at(digit: Digit, point: dict[Digit, Scalar]) -> Scalar:
+    """A digit's value at a point, through its formula if it is derived."""
+    if digit in point:
+        return point[digit]
+    if digit.source is None:
+        return 0
+    value = scalar.floor_div(value_at(digit.source.flat, point), digit.source.inner)
+    return value if digit.source.outermost else scalar.floor_mod(value, digit.extent)
+
+
+def index_at(index: sympy.Expr, block: Block, point: dict[Digit, Scalar]) -> Scalar:
+    """An index expression of the block's iterators at a point."""
+    used = index.free_symbols
+    mapping = {
+        it.symbol: sympy.sympify(value_at(binding, point))
+        for it, binding in zip(block.iters, block.bindings, strict=True)
+        if it.symbol in used
+    }
+    return scalar.plain(index.xreplace(mapping))
+
+
+def moved_dims(access: Access, block: Block, digits: Collection[Digit]) -> list[int]:
+    """Buffer dimensions whose index depends on any of the digits."""
+    iters = {
+        it.symbol
+        for it, binding in zip(block.iters, block.bindings, strict=True)
+        if any(_depends(d, digits) for d in binding.terms)
+    }
+    return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]
+
+
+def _depends(digit: Digit, digits: Collection[Digit]) -> bool:
+    if digit in digits:
+        return True
+    return digit.source is not None and any(_depends(d, digits) for d in digit.source.flat.terms)
+
+
+def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:
+    """Row-major element strides."""
+    return [ir.product(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def loop_point(loop: Loop, value: Scalar) -> dict[Digit, Scalar]:
+    """The digits of a loop when its (fused) variable has `value`."""
+    point = {}
+    inner: Scalar = 1
+    for i in range(len(loop.digits) - 1, -1, -1):
+        digit = loop.digits[i]
+        part = scalar.floor_div(value, inner)
+        point[digit] = part if i == 0 else scalar.floor_mod(part, digit.extent)
+        inner = inner * digit.extent
+    return point
+
+
+def offsets(
+    access: Access,
+    block: Block,
+    shape: tuple[Scalar, ...],
+    loop: Loop,
+    values: Sequence[Scalar] = (1,),
+) -> list[Scalar]:
+    """|address(loop = value) - address(origin)| in elements for each value, other loops at 0."""
+    steps = strides(shape)
+    dims = moved_dims(access, block, loop.digits)
+    origin = [index_at(access.indices[dim], block, {}) for dim in dims]
+    found = []
+    for value in values:
+        point = loop_point(loop, value)
+        total: Scalar = 0
+        for dim, start in zip(dims, origin, strict=True):
+            total = total + (index_at(access.indices[dim], block, point) - start) * steps[dim]
+        found.append(abs(total) if isinstance(total, int) else expr.Absolute(total))
+    return found
+
+
+def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
+    """Condition that the iteration loop = value, other loops at 0, passes the block's guards."""
+    point = loop_point(loop, value)
+    result: Scalar = 1
+    for flat, bound in block.guards:
+        if any(d in point for d in flat.terms):
+            result = scalar.both(result, scalar.less(value_at(flat, point), bound))
+    return result
+
+
+# ---------------------------------------------------------------- footprints
+
+
+def hull(
+    access: Access,
+    block: Block,
+    extents: dict[Digit, Scalar],
+    before: tuple[Collection[Digit], list[Scalar]] | None = None,
+) -> list[Scalar]:
+    """Index range per dimension while each digit of `extents` runs over that many values.
+
+    All other digits stay at 0. Guards keep a guarded flat index below its bound.
+
+    Args:
+        before: (digits, hull): the hull without those digits, of which the dimensions that do
+            not depend on them are taken over.
+    """
+    dims = range(len(access.indices)) if before is None else moved_dims(access, block, before[0])
+    used = {s for dim in dims for s in access.indices[dim].free_symbols}
+    own = [(it.symbol, b) for it, b in zip(block.iters, block.bindings, strict=True)]
+    spans = {symbol: _span(b, block, extents) for symbol, b in own if symbol in used}
+    origin = {symbol: value_at(b, {}) for symbol, b in own if symbol in used}
+    result: list[Scalar] = [1] * len(access.indices) if before is None else list(before[1])
+    for dim in dims:
+        result[dim] = scalar.plain(index_span(access.indices[dim], spans, origin))
+    return result
+
+
+def _span(affine: Affine, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
+    """Number of values between the least and the greatest of an affine form."""
+    span: Scalar = 1
+    terms = dict(affine.terms)
+    for flat, bound in block.guards:
+        inside = [d for d in flat.terms if d in terms]
+        if inside and len(inside) == len(flat.terms):
+            width = _span(flat, _unguarded(block), extents)
+            factor = _divide(terms[inside[-1]], flat.terms[inside[-1]])
+            span = span + factor * (scalar.minimum(width, bound) - 1)
+            terms = {d: c for d, c in terms.items() if d not in flat.terms}
+    for digit, coefficient in reversed(terms.items()):
+        if digit not in extents and digit.source is None:
+            continue
+        span = scalar.spread(span, _digit_span(digit, block, extents), coefficient)
+    return span
+
+
+def _divide(a: Scalar, b: Scalar) -> Scalar:
+    return scalar.plain(sympy.sympify(a) / b)
+
+
+def _unguarded(block: Block) -> Block:
+    return dataclasses.replace(block, guards=[])
+
+
+def _digit_span(digit: Digit, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
+    if digit.source is None:
+        return extents.get(digit, 1)
+    flat = digit.source.flat
+    reach = _span(_turning(digit.source, digit.extent, extents), _unguarded(block), extents)
+    for guarded, bound in block.guards:
+        if guarded is flat or guarded.terms == flat.terms:
+            reach = scalar.minimum(reach, bound)
+    return scalar.minimum(digit.extent, scalar.ceil_div(reach, digit.source.inner))
+
+
+def _turning(source: ir.Source, extent: Scalar, extents: dict[Digit, Scalar]) -> Affine:
+    """The flat index of a derived digit without the terms that take it round whole periods.
+
+    Where a term with coefficient 1 runs, the flat index has no gaps and its range says all.
+    """
+    running = [c for d, c in source.flat.terms.items() if d.source is not None or d in extents]
+    if source.outermost or any(scalar.is_static(c, 1) for c in running):
+        return source.flat
+    period = source.inner * extent
+    terms = {
+        d: scalar.select(scalar.equal(scalar.floor_mod(c, period), 0), 0, c)
+        for d, c in source.flat.terms.items()
+    }
+    return Affine(terms, source.flat.constant)
+
+
+def index_span(
+    index: sympy.Expr,
+    spans: dict[sympy.Symbol, Scalar],
+    origin: dict[sympy.Symbol, Scalar],
+) -> Scalar:
+    if index.is_Symbol:
+        return spans[index]
+    if not index.free_symbols & set(spans):
+        return 1
+    if isinstance(index, sympy.Add):
+        total: Scalar = 1
+        for arg in index.args:
+            total = total + index_span(arg, spans, origin) - 1
+        return total
+    if isinstance(index, sympy.Mul):
+        factors = [f for f in index.args if not f.free_symbols & set(spans)]
+        rest = index / sympy.Mul(*factors)
+        factor = scalar.plain(sympy.Mul(*factors))
+        if isinstance(factor, int):
+            factor = abs(factor)
+        return factor * (index_span(rest, spans, origin) - 1) + 1
+    if isinstance(index, (expr.FloorDiv, expr.FloorMod)):
+        inner, divisor = index.args
+        span = index_span(inner, spans, origin)
+        start = scalar.plain(inner.xreplace({s: sympy.sympify(v) for s, v in origin.items()}))
+        divisor = scalar.plain(divisor)
+        if isinstance(index, expr.FloorDiv):
+            last = scalar.floor_div(start + span - 1, divisor)
+            return last - scalar.floor_div(start, divisor) + 1
+        fits = scalar.less_equal(scalar.floor_mod(start, divisor) + span, divisor)
+        return scalar.select(fits, span, divisor)
+    raise NotImplementedError(f"footprint of index {index}")
+
+
+def largest(hulls: list[list[Scalar]]) -> list[Scalar]:
+    """Largest hull over several accesses to one buffer, per dimension."""
+    result = hulls[0]
+    for other in hulls[1:]:
+        result = [scalar.maximum(a, b) for a, b in zip(result, other, strict=True)]
+    return result

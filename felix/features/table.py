@@ -1,0 +1,152 @@
+"""From a symbolic program to its table of feature formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import sympy
+
+from felix.features import analytic, code, memory, spec
+from felix.features import stores as store_rows
+from felix.symbolic import allocation, expr, ir, load, postprocs, scalar
+from felix.symbolic.ir import Program, Scalar
+from felix.target import Hardware
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """Formulas of one program: `values[r][f]` for row r and feature f of `spec.NAMES`.
+
+    They may hold aliases (`symbolic.expr`).
+    """
+
+    rows: tuple[store_rows.RowName, ...]
+    values: tuple[tuple[sympy.Expr, ...], ...]
+
+
+def build(program: Program, hardware: Hardware) -> Table:
+    """All features of a program after its postprocessors."""
+    machine = memory.Machine(
+        hardware.is_gpu,
+        SECTOR_LINE if hardware.is_gpu else hardware.cache_line_bytes,
+        hardware.l1_bytes,
+        hardware.l2_bytes,
+        max(hardware.l3_bytes, hardware.l2_bytes),
+    )
+    stores = store_rows.rows(program)
+    allocated = {a.buffer.name: a for a in allocation.allocations(program)}
+    shapes = {name: b.shape for name, b in program.buffers.items()}
+    shapes |= {name: a.shape for name, a in allocated.items()}
+    body = [_row_values(row, allocated, shapes, machine) for row in stores]
+    for row, own, copies in zip(stores, body, code.copies(stores), strict=True):
+        own["code_copies"] = copies
+        own |= code.row_values(row, own, hardware.vector_lanes, hardware.is_gpu)
+    body = [{name: expr.alias(value) for name, value in own.items()} for own in body]
+    tails = analytic.tails(program, stores, body, hardware)
+    values = []
+    for row, own in zip(stores, body, strict=True):
+        full = {**own, **tails[row.kernel]}
+        values.append(tuple(sympy.sympify(full.get(name, 0)) for name in spec.NAMES))
+    return Table(tuple(r.name for r in stores), tuple(values))
+
+
+#: GPU global memory moves in sectors of this size.
+SECTOR_LINE = memory.SECTOR_BYTES
+
+
+def _row_values(
+    row: store_rows.Row,
+    allocated: dict[str, allocation.Allocation],
+    shapes: dict[str, tuple[Scalar, ...]],
+    machine: memory.Machine,
+) -> dict[str, Scalar]:
+    values = _compute(row)
+    values |= _structure(row)
+    values |= _allocation(row, allocated)
+    stack = memory.levels(row, machine)
+    for slot in range(min(spec.SLOTS, len(row.accesses))):
+        own = memory.slot_values(row, slot, stack, shapes, machine)
+        names = [f"buf{slot}.{name}" for name in spec.SLOT_NAMES]
+        values |= dict(zip(names, own, strict=True))
+    return values
+
+
+def operation_counts(value: ir.Value) -> Counter[str]:
+    """Operations of a value tree by feature name, each node once.
+
+    Index arithmetic inside of loads is not counted; integer work of the value itself is.
+    """
+    counts: Counter[str] = Counter()
+    floats = {"addsub": "float_add", "mul": "float_mul", "divmod": "float_div", "cmp": "float_cmp",
+              "math": "float_math"}  # fmt: skip
+    for node in value.walk():
+        kind = load.OPERATION_KINDS.get(node.op)
+        if kind == "select":
+            counts["select_ops"] += 1
+        elif kind == "bool":
+            counts["bool_ops"] += 1
+        elif kind is not None:
+            counts[floats[kind] if node.is_float else "int_ops"] += 1
+    return counts
+
+
+def _compute(row: store_rows.Row) -> dict[str, Scalar]:
+    counts = operation_counts(row.store.value)
+    trip = row.trip
+    floats = sum(n for name, n in counts.items() if name.startswith("float_"))
+    executed = {name: trip * n for name, n in counts.items()}
+    return {**executed, "float_ops": trip * floats if floats else 0}
+
+
+def _structure(row: store_rows.Row) -> dict[str, Scalar]:
+    loops = row.loops
+    innermost: Scalar = 1
+    for loop in loops:
+        innermost = scalar.select(scalar.equal(loop.extent, 1), innermost, loop.extent)
+    plain = [lp for lp in loops if lp.thread is None]
+    virtual = [lp.extent for lp in loops if (lp.thread or "").startswith("vthread")]
+    one_by_one = [scalar.select(store_rows.is_task(lp), 1, lp.extent) for lp in plain]
+    tasks = [scalar.select(store_rows.is_task(lp), lp.extent, 1) for lp in plain]
+    lanes = [scalar.select(store_rows.is_vector(lp), lp.extent, 1) for lp in plain]
+    unbound, bound = memory.reduce_trips(row)
+    steps = [lp.annotations.get(postprocs.PRAGMA_STEP) for lp in loops]
+    step: Scalar = next((s for s in reversed(steps) if s is not None), 0)
+    return {
+        "trip_count": row.trip,
+        "active_trips": _active(row),
+        "serial_trips": ir.product([*one_by_one, *virtual]),
+        "reduce_trips": unbound,
+        "thread_reduce": bound,
+        "parallel_extent": ir.product(tasks),
+        "vector_extent": ir.product(lanes),
+        "innermost_extent": innermost,
+        "unroll_step": step,
+        "is_init": int(row.is_init),
+        "is_reduction": int(row.block.is_reduction and not row.is_init),
+    }
+
+
+def _active(row: store_rows.Row) -> Scalar:
+    """Iterations that pass the guards: each guarded flat index keeps its first `bound` values."""
+    active = row.trip
+    digits = {d for lp in row.loops for d in lp.digits}
+    for flat, bound in row.block.guards:
+        if all(d in digits for d in flat.terms):
+            issued = ir.product(d.extent for d in flat.terms)
+            if isinstance(active, int) and isinstance(issued, int):
+                active = active // issued * min(bound, issued)
+            else:
+                active = active / issued * scalar.minimum(bound, issued)
+    return active
+
+
+def _allocation(
+    row: store_rows.Row, allocated: dict[str, allocation.Allocation]
+) -> dict[str, Scalar]:
+    buffer = row.store.target.buffer
+    if buffer.name not in allocated:
+        return {"alloc_bytes": ir.product(buffer.shape) * buffer.dtype_bytes, "alloc_trips": 1}
+    own = allocated[buffer.name]
+    times = ir.product(lp.extent for lp in store_rows.distinct_threads(own.loops))
+    return {"alloc_bytes": own.size_bytes, "alloc_trips": times}

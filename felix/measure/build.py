@@ -1,0 +1,112 @@
+"""From a scheduled module to a file that another process can run.
+
+Reads a module and its target (TVM's JSON); writes a shared library, or LLVM IR where there is
+no linker.
+
+Where the time goes for a 512^3 GEMM candidate on `llvm`: reading the module 2 ms, lowering
+and LLVM's passes 25 to 450 ms, machine code 25 to 600 ms, then `ld` 3 ms (`gcc` as a driver
+10 to 25 ms) and loading 0.2 ms. TVM's JIT takes as long for machine code as writing an object
+file does, and would take it in the run worker, where nothing else may run meanwhile. So:
+object file and `ld`; else a compiler driver; else LLVM IR, which the run worker compiles.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import shutil
+import subprocess
+from typing import Any
+
+import tvm
+from tvm.support import cc
+
+from felix.measure.cuda import build as cuda_build
+
+
+class Link(enum.StrEnum):
+    """How a build becomes loadable."""
+
+    #: The first of the others that this machine has.
+    AUTO = "auto"
+    #: The linker itself.
+    LD = "ld"
+    #: A C compiler as the linker's driver.
+    CC = "cc"
+    #: No linker: LLVM IR, compiled by the process that runs it.
+    JIT = "jit"
+
+
+def handle(payload: str, stem: str, link: str) -> dict[str, Any]:
+    """The `build` verb: `payload` holds module and target; the result goes to `stem` + suffix."""
+    mod, target = tvm.ir.load_json(payload)
+    return {"library": build(mod, target, stem, Link(link))}
+
+
+def payload(mod: tvm.IRModule, target: tvm.target.Target) -> str:
+    """Module and target as `handle` reads them."""
+    return str(tvm.ir.save_json([mod, target]))
+
+
+def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -> str:
+    """Compile `mod`; returns the path of the file: `stem` + ".so" or ".ll".
+
+    Raises:
+        ValueError: a module with device code and no linker.
+    """
+    library = module(mod, target)
+    link = resolve(link)
+    if link is Link.JIT:
+        if len(library.imports):
+            raise ValueError("device code needs a linker: install binutils or a C compiler")
+        library.write_to_file(stem + ".ll")
+        return stem + ".ll"
+    objects = stem + ".objects"
+    os.makedirs(objects, exist_ok=True)
+    if link is Link.LD:
+        library.export_library(stem + ".so", fcompile=_ld, workspace_dir=objects)
+    else:
+        library.export_library(stem + ".so", workspace_dir=objects, options=["-lm"])
+    shutil.rmtree(objects)
+    return stem + ".so"
+
+
+def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Compile `mod`; for a GPU as it is measured.
+
+    Raises:
+        MeasureError: for a GPU, and what compiles for it is not here (`cuda_build.module`).
+    """
+    if target.kind.name == "cuda":
+        return cuda_build.module(mod, target)
+    return tvm.tirx.build(mod, target)
+
+
+def resolve(link: Link) -> Link:
+    """`AUTO` as what this machine has; the others unchanged."""
+    if link is not Link.AUTO:
+        return link
+    if shutil.which("ld"):
+        return Link.LD
+    return Link.CC if cc.get_cc() else Link.JIT
+
+
+def math_library() -> list[str]:
+    """Path of the C library's mathematics in this process, if it is a file of its own.
+
+    Libraries that name it bind to its current functions. Without a name, glibc gives them the
+    oldest ones it keeps, and there `expf` takes 1.5 times as long.
+    """
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libm" in line}
+    except OSError:
+        return []
+    return sorted(p for p in paths if os.path.basename(p).startswith(("libm.so", "libm-")))[:1]
+
+
+def _ld(output: str, objects: list[str]) -> None:
+    command = ["ld", "-shared", "-z", "noexecstack", "-o", output, *objects, *math_library()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ld failed: {done.stderr.strip()[:300]}")

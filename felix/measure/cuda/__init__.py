@@ -1,0 +1,3 @@
+"""Building for and timing on NVIDIA GPUs."""
+
+from __future__ import annotations

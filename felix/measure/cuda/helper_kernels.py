@@ -1,0 +1,234 @@
+"""Helper kernels of the CUDA run worker, as source and as launches.
+
+- *sweep* reads through a buffer of twice the L2, which leaves the cache cold and clean (writing
+  through it would leave dirty lines that the measured kernel then has to write back);
+- *compare* counts elements that differ from the expected output, by the rule of `reference`;
+- *probe* runs a fixed chain of multiply-adds on every SM: its time is the inverse of the clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from felix.measure.cuda import driver, nvrtc
+
+SOURCE = """
+typedef unsigned long long u64;
+
+extern "C" __global__ void felix_sweep(const uint4* data, u64 n, unsigned* sink) {
+  unsigned seen = 0;
+  u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+    uint4 v = data[i];
+    seen ^= v.x ^ v.y ^ v.z ^ v.w;
+  }
+  if (seen == 0x9e3779b9u) *sink = seen;
+}
+
+extern "C" __global__ void felix_probe(float* out, int n) {
+  float x = out[threadIdx.x];
+  for (int i = 0; i < n; ++i) x = fmaf(x, 0.9999f, 1e-6f);
+  if (x == 123.0f) out[threadIdx.x] = x;
+}
+
+__device__ double value(const void* data, u64 i, int kind) {
+  if (kind == 1) return ((const float*)data)[i];
+  if (kind == 2) return ((const double*)data)[i];
+  unsigned short bits = ((const unsigned short*)data)[i];
+  if (kind == 4) return __uint_as_float((unsigned)bits << 16);
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
+  return f;
+}
+
+extern "C" __global__ void felix_compare(const void* got, const void* want, u64 n, double relative,
+                                         double rms, int kind, u64* result) {
+  u64 step = (u64)gridDim.x * blockDim.x;
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+    bool same;
+    if (kind == 0) {
+      same = ((const unsigned char*)got)[i] == ((const unsigned char*)want)[i];
+    } else {
+      double g = value(got, i, kind), w = value(want, i, kind);
+      bool finite = fabs(w) <= 1.7976931348623157e308;
+      same = finite ? fabs(g - w) <= relative * (fabs(w) + rms) : g == w || (g != g && w != w);
+    }
+    if (!same) {
+      atomicAdd(result, 1ull);
+      atomicMin(result + 1, i);
+    }
+  }
+}
+"""
+#: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
+KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
+_PROBE_STEPS = 16_000
+#: The fastest of so many probes tells the clock.
+_PROBES = 3
+#: Probes between two looks at the clock, and looks without a gain after which it is at its best.
+_DELAY, _SETTLED = 10, 8
+
+
+class Helpers:
+    """The helper kernels on a context."""
+
+    def __init__(self, context: driver.Context, folder: pathlib.Path) -> None:
+        self._context = context
+        self._module = context.load(cubin(context.arch, folder))
+        words = context.l2_bytes * 2 // 16
+        swept = context.allocate(words * 16)
+        context.fill(swept, 0, words * 16)
+        self._scratch = context.allocate(4096)
+        context.fill(self._scratch, 0, 4096)
+        self._sweep = context.kernel(
+            self._module, "felix_sweep", (528, 1, 1, 512, 1, 1),
+            [ctypes.c_uint64(swept), ctypes.c_uint64(words), ctypes.c_uint64(self._scratch)],
+        )  # fmt: skip
+        self._probe = context.kernel(
+            self._module, "felix_probe", (context.multiprocessors, 1, 1, 128, 1, 1),
+            [ctypes.c_uint64(self._scratch), ctypes.c_int(_PROBE_STEPS)],
+        )  # fmt: skip
+        self._events = (context.event(), context.event())
+
+    def sweep(self) -> None:
+        """Make the L2 cold."""
+        self._context.launch(self._sweep)
+
+    def delay(self, count: int) -> None:
+        """Keep the device busy for `count` probes."""
+        for _ in range(count):
+            self._context.launch(self._probe)
+
+    def probe_us(self) -> float:
+        """Time of one probe; another one before it keeps the host's launches out of it."""
+        start, end = self._events
+        self._context.launch(self._probe)
+        self._context.record(start)
+        self._context.launch(self._probe)
+        self._context.record(end)
+        self._context.synchronize()
+        return self._context.elapsed_us(start, end)
+
+    def mismatches(
+        self, got: int, want: int, count: int, relative: float, rms: float, kind: int
+    ) -> int:
+        """How many of `count` elements (bytes for kind 0) differ."""
+        result = np.array([0, 2**63], dtype=np.uint64)
+        self._context.upload(self._scratch, result)
+        args = [
+            ctypes.c_uint64(got), ctypes.c_uint64(want), ctypes.c_uint64(count),
+            ctypes.c_double(relative), ctypes.c_double(rms), ctypes.c_int(kind),
+            ctypes.c_uint64(self._scratch),
+        ]  # fmt: skip
+        blocks = max(1, min(1056, -(-count // 256)))
+        kernel = self._context.kernel(
+            self._module, "felix_compare", (blocks, 1, 1, 256, 1, 1), args
+        )
+        self._context.launch(kernel)
+        self._context.synchronize()
+        return int(self._context.download(self._scratch, result)[0])
+
+
+class Probe(Protocol):
+    """What a `Clock` needs of a device: `Helpers` has it."""
+
+    def probe_us(self) -> float:
+        """Time of one probe."""
+        ...
+
+    def delay(self, count: int) -> None:
+        """Keep the device busy for `count` probes."""
+        ...
+
+
+class Clock:
+    """Guards against a clock that sank: idle devices slow down between candidates.
+
+    Full speed is the fastest seen. What lasts (a limit on power, heat) is no disturbance: after
+    `patience` waits in vain, one after the other, the clock of the moment counts as full until a
+    faster one is seen. Its measure is the time of a probe; `tolerance` is relative.
+    """
+
+    def __init__(
+        self,
+        helpers: Probe,
+        tolerance: float = 0.02,
+        limit_s: float = 0.05,
+        patience: int = 3,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._helpers = helpers
+        self._tolerance = tolerance
+        self._limit_s = limit_s
+        self._patience = patience
+        self._now = now
+        self._full_us: float | None = None
+        self._in_vain = 0
+
+    def undisturbed(
+        self,
+        measure: Callable[[], list[float]],
+        decides: Callable[[list[float], float], bool] = lambda found, changed: True,
+    ) -> list[float]:
+        """What `measure` returns, at full clock if it can be had.
+
+        Where the clock changed meanwhile, by a factor `changed`, and `decides(found, changed)` is
+        true, it measures once more.
+        """
+        before_us = self._steady()
+        found = measure()
+        after_us = self._look()
+        changed = max(before_us, after_us) / min(before_us, after_us)
+        if changed > 1 + self._tolerance and decides(found, changed):
+            self._steady()
+            return measure()
+        return found
+
+    def _steady(self) -> float:
+        """Keep the device busy until the clock is full, or it has taken too long; the probe."""
+        full_us = self._learned() if self._full_us is None else self._full_us
+        deadline = self._now() + self._limit_s
+        probe_us = fastest_us = self._look()
+        while probe_us > full_us * (1 + self._tolerance):
+            if self._now() > deadline:
+                self._in_vain += 1
+                if self._in_vain >= self._patience:
+                    self._full_us, self._in_vain = fastest_us, 0
+                return probe_us
+            self._helpers.delay(_DELAY)
+            probe_us = self._look()
+            fastest_us = min(fastest_us, probe_us)
+        self._in_vain = 0
+        return probe_us
+
+    def _learned(self) -> float:
+        """The probe at full clock: keep the device busy until it gets no faster."""
+        full_us, vain = self._look(), 0
+        while vain < _SETTLED:
+            self._helpers.delay(_DELAY)
+            probe_us = self._look()
+            vain = vain + 1 if probe_us > full_us * (1 - self._tolerance) else 0
+            full_us = min(full_us, probe_us)
+        return full_us
+
+    def _look(self) -> float:
+        """Time of a probe now; the fastest seen is noted."""
+        probe_us = min(self._helpers.probe_us() for _ in range(_PROBES))
+        self._full_us = min(probe_us, self._full_us or probe_us)
+        return probe_us
+
+
+def cubin(arch: str, folder: pathlib.Path) -> bytes:
+    """The helpers' cubin, compiled once for all workers of a pool."""
+    path = folder / f"helpers-{arch}.cubin"
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.write_bytes(nvrtc.compile_cubin(SOURCE, arch, options=()))
+        part.rename(path)
+    return path.read_bytes()

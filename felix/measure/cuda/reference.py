@@ -1,0 +1,81 @@
+"""Expected outputs computed on the device, and how far from them outputs may be.
+
+The reference is the unscheduled program, one thread an element. On the host it takes seconds for a
+batched convolution; this takes milliseconds. Each block of the program becomes a kernel of its own
+whose threads are the block's outputs; sums keep their order, and fast math is off. What has no
+such form (no output axis, very long sums) is left to the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import s_tir
+
+from felix.measure import reference
+from felix.measure.cuda import build, nvrtc
+
+_REDUCTION = 2
+_THREADS = 256
+#: A longer sum in one thread takes too long.
+_MAX_REDUCTION = 1 << 21
+_PRECISE = ("--fmad=true",)
+#: Relative tolerance where fast math's approximation of an operation dominates.
+_APPROXIMATE = {"tanh": 1.5e-3, "pow": 1e-4, "log": 1e-4, "sin": 1e-4, "cos": 1e-4, "exp": 2e-5,
+                "sigmoid": 2e-5, "erf": 2e-5, "rsqrt": 2e-5, "sqrt": 2e-5}  # fmt: skip
+
+
+def program(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[build.Plan, bytes] | None:
+    """Plan and cubin of the reference; None where the host has to compute it."""
+    simple = scheduled(mod)
+    if simple is None:
+        return None
+    lowered = build.lower(simple, target)
+    source = lowered.source
+    return lowered.plan, nvrtc.compile_cubin(
+        source.text, lowered.arch, options=_PRECISE, headers=source.headers
+    )
+
+
+def tolerance(mod: tvm.IRModule) -> float:
+    """Relative tolerance of a program on a GPU: TVM's builds use fast math there.
+
+    It replaces divisions, roots and transcendental functions by approximations of a few
+    units in the last place, tanh by one of 5e-4.
+    """
+    names = reference.calls(mod)
+    found = [limit for name, limit in _APPROXIMATE.items() if name in names]
+    return max([reference.tolerance(mod), *found])
+
+
+def scheduled(mod: tvm.IRModule) -> tvm.IRModule | None:
+    """The program with one thread an output element; None where it has no such form."""
+    if reference.reduction_length(mod) > _MAX_REDUCTION:
+        return None
+    schedule = s_tir.Schedule(mod, debug_mask="none")
+    for name in [str(block.name_hint) for block in reference.leaf_blocks(mod["main"])]:
+        if not _bind(schedule, name):
+            return None
+    return schedule.mod
+
+
+def _bind(schedule: Any, name: str) -> bool:
+    """Give each output element of a block a thread."""
+    block = schedule.get_sblock(name)
+    loops = schedule.get_loops(block)
+    kinds = [v.iter_type for v in schedule.get(block).iter_vars]
+    if len(loops) != len(kinds):
+        return False
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != _REDUCTION]
+    others = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCTION]
+    if not spatial:
+        return False
+    schedule.reorder(*spatial, *others)
+    elements = math.prod(int(schedule.get(loop).extent) for loop in spatial)
+    fused = schedule.fuse(*spatial)
+    outer, inner = schedule.split(fused, [None, min(_THREADS, elements)])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
+    return True

@@ -1,0 +1,103 @@
+"""What a pool keeps: how it works, its tasks, and candidates on their way through it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from concurrent.futures import Future
+
+import tvm
+
+from felix.measure import build, protocol, timing
+from felix.measure.cuda import nvrtc
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """How a `local.LocalPool` works; None means: chosen for the target."""
+
+    #: Build workers; None: one a core.
+    builders: int | None = None
+    #: CPU seconds of one build. The best kernels of a GPU compile in 0.1 to 2.5 s, and of 160
+    #: random programs for a CPU the slowest took 2.3 s (`benchmarks/build_time.py`).
+    build_timeout_s: float = 6.0
+    #: For checking and timing one candidate together.
+    run_timeout_s: float = 10.0
+    reference_timeout_s: float = 120.0
+    start_timeout_s: float = 60.0
+    #: Address space of one builder; a build that needs more is a build error. None: no limit.
+    build_memory_bytes: int | None = 8 << 30
+    link: build.Link = build.Link.AUTO
+    #: Stop builders while timing; None: on CPU targets.
+    pause_builders: bool | None = None
+    #: Compare outputs with the unscheduled program before timing.
+    check: bool = True
+    #: Seed of the inputs.
+    seed: int = 0
+    #: None: `timing.TimingOptions()` on a CPU, `timing.GPU` on a GPU.
+    timing: timing.TimingOptions | None = None
+    #: CUDA: let TVM write unrolled loops out, instead of a pragma for the compiler.
+    explicit_unroll: bool = True
+    #: CUDA: variables for the elements of arrays in registers (`cuda_source.scalars`).
+    scalar_registers: bool = True
+    #: CUDA: what NVRTC is told, beside the architecture.
+    nvrtc_options: tuple[str, ...] = nvrtc.FAST
+    #: CUDA: a candidate with more source is a build error: the longest one built in 6 s had 774 kB
+    #: (docs/measuring-cuda.md).
+    max_source_bytes: int = 800_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Device:
+    """What candidates run on: TVM's `kind` of device ("cpu", "cuda"), its name and its cache."""
+
+    kind: str
+    name: str
+    cache_bytes: int
+
+
+@dataclasses.dataclass(slots=True)
+class TaskState:
+    """What the pool keeps of one task; used by the run thread only, but for the first five."""
+
+    target: tvm.target.Target
+    device: Device
+    folder: str
+    payload: str
+    #: libraries of fast candidates by the digest of their payload: one submitted again is not
+    #: built again
+    libraries: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Why there is no reference, and how often more to try for one.
+    failure: str | None = None
+    tries_left: int = 2
+    best_us: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Job:
+    """A candidate on its way through the pool."""
+
+    state: TaskState
+    payload: str
+    stem: str
+    future: Future[protocol.Measurement]
+    thorough: bool = False
+    binary: str = ""
+    build_s: float = 0.0
+
+    @property
+    def digest(self) -> str:
+        """Identity of what is built."""
+        return hashlib.sha256(self.payload.encode()).hexdigest()
+
+    def failed(
+        self, error: protocol.ErrorClass, message: str, run_s: float = 0.0
+    ) -> protocol.Measurement:
+        """Its measurement if it has no latency."""
+        return protocol.Measurement(
+            error=error,
+            message=message,
+            build_s=self.build_s,
+            run_s=run_s,
+            device=self.state.device.name,
+        )

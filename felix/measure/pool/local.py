@@ -1,0 +1,306 @@
+"""Measure on this machine: builders, and one worker that runs, in processes of their own.
+
+    submit -> [to build] -> builder threads -> [to run] -> run thread -> future
+
+Each thread owns one worker process (see `process`, `host`; `run_worker` for that of the run
+thread). What a candidate does to its worker is its own loss: the worker is replaced by a fresh
+fork (10 ms) and the rest go on.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Self
+
+import tvm
+
+from felix import errors, target
+from felix.measure import build, protocol
+from felix.measure.cuda import driver, nvrtc
+from felix.measure.pool import candidates, device_lock, run_stage, rwlock
+from felix.measure.pool import worker as pool_worker
+from felix.target import cpu
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from felix.task import Task
+
+LocalOptions = candidates.LocalOptions
+_ErrorClass = protocol.ErrorClass
+
+#: A library is kept, for being measured again, up to this multiple of the best latency.
+_KEPT_RATIO = 1.3
+
+
+class LocalPool:
+    """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
+
+    Raises:
+        MeasureError: the target needs a device that this machine does not have or give.
+    """
+
+    def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
+        self.gate = rwlock.Gate()
+        self._options = options or LocalOptions()
+        self._kind = task.target.kind.name
+        self._device = _device(task.target)
+        is_cpu = self._device.kind == "cpu"
+        exclusive = self.gate if is_cpu else device_lock.for_device(self._device.kind)
+        self._host = pool_worker.Host(self._options.start_timeout_s)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._submitted = 0
+        self._states: dict[str, candidates.TaskState] = {}
+        self._to_build: queue.SimpleQueue[candidates.Job | None] = queue.SimpleQueue()
+        self._to_run: queue.SimpleQueue[candidates.Job | candidates.TaskState | None] = (
+            queue.SimpleQueue()
+        )
+        threads = _num_cores(task.target) if is_cpu else 1
+        count = self._options.builders or cpu.available_cores()
+        limit = self._options.build_memory_bytes
+        self._builders = [
+            self._worker(f"builder-{index}", threads=1, nice=10, memory_bytes=limit)
+            for index in range(count)
+        ]
+        self._runner = self._worker("runner", threads=threads, nice=0, memory_bytes=None)
+        pause = is_cpu if self._options.pause_builders is None else self._options.pause_builders
+        quiet = run_stage.Quiet(exclusive, self._builders if pause else ())
+        self._runs = run_stage.RunWorker(self._runner, quiet, self._options, self._device)
+        self._threads = [
+            threading.Thread(target=self._build_loop, args=(worker,), daemon=True)
+            for worker in self._builders
+        ] + [threading.Thread(target=self._run_loop, daemon=True)]
+        self._host.launch()
+        for thread in self._threads:
+            thread.start()
+        self._state = self._state_of(task)
+
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
+        """Queue one scheduled module of the pool's task."""
+        return self._submit(mod, self._state, thorough)
+
+    def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
+        """Measure all and wait; results in the order of `mods`."""
+        return [future.result() for future in [self.submit(mod) for mod in mods]]
+
+    def for_task(self, task: Task) -> TaskView:
+        """A measurer for another task of the same target that shares this pool's workers."""
+        if task.target.kind.name != self._kind:
+            raise errors.MeasureError(f"this pool measures {self._kind}, not {task.target.kind}")
+        return TaskView(self, self._state_of(task))
+
+    def worker_pids(self) -> dict[str, int | None]:
+        """Process ids by name: the host, the builders, the runner."""
+        pids = {worker.name: worker.pid for worker in [*self._builders, self._runner]}
+        return {"host": self._host.pid, **pids}
+
+    def close(self) -> None:
+        """Cancel what waits, end all processes; running candidates become errors."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._drain()
+        for _ in self._builders:
+            self._to_build.put(None)
+        self._to_run.put(None)
+        self._host.close()
+        for thread in self._threads:
+            thread.join()
+        self._drain()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _worker(self, name: str, **limits: int | None) -> pool_worker.Worker:
+        # Builders see no GPU; the runner loads a kernel when it is loaded, not when it is timed.
+        is_runner = name == "runner"
+        cuda = {"CUDA_MODULE_LOADING": "EAGER"} if is_runner else {"CUDA_VISIBLE_DEVICES": ""}
+        settings = {
+            "device": self._device.kind,
+            "work_dir": str(self._host.work_dir),
+            "environment": cuda if self._device.kind == "cuda" else {},
+        }
+        return pool_worker.Worker(self._host, name, {**settings, **limits})
+
+    def _state_of(self, task: Task) -> candidates.TaskState:
+        with self._lock:
+            key = task.key
+            if key not in self._states:
+                folder = self._host.work_dir / f"task-{len(self._states)}"
+                folder.mkdir()
+                payload = build.payload(task.mod, task.target)
+                state = candidates.TaskState(task.target, self._device, str(folder), payload)
+                self._states[key] = state
+                self._to_run.put(state)  # the reference is made while the first builds go on
+            return self._states[key]
+
+    def _submit(
+        self, mod: tvm.IRModule, state: candidates.TaskState, thorough: bool
+    ) -> Future[protocol.Measurement]:
+        payload = build.payload(mod, state.target)
+        future: Future[protocol.Measurement] = Future()
+        with self._lock:
+            if self._closed:
+                raise errors.MeasureError("the pool is closed")
+            stem = str(pathlib.Path(state.folder, f"candidate-{self._submitted}"))
+            self._submitted += 1
+            job = candidates.Job(
+                state=state, payload=payload, stem=stem, future=future, thorough=thorough
+            )
+            job.binary = state.libraries.get(job.digest, "")
+            (self._to_run if job.binary else self._to_build).put(job)
+        return future
+
+    def _build_loop(self, worker: pool_worker.Worker) -> None:
+        while (job := self._to_build.get()) is not None:
+            if job.future.set_running_or_notify_cancel():
+                self._build(worker, job)
+
+    def _build(self, worker: pool_worker.Worker, job: candidates.Job) -> None:
+        request: dict[str, Any] = {"verb": "build", "payload": job.payload, "stem": job.stem}
+        if self._device.kind == "cuda":
+            request["verb"] = "build_cuda"
+            request["explicit"] = self._options.explicit_unroll
+            request["scalars"] = self._options.scalar_registers
+            request["options"] = self._options.nvrtc_options
+            request["max_source_bytes"] = self._options.max_source_bytes
+        else:
+            request["link"] = self._options.link.value
+        try:
+            reply = worker.call(request, self._options.build_timeout_s, busy=True)
+        except (pool_worker.WorkerLost, errors.MeasureError) as error:
+            job.build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
+            kind = run_stage.classify(error, _ErrorClass.BUILD)
+            self._settle(job, job.failed(kind, f"building: {error}"))
+            return
+        job.build_s = reply["seconds"]
+        if "error" in reply:
+            self._settle(job, job.failed(_ErrorClass(reply["error"]), reply["message"]))
+            return
+        job.binary = reply["library"]
+        self._to_run.put(job)
+
+    def _run_loop(self) -> None:
+        while (item := self._to_run.get()) is not None:
+            if isinstance(item, candidates.TaskState):
+                self._runs.prepare(item)
+            elif item.future.running() or item.future.set_running_or_notify_cancel():
+                measurement = self._runs.run(item)
+                self._keep_or_delete(item, measurement.latency_us)
+                self._settle(item, measurement)
+
+    def _keep_or_delete(self, job: candidates.Job, latency_us: float | None) -> None:
+        """Keep the library of a candidate near the best."""
+        state = job.state
+        with self._lock:
+            if job.digest in state.libraries:
+                return
+            if latency_us is not None and state.best_us is not None:
+                if latency_us <= _KEPT_RATIO * state.best_us:
+                    state.libraries[job.digest] = job.binary
+                    return
+        pathlib.Path(job.binary).unlink(missing_ok=True)
+
+    def _settle(self, job: candidates.Job, measurement: protocol.Measurement) -> None:
+        """Give a candidate its measurement; what failed after `close` did because of that."""
+        if self._closed and not measurement.ok:
+            measurement = job.failed(
+                _ErrorClass.INFRASTRUCTURE, "the pool was closed", measurement.run_s
+            )
+        job.future.set_result(measurement)
+
+    def _drain(self) -> None:
+        """Cancel jobs that no thread will take any more."""
+        for waiting in (self._to_build, self._to_run):
+            while True:
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if isinstance(job, candidates.Job) and not job.future.cancel():
+                    self._settle(
+                        job, job.failed(_ErrorClass.INFRASTRUCTURE, "the pool was closed")
+                    )
+
+
+class TaskView:
+    """A `protocol.Measurer` for one more task of a pool; closing it leaves the pool open."""
+
+    def __init__(self, pool: LocalPool, state: candidates.TaskState) -> None:
+        self._pool = pool
+        self._state = state
+
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
+        """Queue one scheduled module of this task."""
+        return self._pool._submit(mod, self._state, thorough)
+
+    def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
+        """Measure all and wait; results in the order of `mods`."""
+        return [future.result() for future in [self.submit(mod) for mod in mods]]
+
+    def close(self) -> None:
+        """Nothing to end: the workers are the pool's."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _device(built_for: tvm.target.Target) -> candidates.Device:
+    """The device a target runs on, if this machine has it."""
+    kind = built_for.kind.name
+    if kind not in ("llvm", "cuda"):
+        raise errors.MeasureError(f"cannot measure target kind {kind!r} on this machine")
+    hardware = target.hardware(built_for)
+    if kind == "cuda":
+        if not tvm.runtime.device("cuda", 0).exist:
+            raise errors.MeasureError(
+                "no CUDA device here: tune for 'llvm' or on a machine with a GPU"
+            )
+        nvrtc.check(str(built_for.attrs["arch"]), driver.version())
+        hardware = _gpu_here(built_for, hardware)
+    cache_bytes = hardware.l3_bytes or hardware.l2_bytes
+    return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
+
+
+def _gpu_here(built_for: tvm.target.Target, wanted: target.Hardware) -> target.Hardware:
+    """This machine's GPU, which the target may name: latencies are told of what they are from."""
+    here = target.hardware("cuda")
+    named = "model" in built_for.attrs or "feature.name" in built_for.attrs
+    if named and wanted.name != here.name:
+        raise errors.MeasureError(
+            f"the target is for {wanted.name}, the GPU here is {here.name}: "
+            "tune for 'cuda', which is the GPU that is here, or where the target's is"
+        )
+    return here
+
+
+def _num_cores(built_for: tvm.target.Target) -> int:
+    return int(built_for.attrs.get("num-cores", 0)) or cpu.available_cores()
+
+
+if TYPE_CHECKING:
+
+    def _conforms(pool: LocalPool, view: TaskView) -> tuple[protocol.Measurer, protocol.Measurer]:
+        return pool, view

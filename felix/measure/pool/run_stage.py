@@ -1,0 +1,160 @@
+"""The run worker as its pool sees it: prepares tasks, then checks and times their candidates."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from felix import errors
+from felix.measure import protocol, timing
+from felix.measure.pool import candidates
+from felix.measure.pool import worker as pool_worker
+
+_ErrorClass = protocol.ErrorClass
+
+
+class Exclusive(Protocol):
+    """What one at a time may have: a `gate.Gate`, a `device_lock.DeviceLock`."""
+
+    def acquire(self) -> None:
+        """Wait until nobody else has it."""
+        ...
+
+    def release(self) -> None:
+        """Let the next one in."""
+        ...
+
+
+class Quiet:
+    """Makes everything else stand still: who needs `exclusive`, and the `paused` workers."""
+
+    def __init__(self, exclusive: Exclusive, paused: Sequence[pool_worker.Worker]) -> None:
+        self._exclusive = exclusive
+        self._paused = paused
+
+    @contextlib.contextmanager
+    def until_end(self) -> Iterator[Callable[[], None]]:
+        """Gives a function that makes it quiet until the block ends."""
+        begun = False
+
+        def begin() -> None:
+            nonlocal begun
+            if not begun:
+                self._exclusive.acquire()
+            begun = True
+            for worker in self._paused:
+                worker.pause()
+
+        try:
+            yield begin
+        finally:
+            for worker in self._paused:
+                worker.resume()
+            if begun:
+                self._exclusive.release()
+
+
+class RunWorker:
+    """Sends requests to `worker` while it is quiet, and judges what comes of them."""
+
+    def __init__(
+        self,
+        worker: pool_worker.Worker,
+        quiet: Quiet,
+        options: candidates.LocalOptions,
+        device: candidates.Device,
+    ) -> None:
+        self._worker = worker
+        self._quiet = quiet
+        self._options = options
+        self._device = device
+        default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
+        self._timing = options.timing or default
+
+    def prepare(self, state: candidates.TaskState) -> None:
+        """Compute a task's reference; a failure is kept for its candidates.
+
+        What failed may have left memory or a broken context behind, so the next request gets a
+        fresh worker. There, the first candidate tries once more, unless it would take as long.
+        """
+        request = {
+            "verb": "prepare",
+            "folder": state.folder,
+            "payload": state.payload,
+            "seed": self._options.seed,
+            "check": self._options.check,
+        }
+        state.tries_left -= 1
+        try:
+            reply = self._call(request, self._options.reference_timeout_s)
+            state.failure = reply.get("message")
+        except pool_worker.WorkerTimeout as error:
+            state.failure, state.tries_left = str(error), 0
+        except (pool_worker.WorkerDied, errors.MeasureError) as error:
+            state.failure = str(error)
+
+    def run(self, job: candidates.Job) -> protocol.Measurement:
+        """Check and time one candidate."""
+        state = job.state
+        if state.failure is not None and state.tries_left > 0:
+            self.prepare(state)
+        if state.failure is not None:
+            message = f"the unscheduled program gave no reference: {state.failure}"
+            return job.failed(_ErrorClass.INFRASTRUCTURE, message)
+        start = time.monotonic()
+        try:
+            reply = self._call(self._request(job), self._options.run_timeout_s)
+        except (pool_worker.WorkerLost, errors.MeasureError) as error:
+            run_s = time.monotonic() - start
+            return job.failed(classify(error, _ErrorClass.LAUNCH), f"running: {error}", run_s)
+        if "error" in reply:
+            return job.failed(_ErrorClass(reply["error"]), reply["message"], reply["seconds"])
+        result = protocol.Measurement.timed(
+            reply["latencies_us"],
+            build_s=job.build_s,
+            run_s=reply["seconds"],
+            checked=reply["checked"],
+            device=self._device.name,
+        )
+        assert result.latency_us is not None
+        state.best_us = min(result.latency_us, state.best_us or result.latency_us)
+        return result
+
+    def _request(self, job: candidates.Job) -> dict[str, Any]:
+        options = self._timing.burst() if job.thorough else self._timing
+        request: dict[str, Any] = {
+            "verb": "run",
+            "folder": job.state.folder,
+            "library": job.binary,
+            "options": dataclasses.asdict(options),
+            "cache_bytes": self._device.cache_bytes,
+            "best_us": job.state.best_us,
+        }
+        if self._device.kind == "cpu":
+            request["move"] = job.thorough
+        return request
+
+    def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """One request; the worker ends with one that failed, unless that says `reusable`.
+
+        It may have written where it should not. It ends while it is quiet, for on a GPU that
+        takes the device's time, too.
+        """
+        with self._quiet.until_end() as begin:
+            reply = self._worker.call(request, timeout_s, begin)
+            if "error" in reply and not reply.get("reusable", False):
+                self._worker.kill()
+        return reply
+
+
+def classify(error: Exception, own_fault: _ErrorClass) -> _ErrorClass:
+    """A death by SIGKILL came from outside (or from the kernel, short of memory)."""
+    if isinstance(error, pool_worker.WorkerTimeout):
+        return _ErrorClass.TIMEOUT
+    if isinstance(error, pool_worker.WorkerDied) and error.signal_number != signal.SIGKILL:
+        return own_fault
+    return _ErrorClass.INFRASTRUCTURE

@@ -1,0 +1,92 @@
+"""The loop of a measuring worker, run in a fork of `host`.
+
+Messages are pickled tuples over a pipe to the parent: a request is a dict with a `verb`; the
+worker answers `("started", None)`, then any number of `("quiet", None)` (each of which the
+parent answers when nothing else runs) and `("resting", seconds)` (it sleeps so long, which is not
+charged to the request), then `("done", reply)`. A reply is a dict with the `seconds` that the
+request took, CPU seconds of a build; one with `error` says that it failed. End-of-file ends the
+worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from felix import errors
+from felix.measure import build, protocol
+from felix.measure.cpu import runner as cpu_runner
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import runner as cuda_runner
+
+Reply = dict[str, Any]
+_ErrorClass = protocol.ErrorClass
+#: Whose fault it is if a verb raises.
+_FAULTS = {
+    "build": _ErrorClass.BUILD,
+    "build_cuda": _ErrorClass.BUILD,
+    "prepare": _ErrorClass.INFRASTRUCTURE,
+    "run": _ErrorClass.LAUNCH,
+}
+
+
+def serve(conn: Connection, settings: dict[str, Any]) -> None:
+    """Answer requests until the parent closes the pipe."""
+    runner: cpu_runner.Runner | cuda_runner.Runner
+    if settings["device"] == "cuda":
+        runner = cuda_runner.Runner(settings["work_dir"], quiet=lambda: _quiet(conn))
+    else:
+        runner = cpu_runner.Runner(
+            settings["device"],
+            settings["threads"],
+            quiet=lambda: _quiet(conn),
+            rest=lambda seconds: _rest(conn, seconds),
+        )
+    verbs: dict[str, Callable[..., Reply]] = {
+        "build": build.handle,
+        "build_cuda": cuda_build.handle,
+        "prepare": runner.prepare,
+        "run": runner.run,
+    }
+    while True:
+        try:
+            request = conn.recv()
+            conn.send(("started", None))
+            name = request.pop("verb")
+            conn.send(("done", _answer(name, verbs[name], request)))
+        except (EOFError, BrokenPipeError):
+            return
+
+
+def _answer(name: str, verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
+    # a build computes all the time, if it has a core and is not stopped
+    fault = _FAULTS[name]
+    clock = time.process_time if fault is _ErrorClass.BUILD else time.perf_counter
+    start = clock()
+    try:
+        reply = verb(**request)
+    except errors.MeasureError as error:  # something that this machine lacks
+        reply = {"error": _ErrorClass.INFRASTRUCTURE.value, "message": _message(error)}
+    except Exception as error:  # the edge of the process: the candidate failed, whatever it was
+        reply = {"error": fault.value, "message": _message(error)}
+    reply["seconds"] = clock() - start
+    return reply
+
+
+def _message(error: Exception) -> str:
+    """The first line that says something: TVM's messages begin with a stack trace at times."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
+    return f"{type(error).__name__}: {said[0] if said else 'no message'}"[:500]
+
+
+def _quiet(conn: Connection) -> None:
+    conn.send(("quiet", None))
+    conn.recv()
+
+
+def _rest(conn: Connection, seconds: float) -> None:
+    conn.send(("resting", seconds))
+    time.sleep(seconds)

@@ -1,0 +1,3 @@
+"""Felix inside MetaSchedule, and TVM's own search inside Felix."""
+
+from __future__ import annotations

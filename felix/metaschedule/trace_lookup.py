@@ -1,0 +1,203 @@
+"""Which sketch a TVM trace belongs to, with which decisions, and what the cost model says of it.
+
+MetaSchedule hands schedules around. The trace of one differs from the trace of the design space
+it came from: random variables are new, instructions without effect are gone, and those of the
+postprocessors are appended. So a trace is known by the text of its simplified form without the
+decisions (its *signature*), and the decisions are read from the same text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from felix import errors
+from felix.search import interface, scoring
+from felix.sketch import coordinates
+from felix.sketch.sketch import Sketch
+
+#: Sketch number and decisions.
+Located = interface.Key
+
+_DECISION = re.compile(r", decision=(\[[^\]]*\]|-?\d+)\)$")
+_INTEGER = re.compile(r"-?\d+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Site:
+    """A sampling instruction: the variables its decision sets, and a choice's values."""
+
+    columns: tuple[int, ...]
+    candidates: tuple[int, ...] | None
+
+    def read(self, decision: str, row: list[int]) -> None:
+        values = [int(text) for text in _INTEGER.findall(decision)]
+        if self.candidates is not None:
+            values = [self.candidates[values[0]]]
+        for column, value in zip(self.columns, values, strict=True):
+            row[column] = value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """How to read the decisions of one sketch."""
+
+    sketch_index: int
+    sites: tuple[_Site, ...]
+    #: a complete row; simplified traces lack sampling instructions that nothing depends on
+    template: tuple[int, ...]
+
+
+class TraceScorer:
+    """Finds and scores the traces of one task's sketches.
+
+    Args:
+        scorer: its sketches are those a trace may belong to.
+        make: makes the sketch of a simplified trace of no known sketch and is given its number;
+            raises UnsupportedSchedule if that cannot be modelled. None: there are no others.
+    """
+
+    def __init__(
+        self, scorer: scoring.Scorer, make: Callable[[Any, int], Sketch] | None = None
+    ) -> None:
+        self.scorer = scorer
+        self._make = make
+        self._layouts: dict[str, _Layout | None] = {}
+        self.sketches: list[Sketch] = []
+        for sketch in scorer.sketches:
+            self._add(sketch)  # type: ignore[arg-type]
+        scorer.sketches = self.sketches
+
+    def find(self, trace: Any) -> Located | None:
+        """Sketch and decisions of a trace; None if no sketch can model it."""
+        simplified = trace.simplified(True)
+        signature, decisions = _read(simplified)
+        if signature not in self._layouts:
+            self._learn(signature, simplified)
+        layout = self._layouts[signature]
+        if layout is None or len(decisions) != len(layout.sites):
+            return None
+        row = list(layout.template)
+        for site, decision in zip(layout.sites, decisions, strict=True):
+            site.read(decision, row)
+        return layout.sketch_index, tuple(row)
+
+    def sketch_of(self, trace: Any) -> Sketch:
+        """The sketch of a design space's trace, made if it is new.
+
+        Raises:
+            UnsupportedSchedule: it cannot be modelled.
+        """
+        simplified = trace.simplified(True)
+        signature, _ = _read(simplified)
+        layout = self._layouts.get(signature)
+        if layout is None:
+            if self._make is None:
+                raise errors.UnsupportedSchedule("the trace is of no sketch known here")
+            self._add(self._make(trace, len(self.sketches)))
+            layout = self._layouts[signature]
+            assert layout is not None
+        return self.sketches[layout.sketch_index]
+
+    def predict(self, traces: Sequence[Any], n_new_structures: int = 8) -> NDArray[np.float64]:
+        """Predicted ln(latency_us) of traces; NaN for those no sketch can model.
+
+        Args:
+            traces: with all decisions.
+            n_new_structures: structures of a sketch that this call may compile beyond those
+                compiled before (up to a second each); traces of further ones count as unknown.
+        """
+        found = [self.find(trace) for trace in traces]
+        result = np.full(len(traces), np.nan)
+        if not self.sketches:
+            return result
+        self.scorer.begin_round(n_new_structures)
+        groups: dict[tuple[int, coordinates.Structure], list[int]] = {}
+        for number, located in enumerate(found):
+            if located is not None:
+                index, decisions = located
+                structure = coordinates.structure(self.sketches[index].variables, decisions)
+                groups.setdefault((index, structure), []).append(number)
+        for (index, structure), numbers in groups.items():
+            if not self._is_known(index, structure):
+                continue
+            rows = [located[1] for i in numbers if (located := found[i]) is not None]
+            result[numbers] = self.scorer.predict(index, np.asarray(rows, np.int64))
+        return result
+
+    def features(self, located: Located) -> NDArray[np.float64] | None:
+        """Exact rows [R, F] of one candidate; None if its structure cannot be modelled."""
+        index, decisions = located
+        structure = coordinates.structure(self.sketches[index].variables, decisions)
+        self.scorer.begin_round(1)
+        values = np.asarray([decisions], np.float64)
+        try:
+            rows: NDArray[np.float64] = self.scorer.features(index, structure, values)[0]
+        except errors.UnsupportedSchedule:
+            return None
+        return rows
+
+    def _is_known(self, index: int, structure: coordinates.Structure) -> bool:
+        """Whether a structure has formulas, compiled now if the allowance is not spent."""
+        if not self.scorer.admits(index, structure):
+            return False
+        try:
+            self.scorer.variant(index, structure)
+        except errors.UnsupportedSchedule:
+            return False
+        return True
+
+    def _add(self, sketch: Sketch) -> None:
+        simplified = sketch.trace.simplified(True)
+        signature, _ = _read(simplified)
+        self._layouts[signature] = _layout(sketch, len(self.sketches), simplified)
+        self.sketches.append(sketch)
+
+    def _learn(self, signature: str, simplified: Any) -> None:
+        self._layouts[signature] = None
+        if self._make is None:
+            return
+        try:
+            sketch = self._make(simplified, len(self.sketches))
+        except errors.UnsupportedSchedule:
+            return
+        self._add(sketch)
+
+
+def _read(simplified: Any) -> tuple[str, list[str]]:
+    """(signature, decision texts in order) of a trace without postprocessors."""
+    lines, decisions = [], []
+    for line in simplified.as_python(True):
+        found = _DECISION.search(line) if "= sch.sample_" in line else None
+        if found is not None:
+            decisions.append(found[1])
+            line = line[: found.start()]
+        elif "= sch.sample_" in line:
+            line = line.removesuffix(")")
+        lines.append(line)
+    return "\n".join(lines), decisions
+
+
+def _layout(sketch: Sketch, index: int, simplified: Any) -> _Layout:
+    """Pair the sampling instructions of a simplified trace with the sketch's variables."""
+    columns: dict[int, list[int]] = {}
+    for column, variable in enumerate(sketch.variables):
+        columns.setdefault(variable.group, []).append(column)
+    sites, position = [], -1
+    every = sketch.trace.insts
+    for inst in simplified.insts:
+        position = next(p for p in range(position + 1, len(every)) if every[p].same_as(inst))
+        kind = str(inst.kind.name)
+        if not kind.startswith("Sample"):
+            continue
+        own = tuple(columns.get(position, ()))
+        candidates = None
+        if kind == "SampleCategorical":
+            candidates = tuple(int(value) for value in inst.attrs[0])
+        sites.append(_Site(own, candidates))
+    return _Layout(index, tuple(sites), sketch.decisions_of(sketch.trace))

@@ -1,0 +1,235 @@
+"""TVM's own evolutionary search behind Felix's search protocol, for comparisons.
+
+    felix.tune(task, strategy="tvm-evolutionary")   # with the cost model that Felix uses
+    felix.tune(task, strategy="tvm-xgb")            # with TVM's XGBoost model and features
+
+MetaSchedule's `EvolutionarySearch` chooses what to measure, on the same sketches; schedules are
+built, checked and timed by Felix's pool, so that a comparison sees the search and nothing else.
+It is driven as `ms.tune_tir` does: candidates in batches of the round size, measurements in a
+database from which it breeds, its own random numbers (a resumed run therefore goes on from the
+same measurements, but not with the same numbers).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+from felix import errors
+from felix.metaschedule import trace_lookup
+from felix.search import interface
+from felix.search.strategies import base
+from felix.sketch.sketch import Sketch
+from felix.target import cpu
+
+#: More trials than any run has; TVM's strategy stops there.
+_MAX_TRIALS = 1 << 30
+#: Evolutions of one round before a space counts as exhausted.
+_MAX_TRIES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TVMEvolutionOptions:
+    """Sizes of TVM's search; the defaults are its own."""
+
+    population: int = 512
+    generations: int = 4
+    #: members of the first population that have not been measured; fewer end the search
+    init_unmeasured: int = 50
+    mutate_probability: float = 0.85
+    eps_greedy: float = 0.05
+    #: threads that apply traces; None: one a core
+    threads: int | None = None
+
+
+class TVMEvolutionarySearch(base.ModelSearch):
+    """MetaSchedule's EvolutionarySearch (`felix.search.interface.Search`).
+
+    Args:
+        sketches: `felix.Sketch`es of one task.
+        model: predicts ln(latency_us); None: TVM's XGBModel, trained on what is measured.
+        options: sizes.
+        seed: of TVM's random numbers.
+
+    Raises:
+        TuningError: XGBoost is wanted and not installed.
+    """
+
+    kind = "tvm-evolutionary"
+
+    def __init__(
+        self,
+        sketches: Sequence[Sketch],
+        model: interface.CostModel | None,
+        options: TVMEvolutionOptions | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(sketches, _no_model if model is None else model, seed)
+        self.options = options or TVMEvolutionOptions()
+        self._traces = trace_lookup.TraceScorer(self.scorer)
+        self._task = sketches[0].task
+        self._xgb = _xgb(self._threads) if model is None else None
+        self._database = ms.database.MemoryDatabase()
+        self._workload = self._database.commit_workload(self._task.mod)
+        self._spare: list[tuple[interface.Key, Any]] = []
+        #: candidates proposed and not yet learnt, for XGB
+        self._candidates_of: dict[interface.Key, Any] = {}
+        self._unlearnt: list[tuple[Any, Any]] = []
+        self._strategy: Any = None
+        self._context: Any = None
+
+    @property
+    def _threads(self) -> int:
+        return self.options.threads or cpu.available_cores()
+
+    def update(self, results: Sequence[tuple[interface.Suggestion, interface.Measured]]) -> None:
+        """Learn measurements."""
+        super().update(results)
+        for suggestion, measured in results:
+            self._learn(suggestion.key, measured.latency_us)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state: what was measured, with new random numbers."""
+        super().load_state_dict(state)
+        for key, latency_us in self.history.measured.items():
+            self._learn(key, latency_us)
+
+    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+        if self._strategy is None:
+            self._start(n, int(rng.integers(1, 2**31 - 1)))
+        self._train()
+        for _ in range(_MAX_TRIES):
+            if len(self._spare) >= n:
+                break
+            self._take(self._strategy.generate_measure_candidates() or ())
+        chosen, self._spare = self._spare[:n], self._spare[n:]
+        for key, candidate in chosen:
+            if self._xgb is not None:
+                self._candidates_of[key] = candidate
+        predicted = self._predicted([candidate.sch.trace for _, candidate in chosen])
+        return [
+            interface.Suggestion(*key, value)
+            for (key, _), value in zip(chosen, predicted, strict=True)
+        ]
+
+    def _start(self, per_round: int, seed: int) -> None:
+        kind = self._task.target.kind.name
+        options = self.options
+        self._context = ms.TuneContext(
+            mod=self._task.mod,
+            target=self._task.target,
+            space_generator=ms.space_generator.PostOrderApply(
+                sch_rules=kind, postprocs=kind, mutator_probs=kind
+            ),
+            search_strategy=ms.search_strategy.EvolutionarySearch(
+                population_size=options.population,
+                init_min_unmeasured=min(options.init_unmeasured, options.population),
+                genetic_num_iters=options.generations,
+                genetic_mutate_prob=options.mutate_probability,
+                eps_greedy=options.eps_greedy,
+            ),
+            task_name=self._task.name,
+            rand_state=seed,
+            num_threads=self._threads,
+            logger=_quiet(),
+        )
+        self._strategy = self._context.search_strategy
+        spaces = [s.apply(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
+        model = self._xgb if self._xgb is not None else _Adapter(self._traces)
+        self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
+
+    def _take(self, generated: Sequence[Any]) -> None:
+        """Keep the candidates that are new; TVM compares programs, and only its own."""
+        waiting = {key for key, _ in self._spare}
+        for candidate in generated:
+            key = self._traces.find(candidate.sch.trace)
+            if key is None or key in self.history or key in waiting:
+                continue
+            waiting.add(key)
+            self._spare.append((key, candidate))
+
+    def _learn(self, key: interface.Key, latency_us: float | None) -> None:
+        run_secs = None if latency_us is None else [latency_us * 1e-6]
+        if self._xgb is not None:
+            candidate = self._candidates_of.pop(key, None) or self._candidate(key)
+            error = "failed" if run_secs is None else None
+            if candidate is not None:
+                self._unlearnt.append((candidate, ms.runner.RunnerResult(run_secs, error)))
+        if run_secs is None:
+            return
+        info = ms.arg_info.ArgInfo.from_entry_func(self._task.mod, remove_preproc=True)
+        self._database.commit_tuning_record(
+            ms.database.TuningRecord(
+                trace=self._traces.sketches[key[0]].with_decisions(key[1]),
+                workload=self._workload,
+                run_secs=run_secs,
+                target=self._task.target,
+                args_info=info,
+            )
+        )
+
+    def _candidate(self, key: interface.Key) -> Any:
+        """The candidate of a stored result; None if TVM rejects it."""
+        try:
+            schedule = self._traces.sketches[key[0]].schedule(key[1])
+        except errors.InvalidSchedule:
+            return None
+        info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+        return ms.search_strategy.MeasureCandidate(schedule, info)
+
+    def _train(self) -> None:
+        """Give the XGB model all that is new at once, for it trains from scratch."""
+        if self._xgb is not None and self._unlearnt:
+            candidates, results = zip(*self._unlearnt, strict=True)
+            self._xgb.update(self._context, list(candidates), list(results))
+        self._unlearnt.clear()
+
+    def _predicted(self, found: Sequence[Any]) -> list[float | None]:
+        if self._xgb is not None:
+            return [None] * len(found)  # its scores are no latencies
+        values = self._traces.predict(found).tolist()
+        return [None if math.isnan(v) else math.exp(min(max(v, -50.0), 50.0)) for v in values]
+
+
+@derived_object
+class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
+    """A Felix cost model as TVM's: scores 1 / predicted latency, unknown traces the median."""
+
+    def __init__(self, scorer: trace_lookup.TraceScorer) -> None:
+        self._scorer = scorer
+
+    def predict(self, context: Any, candidates: Sequence[Any]) -> NDArray[np.float64]:
+        """Scores, higher is better."""
+        predicted = self._scorer.predict([c.sch.trace for c in candidates])
+        known = np.isfinite(predicted)
+        if not known.any():
+            return np.ones(len(candidates))
+        predicted[~known] = np.median(predicted[known])
+        return np.exp(-np.clip(predicted, -50.0, 50.0))
+
+
+def _xgb(threads: int) -> Any:
+    if importlib.util.find_spec("xgboost") is None:
+        raise errors.TuningError(
+            "the strategy tvm-xgb needs XGBoost: pip install 'felix-tuner[baselines]'"
+        )
+    return ms.cost_model.XGBModel(num_tuning_cores=threads)
+
+
+def _quiet() -> logging.Logger:
+    logger = logging.getLogger("felix.tvm")
+    logger.setLevel(logging.ERROR)
+    return logger
+
+
+def _no_model(rows: Any, mask: Any) -> Any:
+    raise errors.TuningError("this search ranks with XGBoost")

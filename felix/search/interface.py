@@ -1,0 +1,140 @@
+"""What the searches take and give: suggestions, measurements, sketches, cost models.
+
+A search follows one protocol (`Search`): `suggest` what to measure, `update` with what was
+measured. Suggestions stay *pending* until their update comes, so the next round can be searched
+while the last one is still being measured.
+
+Units: latencies in microseconds; a cost model predicts ln(latency_us).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from felix.autodiff import program as autodiff_program
+    from felix.sketch import coordinates
+
+Array = NDArray[np.float64]
+#: Decisions, one row a candidate, one column a variable.
+Decisions = NDArray[np.int64]
+#: Sketch index and decisions: what makes two candidates the same.
+Key = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A schedule to measure."""
+
+    sketch_index: int
+    decisions: tuple[int, ...]
+    #: What the cost model expects; None where it was not asked.
+    predicted_us: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """Identity of the candidate: equal decisions of two sketches are two candidates."""
+        return self.sketch_index, self.decisions
+
+
+class Measured(Protocol):
+    """The part of a measurement that a search reads."""
+
+    @property
+    def latency_us(self) -> float | None:
+        """Median latency, or None if the candidate failed."""
+        ...
+
+
+class Variant(Protocol):
+    """The compiled formulas of a sketch under one structural choice."""
+
+    @property
+    def program(self) -> autodiff_program.Program:
+        """Features, rows-major: n_rows x n_features outputs."""
+        ...
+
+    @property
+    def constraint_program(self) -> autodiff_program.Program:
+        """Constraints, legal where <= 0."""
+        ...
+
+    @property
+    def n_rows(self) -> int: ...
+
+
+class Formulas(Protocol):
+    """The formulas of a sketch."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Feature names in column order."""
+        ...
+
+    @property
+    def n_features(self) -> int: ...
+    def variant(self, structural_values: coordinates.Structure, /) -> Variant: ...
+
+
+class Instruction(Protocol):
+    """An instruction of a sketch's trace, with plain operands."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[Any, ...]: ...
+    @property
+    def attrs(self) -> tuple[Any, ...]: ...
+
+
+class Sketch(Protocol):
+    """What a search needs of `felix.Sketch`."""
+
+    @property
+    def is_gpu(self) -> bool: ...
+    @property
+    def instructions(self) -> Sequence[Instruction]: ...
+    @property
+    def variables(self) -> Sequence[coordinates.Variable]: ...
+    @property
+    def formulas(self) -> Formulas: ...
+    def sample(self, n: int, seed: int, max_structures: int = ...) -> Decisions: ...
+    def offers(self, decisions: Sequence[int], /) -> bool:
+        """Whether TVM can apply decisions that meet the constraints."""
+        ...
+
+
+#: rows [batch, n_rows, n_features], mask [batch, n_rows] -> ln(latency_us) [batch].
+CostModel = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+class Search(Protocol):
+    """One way to choose what to measure next.
+
+    Deterministic under its seed: the same calls give the same suggestions. `suggest` never
+    returns a candidate that is pending or measured; an empty list says that it found no new
+    legal one (a small space is exhausted).
+    """
+
+    def suggest(self, n: int) -> list[Suggestion]:
+        """Up to n new candidates, best first; they are pending until their update."""
+        ...
+
+    def update(self, results: Sequence[tuple[Suggestion, Measured]]) -> None:
+        """Learn measurements, of own suggestions or of others."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as JSON-able values (the cost model is not included)."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        ...

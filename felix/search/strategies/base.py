@@ -1,0 +1,136 @@
+"""What the searches share: history, seeds of rounds, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from felix import errors
+from felix.search import history, interface, scoring, selection
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts of the last round: rows considered, of which new, of which legal."""
+
+    n_offered: int = 0
+    n_new: int = 0
+    n_legal: int = 0
+
+
+class BaseSearch:
+    """History, rounds and state; a subclass adds `_suggest`."""
+
+    kind = ""
+
+    def __init__(self, sketches: Sequence[interface.Sketch], seed: int = 0) -> None:
+        if not sketches:
+            raise ValueError("a search needs at least one sketch")
+        self.sketches = list(sketches)
+        self.seed = seed
+        self.round = 0
+        self.history = history.History()
+        self.statistics = Statistics()
+
+    def suggest(self, n: int) -> list[interface.Suggestion]:
+        """Up to n new candidates; see `types.Search`."""
+        rng = np.random.default_rng([self.seed, self.round])
+        self.round += 1
+        suggestions = self._suggest(n, rng) if n > 0 else []
+        self.history.propose(suggestions)
+        return suggestions
+
+    def update(self, results: Sequence[tuple[interface.Suggestion, interface.Measured]]) -> None:
+        """Learn measurements."""
+        self.history.record(results)
+
+    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "kind": self.kind,
+            "seed": self.seed,
+            "round": self.round,
+            "history": self.history.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state.
+
+        Candidates that were pending stay so; a caller that lost them forgets them with
+        `forget_pending`.
+
+        Raises:
+            RecordError: the state is malformed or of another kind of search.
+        """
+        try:
+            kind, seed, number = state["kind"], int(state["seed"]), int(state["round"])
+            past = state["history"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
+        if kind != self.kind:
+            raise errors.RecordError(f"the state is of a {kind!r} search, not {self.kind!r}")
+        self.history.load_state_dict(past)
+        self.seed, self.round = seed, number
+
+    def forget_pending(self) -> None:
+        """Make pending candidates available again: their measurements were lost."""
+        self.history.pending.clear()
+
+
+class ModelSearch(BaseSearch):
+    """A search that ranks candidates with a cost model; a subclass adds `_candidates`."""
+
+    def __init__(
+        self, sketches: Sequence[interface.Sketch], model: interface.CostModel, seed: int = 0
+    ) -> None:
+        super().__init__(sketches, seed)
+        self.scorer = scoring.Scorer(self.sketches, model)
+        #: of what was proposed; made from the history where it is missing
+        self._fingerprints: dict[interface.Key, bytes] = {}
+
+    @property
+    def model(self) -> interface.CostModel:
+        """The cost model; assign to replace it."""
+        return self.scorer.model
+
+    @model.setter
+    def model(self, model: interface.CostModel) -> None:
+        self.scorer.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        known = [[index, list(structure)] for index, structure in sorted(self.scorer.known)]
+        return {**super().state_dict(), "structures": known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a stored state; see `BaseSearch.load_state_dict`."""
+        try:
+            known = {(int(i), tuple(int(v) for v in s)) for i, s in state["structures"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
+        super().load_state_dict(state)
+        self.scorer.known = known
+
+    def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
+        return [candidate.suggestion() for candidate in self._candidates(n, rng)]
+
+    def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
+        raise NotImplementedError
+
+    def _pool(self, options: selection.SelectionOptions) -> selection.Pool:
+        """The empty pool of a round, which knows what was proposed before."""
+        proposed = [*self.history.measured, *self.history.pending]
+        for index in range(len(self.sketches)):
+            fresh = [k for k in proposed if k[0] == index and k not in self._fingerprints]
+            if fresh:
+                rows = np.asarray([decisions for _, decisions in fresh], np.int64)
+                made = self.scorer.fingerprints(index, rows).tolist()
+                self._fingerprints.update(zip(fresh, made, strict=True))
+        seen = {self._fingerprints[key] for key in proposed}
+        return selection.Pool(self.scorer, self.history, options, seen)

@@ -1,0 +1,85 @@
+"""Evolution on the same legal decisions with the same model: the gradient-free baseline.
+
+A round starts from legal samples and the best measured candidates, and for some generations
+breeds by crossover and mutation, choosing parents by predicted latency (a tournament of two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from felix.search import interface, mutations, scoring, selection
+from felix.search.strategies import base
+
+
+@dataclass(frozen=True, slots=True)
+class EvolutionOptions:
+    """Sizes of a round (stock MetaSchedule: 4 generations of 512 to 2048)."""
+
+    population: int = 256
+    generations: int = 4
+    #: children made by crossover; the rest by mutation
+    crossover_share: float = 0.3
+    #: share of the first population taken from the best measured
+    measured_share: float = 0.2
+    #: structures of a sketch that a round may compile beyond those compiled before
+    n_new_structures: int = 8
+    selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
+
+
+class EvolutionarySearch(base.ModelSearch):
+    """See the module docstring; arguments as for `gradient.GradientSearch`."""
+
+    kind = "evolutionary"
+
+    def __init__(
+        self,
+        sketches: Sequence[interface.Sketch],
+        model: interface.CostModel,
+        options: EvolutionOptions | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(sketches, model, seed)
+        self.options = options or EvolutionOptions()
+        self._moves = [mutations.Moves(s.variables) for s in sketches]
+
+    def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
+        self.scorer.begin_round(self.options.n_new_structures)
+        pool = self._pool(self.options.selection)
+        size = max(1, self.options.population // len(self.sketches))
+        for index, sketch in enumerate(self.sketches):
+            limit = self.options.n_new_structures + 1
+            samples = scoring.legal_samples(sketch, size, rng, limit)
+            pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
+            self._evolve(index, pool, size, rng)
+        self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
+        return selection.select(pool, n, self.options.selection, rng)
+
+    def _evolve(
+        self, index: int, pool: selection.Pool, size: int, rng: np.random.Generator
+    ) -> None:
+        """Generations of one sketch; every legal child enters the pool."""
+        n_measured = round(self.options.measured_share * size)
+        elite = [decisions for _, decisions in self.history.best(n_measured, index)]
+        for generation in range(self.options.generations):
+            scored = [c for c in pool.ranked() if c.sketch_index == index][:size]
+            parents = [*elite, *(c.decisions for c in scored)]
+            if not parents:
+                return
+            children = [self._child(index, parents, rng) for _ in range(size)]
+            near = generation == 0 and bool(elite)
+            source = selection.Source.NEIGHBOUR if near else selection.Source.DESCENT
+            pool.offer(index, children, source)
+
+    def _child(
+        self, index: int, parents: Sequence[tuple[int, ...]], rng: np.random.Generator
+    ) -> list[int]:
+        """Parents are ranked, so the smaller of two random positions wins the tournament."""
+        first = parents[int(rng.integers(0, len(parents), 2).min())]
+        if rng.random() >= self.options.crossover_share:
+            return self._moves[index].mutate(first, rng)
+        second = parents[int(rng.integers(0, len(parents), 2).min())]
+        return self._moves[index].crossover(first, second, rng)

@@ -1,0 +1,3 @@
+"""Sketches: design spaces with their variables, coordinates, samples and formulas."""
+
+from __future__ import annotations

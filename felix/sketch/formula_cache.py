@@ -1,0 +1,88 @@
+"""Compiled formulas on disk, so that a sketch seen before costs no extraction.
+
+One file per sketch variant under `$FELIX_CACHE_DIR` or `~/.cache/felix/formulas`, named by a
+hash of its key, the feature version and a digest of the formula code. A file that cannot be
+read is made anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import zlib
+
+from felix.autodiff import program
+from felix.errors import RecordError
+from felix.features import spec
+from felix.features.stores import RowName
+
+#: (rows, constraint names, (features, constraints)).
+Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
+
+#: Modules and packages of `felix` that decide what a compiled formula is.
+_SOURCES = (
+    "symbolic", "features", "sketch/formulas.py",
+    "autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py",
+)  # fmt: skip
+
+
+def folder() -> pathlib.Path:
+    """Where the cache lives."""
+    base = os.environ.get("FELIX_CACHE_DIR")
+    return pathlib.Path(base or pathlib.Path.home() / ".cache" / "felix") / "formulas"
+
+
+@functools.cache
+def code_digest() -> str:
+    """Digest of the modules that make formulas: another version of them is another cache."""
+    digest = hashlib.sha256(str(spec.FEATURES_VERSION).encode())
+    root = pathlib.Path(__file__).parents[1]
+    for name in _SOURCES:
+        path = root / name
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        if not files:
+            raise FileNotFoundError(f"{path} has no modules: the formula cache cannot be keyed")
+        for file in files:  # one that is missing is an error, not another digest
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _path(key: str) -> pathlib.Path:
+    name = hashlib.sha256(f"{code_digest()}|{key}".encode()).hexdigest()
+    return folder() / f"{name[:40]}.bin"
+
+
+def load(key: str) -> Entry | None:
+    """The entry of `key`, or None if there is none that can be read."""
+    try:
+        data = zlib.decompress(_path(key).read_bytes())
+        head, rest = data.split(b"\n", 1)
+        meta = json.loads(head)
+        first = rest[: meta["size"]]
+        programs = (
+            program.Program.from_bytes(first),
+            program.Program.from_bytes(rest[meta["size"] :]),
+        )
+    except (OSError, ValueError, KeyError, zlib.error, RecordError):
+        return None
+    return tuple(RowName(*r) for r in meta["rows"]), tuple(meta["constraints"]), programs
+
+
+def store(key: str, entry: Entry) -> None:
+    """Write an entry; a folder that cannot be written only means extraction next time."""
+    rows, names, (features, constraints) = entry
+    first = features.to_bytes()
+    meta = {"rows": [list(r) for r in rows], "constraints": list(names), "size": len(first)}
+    data = zlib.compress(json.dumps(meta).encode() + b"\n" + first + constraints.to_bytes(), 1)
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError:
+        return

@@ -1,0 +1,93 @@
+"""Cache instructions on the symbolic program: cache_read, cache_write, set_scope."""
+
+from __future__ import annotations
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import ir, load
+from felix.symbolic.instructions import loop_transforms
+from felix.symbolic.ir import Access, Affine, Block, Buffer, Digit, Iter, Loop, Program
+
+
+def tvm_reads(block: Block) -> list[Buffer]:
+    """Buffers in the order of TVM's block.reads: a reduction's own target is not among them."""
+    own = block.store.target.buffer if block.init is not None else None
+    return list(dict.fromkeys(a.buffer for a in block.reads if a.buffer is not own))
+
+
+def cache_read(
+    program: Program, block: Block, index: int, scope: str, consumers: list[Block]
+) -> Block:
+    """sch.cache_read: copy a buffer the block reads into a new buffer of `scope`."""
+    source = tvm_reads(block)[index]
+    cached = _cache_buffer(program, source, scope)
+    copy, nest = _copy_block(source, cached, f"{source.name}_{scope}")
+    writers = [(lp, b) for lp, b in program.walk() if b.store.target.buffer is source]
+    place = 0
+    if writers:
+        top = writers[0][0][0] if writers[0][0] else writers[0][1]
+        place = next(i for i, n in enumerate(program.body) if n is top) + 1
+    program.body.insert(place, nest)
+    for consumer in consumers or [b for _, b in program.walk() if b is not copy]:
+        _redirect(consumer, source, cached)
+    return copy
+
+
+def cache_write(program: Program, block: Block, index: int, scope: str) -> Block:
+    """sch.cache_write: let the block write a new buffer of `scope` and copy that out after it."""
+    if index != 0:
+        raise UnsupportedSchedule("cache_write of a second output")
+    target = block.store.target.buffer
+    cached = _cache_buffer(program, target, scope)
+    copy, nest = _copy_block(cached, target, f"{target.name}_{scope}")
+    loops = program.loops_of(block)
+    top: Loop | Block = loops[0] if loops else block
+    place = next(i for i, n in enumerate(program.body) if n is top) + 1
+    program.body.insert(place, nest)
+    _redirect(block, target, cached)
+    return copy
+
+
+def _cache_buffer(program: Program, source: Buffer, scope: str) -> Buffer:
+    name = f"{source.name}_{scope}"
+    while name in program.buffers:
+        name += "_1"
+    buffer = Buffer(name, source.shape, source.dtype, source.dtype_bytes, scope)
+    program.buffers[name] = buffer
+    return buffer
+
+
+def set_scope(program: Program, buffer: Buffer, scope: str) -> None:
+    """sch.set_scope: move a buffer to another memory; TVM renames it after the scope."""
+    if buffer.scope == scope:
+        return
+    buffer.name, buffer.scope = f"{buffer.name}_{scope}", scope
+    program.buffers = {b.name: b for b in program.buffers.values()}
+
+
+def _copy_block(source: Buffer, target: Buffer, name: str) -> tuple[Block, Loop | Block]:
+    iters = [
+        Iter(load.iter_symbol(f"v{i}"), extent, "spatial") for i, extent in enumerate(source.shape)
+    ]
+    digits = [Digit(f"ax{i}", extent) for i, extent in enumerate(source.shape)]
+    indices = tuple(it.symbol for it in iters)
+    is_float = source.dtype.startswith(("float", "bfloat"))
+    store = ir.Store(
+        Access(target, indices), ir.Value("load", is_float, access=Access(source, indices))
+    )
+    block = Block(name, iters, [Affine({d: 1}) for d in digits], store)
+    return block, loop_transforms.nest(digits, block)
+
+
+def _redirect(block: Block, old: Buffer, new: Buffer) -> None:
+    """Let every access of the block to `old` go to `new`."""
+
+    def access(a: Access) -> Access:
+        return Access(new, a.indices) if a.buffer is old else a
+
+    def value(v: ir.Value) -> ir.Value:
+        changed = access(v.access) if v.access is not None else None
+        return ir.Value(v.op, v.is_float, tuple(value(x) for x in v.args), changed, v.expr)
+
+    block.store = ir.Store(access(block.store.target), value(block.store.value))
+    if block.init is not None:
+        block.init = ir.Store(access(block.init.target), value(block.init.value))

@@ -1,0 +1,79 @@
+"""Inlining on the symbolic program: compute_inline, reverse_compute_inline."""
+
+from __future__ import annotations
+
+import sympy
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import ir, scalar
+from felix.symbolic.instructions import placement
+from felix.symbolic.ir import Access, Block, Program
+
+
+def compute_inline(program: Program, block: Block) -> None:
+    """sch.compute_inline: substitute the block's value into its consumers."""
+    target = block.store.target
+    if block.init is not None:
+        raise UnsupportedSchedule(f"a reduction cannot be inlined: {block.name}")
+    for _, consumer in program.walk():
+        if placement.consumes(consumer, block):
+            consumer.store = ir.Store(
+                consumer.store.target, _inlined(consumer.store.value, target, block.store.value)
+            )
+    placement.remove(program, block)
+    del program.buffers[target.buffer.name]
+
+
+def _inlined(value: ir.Value, target: Access, body: ir.Value) -> ir.Value:
+    if value.access is not None and value.access.buffer is target.buffer:
+        mapping = {}
+        for formal, actual in zip(target.indices, value.access.indices, strict=True):
+            if formal.is_Symbol:
+                mapping[formal] = actual
+            elif formal != actual:
+                raise UnsupportedSchedule("inlining a block that stores at a computed index")
+        return substitute_value(body, mapping)
+    args = tuple(_inlined(a, target, body) for a in value.args)
+    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
+
+
+def substitute_value(value: ir.Value, mapping: dict[sympy.Symbol, sympy.Expr]) -> ir.Value:
+    """The value with block iterators replaced, simultaneously."""
+    access = value.access
+    if access is not None:
+        access = Access(access.buffer, tuple(replace(i, mapping) for i in access.indices))
+    args = tuple(substitute_value(a, mapping) for a in value.args)
+    expr = replace(value.expr, mapping) if value.expr is not None else None
+    return ir.Value(value.op, value.is_float, args, access, expr)
+
+
+def replace(expr: sympy.Expr, mapping: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    """Simultaneous substitution of symbols."""
+    return expr.xreplace(mapping)
+
+
+def reverse_compute_inline(program: Program, block: Block) -> None:
+    """sch.reverse_compute_inline: append the block's computation to its only producer."""
+    producers = [b for _, b in program.walk() if placement.consumes(block, b)]
+    if len(producers) != 1:
+        raise UnsupportedSchedule("reverse_compute_inline needs one producer in the program")
+    producer = producers[0]
+    stored = producer.store.target
+    loads = [a for a in block.reads if a.buffer is stored.buffer]
+    mapping: dict[sympy.Symbol, sympy.Expr] = {}
+    for access in loads:
+        for formal, actual in zip(access.indices, stored.indices, strict=True):
+            if formal.is_Symbol:
+                mapping[formal] = actual
+            elif formal != actual and formal != 0:
+                raise UnsupportedSchedule("reverse inlining through a computed index")
+    for it in block.iters:
+        if it.symbol not in mapping:
+            if not scalar.is_static(it.extent, 1):
+                raise UnsupportedSchedule("reverse inlining a block with an iterator of its own")
+            mapping[it.symbol] = sympy.Integer(0)
+    value = _inlined(substitute_value(block.store.value, mapping), stored, producer.store.value)
+    indices = tuple(replace(i, mapping) for i in block.store.target.indices)
+    producer.store = ir.Store(Access(block.store.target.buffer, indices), value)
+    placement.remove(program, block)
+    del program.buffers[stored.buffer.name]

@@ -1,0 +1,139 @@
+"""Loop instructions on the symbolic program: split, fuse, reorder, add a unit loop.
+
+Like all instructions they mirror TVM's schedule primitives closely enough that loops,
+extents, bindings and scopes come out equal, which `felix.verify.compare` compares, and they
+change the program in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import sympy
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import ir, scalar
+from felix.symbolic.ir import Affine, Block, Digit, Loop, Program, Scalar
+
+
+def split(program: Program, loop: Loop, factors: Sequence[Scalar | None]) -> list[Loop]:
+    """sch.split: replace `loop` by a nest of these extents; None is inferred, rounded up."""
+    extent = loop.extent
+    known = ir.product(f for f in factors if f is not None)
+    sizes = [scalar.ceil_div(extent, known) if f is None else f for f in factors]
+    digits = [Digit(f"{loop.digits[0].name}_{i}", size) for i, size in enumerate(sizes)]
+    flat = Affine({}, 0)
+    for i, digit in enumerate(digits):
+        flat = flat.plus(Affine({digit: ir.product(sizes[i + 1 :])}))
+    _resolve(loop, flat)
+    overhang = ir.product(sizes) - extent
+    if not scalar.is_static(overhang, 0) and not _visibly_zero(overhang):
+        for block in ir.blocks_under(loop):
+            block.guards.append((flat, extent))
+    return _replace_by_nest(loop, digits)
+
+
+def _visibly_zero(value: Scalar) -> bool:
+    return isinstance(value, sympy.Expr) and bool(sympy.expand(value) == 0)
+
+
+def _resolve(loop: Loop, flat: Affine) -> None:
+    """Express the digits of `loop` through the flat index `flat` of the loops replacing it."""
+    if len(loop.digits) == 1:
+        _substitute(loop, loop.digits[0], flat)
+        return
+    for i, digit in enumerate(loop.digits):
+        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
+        if scalar.is_static(digit.extent, 1):
+            _substitute(loop, digit, Affine({}, 0))
+        elif all(scalar.is_static(d.extent, 1) for d in loop.digits if d is not digit):
+            _substitute(loop, digit, flat)
+        else:
+            digit.source = ir.Source(flat, inner, outermost=i == 0)
+
+
+def _substitute(node: Loop, digit: Digit, value: Affine) -> None:
+    seen: set[int] = set()
+
+    def in_affine(affine: Affine) -> Affine:
+        for other in affine.terms:
+            if other.source is not None and id(other) not in seen:
+                seen.add(id(other))
+                other.source.flat = in_affine(other.source.flat)
+        return affine.substituted(digit, value)
+
+    for block in ir.blocks_under(node):
+        block.bindings = [in_affine(b) for b in block.bindings]
+        block.guards = [(in_affine(g), bound) for g, bound in block.guards]
+
+
+def _replace_by_nest(loop: Loop, digits: list[Digit]) -> list[Loop]:
+    """Turn `loop` into a nest of single-digit loops, keeping its identity for the outermost."""
+    body = loop.body
+    inner: list[Loop] = []
+    for digit in reversed(digits[1:]):
+        nested = Loop([digit], body)
+        inner.insert(0, nested)
+        body = [nested]
+    loop.digits, loop.body = [digits[0]], body
+    return [loop, *inner]
+
+
+def fuse(loops: Sequence[Loop]) -> Loop:
+    """sch.fuse: one loop over all digits of a perfect nest of loops."""
+    for outer, inner in itertools.pairwise(loops):
+        if len(outer.body) != 1 or outer.body[0] is not inner:
+            raise UnsupportedSchedule("fuse needs a perfect nest")
+    first = loops[0]
+    first.digits = [digit for loop in loops for digit in loop.digits]
+    for digit in first.digits:
+        digit.sticky = False
+    first.body = loops[-1].body
+    return first
+
+
+def reorder(program: Program, order: Sequence[Loop]) -> None:
+    """sch.reorder: permute loops of one nest; the places they hold together stay the same."""
+    block = ir.blocks_under(order[0])[0]
+    chain = [lp for lp in program.loops_of(block) if any(lp is o for o in order)]
+    if len(chain) != len(order):
+        raise UnsupportedSchedule("reorder needs loops of one nest")
+    bodies = [lp.body for lp in chain]
+    parents = [container(program, lp) for lp in chain]
+    places = [
+        next(i for i, n in enumerate(p) if n is lp) for p, lp in zip(parents, chain, strict=True)
+    ]
+    for holder, place, loop in zip(parents, places, order, strict=True):
+        holder[place] = loop
+    for loop, body in zip(order, bodies, strict=True):
+        loop.body = body
+
+
+def container(program: Program, node: Loop | Block) -> list[Loop | Block]:
+    """The statement list that holds `node`."""
+    stack: list[list[Loop | Block]] = [program.body]
+    while stack:
+        statements = stack.pop()
+        for child in statements:
+            if child is node:
+                return statements
+            if isinstance(child, Loop):
+                stack.append(child.body)
+    raise KeyError("node is not in the program")
+
+
+def add_unit_loop(program: Program, node: Loop | Block) -> Loop:
+    """sch.add_unit_loop: a loop of extent 1 around `node`."""
+    holder = container(program, node)
+    place = next(i for i, n in enumerate(holder) if n is node)
+    loop = Loop([Digit("u", 1)], [node])
+    holder[place] = loop
+    return loop
+
+
+def nest(digits: Sequence[Digit], node: Loop | Block) -> Loop | Block:
+    """Serial loops over the digits, outermost first, around `node`."""
+    for digit in reversed(digits):
+        node = Loop([digit], [node])
+    return node

@@ -1,0 +1,90 @@
+"""Compute locations on the symbolic program: compute_at, reverse_compute_at."""
+
+from __future__ import annotations
+
+import sympy
+
+from felix.symbolic import ir, regions, scalar
+from felix.symbolic.instructions import loop_transforms
+from felix.symbolic.ir import Affine, Block, Digit, Loop, Program
+
+
+def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> None:
+    """sch.compute_at / sch.reverse_compute_at with preserved unit loops.
+
+    compute_at puts a producer under `loop`, covering what its consumers there read; reverse puts
+    a consumer there, covering what its producers there write.
+    """
+    partners = _partners(program, block, loop, reverse)
+    domains = _domains(program, block, loop, partners, reverse)
+    program.conditions += [d.dynamic for d in domains if not scalar.is_static(d.dynamic, 0)]
+    remove(program, block)
+    digits = [Digit(f"ax{i}", interval.extent) for i, interval in enumerate(domains)]
+    block.bindings = [
+        Affine(
+            {**interval.minimum.terms, digit: 1},
+            interval.minimum.constant,
+            frozenset(interval.minimum.terms),
+        )
+        for digit, interval in zip(digits, domains, strict=True)
+    ]
+    block.guards = []
+    place = len(loop.body)
+    for i, node in enumerate(loop.body):
+        if any(consumes(other, block) for other in ir.blocks_under(node)):
+            place = i
+            break
+    loop.body.insert(place, loop_transforms.nest(digits, block))
+
+
+def consumes(consumer: Block, producer: Block) -> bool:
+    target = producer.store.target.buffer
+    return consumer is not producer and any(a.buffer is target for a in consumer.reads)
+
+
+def _partners(program: Program, block: Block, loop: Loop, reverse: bool) -> list[Block]:
+    under = ir.blocks_under(loop)
+    if reverse:
+        return [b for b in under if consumes(block, b)]
+    return [b for b in under if consumes(b, block)]
+
+
+def _domains(
+    program: Program, block: Block, loop: Loop, partners: list[Block], reverse: bool
+) -> list[regions.Interval]:
+    own = block.reads if reverse else block.writes
+    provided: list[tuple[sympy.Expr, regions.Interval, int]] = []
+    required: dict[int, list[regions.Interval]] = {}
+    for access in own:
+        buffer = access.buffer
+        for partner in partners:
+            loops = program.loops_of(partner)
+            scope = None if reverse else buffer.scope
+            relaxed = regions.path_digits(loops, loop, scope)
+            accesses = partner.writes if reverse else partner.reads
+            found = regions.required_intervals(buffer, partner, accesses, relaxed)
+            if found is None:
+                continue
+            before = required.get(id(buffer))
+            required[id(buffer)] = (
+                found
+                if before is None
+                else [
+                    regions.union(a, b, n)
+                    for a, b, n in zip(before, found, buffer.shape, strict=True)
+                ]
+            )
+        if id(buffer) in required:
+            provided += zip(access.indices, required[id(buffer)], buffer.shape, strict=True)
+    return regions.solve_domains(block, provided)
+
+
+def remove(program: Program, block: Block) -> None:
+    """Take the block out, with the loops that would be left empty."""
+    node: Loop | Block = block
+    for loop in reversed(program.loops_of(block)):
+        if len(loop.body) > 1:
+            loop.body[:] = [n for n in loop.body if n is not node]
+            return
+        node = loop
+    program.body[:] = [n for n in program.body if n is not node]

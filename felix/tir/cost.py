@@ -1,0 +1,248 @@
+"""FLOPs and minimal bytes of a checked program, counted from its TIR.
+
+FLOPs: executions of every float addition, subtraction, multiplication, division, modulus,
+minimum, maximum and math function; casts, comparisons, selections and integer work count none.
+The branches of if_then_else cost what the dearer one costs (one of them runs), those of Select
+cost both (both are evaluated). A block's init counts once per spatial point.
+
+Minimal bytes: walking the stores backwards from the outputs, the elements of each parameter that
+some needed element depends on, plus the elements written. Sets are kept per dimension, so a
+strided access counts only the rows it touches; where the indices of two dimensions depend on
+each other the product of the per-dimension sets is an upper bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import tirx
+
+from felix.tir import validate
+
+#: Index values enumerated for one dimension of one access; above, the dimension counts in full.
+_MAX_ENUMERATED = 2**22
+
+_FLOAT_OPS = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max"))
+_FREE_CALLS = frozenset(("likely", "if_then_else", "isnan", "isinf", "isfinite"))
+
+#: The values an iterator or dimension takes; None means all of them.
+Values = npt.NDArray[np.int64] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """Float operations, and bytes of distinct parameter elements read or written."""
+
+    flops: int
+    min_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Store:
+    """One store of the program: how often it runs, and the domains of its block's iterators."""
+
+    buffer: Any
+    indices: tuple[Any, ...]
+    value: Any
+    trips: int
+    domains: Mapping[Any, int]
+
+
+def count(func: tirx.PrimFunc) -> Cost:
+    """The cost of a function that `tir_check.normalise` returned."""
+    stores = list(_stores(func.body, 1, {}))
+    flops = sum(store.trips * float_ops(store.value) for store in stores)
+    return Cost(flops, _min_bytes(func, stores))
+
+
+def float_ops(expr: Any) -> int:
+    """Float operations of one evaluation of an expression."""
+    kind = type(expr).__name__
+    if kind == "Call" and validate.function_name(expr) == "if_then_else":
+        condition, then_value, else_value = expr.args
+        return float_ops(condition) + max(float_ops(then_value), float_ops(else_value))
+    below = sum(float_ops(child) for child in validate.children(expr))
+    return below + int(_is_float(expr) and _is_operation(expr, kind))
+
+
+def _is_operation(expr: Any, kind: str) -> bool:
+    if kind == "Call":
+        return validate.function_name(expr) not in _FREE_CALLS
+    return kind in _FLOAT_OPS
+
+
+def _is_float(expr: Any) -> bool:
+    return str(expr.ty.dtype).startswith(("float", "bfloat"))
+
+
+def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Store]:
+    match type(stmt).__name__:
+        case "For":
+            extent = int(stmt.extent)
+            inside = {**domains, stmt.loop_var: extent}
+            yield from _stores(stmt.body, trips * extent, inside)
+        case "SeqStmt":
+            for item in stmt.seq:
+                yield from _stores(item, trips, domains)
+        case "IfThenElse":
+            yield from _stores(stmt.then_case, trips, domains)
+            if stmt.else_case is not None:
+                yield from _stores(stmt.else_case, trips, domains)
+        case "BufferStore":
+            yield _Store(stmt.buffer, tuple(stmt.indices), stmt.value, trips, domains)
+        case "SBlockRealize":
+            block = stmt.block
+            inside = {**domains, **{v.var: int(v.dom.extent) for v in block.iter_vars}}
+            if block.init is not None:
+                spatial = (v for v in block.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar)
+                points = math.prod(int(v.dom.extent) for v in spatial)
+                yield from _stores(block.init, points, inside)
+            yield from _stores(block.body, trips, inside)
+
+
+def _min_bytes(func: tirx.PrimFunc, stores: list[_Store]) -> int:
+    written = {store.buffer for store in stores}
+    needed: dict[Any, list[Values]] = {}
+    for parameter in func.params:
+        if parameter in written:
+            needed[parameter] = [None] * len(validate.shape(parameter))
+    total = sum(_bytes(buffer, values) for buffer, values in needed.items())
+    for store in reversed(stores):
+        if store.buffer in needed:
+            _propagate(store, needed)
+    inputs = [parameter for parameter in func.params if parameter not in written]
+    return total + sum(_bytes(buffer, needed[buffer]) for buffer in inputs if buffer in needed)
+
+
+def _bytes(buffer: Any, values: list[Values]) -> int:
+    extents = validate.shape(buffer)
+    counts = [extent if v is None else len(v) for extent, v in zip(extents, values, strict=True)]
+    return math.prod(counts) * validate.element_bytes(validate.dtype(buffer))
+
+
+def _propagate(store: _Store, needed: dict[Any, list[Values]]) -> None:
+    """Add what the needed elements of the store's buffer read to `needed`."""
+    limits: dict[Any, Values] = {}
+    for index, values in zip(store.indices, needed[store.buffer], strict=True):
+        if values is not None and index in store.domains:
+            limits[index] = values
+    for expr in (store.value, *store.indices):
+        for item in validate.expressions(expr):
+            if validate.is_load(item) and validate.source(item) != store.buffer:
+                _add(item, store.domains, limits, needed)
+
+
+def _add(
+    load: Any,
+    domains: Mapping[Any, int],
+    limits: Mapping[Any, Values],
+    needed: dict[Any, list[Values]],
+) -> None:
+    buffer = validate.source(load)
+    touched = [
+        _touched(index, extent, domains, limits)
+        for index, extent in zip(load.indices, validate.shape(buffer), strict=True)
+    ]
+    before = needed.get(buffer)
+    if before is None:
+        needed[buffer] = touched
+        return
+    needed[buffer] = [
+        None if old is None or new is None else np.union1d(old, new)
+        for old, new in zip(before, touched, strict=True)
+    ]
+
+
+def _touched(
+    index: Any, extent: int, domains: Mapping[Any, int], limits: Mapping[Any, Values]
+) -> Values:
+    """The values of an index expression that lie in [0, extent); None when it is all of them."""
+    parts = list(validate.expressions(index))
+    if not all(_is_evaluable(part) for part in parts):
+        return None
+    variables = list(dict.fromkeys(p for p in parts if type(p).__name__ == "Var"))
+    if any(variable not in domains for variable in variables):
+        return None
+    if index in variables and limits.get(index) is None and domains[index] == extent:
+        return None
+    sizes = [_size(variable, domains, limits) for variable in variables]
+    if math.prod(sizes) > _MAX_ENUMERATED:
+        return None
+    with np.errstate(all="ignore"):
+        values = np.unique(_evaluate(index, _grid(variables, domains, limits)))
+    values = values[(values >= 0) & (values < extent)]
+    return None if len(values) == extent else values
+
+
+def _size(variable: Any, domains: Mapping[Any, int], limits: Mapping[Any, Values]) -> int:
+    limit = limits.get(variable)
+    return domains[variable] if limit is None else len(limit)
+
+
+def _grid(
+    variables: list[Any], domains: Mapping[Any, int], limits: Mapping[Any, Values]
+) -> dict[Any, npt.NDArray[np.int64]]:
+    """Every variable's values on an axis of its own."""
+    grid = {}
+    for axis, variable in enumerate(variables):
+        limit = limits.get(variable)
+        values = np.arange(domains[variable], dtype=np.int64) if limit is None else limit
+        grid[variable] = values.reshape([-1 if a == axis else 1 for a in range(len(variables))])
+    return grid
+
+
+def _is_evaluable(expr: Any) -> bool:
+    kind = type(expr).__name__
+    name = validate.function_name(expr) if kind == "Call" else kind
+    return kind in ("IntImm", "Var") or name in _NUMPY
+
+
+def _evaluate(expr: Any, grid: Mapping[Any, npt.NDArray[np.int64]]) -> Any:
+    kind = type(expr).__name__
+    if kind == "IntImm":
+        return np.int64(int(expr.value))
+    if kind == "Var":
+        return grid[expr]
+    below = [_evaluate(child, grid) for child in validate.children(expr)]
+    name = validate.function_name(expr) if kind == "Call" else kind
+    return _NUMPY[name](*below)
+
+
+def _truncated_div(a: Any, b: Any) -> Any:
+    return np.where((a < 0) ^ (b < 0), -(np.abs(a) // np.abs(b)), np.abs(a) // np.abs(b))
+
+
+_NUMPY: dict[str, Any] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Div": _truncated_div,
+    "Mod": np.fmod,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Not": np.logical_not,
+    "Cast": lambda value: value,
+    "Select": np.where,
+    "if_then_else": np.where,
+    "likely": lambda value: value,
+    "shift_left": np.left_shift,
+    "shift_right": np.right_shift,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+}

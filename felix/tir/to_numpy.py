@@ -1,0 +1,211 @@
+"""A numpy program that computes what a TIR program computes, where that is plain to see.
+
+An oracle that shares nothing with TVM's code generation: `source` writes Python text with one
+numpy statement a block, which the artifact carries along and a person can read, e.g.
+
+    matmul = np.einsum("ik,kj->ij", A, B)
+    relu = np.maximum(at(matmul, "ij", "ij"), np.float32(0))
+
+Understood: blocks that store at plain iterators (or constant 0), operands loaded at plain
+iterators or constants, arithmetic, maxima and minima, common math functions, and reductions by
+sum, maximum or minimum. A sum of a product of loads becomes an einsum (BLAS), so every GEMM
+with its epilogue is covered, and softmax, normalisations, reductions and elementwise chains.
+Not understood (None): padding, strided windows, gathers, tuple reductions, narrow floats.
+
+Notation: a block's iterators are single letters; `at(x, axes, order)` transposes x from `axes`
+to `order` and broadcasts over the letters it lacks.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import tvm
+from tvm import s_tir
+from tvm_ffi import structural
+
+PRELUDE = '''"""The program in numpy, written from its TIR; see `compute`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def at(x, axes, order):
+    """Transpose from `axes` to `order`; letters of `order` that x lacks are broadcast."""
+    x = np.transpose(x, [axes.index(letter) for letter in order if letter in axes])
+    return x[tuple(slice(None) if letter in axes else None for letter in order)]
+
+
+def erf(x):
+    """The error function, element by element."""
+    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+
+
+'''
+
+_REDUCTION = 2
+_BINARY = {"Add": "({} + {})", "Sub": "({} - {})", "Mul": "({} * {})", "Div": "({} / {})"}
+_BINARY |= {"Max": "np.maximum({}, {})", "Min": "np.minimum({}, {})"}
+_CALLS = {
+    **{name: f"np.{name}({{}})" for name in ("exp", "log", "sqrt", "tanh", "sin", "cos", "floor")},
+    **{"erf": "erf({})", "rsqrt": "(1 / np.sqrt({}))", "fabs": "np.abs({})"},
+    **{"sigmoid": "(1 / (1 + np.exp(-{})))", "pow": "np.power({}, {})", "ceil": "np.ceil({})"},
+}
+_DTYPES = ("float32", "float64")
+_REDUCERS = {"Add": "sum", "Max": "max", "Min": "min"}
+
+
+class _Unknown(Exception):
+    """The program holds something that is not plain."""
+
+
+def source(mod: tvm.IRModule) -> str | None:
+    """Python text with `compute(inputs: dict) -> dict` of outputs, or None."""
+    func = mod["main"]
+    blocks: list[Any] = []
+    structural.structural_walk(func.body, ((s_tir.SBlock, blocks.append),), order="pre")
+    try:
+        names = _Names()
+        params = [names.of(param) for param in func.params]
+        lines, written = [], []
+        for block in blocks:
+            if len(block.iter_vars):
+                name, text = _statement(block, names)
+                lines.append(f"{name} = {text}")
+                written.append(name)
+    except _Unknown:
+        return None
+    if len(set(written)) != len(written):
+        return None  # a buffer that is stored twice is more than one assignment
+    keys = [str(param.name) for param in func.params]
+    pairs = list(zip(keys, params, strict=True))
+    outputs = ", ".join(f"{key!r}: {name}" for key, name in pairs if name in written)
+    body = [f"{name} = inputs[{key!r}]" for key, name in pairs if name not in written] + lines
+    text = "".join(f"    {line}\n" for line in body)
+    head = 'def compute(inputs):\n    """Outputs by name, from the inputs by name."""\n'
+    return f"{PRELUDE}{head}{text}    return {{{outputs}}}\n"
+
+
+class _Names:
+    """Python names of TVM buffers; equal names of different buffers get numbers."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Any, str]] = []
+
+    def of(self, buffer: Any) -> str:
+        for known, name in self._taken:
+            if known.same_as(buffer):
+                return name
+        base = "".join(c if c.isalnum() else "_" for c in str(buffer.name))
+        base = base if base.isidentifier() else f"v_{base}"
+        if base in ("np", "at", "erf", "math", "inputs"):
+            base += "_"
+        used = {name for _, name in self._taken}
+        name = next(n for n in (base, *(f"{base}_{i}" for i in range(999))) if n not in used)
+        self._taken.append((buffer, name))
+        return name
+
+
+def _statement(block: Any, names: _Names) -> tuple[str, str]:
+    """Name and numpy expression of the buffer a block stores."""
+    store = block.body
+    if type(store).__name__ != "BufferStore" or str(store.buffer.dtype) not in _DTYPES:
+        raise _Unknown
+    if len(block.iter_vars) > len(string.ascii_letters):
+        raise _Unknown
+    letters = {v.var: string.ascii_letters[i] for i, v in enumerate(block.iter_vars)}
+    reduced = [letters[v.var] for v in block.iter_vars if v.iter_type == _REDUCTION]
+    axes, indexer = _axes(store.indices, letters)
+    spatial = [letter for letter in letters.values() if letter not in reduced]
+    if sorted(axes) != sorted(spatial) or len(set(axes)) != len(axes):
+        raise _Unknown
+    order = axes + "".join(reduced)
+    if not reduced:
+        text = _expression(store.value, letters, order, names)
+    else:
+        text = _reduction(store, letters, axes, "".join(reduced), names)
+    shape = tuple(int(extent) for extent in store.buffer.shape)
+    extents = {letters[v.var]: int(v.dom.extent) for v in block.iter_vars}
+    plain = [extents[axis] for axis in axes]
+    if [extent for extent, index in zip(shape, indexer, strict=True) if index is None] != plain:
+        raise _Unknown  # part of the buffer is not written here
+    if any(shape[i] != 1 for i, index in enumerate(indexer) if index is not None):
+        raise _Unknown
+    return names.of(store.buffer), f"np.broadcast_to({text}, {tuple(plain)}).reshape({shape})"
+
+
+def _reduction(store: Any, letters: Any, axes: str, reduced: str, names: _Names) -> str:
+    kind = type(store.value).__name__
+    if kind not in _REDUCERS or type(store.value.a).__name__ != "TensorLoad":
+        raise _Unknown
+    own, term = store.value.a, store.value.b
+    if not own.source.same_as(store.buffer):
+        raise _Unknown
+    factors = _factors(term)
+    if kind == "Add" and len(factors) > 1:
+        loads = [_load(factor, letters, names) for factor in factors]
+        spec = ",".join(load[1] for load in loads) + "->" + axes
+        operands = ", ".join(load[0] for load in loads)
+        return f'np.einsum("{spec}", {operands}, optimize=True)'
+    inner = _expression(term, letters, axes + reduced, names)
+    last = tuple(range(len(axes), len(axes) + len(reduced)))
+    return f"{inner}.{_REDUCERS[kind]}(axis={last})"
+
+
+def _factors(term: Any) -> list[Any]:
+    """The loads of a product of loads; a single element for anything else."""
+    if type(term).__name__ != "Mul":
+        return [term]
+    found = _factors(term.a) + _factors(term.b)
+    return found if all(type(f).__name__ == "TensorLoad" for f in found) else [term]
+
+
+def _expression(expr: Any, letters: Any, order: str, names: _Names) -> str:
+    kind = type(expr).__name__
+    if kind in _BINARY:
+        sides = [_expression(side, letters, order, names) for side in (expr.a, expr.b)]
+        return _BINARY[kind].format(*sides)
+    if kind == "FloatImm":
+        return f"np.{expr.ty.dtype}({float(expr.value)!r})"
+    if kind == "TensorLoad":
+        text, axes = _load(expr, letters, names)
+        return f'at({text}, "{axes}", "{order}")'
+    if kind == "Call":
+        name = str(expr.op.name).removeprefix("tirx.")
+        if name in _CALLS:
+            return _CALLS[name].format(
+                *(_expression(arg, letters, order, names) for arg in expr.args)
+            )
+    raise _Unknown
+
+
+def _load(load: Any, letters: Any, names: _Names) -> tuple[str, str]:
+    """Text of a loaded tensor and the letters of its axes; constant indices are taken out."""
+    if str(load.source.dtype) not in _DTYPES:
+        raise _Unknown
+    axes, indexer = _axes(load.indices, letters)
+    text = names.of(load.source)
+    if any(index is not None for index in indexer):
+        inside = ", ".join(":" if index is None else str(index) for index in indexer)
+        text = f"{text}[{inside}]"
+    return text, axes
+
+
+def _axes(indices: Any, letters: Any) -> tuple[str, list[int | None]]:
+    """Letters of the plain indices; the value of each constant index, None for a plain one."""
+    axes = ""
+    indexer: list[int | None] = []
+    for index in indices:
+        if type(index).__name__ == "IntImm":
+            indexer.append(int(index.value))
+            continue
+        letter = next((text for var, text in letters.items() if var.same_as(index)), None)
+        if letter is None:
+            raise _Unknown
+        axes += letter
+        indexer.append(None)
+    return axes, indexer

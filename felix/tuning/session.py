@@ -1,0 +1,237 @@
+"""A tuning session on disk: what a run needs to go on after it was killed at any moment.
+
+    session.json          written once: tasks, versions, strategy and seed; who this session is of
+    records.jsonl         every measurement, one line each, written before anything else learns it
+    state.json            replaced after each round: search, allocation, budget, time spent
+    model-N.safetensors   the cost model's state that state.json names
+
+`state.json` and the model are written to temporary files and renamed, the model first, so a
+kill leaves the old pair or the new one. Records that are newer than the state are replayed by
+the run that resumes: nothing is measured twice and nothing is lost. A file lock keeps a second
+process out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from felix import errors, records
+
+if TYPE_CHECKING:
+    import torch
+
+    from felix.task import Task
+
+#: Version of the folder's layout.
+FORMAT = 1
+
+#: The session's folder inside a run's output folder.
+FOLDER = "tuning"
+
+_Record = records.Record  # a journal's field has the module's name
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What must be equal for a session to be resumed."""
+
+    task_keys: tuple[str, ...]
+    strategy: str
+    seed: int
+    features_version: int
+    versions: Mapping[str, str]
+
+
+class Journal(Protocol):
+    """What a run writes down, and what an earlier one left; `Session` keeps it in a folder."""
+
+    records: list[_Record]
+    #: of the last checkpoint; None if there is none
+    state: dict[str, Any] | None
+    tensors: dict[str, torch.Tensor]
+
+    def append(self, record: _Record) -> None:
+        """Write one record; it is safe when this returns."""
+        ...
+
+    def save(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace the checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """Let others in; may be called twice."""
+        ...
+
+
+class Session:
+    """An open session; one process at a time.
+
+    Args:
+        folder: the session's own folder.
+        tasks: what is tuned.
+        identity: of this run.
+        resume: go on with the session in the folder, if there is one. Otherwise a session that
+            is there already is kept under another name (`tuning-1`, ...).
+
+    Raises:
+        OutputError: the folder cannot be written, or another process uses it.
+        RecordError: the session there is of other tasks, options or versions, or is damaged.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, tasks: Sequence[Task], identity: Identity, resume: bool
+    ) -> None:
+        self.folder = folder
+        self.records: list[records.Record] = []
+        self.state: dict[str, Any] | None = None
+        self.tensors: dict[str, torch.Tensor] = {}
+        with _output_errors(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(folder)
+            try:
+                if resume and (folder / "session.json").exists():
+                    self._load(tasks, identity)
+                else:
+                    _keep_aside(folder)
+                    folder.mkdir(exist_ok=True)
+                    _replace(folder / "session.json", _describe(tasks, identity))
+                self._writer = records.Writer(folder / "records.jsonl")
+            except BaseException:
+                os.close(self._lock)
+                raise
+
+    def append(self, record: records.Record) -> None:
+        """Write one record; it is safe when this returns."""
+        self._writer.append(record)
+        self.records.append(record)
+
+    def save(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace the checkpoint."""
+        from costmodel.models import tensorfile
+
+        with _output_errors(self.folder):
+            name = None
+            if tensors:
+                name = f"model-{len(self.records)}.safetensors"
+                tensorfile.write(self.folder / name, tensors, {"felix": "session"})
+            content = {**state, "format": FORMAT, "tensors": name, "n_records": len(self.records)}
+            _replace(self.folder / "state.json", json.dumps(content))
+            for path in self.folder.glob("model-*.safetensors"):
+                if path.name != name:
+                    path.unlink()
+
+    def close(self) -> None:
+        """Close the files and let others in; may be called twice."""
+        self._writer.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _load(self, tasks: Sequence[Task], identity: Identity) -> None:
+        found = read_json(self.folder / "session.json")
+        known = json.loads(_describe(tasks, identity))
+        for field, label in (("format", "format"), ("task_keys", "workload or target"),
+                             ("strategy", "strategy"), ("seed", "seed"),
+                             ("features_version", "feature version"),
+                             ("versions", "software versions")):  # fmt: skip
+            if found.get(field) != known[field]:
+                raise errors.RecordError(
+                    f"the session in {self.folder} is of another {label}: use another output "
+                    "folder, or do not resume"
+                )
+        if (self.folder / "records.jsonl").exists():
+            self.records = records.read(self.folder / "records.jsonl")
+        if (self.folder / "state.json").exists():
+            self._load_state()
+
+    def _load_state(self) -> None:
+        from costmodel.models import tensorfile
+
+        state = read_json(self.folder / "state.json")
+        if state.get("format") != FORMAT or not isinstance(state.get("n_records"), int):
+            raise errors.RecordError(f"{self.folder / 'state.json'} is malformed")
+        if state["n_records"] > len(self.records):
+            raise errors.RecordError(
+                f"{self.folder / 'records.jsonl'} has fewer records than the checkpoint beside it"
+            )
+        if state.get("tensors") is not None:
+            self.tensors, _ = tensorfile.read(self.folder / pathlib.Path(state["tensors"]).name)
+        self.state = state
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON object from a file; RecordError if there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise errors.RecordError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise errors.RecordError(f"{path} is not valid JSON") from error
+    if not isinstance(found, dict):
+        raise errors.RecordError(f"{path} holds no JSON object")
+    return found
+
+
+def stored_tasks(folder: pathlib.Path) -> list[Task]:
+    """The tasks of a session.
+
+    Raises:
+        RecordError: there is no session in the folder or it is malformed.
+    """
+    from felix.task import Task
+
+    found = read_json(folder / "session.json").get("tasks")
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise errors.RecordError(f"{folder / 'session.json'} is malformed")
+    return [Task.from_json(text) for text in found]
+
+
+def _describe(tasks: Sequence[Task], identity: Identity) -> str:
+    texts = [task.to_json() for task in tasks]
+    return json.dumps({"format": FORMAT, **dataclasses.asdict(identity), "tasks": texts})
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    """Write a file, all or nothing."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _lock(folder: pathlib.Path) -> int:
+    """Hold the lock file beside the folder; the lock ends with the process."""
+    handle = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise errors.OutputError(f"another run is writing to {folder.parent}") from None
+    return handle
+
+
+def _keep_aside(folder: pathlib.Path) -> None:
+    """Rename an earlier session: what was measured is never deleted."""
+    if not folder.exists():
+        return
+    number = 1
+    while folder.with_name(f"{folder.name}-{number}").exists():
+        number += 1
+    folder.rename(folder.with_name(f"{folder.name}-{number}"))
+
+
+@contextlib.contextmanager
+def _output_errors(folder: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error

@@ -1,0 +1,3 @@
+"""The symbolic program compared with the schedule that TVM makes."""
+
+from __future__ import annotations

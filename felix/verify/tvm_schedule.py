@@ -1,0 +1,353 @@
+"""What a schedule that TVM made shows: loops, launches and buffers, read from its module.
+
+This is the other side of the comparison in `felix.verify.compare`: nothing here knows Felix's own
+program form. A `Stage` is one leaf block with the loops around it; sizes of buffers are those
+TVM's own passes give.
+
+Notation
+    site    the loops around the place where TVM allocates a buffer, outermost first
+    touched number of values between the least and the greatest index met inside the site
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import tirx
+from tvm.ir.expr import Call, TensorLoad
+from tvm.s_tir import stmt as s_stmt
+from tvm.s_tir import transform
+
+from felix.errors import UnsupportedSchedule
+
+PRAGMA_STEP = "pragma_auto_unroll_max_step"
+PIPELINE = "software_pipeline_stage"
+_KINDS = {
+    int(tirx.ForKind.SERIAL): "serial",
+    int(tirx.ForKind.PARALLEL): "parallel",
+    int(tirx.ForKind.VECTORIZED): "vectorized",
+    int(tirx.ForKind.UNROLLED): "unrolled",
+    int(tirx.ForKind.THREAD_BINDING): "thread",
+}
+#: Thread loops outside of the site that a buffer of the scope spans all the same.
+_SPANNED = {"shared": ("threadIdx", "vthread"), "local": ()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop: `thread` is the axis of a bound one, `unroll_step` its pragma if it has one."""
+
+    kind: str
+    extent: int
+    thread: str | None = None
+    unroll_step: int | None = None
+    pipelined: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """A leaf block: the loops around it, the buffer it stores to, its tree of the root block."""
+
+    name: str
+    loops: tuple[Loop, ...]
+    variables: tuple[Any, ...]
+    buffer: str
+    tree: int
+    realize: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocated:
+    """An intermediate buffer after TVM's compaction."""
+
+    scope: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    site: tuple[Loop, ...]
+    tree: int
+
+    @property
+    def size_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.element_bytes
+
+
+# ---------------------------------------------------------------- walking
+
+
+def stages(module: tvm.IRModule) -> list[Stage]:
+    """Every leaf block of a scheduled module, in program order."""
+    root = module["main"].body.block
+    trees = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    return [s for i, tree in enumerate(trees) for s in _stages(tree, (), (), i)]
+
+
+def _stages(
+    node: Any, loops: tuple[Loop, ...], variables: tuple[Any, ...], tree: int
+) -> Iterator[Stage]:
+    if isinstance(node, tirx.SeqStmt):
+        for child in node.seq:
+            yield from _stages(child, loops, variables, tree)
+    elif isinstance(node, tirx.For):
+        yield from _stages(node.body, (*loops, _loop(node)), (*variables, node.loop_var), tree)
+    elif isinstance(node, s_stmt.SBlockRealize):
+        body = node.block.body
+        if not isinstance(body, tirx.BufferStore):
+            raise UnsupportedSchedule(f"block {node.block.name_hint} holds more than one store")
+        yield Stage(node.block.name_hint, loops, variables, body.buffer.name, tree, node)
+    else:
+        raise UnsupportedSchedule(f"statement {type(node).__name__} in a scheduled module")
+
+
+def _loop(node: Any) -> Loop:
+    kind = _KINDS[int(node.kind)]
+    step = node.annotations.get(PRAGMA_STEP)
+    thread = str(node.thread_binding.thread_tag) if kind == "thread" else None
+    pipelined = PIPELINE in node.annotations
+    return Loop(kind, int(node.extent), thread, None if step is None else int(step), pipelined)
+
+
+def distinct(loops: Sequence[Loop]) -> list[tuple[int, Loop]]:
+    """The loops with their depths, every thread axis once, at its innermost binding."""
+    last = {lp.thread: i for i, lp in enumerate(loops) if lp.thread is not None}
+    return [(i, lp) for i, lp in enumerate(loops) if lp.thread is None or last[lp.thread] == i]
+
+
+def reduction_loops(stage: Stage) -> set[int]:
+    """Depths of the loops bound to a reduction iterator of the block."""
+    realize = stage.realize
+    used = {
+        v
+        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if int(iv.iter_type) == tirx.IterVar.CommReduce
+        for v in variables(value)
+    }
+    return {i for i, v in enumerate(stage.variables) if v in used}
+
+
+# ---------------------------------------------------------------- buffers
+
+
+def allocated(module: tvm.IRModule) -> dict[str, Allocated]:
+    """The module's intermediate buffers as TVM places and compacts them, by name."""
+    known = {str(b.name) for b in module["main"].body.block.alloc_buffers}
+    return {name: a for name, a in _found(_placed(module)) if name in known}
+
+
+def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str, int]:
+    """Copies of each buffer that InjectSoftwarePipeline keeps, for those in `compact`."""
+    lowered = tvm.transform.Sequential(
+        [
+            transform.LowerCrossThreadReduction(),
+            transform.LowerInitBlock(),
+            transform.PlanAndUpdateBufferAllocationLocation(),
+            transform.ConvertBlocksToOpaque(),
+            transform.LiftThreadBinding(),
+            transform.CompactBufferAllocation(),
+            tirx.transform.StmtSimplify(),
+            transform.UnifyThreadBinding(),
+            transform.LowerMatchBuffer(),
+            transform.InjectSoftwarePipeline(),
+        ]
+    )(module)
+    return {
+        name: found.size_bytes // compact[name].size_bytes
+        for name, found in _found(lowered)
+        if name in compact
+    }
+
+
+def is_pipelined(found: Sequence[Stage]) -> bool:
+    """Whether a loop carries a software pipeline annotation."""
+    return any(lp.pipelined for stage in found for lp in stage.loops)
+
+
+def _placed(module: tvm.IRModule) -> tvm.IRModule:
+    return tvm.transform.Sequential(
+        [
+            transform.LowerCrossThreadReduction(),
+            transform.LowerInitBlock(),
+            transform.PlanAndUpdateBufferAllocationLocation(),
+            transform.ConvertBlocksToOpaque(),
+            transform.CompactBufferAllocation(),
+        ]
+    )(module)
+
+
+def _found(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
+    result: list[tuple[str, Allocated]] = []
+
+    def visit(node: Any, loops: tuple[Loop, ...], tree: int) -> None:
+        if isinstance(node, tirx.SeqStmt):
+            for i, child in enumerate(node.seq):
+                visit(child, loops, i if tree < 0 else tree)
+        elif isinstance(node, tirx.For):
+            visit(node.body, (*loops, _loop(node)), max(tree, 0))
+        elif isinstance(node, s_stmt.SBlockRealize):
+            for buffer in node.block.alloc_buffers:
+                shape = tuple(int(x) for x in buffer.shape)
+                size = max(1, (tvm.DataType(str(buffer.dtype)).bits + 7) // 8)
+                entry = Allocated(str(buffer.scope()), shape, size, loops, tree)
+                result.append((str(buffer.name), entry))
+            visit(node.block.body, loops, tree)
+        elif hasattr(node, "then_case"):
+            visit(node.then_case, loops, tree)
+            if node.else_case is not None:
+                visit(node.else_case, loops, tree)
+        elif hasattr(node, "body"):
+            visit(node.body, loops, tree)
+
+    visit(module["main"].body, (), -1)
+    return result
+
+
+# ---------------------------------------------------------------- truth by enumeration
+
+
+def touched(module: tvm.IRModule, buffer: str, dimension: int) -> int:
+    """Values between the least and the greatest index one allocation of `buffer` meets.
+
+    Every iteration of the loops that the index depends on is evaluated; iterations that a
+    boundary predicate skips do not count. The largest over all allocations is the result.
+    """
+    placed = allocated(module)[buffer]
+    depth = len(placed.site)
+    spanned = _SPANNED.get(placed.scope.split(".")[0], ("threadIdx", "vthread", "blockIdx"))
+    order = _outer_axes(module, depth)
+    lows, highs = [], []
+    for stage in stages(module):
+        relaxed = [
+            i >= depth or bool(spanned and (lp.thread or "").startswith(spanned))
+            for i, lp in enumerate(stage.loops)
+        ]
+        for index in _indices(stage, buffer, dimension):
+            low, high = _bounds(stage, index, relaxed, order)
+            lows.append(low)
+            highs.append(high)
+    low, high = (functools.reduce(f, x) for f, x in ((np.minimum, lows), (np.maximum, highs)))
+    return int((high - low).max()) + 1
+
+
+def _outer_axes(module: tvm.IRModule, depth: int) -> list[Any]:
+    axes: dict[Any, None] = {}
+    for stage in stages(module):
+        axes.update(dict.fromkeys(stage.variables[:depth]))
+    return list(axes)
+
+
+def _indices(stage: Stage, buffer: str, dimension: int) -> list[Any]:
+    """Index expressions, in the block's iterators, of the stage's accesses to the buffer."""
+    block = stage.realize.block
+    found = []
+    for store in [block.body, *([block.init] if block.init is not None else [])]:
+        if store.buffer.name == buffer:
+            found.append(store.indices[dimension])
+        for node in walk(store.value):
+            if isinstance(node, TensorLoad) and node.source.name == buffer:
+                found.append(node.indices[dimension])
+    return found
+
+
+def _bounds(
+    stage: Stage, index: Any, relaxed: Sequence[bool], order: list[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(least, greatest) index per iteration of the outer loops, one axis each as in `order`.
+
+    Args:
+        relaxed: for each loop of the stage, whether one allocation sees all its iterations.
+    """
+    realize = stage.realize
+    bindings = {
+        iv.var: value
+        for iv, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    }
+    roots = [index, *(bindings[v] for v in variables(index)), realize.predicate]
+    used = set().union(*(variables(root) for root in roots))
+    axes = [*order, *(v for v in stage.variables if v not in order)]
+    extents = dict(zip(stage.variables, (lp.extent for lp in stage.loops), strict=True))
+    grid = {
+        v: np.arange(extents[v]).reshape([-1 if a is v else 1 for a in axes])
+        for v in axes
+        if v in used
+    }
+    iterators = {v: evaluate(bindings[v], grid) for v in variables(index)}
+    values = np.asarray(evaluate(index, iterators))
+    keep = np.asarray(evaluate(realize.predicate, grid)).astype(bool)
+    ones = np.ones((1,) * len(axes), dtype=np.int64)
+    values, keep, _ = np.broadcast_arrays(values, keep, ones)
+    free = {v for v, r in zip(stage.variables, relaxed, strict=True) if r}
+    inner = tuple(i for i, a in enumerate(axes) if a in free)
+    far = np.iinfo(np.int64).max // 4
+    least = np.where(keep, values, far).min(axis=inner, keepdims=True)
+    most = np.where(keep, values, -far).max(axis=inner, keepdims=True)
+    head = (slice(None),) * len(order) + (0,) * (len(axes) - len(order))
+    return least[head], most[head]
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """All nodes of an expression, parents first; indices of loads included."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def children(node: Any) -> list[Any]:
+    """Operands of an expression node."""
+    if isinstance(node, TensorLoad):
+        return list(node.indices)
+    if isinstance(node, Call):
+        return list(node.args)
+    if isinstance(node, tirx.Select):
+        return [node.condition, node.true_value, node.false_value]
+    if isinstance(node, tirx.Cast):
+        return [node.value]
+    if isinstance(node, tirx.Not):
+        return [node.a]
+    return [node.a, node.b] if type(node) in _OPERATIONS or hasattr(node, "b") else []
+
+
+def variables(node: Any) -> list[Any]:
+    """Distinct variables of an expression, in order of first use."""
+    return list(dict.fromkeys(n for n in walk(node) if isinstance(n, tirx.Var)))
+
+
+_OPERATIONS: dict[type[Any], Any] = {
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
+    tirx.FloorMod: np.mod,
+    tirx.Min: np.minimum,
+    tirx.Max: np.maximum,
+    tirx.LT: np.less,
+    tirx.LE: np.less_equal,
+    tirx.GT: np.greater,
+    tirx.GE: np.greater_equal,
+    tirx.EQ: np.equal,
+    tirx.NE: np.not_equal,
+    tirx.And: np.logical_and,
+    tirx.Or: np.logical_or,
+}
+
+
+def evaluate(node: Any, grid: Mapping[Any, NDArray[np.int64]]) -> Any:
+    """An integer or boolean TIR expression over arrays of loop variables."""
+    if isinstance(node, (int, bool)):
+        return np.asarray(node)
+    if isinstance(node, tirx.IntImm):
+        return np.asarray(int(node.value))
+    if isinstance(node, tirx.Var):
+        return grid[node]
+    if isinstance(node, tirx.Cast):
+        return evaluate(node.value, grid)
+    if isinstance(node, tirx.Not):
+        return np.logical_not(evaluate(node.a, grid))
+    operation = _OPERATIONS.get(type(node))
+    if operation is None or isinstance(node, Call):
+        raise UnsupportedSchedule(f"index expression {node} cannot be enumerated")
+    return operation(evaluate(node.a, grid), evaluate(node.b, grid))

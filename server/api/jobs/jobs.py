@@ -1,0 +1,153 @@
+"""`/v1/jobs`: submit, list, look at, change, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import fastapi
+from sqlalchemy import orm
+
+from server import states, store, submission
+from server.api import paging
+from server.cache import response_cache
+from server.store import jobs
+from server.web import auth, dependencies, requests, responses, shared_response
+
+router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_Text = Annotated[str | None, fastapi.Query(max_length=200)]
+_MADE: dict[int | str, dict[str, Any]] = {
+    200: {"model": responses.Job, "description": "An earlier request made it"},
+    201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+}
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                        "job": {
+                            "type": "string",
+                            "description": "JSON: kind (onnx or tir), shapes, and the fields of "
+                            "`POST /v1/jobs` but for workload",
+                            "examples": ['{"kind": "onnx", "target": "llvm", "trials": 256}'],
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("", status_code=201, responses=_MADE)
+async def submit(
+    ask: requests.NewJob,
+    caller: auth.Submitter,
+    services: dependencies.Needed,
+    response: fastapi.Response,
+    idempotency_key: requests.IdempotencyKey = None,
+) -> responses.Job:
+    """Queue a job for an operator of the catalogue or a serialized program."""
+    submission.refuse_long(ask, auth.upload_limit(caller, services))
+    made = await submission.submit(services, caller, submission.order_of(ask, idempotency_key))
+    return _made(response, made)
+
+
+@router.post("/upload", status_code=201, responses=_MADE, openapi_extra=_FORM)
+async def upload(
+    request: fastapi.Request,
+    caller: auth.Submitter,
+    services: dependencies.Needed,
+    response: fastapi.Response,
+    idempotency_key: requests.IdempotencyKey = None,
+) -> responses.Job:
+    """Queue a job for an ONNX model or a TIR file."""
+    async with submission.receive(request, auth.upload_limit(caller, services)) as file:
+        order = submission.order_of_upload(file, idempotency_key)
+        made = await submission.submit(services, caller, order)
+    return _made(response, made)
+
+
+@router.get("")
+def find(
+    request: fastapi.Request,
+    response: fastapi.Response,
+    caller: auth.Reader,
+    services: dependencies.Needed,
+    state: Annotated[list[states.State] | None, fastapi.Query()] = None,
+    target_key: _Text = None,
+    kind: _Text = None,
+    op: _Text = None,
+    tag: Annotated[list[str] | None, fastapi.Query(max_length=32)] = None,
+    q: Annotated[_Text, fastapi.Query(description="part of name or operator")] = None,
+    mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
+    oldest_first: bool = False,
+    limit: requests.Limit = 50,
+    after: requests.After = None,
+) -> responses.Page[responses.Job]:
+    """Jobs by number, newest first. Several states mean any of them, several tags all of them."""
+    chosen = jobs.Filter(
+        states=tuple(state or ()),
+        target_key=target_key,
+        kind=kind,
+        op=op,
+        tags=tuple(tag or ()),
+        text=q,
+        key_id=caller.key.id if mine else None,
+    )
+    with services.db.read() as tx:
+        page = jobs.page(tx, chosen, limit, after, oldest_first)
+    paging.link(request, response, page.next)
+    items = [responses.Job.model_validate(job) for job in page.jobs]
+    return responses.Page(items=items, next=page.next)
+
+
+@router.get("/{job_id}", response_model=responses.Job)
+async def get(
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed
+) -> fastapi.Response:
+    """A job."""
+
+    def read(tx: orm.Session) -> responses.Job:
+        return responses.Job.model_validate(jobs.get(tx, job_id))
+
+    return await shared_response.answer(services, response_cache.Asked("job", (job_id,)), read)
+
+
+@router.patch("/{job_id}")
+def change(
+    job_id: requests.Id,
+    ask: requests.Changes,
+    caller: auth.Submitter,
+    services: dependencies.Needed,
+) -> responses.Job:
+    """Change name, note, priority or tags, in any state."""
+    given = ask.model_dump(exclude_unset=True, exclude_none=True)
+    with services.db.write() as tx:
+        caller.check_owns(jobs.get(tx, job_id))
+        changed = store.control.change(tx, job_id, **given)
+        caller.audit(tx, "job.change", f"job {job_id}", fields=sorted(given))
+        return responses.Job.model_validate(changed)
+
+
+@router.delete("/{job_id}", status_code=204)
+def delete(job_id: requests.Id, caller: auth.Submitter, services: dependencies.Needed) -> None:
+    """Remove an ended job with trials, events and artifacts."""
+    with services.db.write() as tx:
+        caller.check_owns(jobs.get(tx, job_id))
+        orphans = store.control.delete(tx, job_id)
+        caller.audit(tx, "job.delete", f"job {job_id}")
+    for sha256 in orphans:
+        services.blobs.delete(sha256)
+
+
+def _made(response: fastapi.Response, made: jobs.Made) -> responses.Job:
+    response.headers["Location"] = f"/v1/jobs/{made.job.id}"
+    if not made.is_new:
+        response.status_code = 200
+    return responses.Job.model_validate(made.job)

@@ -1,0 +1,39 @@
+"""`/v1/jobs/{id}/tasks`: the tensor programs of a job, and the code of the best schedules."""
+
+from __future__ import annotations
+
+import fastapi
+from sqlalchemy import orm
+
+from server.cache import response_cache
+from server.store import jobs
+from server.web import auth, dependencies, requests, responses, shared_response
+
+router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
+
+
+@router.get("", response_model=responses.Listed[responses.Task])
+async def every(
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed
+) -> fastapi.Response:
+    """The tasks of a job, in order."""
+
+    def read(tx: orm.Session) -> responses.Listed[responses.Task]:
+        jobs.get(tx, job_id)
+        found = jobs.tasks(tx, job_id)
+        return responses.Listed(items=[responses.Task.model_validate(task) for task in found])
+
+    return await shared_response.answer(services, response_cache.Asked("tasks", (job_id,)), read)
+
+
+@router.get("/{number}/code")
+def code(
+    job_id: requests.Id,
+    number: requests.Number,
+    caller: auth.Reader,
+    services: dependencies.Needed,
+) -> responses.Code:
+    """TVMScript and generated source of a task's best schedule."""
+    with services.db.read() as tx:
+        schedule, source = jobs.code(tx, job_id, number)
+    return responses.Code(schedule=schedule, source=source)

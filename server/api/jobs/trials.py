@@ -1,0 +1,156 @@
+"""`/v1/jobs/{id}/trials`: pages, one, and all of them as CSV or JSON lines.
+
+Exports are streamed page by page, each in a transaction of its own: a slow reader holds no
+connection, and trials are only ever appended.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
+
+import fastapi
+from starlette import responses
+
+from server.api import paging
+from server.store import jobs, rows, trials
+from server.web import auth, dependencies, requests
+from server.web import responses as response_models
+
+router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["trials"])
+
+_Error = Literal["build", "launch", "timeout", "wrong_result", "infrastructure"]
+
+#: Columns of the CSV file, in order.
+COLUMNS = (
+    "number", "task", "round", "sketch_index", "latency_us", "predicted_us", "best_us", "is_best",
+    "error", "message", "spread", "elapsed_s", "measured_s", "build_s", "run_s", "device",
+    "measured_at", "decisions",
+)  # fmt: skip
+
+#: A cell that begins like this is a formula to a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+async def _chosen(
+    task: requests.TaskFilter = None,
+    ok: Annotated[bool | None, fastapi.Query(description="measured, or failed")] = None,
+    error: Annotated[_Error | None, fastapi.Query(description="only this error class")] = None,
+    round: Annotated[int | None, fastapi.Query(ge=0, le=requests.MAX_INT)] = None,
+    best_only: Annotated[bool, fastapi.Query(description="only improvements")] = False,
+) -> trials.Filter:
+    return trials.Filter(task=task, ok=ok, error=error, round=round, best_only=best_only)
+
+
+_Filter = Annotated[trials.Filter, fastapi.Depends(_chosen)]
+
+
+@router.get("/trials")
+def page(
+    request: fastapi.Request,
+    response: fastapi.Response,
+    job_id: requests.Id,
+    caller: auth.Reader,
+    services: dependencies.Needed,
+    chosen: _Filter,
+    limit: requests.Limit = 100,
+    after: requests.After = None,
+) -> response_models.Page[response_models.Trial]:
+    """Trials by number."""
+    with services.db.read() as tx:
+        jobs.get(tx, job_id)
+        found = trials.page(tx, job_id, chosen, limit, after or 0)
+    paging.link(request, response, found.next)
+    items = [response_models.Trial.model_validate(trial) for trial in found.trials]
+    return response_models.Page(items=items, next=found.next)
+
+
+@router.get("/trials/{number}")
+def get(
+    job_id: requests.Id, number: requests.Id, caller: auth.Reader, services: dependencies.Needed
+) -> response_models.Trial:
+    """One trial."""
+    with services.db.read() as tx:
+        return response_models.Trial.model_validate(trials.get(tx, job_id, number))
+
+
+@router.get("/trials.csv", response_class=responses.StreamingResponse,
+            responses={200: {"content": {"text/csv": {}}}})  # fmt: skip
+def as_csv(
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed, chosen: _Filter
+) -> fastapi.Response:
+    """All trials as CSV, streamed."""
+    return _stream(services, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
+
+
+@router.get("/trials.jsonl", response_class=responses.StreamingResponse,
+            responses={200: {"content": {"application/jsonl": {}}}})  # fmt: skip
+def as_jsonl(
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed, chosen: _Filter
+) -> fastapi.Response:
+    """All trials as JSON lines, streamed."""
+    return _stream(services, job_id, chosen, "jsonl", "application/jsonl", _json_lines)
+
+
+def _stream(
+    services: dependencies.Services,
+    job_id: int,
+    chosen: trials.Filter,
+    suffix: str,
+    media_type: str,
+    lines: Callable[[tuple[rows.Trial, ...], bool], str],
+) -> fastapi.Response:
+    with services.db.read() as tx:
+        jobs.get(tx, job_id)
+    name = f'attachment; filename="job-{job_id}-trials.{suffix}"'
+    return responses.StreamingResponse(
+        _pages(services, job_id, chosen, lines),
+        media_type=media_type,
+        headers={"Content-Disposition": name},
+    )
+
+
+def _pages(
+    services: dependencies.Services,
+    job_id: int,
+    chosen: trials.Filter,
+    lines: Callable[[tuple[rows.Trial, ...], bool], str],
+) -> Iterator[str]:
+    after: int | None = 0
+    is_first = True
+    while after is not None:
+        with services.db.read() as tx:
+            found = trials.page(tx, job_id, chosen, trials.BATCH, after)
+        yield lines(found.trials, is_first)
+        after, is_first = found.next, False
+
+
+def _csv_lines(found: tuple[rows.Trial, ...], with_head: bool) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    if with_head:
+        writer.writerow(COLUMNS)
+    for trial in found:
+        writer.writerow([_cell(trial, name) for name in COLUMNS])
+    return text.getvalue()
+
+
+def _cell(trial: rows.Trial, name: str) -> object:
+    value = getattr(trial, name)
+    if name == "decisions":
+        return " ".join(map(str, value))
+    if name == "measured_at":
+        return value.isoformat()
+    if name == "is_best":
+        return int(value)
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value
+
+
+def _json_lines(found: tuple[rows.Trial, ...], with_head: bool) -> str:
+    return "".join(
+        f"{response_models.Trial.model_validate(trial).model_dump_json()}\n" for trial in found
+    )

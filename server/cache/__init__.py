@@ -1,0 +1,3 @@
+"""What the requests to one API server share."""
+
+from __future__ import annotations

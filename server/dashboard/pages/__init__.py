@@ -1,0 +1,3 @@
+"""One module a page."""
+
+from __future__ import annotations

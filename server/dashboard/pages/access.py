@@ -1,0 +1,164 @@
+"""Keys and what they did, for administrators.
+
+A new key's text is on the answer to the form that made it and nowhere else. Changes are made by
+the API's own routes, so their audit entries are the same.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import anyio.to_thread
+import fastapi
+import pydantic
+from starlette import responses
+
+from server import errors
+from server.api import keys as api_keys
+from server.dashboard import render
+from server.dashboard.pages import logins
+from server.store import keys, rows
+from server.web import auth, dependencies, requests
+
+router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
+
+KEYS = "/dashboard/keys"
+SCOPES = ("read", "submit", "admin")
+AUDIT_LIMIT = 100
+
+_DAY_S = 86400.0
+_MIB = 1 << 20
+
+
+def admin(viewer: render.Viewer) -> auth.Caller:
+    """Whoever is logged in and may manage keys.
+
+    Raises:
+        Forbidden
+    """
+    if not viewer.can("admin"):
+        raise errors.Forbidden("this needs a key with the scope admin")
+    return viewer
+
+
+Admin = Annotated[auth.Caller, fastapi.Depends(admin)]
+
+
+@router.get("/keys")
+def every(
+    request: fastapi.Request, viewer: Admin, services: dependencies.Needed
+) -> fastapi.Response:
+    """All keys, and a form for another."""
+    return _page(request, viewer, services)
+
+
+@router.post("/keys")
+async def create(
+    request: fastapi.Request, viewer: Admin, services: dependencies.Needed
+) -> fastapi.Response:
+    """Make a key and show its text, once."""
+    given = await logins.checked_form(request, viewer)
+    texts = {name: values[-1].strip() for name, values in given.items()}
+    try:
+        ask = requests.NewKey.model_validate(_body(texts, given.get("scope", [])))
+    except pydantic.ValidationError as error:
+        wrong = {str(one["loc"][0]): str(one["msg"]) for one in error.errors()}
+        return await anyio.to_thread.run_sync(
+            _page, request, viewer, services, 422, texts, given.get("scope", []), wrong
+        )
+    made = await anyio.to_thread.run_sync(api_keys.create, ask, viewer, services)
+    return render.page(request, "key_made.html", viewer, made=made)
+
+
+@router.post("/keys/{key_id}/revoke")
+async def revoke(
+    request: fastapi.Request, key_id: requests.Id, viewer: Admin, services: dependencies.Needed
+) -> fastapi.Response:
+    """End a key and its logins."""
+    await logins.checked_form(request, viewer)
+    await anyio.to_thread.run_sync(api_keys.revoke, key_id, viewer, services)
+    return responses.RedirectResponse(KEYS, 303)
+
+
+@router.get("/audit")
+def audit(
+    request: fastapi.Request,
+    viewer: Admin,
+    services: dependencies.Needed,
+    key: Annotated[str, fastapi.Query(max_length=10)] = "",
+    after: requests.After = None,
+) -> fastapi.Response:
+    """What keys did, newest first."""
+    key_id = int(key) if key.isascii() and key.isdecimal() else None
+    with services.db.read() as tx:
+        found = keys.audited(tx, AUDIT_LIMIT + 1, after, key_id)
+        known = keys.every(tx)
+    return render.page(
+        request, "audit.html", viewer,
+        entries=found[:AUDIT_LIMIT],
+        next=found[AUDIT_LIMIT - 1].id if len(found) > AUDIT_LIMIT else None,
+        after=after,
+        keys=known,
+        key_id=key_id,
+    )  # fmt: skip
+
+
+def _page(
+    request: fastapi.Request,
+    viewer: auth.Caller,
+    services: dependencies.Services,
+    status: int = 200,
+    texts: Mapping[str, str] | None = None,
+    chosen: list[str] | None = None,
+    wrong: Mapping[str, str] | None = None,
+) -> fastapi.Response:
+    with services.db.read() as tx:
+        found = keys.every(tx)
+    now = datetime.datetime.now(datetime.UTC)
+    return render.page(
+        request, "keys.html", viewer, status,
+        keys=[(key, scopes(key), state(key, now)) for key in reversed(found)],
+        scopes=SCOPES,
+        chosen=["read", "submit"] if chosen is None else chosen,
+        texts=texts or {},
+        wrong=wrong or {},
+        settings=services.settings,
+    )  # fmt: skip
+
+
+def _body(texts: Mapping[str, str], chosen: list[str]) -> dict[str, Any]:
+    """The form as the API's body; empty fields are left out, sizes and times in its units."""
+    body: dict[str, Any] = {"name": texts.get("name", ""), "scopes": chosen}
+    for name in ("max_running_jobs", "max_trials"):
+        if texts.get(name):
+            body[name] = texts[name]
+    for field, name, unit in (
+        ("expires_days", "expires_s", _DAY_S),
+        ("max_upload_mib", "max_upload_bytes", _MIB),
+    ):
+        if texts.get(field):
+            body[name] = _scaled(texts[field], unit)
+    return body
+
+
+def _scaled(text: str, unit: float) -> Any:
+    """In the API's unit; a text that is no number is left for the API to refuse."""
+    try:
+        return type(unit)(float(text) * unit)
+    except (ValueError, OverflowError):
+        return text
+
+
+def scopes(key: rows.Key) -> list[str]:
+    """What a key may do, in words."""
+    has = (key.can_read, key.can_submit, key.can_admin)
+    return [name for name, given in zip(SCOPES, has, strict=True) if given]
+
+
+def state(key: rows.Key, now: datetime.datetime) -> str:
+    """`valid`, `revoked` or `expired`."""
+    if key.revoked_at is not None:
+        return "revoked"
+    return "expired" if key.expires_at is not None and key.expires_at <= now else "valid"

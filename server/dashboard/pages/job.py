@@ -1,0 +1,311 @@
+"""One job: overview, trials, search, code and log, each with an address of its own.
+
+All of them share a head with the state, the figures and what can be done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import anyio.to_thread
+import fastapi
+from sqlalchemy import orm
+from starlette import responses
+
+from server import errors, states
+from server.api import devices as api_devices
+from server.api.jobs import control, curves
+from server.dashboard import render
+from server.dashboard.pages import code, logins
+from server.store import artifacts, events, jobs, progress, rows, trials, workers
+from server.web import auth, dependencies, requests
+
+router = fastapi.APIRouter(
+    prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
+)
+
+TRIALS_LIMIT = 100
+LOG_LIMIT = 200
+ROUNDS_LIMIT = 1000
+
+_S = states.State
+
+#: What can be done in which states: verb, label, states, what it means.
+ACTIONS: tuple[tuple[str, str, frozenset[states.State], str], ...] = (
+    ("pause", "Pause", frozenset({_S.QUEUED, _S.RUNNING}), "Put it down; it keeps everything"),
+    ("resume", "Resume", frozenset({_S.PAUSED, _S.PAUSING}), "Go on with it"),
+    ("stop", "Stop early", frozenset({_S.RUNNING, _S.PAUSING, _S.PAUSED}),
+     "End now, with the artifact of the best found so far"),
+    ("cancel", "Cancel", frozenset(set(_S) - states.ENDED - {_S.CANCELLING}),
+     "Drop it: what was measured stays readable, there is no artifact"),
+    ("retry", "Retry", frozenset({_S.FAILED, _S.CANCELLED}), "Go on with all it has measured"),
+)  # fmt: skip
+_VERBS: Mapping[str, Callable[..., Any]] = {
+    "pause": control.pause,
+    "resume": control.resume,
+    "stop": control.stop,
+    "cancel": control.cancel,
+    "retry": control.retry,
+}
+
+#: Parts of the time a person waits, in words; `felix.tuning.pacing.Breakdown`.
+PARTS = {
+    "start_s": "Start-up and cost model",
+    "extract_s": "Sketches and formulas",
+    "search_s": "Search",
+    "schedule_s": "Schedules by TVM",
+    "train_s": "Training the cost model",
+    "build_wait_s": "Waiting for builds",
+    "measure_s": "Checking and timing",
+    "save_s": "Checkpoints",
+}
+
+ERRORS = ("build", "launch", "timeout", "wrong_result", "infrastructure")
+
+_Task = Annotated[int | None, fastapi.Query(ge=0, le=requests.MAX_INT)]
+
+
+@router.get("")
+def overview(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+) -> fastapi.Response:
+    """Convergence, tasks, where the time went, files."""
+    with services.db.read() as tx:
+        head = _head(tx, services, viewer, job_id)
+        kept = artifacts.of_job(tx, job_id)
+    return render.page(
+        request, "job/overview.html", viewer, tab="overview", **head,
+        artifacts=kept,
+        parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
+    )  # fmt: skip
+
+
+@router.get("/trials")
+def trials_page(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+    show: Annotated[str, fastapi.Query(max_length=40)] = "",
+    task: Annotated[str, fastapi.Query(max_length=10)] = "",
+    after: requests.After = None,
+) -> fastapi.Response:
+    """Trials by number; `show` is best, ok, failed or an error class."""
+    chosen = trials.Filter(
+        task=int(task) if task.isdecimal() else None,
+        ok={"ok": True, "failed": False}.get(show),
+        error=show if show in ERRORS else None,
+        best_only=show == "best",
+    )
+    with services.db.read() as tx:
+        head = _head(tx, services, viewer, job_id)
+        found = trials.page(tx, job_id, chosen, TRIALS_LIMIT, after or 0)
+        failed = trials.error_counts(tx, job_id)
+    return render.page(
+        request, "job/trials.html", viewer, tab="trials", **head,
+        trials=found.trials,
+        next=found.next,
+        after=after,
+        newest=max(0, head["job"].n_trials - TRIALS_LIMIT),
+        show=show,
+        chosen_task=chosen.task,
+        failed=failed,
+        errors=ERRORS,
+    )  # fmt: skip
+
+
+@router.get("/trials/{number}")
+def trial_page(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    number: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+) -> fastapi.Response:
+    """One trial with all that is known of it."""
+    with services.db.read() as tx:
+        head = _head(tx, services, viewer, job_id)
+        found = trials.get(tx, job_id, number)
+    return render.page(request, "job/trial.html", viewer, tab="trials", **head, trial=found)
+
+
+@router.get("/search")
+def search_page(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+    task: _Task = None,
+) -> fastapi.Response:
+    """Predicted against measured, descents, rounds, training."""
+    with services.db.read() as tx:
+        head = _head(tx, services, viewer, job_id)
+        number = _existing(head["tasks"], task)
+        rounds = progress.rounds(tx, job_id, number, -1, ROUNDS_LIMIT)
+        trainings = progress.trainings(tx, job_id)
+        pairs = trials.predicted(tx, job_id, number, 2000)
+    said, was = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
+    return render.page(
+        request, "job/search.html", viewer, tab="search", **head,
+        number=number,
+        rounds=rounds,
+        trainings=trainings,
+        n_pairs=len(pairs),
+        rank_correlation=curves.rank_correlation(said, was),
+    )  # fmt: skip
+
+
+@router.get("/code")
+def code_page(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+    task: _Task = None,
+) -> fastapi.Response:
+    """TVMScript and generated source of a task's best schedule."""
+    with services.db.read() as tx:
+        head = _head(tx, services, viewer, job_id)
+        number = _existing(head["tasks"], task)
+        schedule, source = jobs.code(tx, job_id, number)
+    language = code.language_of(source or "", head["job"].target)
+    return render.page(
+        request, "job/code.html", viewer, tab="code", **head,
+        number=number,
+        schedule=code.marked(schedule, "python") if schedule else None,
+        source=code.marked(source, language) if source else None,
+        language="CUDA" if language == "cuda" else "LLVM IR",
+    )  # fmt: skip
+
+
+@router.get("/log")
+def log_page(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+    all_: Annotated[bool, fastapi.Query(alias="all")] = False,
+    before: requests.After = None,
+) -> fastapi.Response:
+    """Events, newest first; without `all`, those that a person reads."""
+    kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _CHATTER)
+    with services.db.read() as tx:
+        head = _head(tx, services, viewer, job_id)
+        found = newest_events(tx, job_id, before, kinds)
+    return render.page(
+        request, "job/log.html", viewer, tab="log", **head,
+        events=found[:LOG_LIMIT],
+        more=found[LOG_LIMIT - 1].seq if len(found) > LOG_LIMIT else None,
+        all=all_,
+        before=before,
+    )  # fmt: skip
+
+
+@router.post("/{verb}")
+async def act(
+    request: fastapi.Request,
+    job_id: requests.Id,
+    verb: str,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+) -> fastapi.Response:
+    """Pause, resume, stop, cancel or retry, then show the job."""
+    await logins.checked_form(request, viewer)
+    if verb not in _VERBS:
+        raise errors.NotFound("there is no such action")
+    if not viewer.can("submit"):
+        raise errors.Forbidden("this needs a key with the scope submit")
+    await anyio.to_thread.run_sync(_VERBS[verb], job_id, viewer, services)
+    return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
+
+
+#: Events of which there are many; the plots and tables tell the same.
+_CHATTER = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
+
+
+def newest_events(
+    tx: orm.Session, job_id: int, before: int | None, kinds: tuple[events.Type, ...]
+) -> list[rows.Event]:
+    """One more than a page of events before a sequence number, newest first."""
+    end = (events.last(tx, job_id) or 0) + 1 if before is None else before
+    found: list[rows.Event] = []
+    while end > 1 and len(found) <= LOG_LIMIT:
+        begin = max(0, end - 1 - 4 * LOG_LIMIT)
+        part = events.after(tx, job_id, begin, 4 * LOG_LIMIT, kinds)
+        found.extend(reversed([event for event in part if event.seq < end]))
+        end = begin + 1
+    return found[: LOG_LIMIT + 1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the time, with its share of all."""
+
+    label: str
+    seconds: float
+    share: float
+
+
+def time_parts(breakdown: Mapping[str, Any] | None, elapsed_s: float) -> list[Part]:
+    """Where the time went, longest first; what no part claims comes last."""
+    known = {
+        label: float(breakdown.get(name) or 0.0)
+        for name, label in PARTS.items()
+        if breakdown is not None
+    }
+    if not any(known.values()):
+        return []
+    total = max(float((breakdown or {}).get("total_s") or elapsed_s), sum(known.values()))
+    parts = sorted(known.items(), key=lambda item: -item[1])
+    parts.append(("Other", total - sum(known.values())))
+    return [Part(label, spent, spent / total) for label, spent in parts if spent >= 0.05]
+
+
+def allowed(viewer: auth.Caller, job: rows.Job) -> list[tuple[str, str, str]]:
+    """What this viewer can do with the job now: verb, label, meaning."""
+    if not may_change(viewer, job):
+        return []
+    return [
+        (verb, label, meaning)
+        for verb, label, where, meaning in ACTIONS
+        if job.state in where and not (verb == "stop" and job.n_trials == 0)
+    ]
+
+
+def may_change(viewer: auth.Caller, job: rows.Job) -> bool:
+    """Whether the job is this viewer's to change."""
+    return viewer.can("submit") and (viewer.key.can_admin or job.key_id == viewer.key.id)
+
+
+def _head(
+    tx: orm.Session, services: dependencies.Services, viewer: auth.Caller, job_id: int
+) -> dict[str, Any]:
+    """What all pages of a job show."""
+    job = jobs.get(tx, job_id)
+    tuners: list[rows.Worker] = []
+    if job.state in (_S.QUEUED, _S.STOPPING):
+        tuners = workers.every(tx, api_devices.STALE_LEASES * services.settings.lease_s)
+    return {
+        "job": job,
+        "tasks": jobs.tasks(tx, job_id),
+        "actions": allowed(viewer, job),
+        "may_change": may_change(viewer, job),
+        "is_live": job.state not in states.ENDED,
+        "has_tuner": any(
+            tuner.is_alive and job.target_key in device.get("target_keys", ())
+            for tuner in tuners
+            for device in tuner.devices
+        ),
+    }
+
+
+def _existing(tasks: list[rows.Task], number: int | None) -> int:
+    numbers = [task.number for task in tasks]
+    if number is not None and number not in numbers:
+        raise errors.NotFound(f"the job has no task {number}")
+    return numbers[0] if number is None else number

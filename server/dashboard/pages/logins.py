@@ -1,0 +1,102 @@
+"""Logging in with an API key, logging out.
+
+The form of a foreign page must not log a browser in (to somebody else's key): before there is a
+login there is no token to check, so the browser's own word on where the form came from counts.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Annotated
+
+import anyio.to_thread
+import fastapi
+from starlette import responses
+
+from server import errors
+from server.dashboard import render
+from server.web import auth, dependencies, throttle
+
+router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
+
+HOME = "/dashboard"
+
+_Next = Annotated[str, fastapi.Query(alias="next", max_length=2000)]
+
+
+@router.get("/login")
+def form(request: fastapi.Request, services: dependencies.Needed, after: _Next = HOME) -> (
+    fastapi.Response
+):  # fmt: skip
+    """The form; whoever is logged in goes on."""
+    after = inside(after)
+    if auth.from_cookie(request, services) is not None:
+        return responses.RedirectResponse(after, 303)
+    return render.page(request, "login.html", None, after=after, said="")
+
+
+@router.post("/login")
+async def log_in(request: fastapi.Request, services: dependencies.Needed) -> fastapi.Response:
+    """Log in and go where the person wanted to."""
+    check_origin(request)
+    given = await request.form(max_files=0, max_fields=8)
+    after, key = inside(str(given.get("next", HOME))), str(given.get("key", "")).strip()
+    try:
+        token, _, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, key)
+    except (errors.Unauthenticated, errors.Forbidden, throttle.Throttled) as error:
+        said = str(error)
+        return render.page(request, "login.html", None, error.status, after=after, said=said)
+    response = responses.RedirectResponse(after, 303, {"Cache-Control": "no-store"})
+    auth.set_cookie(response, services, token)
+    return response
+
+
+@router.post("/logout")
+async def log_out(
+    request: fastapi.Request, services: dependencies.Needed, viewer: render.Viewer
+) -> fastapi.Response:
+    """End the login."""
+    await checked_form(request, viewer)
+    await anyio.to_thread.run_sync(auth.log_out, request, services, viewer)
+    response = responses.RedirectResponse(render.LOGIN, 303)
+    auth.clear_cookie(response, services)
+    return response
+
+
+async def checked_form(
+    request: fastapi.Request, viewer: auth.Caller
+) -> dict[str, list[str]]:  # fmt: skip
+    """The fields of a form that comes from our own pages, each with all its values.
+
+    Raises:
+        Forbidden
+    """
+    given = await request.form(max_files=0, max_fields=200)
+    assert viewer.login is not None  # viewers come by cookie
+    token = given.get(auth.CSRF_FIELD)
+    auth.check_csrf(viewer.login, token if isinstance(token, str) else None)
+    fields: dict[str, list[str]] = {}
+    for name, value in given.multi_items():
+        if isinstance(value, str):
+            fields.setdefault(name, []).append(value)
+    return fields
+
+
+def check_origin(request: fastapi.Request) -> None:
+    """Refuse a form of another site.
+
+    Raises:
+        Forbidden
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    foreign = site is not None and site not in ("same-origin", "none")
+    if site is None and origin is not None:
+        foreign = urllib.parse.urlsplit(origin).netloc != request.headers.get("host")
+    if foreign:
+        raise errors.Forbidden("log in from the dashboard's own page")
+
+
+def inside(address: str) -> str:
+    """The address if it is one of the dashboard's, else its first page."""
+    ours = address == HOME or address.startswith((f"{HOME}/", f"{HOME}?"))
+    return address if ours and "\\" not in address and address.isprintable() else HOME

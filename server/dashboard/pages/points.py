@@ -1,0 +1,33 @@
+"""Measured trials for the convergence plot, as columns of JSON."""
+
+from __future__ import annotations
+
+import fastapi
+from starlette import responses
+
+from server.store import jobs
+from server.store import points as store_points
+from server.web import auth, dependencies, requests
+
+router = fastapi.APIRouter(prefix="/dashboard/data", include_in_schema=False)
+
+
+@router.get("/jobs/{job_id}/points")
+def points(
+    job_id: requests.Id,
+    caller: auth.Reader,
+    services: dependencies.Needed,
+    task: requests.TaskFilter = None,
+) -> fastapi.Response:
+    """Trial numbers, seconds and latencies; of very many trials a share."""
+    with services.db.read() as tx:
+        jobs.get(tx, job_id)
+        found = store_points.points(tx, job_id, task)
+    trial, tasks, elapsed_s, measured_s, latency_us = (
+        zip(*found, strict=True) if found else [()] * 5
+    )
+    columns = {
+        "trial": trial, "task": tasks, "elapsed_s": elapsed_s, "measured_s": measured_s,
+        "latency_us": latency_us,
+    }  # fmt: skip
+    return responses.JSONResponse(columns, headers={"Cache-Control": "no-store"})

@@ -1,0 +1,189 @@
+"""The form for new jobs: an operator's fields from its JSON Schema, or a file.
+
+Operators come in as an ordinary form and are checked here, so that errors stand at their fields.
+Files are sent by the page's script straight to `/v1/jobs/upload`, which reads them under the
+key's limit. Both end in `server.submission`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import anyio.to_thread
+import fastapi
+import pydantic
+from starlette import responses
+
+from felix.search import strategies
+from server import errors, submission
+from server.api import devices as api_devices
+from server.dashboard import fields, render
+from server.dashboard.pages import logins
+from server.store import jobs, workers
+from server.web import auth, dependencies, requests
+
+router = fastapi.APIRouter(
+    prefix="/dashboard/submit", route_class=render.Page, include_in_schema=False
+)
+
+FIRST = "gemm"
+
+#: Fields of the form that all workloads have; parameters of operators begin with `p.`.
+COMMON = ("name", "target", "trials", "seconds", "tags", "priority", "seed", "strategy", "note")
+OPTIONS = ("round_size", "patience_rounds")
+_PARAM = "p."
+
+#: What the target field offers besides the devices that are there.
+TARGETS = ("llvm", "cuda", "h100", "a100")
+
+
+@router.get("")
+def form(
+    request: fastapi.Request,
+    viewer: render.Viewer,
+    services: dependencies.Needed,
+    op: Annotated[str, fastapi.Query(max_length=100)] = "",
+    like: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
+    target: Annotated[str, fastapi.Query(max_length=200)] = "",
+) -> fastapi.Response:
+    """An empty form of an operator, or one with what another job was asked."""
+    texts = {"target": target} if target else {}
+    if like is not None:
+        with services.db.read() as tx:
+            job = jobs.get(tx, like)
+        if job.kind == "operator":
+            op = job.op
+            texts = _texts_of(job)
+    operators = services.parser.operators()
+    op = op or (FIRST if FIRST in operators else next(iter(operators)))
+    if op not in operators:
+        raise errors.NotFound(f"there is no operator {op!r}")
+    if like is None:
+        texts |= {f"{_PARAM}{k}": v for k, v in fields.defaults(operators[op]).items()}
+    return _page(request, viewer, services, op, texts)
+
+
+@router.post("")
+async def submit(
+    request: fastapi.Request, viewer: render.Viewer, services: dependencies.Needed
+) -> fastapi.Response:
+    """Queue the job and show it; or the form again, with what is wrong."""
+    given = await logins.checked_form(request, viewer)
+    texts = {name: values[-1] for name, values in given.items()}
+    operators = await anyio.to_thread.run_sync(services.parser.operators)
+    op = texts.get("op", "")
+    if op not in operators:
+        raise errors.NotFound("there is no such operator")
+    if not viewer.can("submit"):
+        raise errors.Forbidden("this needs a key with the scope submit")
+    own = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
+    reading = fields.read(operators[op], own)
+    wrong = {f"{_PARAM}{name}": said for name, said in reading.wrong.items()}
+    ask, more = _ask(op, reading.params, texts)
+    wrong |= more
+    said = ""
+    if ask is not None and not wrong:
+        try:
+            order = submission.order_of(ask, _repeat(ask, texts))
+            made = await submission.submit(services, viewer, order)
+            return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
+        except (
+            errors.InvalidRequest,
+            errors.QuotaExceeded,
+            errors.Conflict,
+            submission.Busy,
+        ) as error:
+            said = str(error)
+    status = 422
+    return await anyio.to_thread.run_sync(
+        lambda: _page(request, viewer, services, op, texts, wrong, said, status)
+    )
+
+
+def _page(
+    request: fastapi.Request,
+    viewer: auth.Caller,
+    services: dependencies.Services,
+    op: str,
+    texts: Mapping[str, str],
+    wrong: Mapping[str, str] | None = None,
+    said: str = "",
+    status: int = 200,
+) -> fastapi.Response:
+    operators = services.parser.operators()
+    with services.db.read() as tx:
+        tuners = workers.every(tx, api_devices.STALE_LEASES * services.settings.lease_s)
+    quota = auth.quota(viewer, services)
+    return render.page(
+        request, "submit.html", viewer, status,
+        op=op,
+        operators=sorted(operators),
+        about=operators[op].get("description", ""),
+        fields=fields.of_schema(operators[op]),
+        texts=texts,
+        wrong=wrong or {},
+        said=said,
+        targets=sorted({*TARGETS, *_offered(tuners)}),
+        n_alive=sum(tuner.is_alive for tuner in tuners),
+        strategies=strategies.NAMES,
+        default_trials=submission.DEFAULT_TRIALS,
+        max_trials=quota.max_trials,
+        max_upload_bytes=auth.upload_limit(viewer, services),
+        repeat=secrets.token_urlsafe(16),
+        can_submit=viewer.can("submit"),
+    )  # fmt: skip
+
+
+def _offered(tuners: Any) -> set[str]:
+    """The kinds of the devices that are there."""
+    alive = (device for tuner in tuners if tuner.is_alive for device in tuner.devices)
+    return {str(device["kind"]) for device in alive if "kind" in device}
+
+
+def _ask(
+    op: str, params: Mapping[str, Any], texts: Mapping[str, str]
+) -> tuple[requests.NewJob | None, dict[str, str]]:
+    """The job that is asked for, or by field what is wrong."""
+    given: dict[str, Any] = {
+        name: texts[name].strip() for name in COMMON if texts.get(name, "").strip()
+    }
+    if "tags" in given:
+        given["tags"] = [tag.strip() for tag in given["tags"].split(",") if tag.strip()]
+    options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
+    body = {**given, "options": options,
+            "workload": {"kind": "operator", "name": op, "params": dict(params)}}  # fmt: skip
+    try:
+        return requests.NewJob.model_validate(body), {}
+    except pydantic.ValidationError as error:
+        return None, {_place(each["loc"]): _words(each["msg"]) for each in error.errors()}
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """The field an error belongs to; the form's head, if to none."""
+    names = [part for part in location if part in COMMON or part in OPTIONS]
+    return str(names[-1]) if names else "op"
+
+
+def _words(said: str) -> str:
+    said = said.removeprefix("Value error, ").replace("Input should be", "must be")
+    return said.split(", unable to parse")[0]
+
+
+def _repeat(ask: requests.NewJob, texts: Mapping[str, str]) -> str:
+    """An idempotency key: a form that is sent twice unchanged makes one job."""
+    told = f"{texts.get('repeat', '')}\n{ask.model_dump_json()}"
+    return f"form-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+
+
+def _texts_of(job: Any) -> dict[str, str]:
+    """The form that asks for a job like this one."""
+    own = fields.texts_of(job.workload.get("params", {}))
+    texts = {f"{_PARAM}{name}": text for name, text in own.items()}
+    for name in COMMON:
+        value = getattr(job, name)
+        if value is not None:
+            texts[name] = fields.text_of(value)
+    return texts | {name: str(value) for name, value in job.options.items() if name in OPTIONS}

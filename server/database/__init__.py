@@ -1,0 +1,3 @@
+"""Connection, tables, column types and revisions."""
+
+from __future__ import annotations

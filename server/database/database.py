@@ -1,0 +1,88 @@
+"""A database and its transactions.
+
+    with database.write() as tx: ...     commits at the end, rolls back on an error
+    with database.read() as tx: ...
+
+A write transaction of SQLite begins with BEGIN IMMEDIATE: it holds the write lock from its first
+statement, so what it reads does not change under it. On PostgreSQL the store's verbs lock the
+rows they decide on (`FOR UPDATE`, which SQLite ignores). Verbs of `server.store` take the
+transaction, so several of them can be one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+#: How long a statement waits for SQLite's write lock, in milliseconds.
+BUSY_MS = 30_000
+
+
+class Database:
+    """An engine and its two kinds of transactions; safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        parsed = sa.make_url(url)
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        if self.is_sqlite and parsed.database:
+            pathlib.Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
+        self.engine = sa.create_engine(
+            parsed, pool_size=10, max_overflow=20, hide_parameters=True, **options
+        )
+        if self.is_sqlite:
+            sa.event.listen(self.engine, "connect", _configure_sqlite)
+            sa.event.listen(self.engine, "begin", _begin_sqlite)
+        self._turn = threading.Lock()
+        self._writer = self.engine.execution_options(felix_write=True)
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[orm.Session]:
+        """A transaction that may write."""
+        session = orm.Session(self._writer, expire_on_commit=False)
+        with self._taken_turn(), session as tx, tx.begin():
+            yield tx
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[orm.Session]:
+        """A transaction that only reads."""
+        with orm.Session(self.engine, expire_on_commit=False) as tx, tx.begin():
+            yield tx
+
+    @contextlib.contextmanager
+    def _taken_turn(self) -> Iterator[None]:
+        """Threads take turns on SQLite, whose own waiting is not fair."""
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._turn.acquire(timeout=BUSY_MS / 1000):
+            waited = TimeoutError("another thread of this process is still writing")
+            raise sa.exc.OperationalError("BEGIN IMMEDIATE", None, waited)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says
+    for pragma in (
+        f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"
+    ):  # fmt: skip
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    is_write = connection.get_execution_options().get("felix_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")

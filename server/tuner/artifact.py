@@ -1,0 +1,148 @@
+"""The artifact of a job: one zip with everything about its best schedules.
+
+A job of one task is that task's bundle (`felix.artifact`). A job of several has one folder a
+task, a manifest of all, the convergence of the whole, and a `run.py` that checks and times each.
+`job.json` says what was asked and how it went; no key and no address is part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+import shutil
+import tempfile
+import time
+import zipfile
+from typing import Any
+
+from felix import records
+from felix.artifact import export
+from felix.cli import report
+from felix.tuning import results
+from server.store import rows
+from server.tuner import artifact_run_script, engine
+
+#: Code kept for viewers is cut after so many characters.
+MAX_CODE = 1 << 20
+
+#: The generated source of a bundle, whichever there is.
+SOURCES = ("source/kernel.cu", "source/kernel.ll")
+
+#: Time stamp of all files in the zip: equal contents make equal zips.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def write(found: results.NetworkResult, job: rows.Job, path: pathlib.Path) -> list[engine.Code]:
+    """Write the zip to `path`; the code of each task that has a schedule.
+
+    Raises:
+        OutputError: there is no room for it.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch, f"felix-job-{job.id}")
+        if len(found.results) == 1:
+            where = [folder]
+            export.export(found.results[0], folder, about={"job": describe(job, found)})
+        else:
+            where = _several(found, job, folder)
+        _zip(folder, path)
+        return [
+            _code(number, place)
+            for number, place in enumerate(where)
+            if (place / "manifest.json").exists()
+        ]
+
+
+def describe(job: rows.Job, found: results.NetworkResult) -> dict[str, Any]:
+    """What was asked and how it went."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "kind": job.kind,
+        "operator": job.op,
+        "workload": job.workload,
+        "target": job.target,
+        "trials": job.trials,
+        "seconds": job.seconds,
+        "seed": job.seed,
+        "strategy": job.strategy,
+        "options": job.options,
+        "created": job.created_at.isoformat(),
+        "reason": found.reason,
+        "latency_us": found.latency_us,
+        "unscheduled_us": _unscheduled(found),
+    }
+
+
+def _several(
+    found: results.NetworkResult, job: rows.Job, folder: pathlib.Path
+) -> list[pathlib.Path]:
+    folder.mkdir()
+    where = results.folders(folder, found.results)
+    for result, place in zip(found.results, where, strict=True):
+        if result.found is not None:
+            result.export(place)
+    if found.curve:
+        title = f"{job.name}: {report.duration(found.latency_us)}"
+        report.picture(found.curve, title, folder / "convergence.svg")
+    shutil.copyfile(artifact_run_script.__file__, folder / "run.py")
+    tasks = [
+        {
+            "name": result.task.name,
+            "weight": result.task.weight,
+            "flops": result.task.flops,
+            "folder": place.name if result.found is not None else None,
+            "latency_us": None if result.found is None else result.found.latency_us,
+            "unscheduled_us": result.unscheduled_us,
+        }
+        for result, place in zip(found.results, where, strict=True)
+    ]
+    manifest = {
+        "felix_bundle": 1,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": records.versions(),
+        "job": describe(job, found),
+        "tasks": tasks,
+        "files": {
+            each.relative_to(folder).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest()
+            for each in sorted(folder.rglob("*"))
+            if each.is_file()
+        },
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    return where
+
+
+def _unscheduled(found: results.NetworkResult) -> float | None:
+    total = 0.0
+    for result in found.results:
+        if result.unscheduled_us is None:
+            return None
+        total += result.task.weight * result.unscheduled_us
+    return total
+
+
+def _code(number: int, folder: pathlib.Path) -> engine.Code:
+    source = next((folder / name for name in SOURCES if (folder / name).exists()), None)
+    return engine.Code(
+        task=number,
+        schedule=_text(folder / "schedule.py"),
+        source="" if source is None else _text(source),
+    )
+
+
+def _text(path: pathlib.Path) -> str:
+    text = path.read_text()
+    return text if len(text) <= MAX_CODE else text[:MAX_CODE] + "\n... cut here\n"
+
+
+def _zip(folder: pathlib.Path, path: pathlib.Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                name = file.relative_to(folder.parent).as_posix()
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.compress_type = zipfile.ZIP_DEFLATED
+                info.external_attr = (0o755 if file.suffix == ".so" else 0o644) << 16
+                archive.writestr(info, file.read_bytes())

@@ -1,0 +1,160 @@
+"""Measuring pools that outlive a job: started before there is one, shared by jobs of a target.
+
+A pool costs seconds to start (its host process imports TVM), and the first point of a curve
+should not wait for that.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+import psutil
+
+from felix import target, workloads
+from felix.measure import protocol
+from felix.measure.cuda import reference
+from felix.measure.pool import local
+from felix.target import cpu
+
+if TYPE_CHECKING:
+    import types
+
+    import tvm
+
+    from felix.measure.pool import rwlock
+    from felix.task import Task
+
+_log = logging.getLogger(__name__)
+
+#: Pools kept; each is a host process and idle workers.
+KEPT = 2
+#: Tasks after which a pool is replaced: it keeps files of each.
+MAX_TASKS = 200
+#: How long candidates that a stopped run left behind may take to end, in seconds.
+SETTLE_S = 30.0
+
+
+class Pools:
+    """Pools by target; used by one thread."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, SharedPool] = {}
+
+    def warm(self, targets: list[str]) -> None:
+        """Start pools, and let each worker do something."""
+        for text in targets:
+            task = workloads.gemm(16, 16, 16, target=text)
+            mod = task.mod if task.target.kind.name == "llvm" else reference.scheduled(task.mod)
+            pool = self.take(task)
+            pool.for_task(task).measure([mod] * cpu.available_cores())
+
+    def take(self, task: Task) -> SharedPool:
+        """A working pool for a task's target."""
+        key = target.describe(task.target)
+        pool = self._pools.pop(key, None)
+        if pool is not None and not pool.is_usable():
+            pool.shut()
+            pool = None
+        while len(self._pools) >= KEPT:
+            self._pools.pop(next(iter(self._pools))).shut()
+        self._pools[key] = pool or SharedPool(local.LocalPool(task))
+        return self._pools[key]
+
+    def close(self) -> None:
+        """End all processes."""
+        while self._pools:
+            self._pools.popitem()[1].shut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SharedPool:
+    """A `felix.tuning.options.Pool` whose `close` ends a job's candidates, not the processes."""
+
+    def __init__(self, pool: local.LocalPool) -> None:
+        self._pool = pool
+        self._futures: set[concurrent.futures.Future[protocol.Measurement]] = set()
+        self._n_tasks = 0
+        self._had_trouble = False
+
+    @property
+    def gate(self) -> rwlock.Gate:
+        """The pool's gate."""
+        return self._pool.gate
+
+    def for_task(self, task: Task) -> protocol.Measurer:
+        """The measurer of one task."""
+        self._n_tasks += 1
+        return _Watched(self._pool.for_task(task), self._watch)
+
+    def is_usable(self) -> bool:
+        """Whether the next job may have this pool."""
+        host = self._pool.worker_pids()["host"]
+        alive = host is not None and psutil.pid_exists(host)
+        return alive and not self._had_trouble and self._n_tasks < MAX_TASKS
+
+    def close(self) -> None:
+        """The job is over: cancel what waits, let what runs come to its end."""
+        left = [future for future in self._futures if not future.cancel()]
+        done = concurrent.futures.wait(left, SETTLE_S)
+        self._had_trouble = self._had_trouble or bool(done.not_done)
+        self._futures.clear()
+
+    def shut(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+    def _watch(self, future: concurrent.futures.Future[protocol.Measurement]) -> None:
+        self._futures.add(future)
+        future.add_done_callback(self._landed)
+
+    def _landed(self, future: concurrent.futures.Future[protocol.Measurement]) -> None:
+        self._futures.discard(future)
+        if future.cancelled():
+            return
+        if future.result().error is protocol.ErrorClass.INFRASTRUCTURE:
+            self._had_trouble = True  # the next job gets fresh processes
+
+
+class _Watched:
+    """A measurer whose futures the pool knows."""
+
+    def __init__(self, measurer: protocol.Measurer, watch: Any) -> None:
+        self._measurer, self._watch = measurer, watch
+
+    def submit(
+        self, mod: tvm.IRModule, thorough: bool = False
+    ) -> concurrent.futures.Future[protocol.Measurement]:
+        """Queue one scheduled module."""
+        future = self._measurer.submit(mod, thorough)
+        self._watch(future)
+        return future
+
+    def measure(self, mods: Any) -> list[protocol.Measurement]:
+        """Measure all and wait."""
+        return [future.result() for future in [self.submit(mod) for mod in mods]]
+
+    def close(self) -> None:
+        """Nothing to end: the workers are the pool's."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()

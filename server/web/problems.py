@@ -1,0 +1,165 @@
+"""Every error of the API as problem details (RFC 9457): one body, one media type.
+
+    {"type": "urn:felix:problem:quota-exceeded", "title": "Quota exceeded", "status": 429,
+     "detail": "this key has 20 jobs ...", "instance": "/v1/jobs", "request_id": "..."}
+
+Malformed requests also carry `errors`: where (a JSON pointer or a parameter) and what. What a
+client sent is never echoed.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import fastapi
+import sqlalchemy as sa
+from fastapi import exceptions
+from starlette import exceptions as starlette_exceptions
+from starlette import responses
+
+from felix import errors as engine_errors
+from server import errors
+
+_log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+#: Seconds after which a client may try again when the service is busy.
+RETRY_AFTER_S = 2
+
+#: In OpenAPI, of all routes.
+SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "type": "object",
+    "required": ["type", "title", "status"],
+    "properties": {
+        "type": {"type": "string", "examples": ["urn:felix:problem:not-found"]},
+        "title": {"type": "string", "examples": ["Not found"]},
+        "status": {"type": "integer", "examples": [404]},
+        "detail": {"type": "string", "examples": ["there is no job 7"]},
+        "instance": {"type": "string", "examples": ["/v1/jobs/7"]},
+        "request_id": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "where": {"type": "string", "examples": ["#/trials"]},
+                    "message": {"type": "string"},
+                },
+            },
+        },
+    },
+}
+
+
+class Problem(responses.JSONResponse):
+    """A response with problem details."""
+
+    media_type = MEDIA_TYPE
+
+
+def problem(
+    request: fastapi.Request,
+    status: int,
+    slug: str,
+    detail: str,
+    headers: Mapping[str, str] | None = None,
+    errors: Sequence[Mapping[str, str]] | None = None,
+) -> Problem:
+    """A response about what went wrong with a request."""
+    content: dict[str, Any] = {
+        "type": f"urn:felix:problem:{slug}",
+        "title": slug.replace("-", " ").capitalize(),
+        "status": status,
+        "detail": _printable(detail),
+        "instance": _printable(request.url.path),
+        "request_id": request.scope.get("felix_request_id", ""),
+    }
+    if errors is not None:
+        content["errors"] = list(errors)
+    return Problem(content, status, dict(headers or {}))
+
+
+def install(app: fastapi.FastAPI) -> None:
+    """Make an application answer all errors this way."""
+    app.add_exception_handler(engine_errors.FelixError, _on_felix)
+    app.add_exception_handler(exceptions.RequestValidationError, _on_invalid)
+    app.add_exception_handler(starlette_exceptions.HTTPException, _on_http)
+    app.add_exception_handler(sa.exc.OperationalError, _on_database)
+    app.add_exception_handler(sa.exc.TimeoutError, _on_database)
+
+
+def of_error(request: fastapi.Request, error: BaseException) -> Problem:
+    """The answer to an error that nobody expected; its text stays in the log."""
+    _log.error(
+        "unhandled error in %s %s", request.method, _printable(request.url.path),
+        exc_info=error,
+        extra={"action": "unhandled", "request": request.scope.get("felix_request_id", "")},
+    )  # fmt: skip
+    said = "the service made a mistake; its log has the details under this request_id"
+    return problem(request, 500, "internal-error", said)
+
+
+async def _on_felix(request: fastapi.Request, error: Exception) -> Problem:
+    if isinstance(error, errors.ServiceError):
+        status, slug = error.status, _slug(type(error).__name__)
+    else:
+        status, slug = 422, _slug(type(error).__name__)
+    headers = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in (429, 503):
+        headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
+    if status >= 500:
+        _log.error("%s", error, extra={"action": "service_error"})
+    return problem(request, status, slug, str(error), headers)
+
+
+async def _on_invalid(request: fastapi.Request, error: Exception) -> Problem:
+    assert isinstance(error, exceptions.RequestValidationError)
+    found = [
+        {"where": _where(each["loc"]), "message": _printable(str(each["msg"]))}
+        for each in error.errors()[:50]
+    ]
+    first = found[0] if found else {"where": "#", "message": "malformed"}
+    detail = f"{first['where']}: {first['message']}"
+    return problem(request, 422, "invalid-request", detail, errors=found)
+
+
+async def _on_http(request: fastapi.Request, error: Exception) -> Problem:
+    assert isinstance(error, starlette_exceptions.HTTPException)
+    phrase = http.HTTPStatus(error.status_code).phrase
+    slug = _slug(re.sub(r"[^A-Za-z]+", "", phrase.title()))
+    if error.status_code == 404 and error.detail == phrase:
+        detail = "there is nothing at this address"
+    else:
+        detail = str(error.detail or phrase)
+    return problem(request, error.status_code, slug, detail, error.headers)
+
+
+async def _on_database(request: fastapi.Request, error: Exception) -> Problem:
+    _log.error("the database does not answer: %s", error, extra={"action": "database_error"})
+    said = "the database does not answer: try again"
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return problem(request, 503, "unavailable", said, headers)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
+
+def _where(location: Sequence[Any]) -> str:
+    """`#/trials` in a body, `query trials` elsewhere."""
+    place, *rest = location
+    path = "/".join(str(part) for part in rest)
+    return _printable(f"#/{path}" if place == "body" else f"{place} {path}")
+
+
+def _printable(text: str) -> str:
+    return json.loads(json.dumps(text[:2000])).encode("utf-8", "replace").decode()  # type: ignore[no-any-return]

@@ -1,0 +1,213 @@
+"""What clients send, checked: bodies, queries and paths, in bounds that databases hold."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import fastapi
+import pydantic
+
+from felix.search import strategies
+
+#: The largest number of an INTEGER column.
+MAX_INT = 2**31 - 1
+
+#: Bytes of free-form JSON: operator parameters.
+MAX_JSON_BYTES = 64 << 10
+
+Id = Annotated[int, fastapi.Path(ge=1, le=MAX_INT, examples=[7])]
+Number = Annotated[int, fastapi.Path(ge=0, le=MAX_INT, examples=[0])]
+TaskFilter = Annotated[
+    int | None, fastapi.Query(ge=0, le=MAX_INT, description="only this task of the job")
+]
+Limit = Annotated[int, fastapi.Query(ge=1, le=1000, description="items of a page at most")]
+After = Annotated[
+    int | None, fastapi.Query(ge=0, le=MAX_INT, description="`next` of the page before")
+]
+IdempotencyKey = Annotated[
+    str | None,
+    fastapi.Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Repeating a request with the same key makes no second job",
+    ),
+]
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """JSON that every database keeps: finite, valid Unicode, no NUL, of bounded size."""
+    try:
+        content = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise ValueError("must be plain JSON: finite numbers, valid text") from None
+    if len(content) > MAX_JSON_BYTES or "\\u0000" in content.decode():
+        raise ValueError(f"must be at most {MAX_JSON_BYTES} bytes without NUL characters")
+    return value
+
+
+def _line(value: str) -> str:
+    if not value.isprintable() or value != value.strip():
+        raise ValueError("must be one line of printable text without space around it")
+    return value
+
+
+def _file_name(value: str) -> str:
+    if value in ("", ".", "..") or "/" in value or "\\" in value:
+        raise ValueError("must be a file's name without a path")
+    return _line(value)
+
+
+def _strategy(value: str) -> str:
+    if value not in strategies.NAMES:
+        raise ValueError(f"must be one of {', '.join(strategies.NAMES)}")
+    return value
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not have NUL characters")
+    return value
+
+
+Params = Annotated[dict[str, Any], pydantic.AfterValidator(_plain)]
+Line = Annotated[str, pydantic.Field(max_length=200), pydantic.AfterValidator(_line)]
+Text = Annotated[str, pydantic.Field(max_length=10_000), pydantic.AfterValidator(_text)]
+FileName = Annotated[str, pydantic.Field(max_length=200), pydantic.AfterValidator(_file_name)]
+Tag = Annotated[Line, pydantic.Field(min_length=1, max_length=64)]
+Tags = Annotated[list[Tag], pydantic.Field(max_length=32)]
+Extent = Annotated[int, pydantic.Field(ge=1, le=MAX_INT)]
+Shapes = Annotated[
+    dict[Line, Annotated[list[Extent], pydantic.Field(max_length=16)]],
+    pydantic.Field(max_length=64),
+]
+StrategyName = Annotated[
+    str,
+    pydantic.AfterValidator(_strategy),
+    pydantic.Field(json_schema_extra={"enum": list(strategies.NAMES)}),
+]
+
+
+class Ask(pydantic.BaseModel):
+    """A body; unknown fields are refused, so that typing errors are seen."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Options(Ask):
+    """How the search works."""
+
+    round_size: int | None = pydantic.Field(
+        default=None, ge=1, le=256, description="candidates a round"
+    )
+    patience_rounds: int | None = pydantic.Field(
+        default=None, ge=1, le=1000, description="stop after so many rounds without an improvement"
+    )
+
+
+class Settings(Ask):
+    """What all forms of workloads have in common."""
+
+    target: Line = pydantic.Field(
+        default="llvm", min_length=1, description="llvm, cuda, h100, ..."
+    )
+    name: Line | None = pydantic.Field(default=None, description="default: made from the workload")
+    note: Text = ""
+    tags: Tags = []
+    priority: int = pydantic.Field(default=0, ge=-1000, le=1000, description="higher goes first")
+    trials: int | None = pydantic.Field(
+        default=None, ge=1, le=MAX_INT, description="default, if seconds are not given: 64 a task"
+    )
+    seconds: float | None = pydantic.Field(default=None, gt=0, le=30 * 86400)
+    seed: int = pydantic.Field(default=0, ge=0, le=MAX_INT)
+    strategy: StrategyName = strategies.NAMES[0]
+    options: Options = Options()
+
+    @property
+    def given_options(self) -> dict[str, Any]:
+        """The options that are given."""
+        return self.options.model_dump(exclude_none=True)
+
+
+class OperatorWorkload(Ask):
+    """An operator of the catalogue; `GET /v1/operators` has the parameters as JSON Schema."""
+
+    kind: Literal["operator"]
+    name: Line = pydantic.Field(min_length=1, examples=["gemm"])
+    params: Params = pydantic.Field(examples=[{"m": 512, "n": 512, "k": 512}])
+
+
+class TirWorkload(Ask):
+    """A program as TVM writes it (`felix.Task.to_json`, or a TIR function as TVM JSON)."""
+
+    kind: Literal["tir"]
+    name: FileName = pydantic.Field(default="program", min_length=1)
+    program: str = pydantic.Field(min_length=1)
+
+
+class NewJob(Settings):
+    """A job for an operator or a program; files go to `POST /v1/jobs/upload`."""
+
+    workload: Annotated[OperatorWorkload | TirWorkload, pydantic.Field(discriminator="kind")]
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {
+                    "workload": {
+                        "kind": "operator",
+                        "name": "gemm",
+                        "params": {"m": 512, "n": 512, "k": 512},
+                    },
+                    "target": "llvm",
+                    "trials": 64,
+                    "tags": ["first"],
+                }
+            ]
+        },
+    )
+
+
+class UploadedJob(Settings):
+    """The field `job` of an upload."""
+
+    kind: Literal["onnx", "tir"] = "onnx"
+    shapes: Shapes = pydantic.Field(
+        default={}, description="of ONNX inputs whose extents the file leaves open"
+    )
+
+
+class Changes(Ask):
+    """What may change in any state; fields that are left out stay."""
+
+    name: Line | None = None
+    note: Text | None = None
+    priority: int | None = pydantic.Field(default=None, ge=-1000, le=1000)
+    tags: Tags | None = None
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"priority": 10, "tags": ["release"]}]}
+    )
+
+
+class NewKey(Ask):
+    """What a key may do; quotas that are left out are the service's."""
+
+    name: Line = pydantic.Field(min_length=1, examples=["ci"])
+    scopes: list[Literal["read", "submit", "admin"]] = pydantic.Field(
+        default=["read"], min_length=1, max_length=3
+    )
+    max_running_jobs: int | None = pydantic.Field(default=None, ge=0, le=MAX_INT)
+    max_trials: int | None = pydantic.Field(default=None, ge=1, le=MAX_INT)
+    max_upload_bytes: int | None = pydantic.Field(default=None, ge=0, le=2**50)
+    expires_s: float | None = pydantic.Field(default=None, gt=0, le=10 * 366 * 86400)
+
+
+class NewLogin(Ask):
+    """A login to the dashboard."""
+
+    key: str = pydantic.Field(max_length=200, examples=["felix_0a1b2c3d4e5f_..."])

@@ -1,0 +1,407 @@
+"""What the GPU benchmarks make of their numbers, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import pathlib
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import felix
+from benchmarks import (
+    efficiency,
+    measure_throughput,
+    search_efficiency,
+    subgraphs,
+    unrolling,
+    vendor,
+    winners,
+)
+from felix import workloads
+from felix.measure import protocol, testing
+from felix.measure.pool import local
+from felix.tuning import online_model
+from felix.workloads import catalogue
+from server.tuner import warm_pools as server_pools
+from tests.support import tuning_fakes
+
+
+def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float]]) -> Any:
+    """A piece as a work folder holds it."""
+    where = {"commit": "abc", "device": "G", "machine": {}, "versions": {}}
+    return {
+        "name": name, "workload": "gemm:8,8,8", "strategy": strategy, "seed": seed,
+        "date": f"2030-01-0{1 + (strategy == 'stock')}", "measured_on": where,
+        "curve": curve, "n_measured": curve[-1][0], "wall_s": curve[-1][1] + 10.0,
+    }  # fmt: skip
+
+
+RUNS = [
+    run("gemm", "felix", 0, [(1, 2.0, 20.0), (9, 4.0, 10.0)]),
+    run("gemm", "stock", 0, [(1, 20.0, 30.0), (64, 40.0, 10.4), (90, 90.0, 10.2)]),
+    run("gemm", "random", 0, [(1, 1.0, 100.0), (50, 8.0, 50.0)]),
+    {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "vendor", "seed": 0,
+     "date": "2030-01-01", "latency_us": {"eager": 9.0, "inductor": 9.5}},
+]  # fmt: skip
+
+
+def test_times_to_a_share_of_the_best_that_any_search_found() -> None:
+    entries = {e["strategy"]: e for e in efficiency.summary(RUNS)}
+    assert set(entries) == {"felix", "stock", "random"}
+    assert entries["felix"]["to_95%_s"] == 4.0 and entries["felix"]["to_95%_trials"] == 9
+    assert entries["stock"]["to_95%_s"] == 40.0 and entries["stock"]["to_99%_s"] is None
+    assert entries["random"]["to_90%_s"] is None
+    assert entries["felix"]["of_best"] == 1 and entries["random"]["of_best"] == 0.2
+    assert entries["stock"]["vendor_eager_us"] == 9.0
+    assert entries["stock"]["equal_us"] == 30.0  # after the nine trials that Felix had
+
+
+def test_ratios_count_what_was_not_reached_as_bounds() -> None:
+    entries = efficiency.summary(RUNS)
+    assert efficiency.ratios(entries, "stock", 0.95) == efficiency.Ratios((10.0,), (), ())
+    assert efficiency.ratios(entries, "random", 0.95) == efficiency.Ratios((), (18.0 / 4.0,), ())
+    slower = [run("gemm", "felix", 0, [(1, 2.0, 20.0)]), *RUNS[1:]]
+    lost = efficiency.ratios(efficiency.summary(slower), "stock", 0.95)
+    assert lost == efficiency.Ratios((), (), ("gemm",))
+
+
+def test_the_start_of_workers_counts_for_both_if_asked() -> None:
+    felix_run, *others = RUNS
+    started = [felix_run | {"pool_s": 4.0}, *others]
+    entries = efficiency.summary(started)
+    assert efficiency.ratios(entries, "stock", 0.95).both == (10.0,)
+    assert efficiency.ratios(entries, "stock", 0.95, with_start=True).both == (40.0 / 8.0,)
+    assert efficiency.ratios(entries, "random", 0.95, with_start=True).bounds == (18.0 / 8.0,)
+    (row,) = (line for line in efficiency.render({"runs": started}).splitlines()
+              if line.startswith("| stock         | 95%"))  # fmt: skip
+    assert row.split() == "| stock | 95% | 1 | 10 | 0 | 10 | 0 | 5 | 5 |".split()
+
+
+def test_the_finals_count_from_the_first_measurement_of_a_candidate() -> None:
+    curve = [(1, 2.0, 20.0), (4, 4.0, 11.0), (9, 9.0, 11.0), (9, 9.5, 10.0)]
+    piece = run("gemm", "felix", 0, curve)
+    assert efficiency.time_to(efficiency.dated(piece), 10.0) == (4.0, 4)  # of the best until then
+    piece["finals"] = [(7, 7.5, 10.0), (4, 4.0, 10.5)]
+    assert efficiency.time_to(efficiency.dated(piece), 10.0) == (7.5, 7)
+    assert efficiency.time_to(efficiency.dated(piece), 10.5) == (4.0, 4)
+    (entry,) = efficiency.summary([piece])
+    assert entry["best_us"] == 10.0 and entry["to_99%_s"] == 7.5
+    assert efficiency.searched_s(piece) == 9.0
+    unfinished = run("gemm", "felix", 0, curve[:2])
+    assert efficiency.dated(unfinished) == curve[:2]
+    assert efficiency.searched_s(unfinished) == unfinished["wall_s"]
+
+
+def test_finals_are_dated_by_the_records() -> None:
+    def record(decisions: tuple[int, ...], elapsed_s: float, latency_us: float | None) -> Any:
+        measured = types.SimpleNamespace(latency_us=latency_us, ok=latency_us is not None)
+        return types.SimpleNamespace(
+            sketch_index=0, decisions=decisions, elapsed_s=elapsed_s, measurement=measured
+        )
+
+    records = [record((1,), 1.0, 9.0), record((2,), 2.0, 8.0), record((3,), 3.0, 7.0)]
+    repeats = [record((3,), 5.0, None), record((2,), 5.0, 7.5)]
+    result = types.SimpleNamespace(records=records, repeats=repeats)
+    assert search_efficiency.finals(result) == [(2, 2.0, 7.5)]
+
+
+def test_stock_is_judged_by_all_its_schedules_with_a_cold_cache() -> None:
+    moments = [(1, 5.0), (3, 5.0), (4, 8.0), (6, 8.0)]
+    curve = search_efficiency.curve_of(moments, [12.0, None, 13.0, 11.0])
+    assert curve == [(1, 5.0, 12.0), (6, 8.0, 11.0)]
+    stock = run("gemm", "stock", 0, curve) | {"own_best_us": 7.0, "best_warm_us": 6.5}
+    text = efficiency.render({"runs": [RUNS[0] | {"best_warm_us": 8.0}, stock]})
+    assert text.splitlines()[-1].split() == "| gemm | 7 | 6.5 | - | 11 | 8 | 10 |".split()
+
+
+def test_winners_are_timed_in_turns_if_they_are_near(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = catalogue.parse("gemm:64,64,64", target="llvm -num-cores 1")
+    (sketch, *_) = felix.sketches(task)
+    near, same, far, broken = (sketch.schedule(row).mod for row in sketch.sample(4, seed=0))
+    wanted = {str(near): 10.0, str(same): 11.0, str(far): 14.0,
+              str(broken): protocol.ErrorClass.BUILD}  # fmt: skip
+    assert len(wanted) == 4
+    asked: list[str] = []
+
+    def measure(mod: Any) -> float | protocol.ErrorClass:
+        asked.append(str(mod))
+        return wanted[asked[-1]]
+
+    pool = contextlib.nullcontext(testing.FunctionMeasurer(measure))
+    monkeypatch.setattr(local, "LocalPool", lambda task, options: pool)
+    pieces = {name: tmp_path / f"{name}.json" for name in ("felix", "stock", "random", "never")}
+    for name, mods in (("felix", [same]), ("stock", [far, near]), ("random", [broken])):
+        pieces[name].touch()
+        with pytest.raises(FileNotFoundError, match=f"no modules of {name}: run"):
+            winners.read(pieces)
+        winners.keep(pieces[name], mods)
+    found = winners.timed(task, winners.read(pieces), local.LocalOptions())
+    assert found["median_us"] == {"felix": 11.0, "stock": 10.0, "random": None}
+    assert found["medians_us"]["stock"] == [14.0, 10.0]
+    assert asked.count(str(far)) == asked.count(str(broken)) == 1
+    assert asked.count(str(near)) == asked.count(str(same)) == winners.TURNS
+    winners.keep(pieces["felix"], [])  # it found none that runs
+    winners.keep(pieces["stock"], [])
+    nothing = {name: pieces[name] for name in ("felix", "stock")}
+    none = winners.timed(task, winners.read(nothing), local.LocalOptions())
+    assert none["median_us"] == {"felix": None, "stock": None}
+    with pytest.raises(FileNotFoundError, match="fewer than two searches"):
+        winners.read({"felix": pieces["felix"], "never": pieces["never"]})
+
+
+def test_the_table_of_winners_compares_with_the_fastest_other() -> None:
+    medians = {"felix": 10.0, "stock": 9.5, "random": 50.0}
+    piece = {"name": "gemm", "workload": "gemm:8,8,8", "strategy": "winners", "seed": 0,
+             "date": "2030-01-01", "median_us": medians}  # fmt: skip
+    lines = efficiency.render({"runs": [*RUNS, piece]}).splitlines()
+    (row,) = (n for n, line in enumerate(lines) if line.startswith("| winners in turns"))
+    assert lines[row + 2].split() == "| gemm | 10 | 50 | 9.5 | 0.950 | 0.950 |".split()
+    second = piece | {"seed": 1, "median_us": {"felix": 10.0, "stock": 11.0, "random": None}}
+    third = piece | {"seed": 2, "median_us": {"felix": 9.0, "stock": None, "random": None}}
+    lines = efficiency.render({"runs": [*RUNS, third, piece, second]}).splitlines()
+    each = "| gemm | 10 | 11 | 1.100 | 0.950 1.100 - |"  # a missing one counts as slowest
+    assert lines[row + 2].split() == each.split()
+
+
+def test_seeds_are_told_and_the_rest_is_medians_over_them() -> None:
+    seeds = [run("gemm", "felix", seed, [(8, 4.0, us)]) for seed, us in enumerate((12, 10, 16))]
+    (entry,) = efficiency.summary(seeds)
+    assert (entry["seeds"], entry["best_us"], entry["of_best"]) == (3, 12, 10 / 12)
+    assert (
+        efficiency.render({"runs": seeds})
+        .splitlines()[2]
+        .startswith("| gemm | felix    |     3 |")
+    )
+
+
+def test_trials_are_given_by_strategy() -> None:
+    assert search_efficiency._trials("felix=32") == ("felix", 32)
+    for wrong in ("felix", "felix=0", "vendor=3", "felix=x"):
+        with pytest.raises(argparse.ArgumentTypeError, match="not like felix=128"):
+            search_efficiency._trials(wrong)
+
+
+def test_a_missing_time_counts_as_never_in_the_median() -> None:
+    assert efficiency._median([1.0, None, 3.0]) == 3.0
+    assert efficiency._median([1.0, None]) is None
+
+
+def test_pieces_make_a_results_file_and_a_picture(tmp_path: pathlib.Path) -> None:
+    for piece in RUNS:
+        path = search_efficiency._path(tmp_path, piece["name"], 0, piece["strategy"])
+        path.write_text(json.dumps(piece))
+    data = search_efficiency.collect(argparse.Namespace(work=tmp_path))
+    text = efficiency.render(data)
+    assert (data["commit"], data["device"]) == ("abc", "G")  # not of where they are put together
+    assert "| stock         | 95%   |" in text and "| gemm" in text
+    assert "inductor us" in text and "0.9 |" in text  # eager's 9 us over Felix's 10
+    efficiency.picture(data, tmp_path / "curves.svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_results_stay_when_there_are_no_pieces(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results.json"
+    out.write_text("before")
+    options = ["--only", "none", "--work", str(tmp_path / "none"), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["search_efficiency.py", *options])
+    assert search_efficiency.main() == 1
+    assert "no pieces in the work folder" in capsys.readouterr().err
+    assert out.read_text() == "before"
+
+
+def test_pieces_come_back_from_a_results_file(tmp_path: pathlib.Path) -> None:
+    results, work = tmp_path / "results.json", tmp_path / "work"
+    results.write_text(json.dumps({"runs": RUNS}))
+    search_efficiency.restore(work, results, ())
+    assert not work.exists()
+    search_efficiency.restore(work, results, ["gemm:*:random", "*:0:vendor"])
+    assert {path.name for path in work.iterdir()} == {"gemm-s0-random.json", "gemm-s0-vendor.json"}
+    assert (work / "gemm-s0-random.json").read_text() == json.dumps(RUNS[2], indent=1) + "\n"
+
+
+def test_a_piece_runs_in_a_process_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_efficiency, "PRELOADED", ("felix.tune",))
+    out = tmp_path / "results.json"
+    monkeypatch.setattr(
+        "sys.argv",
+        ["search_efficiency.py", "--workload", "gemm:32,32,32", "--target", "llvm",
+         "--trials", "random=4", "--strategies", "random", "--work", str(tmp_path / "work"),
+         "--out", str(out)],
+    )  # fmt: skip
+    assert search_efficiency.main() == 0
+    (piece,) = json.loads(out.read_text())["runs"]
+    assert piece["n_measured"] == 4 and piece["curve"] and "path" not in piece
+    assert "--trials random=4" in piece["command"]
+    assert str(tmp_path) not in out.read_text()  # no folder of this machine
+    assert {trial for trial, *_ in piece["finals"]} <= {1, 2, 3, 4}
+    assert (tmp_path / "work" / "own-s0-random.log").exists()
+    out.unlink()
+    assert search_efficiency.main() == 0  # nothing is run again
+    assert json.loads(out.read_text())["runs"] == [piece]
+
+
+def test_felix_and_evolution_differ_in_the_search_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[tuning_fakes.Pool] = []
+    models: list[str] = []
+    real = online_model.Learner
+
+    def pool(task: Any) -> tuning_fakes.Pool:
+        pools.append(tuning_fakes.Pool(latency_of=lambda mod: 5.0 + len(str(mod)) % 97))
+        return pools[-1]
+
+    def learner(*args: Any) -> online_model.Learner:
+        made = real(*args)
+        models.append(f"{made.message} {made.state_dict()} {args[4:]}")
+        return made
+
+    monkeypatch.setattr(local, "LocalPool", pool)
+    monkeypatch.setattr(server_pools.SharedPool, "is_usable", lambda self: True)
+    monkeypatch.setattr(online_model, "Learner", learner)
+    monkeypatch.setattr(search_efficiency, "_warm_us", lambda task, mod: 4.0)
+    asked: list[dict[str, Any]] = []
+    tune = felix.tune
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(dict(kwargs))
+        return tune(*args, **kwargs)
+
+    monkeypatch.setattr(felix, "tune", noted)
+    request = {"workload": "gemm:64,64,64", "seed": 0, "target": "llvm -num-cores 1",
+               "trials": 2, "model": None, "max_compile_s": None,
+               "path": str(tmp_path / "piece.json")}  # fmt: skip
+    for strategy in ("felix", "evolution"):
+        search_efficiency._tune({"strategy": strategy, **request})
+    search_efficiency._tune({"strategy": "felix", **request, "max_compile_s": 3.0})
+    search = asked.pop()["options"].search
+    assert {search.selection.max_compile_s, search.warm_selection.max_compile_s} == {3.0}
+    assert len(pools) == 3 and models[0] == models[1]  # builder, runner; model and its learning
+    ours, theirs = asked
+    kinds = ours.pop("strategy"), theirs.pop("strategy")
+    assert kinds == ("gradient", "tvm-evolutionary")
+    options, others = ours.pop("options"), theirs.pop("options")
+    assert options.pool.__func__ is others.pool.__func__ is server_pools.Pools.take
+    batches = {"round_size": 64, "first_round_size": 64, "pool": others.pool}
+    assert dataclasses.replace(options, **batches) == others and ours == theirs
+
+
+@pytest.mark.parametrize("name", list(subgraphs.SUBGRAPHS))
+def test_vendor_programs_compute_the_shape_of_the_workload(name: str) -> None:
+    text = subgraphs.SUBGRAPHS[name]
+    layouts = vendor.layouts(text)
+    shapes = set()
+    for layout in layouts:
+        function, inputs = vendor.program(text, "cpu", layout)
+        with torch.no_grad():
+            shapes.add(tuple(function(*inputs).shape))
+    (shape,) = shapes
+    wanted = [int(n) for n in catalogue.parse(text).mod["main"].params[-1].shape]
+    assert len(layouts) == 1 + text.startswith(("conv", "depthwise"))
+    if len(layouts) == 2:  # PyTorch names channels second
+        wanted = [wanted[0], wanted[-1], *wanted[1:-1]]
+        assert inputs[0].is_contiguous()  # the second layout is channels first
+        _, (x, *_) = vendor.program(text, "cpu", vendor.LAST)
+        assert x.stride(1) == 1 and x.shape == inputs[0].shape
+    assert list(shape) == wanted
+    with pytest.raises(ValueError, match="no PyTorch form"):
+        vendor.program("gemm:8,8,8,epilogue=gelu", "cpu")
+
+
+def test_the_better_layout_counts_for_each_kind() -> None:
+    found = {"a": {"eager": 2.0, "inductor": 5.0}, "b": {"eager": 3.0, "inductor": 4.0}}
+    assert vendor.best(found) == {"eager": 2.0, "inductor": 4.0}
+
+
+def test_pytorch_is_timed_behind_a_delay_and_a_read_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 0.002  # milliseconds
+
+    def zeros(count: int, **kwargs: Any) -> Any:
+        assert count * 4 == 2 * 1024
+        return types.SimpleNamespace(sum=lambda: log.append("read"))
+
+    device = types.SimpleNamespace(L2_cache_size=1024)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    for name, fake in {"get_device_properties": lambda index: device, "current_device": lambda: 0,
+                       "synchronize": lambda: None, "Event": Event,
+                       "_sleep": lambda cycles: log.append("delay")}.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert vendor._time(lambda: log.append("call"), []) == 2.0
+    assert log[-5:] == ["delay", "read", "event", "call", "event"]
+    assert log.count("delay") == vendor._CALLS
+
+
+def test_throughput_counts_all_candidates_and_those_that_ran() -> None:
+    results = {
+        "gemm": {
+            "felix": {"seconds": 2.0, "latency_us": [1.0, 2.0, None, 4.0]},
+            "stock": {"seconds": 40.0, "latency_us": [1.0, 2.0, None, None]},
+            "felix-warm": {"seconds": 2.0, "latency_us": [1.1, 2.0, None, 4.0]},
+        }
+    }
+    row = measure_throughput.summary(results)["gemm"]
+    assert row["felix"] == 2.0 and row["ratio"] == 20.0 and row["ratio_ran"] == 30.0
+    assert row["failed"]["stock"] == 2 and len(row["latency_ratio"]) == 9
+    data = {"summary": {"gemm": row}, "workloads": results, "start_s": 3.0}
+    cells = measure_throughput.render(data).splitlines()[-1].split()
+    assert cells[:13] == "| gemm | 2 | 0.1 | 20 | 30 | 8 |".split()  # 40 s over 2 s and 3 s
+
+
+def test_no_candidate_of_throughput_is_built_before_its_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = catalogue.parse("gemm:64,64,64", target="h200")
+    (sketch, *_) = felix.sketches(task)
+    mods = [sketch.schedule(row).mod for row in sketch.sample(3, seed=0)]
+    found = [measure_throughput.Candidates("gemm", task, mods)]
+    batches: list[list[str]] = []
+
+    class Pool(testing.FunctionMeasurer):
+        def measure(self, wanted: Any) -> Any:
+            batches.append([str(mod) for mod in wanted])
+            return super().measure(wanted)
+
+        def for_task(self, task: Any) -> Pool:
+            return self
+
+    monkeypatch.setattr(local, "LocalPool", lambda task, options: Pool(lambda mod: 1.0))
+    small = catalogue.parse("gemm:16,16,16", target="h200")
+    monkeypatch.setattr(workloads, "gemm", lambda *sizes, target: small)
+    results: dict[str, Any] = {}
+    measure_throughput.felix_pass(found, results, "felix", None, 2)
+    start, batch = batches
+    assert len(start) == 2 and not set(start) & set(batch)
+    assert batch == [str(mod) for mod in mods] and len(results["gemm"]["felix"]["build_s"]) == 3
+
+
+def test_variants_are_compared_with_explicit_unrolling() -> None:
+    def one(latency_us: float) -> dict[str, Any]:
+        ways = {"explicit": latency_us, "pragma": 2 * latency_us}
+        same = {"build_s": 1.0, "spread": None, "error": None}
+        return {name: {"latency_us": value, **same} for name, value in ways.items()}
+
+    text = unrolling.render({"workloads": {"gemm": [one(1.0), one(2.0), one(3.0)]}})
+    (row,) = [line for line in text.splitlines() if "pragma" in line]
+    assert "2.00 2.00 2.00" in row

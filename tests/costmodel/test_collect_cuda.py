@@ -1,0 +1,88 @@
+"""Collecting for GPUs: the built-in workloads, and where schedules come from."""
+
+from __future__ import annotations
+
+import datetime
+import pathlib
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from benchmarks import subgraphs
+from costmodel.cli import collect
+from costmodel.collect import collector as collecting
+from costmodel.collect import descent, proposals
+from costmodel.data import dataset, felix_bridge, workloads_gpu
+from felix.measure import protocol
+from felix.workloads import catalogue
+
+TARGET = felix_bridge.target_text("h200")
+
+
+def test_builtin_workloads_are_many_valid_and_not_those_of_the_benchmarks() -> None:
+    lines = workloads_gpu.lines()
+    assert len(set(lines)) == len(lines) >= 250
+    counts = Counter(line.partition(":")[0] for line in lines)
+    assert set(counts) == set(catalogue.OPERATORS)
+    assert lines == workloads_gpu.lines()
+    parsed = [catalogue.parse_params(line) for line in lines]
+    held_out = [catalogue.parse_params(text) for text in subgraphs.SUBGRAPHS.values()]
+    assert len(held_out) >= 12 and not [one for one in held_out if one in parsed]
+    for line in lines[:: len(lines) // 12]:
+        assert felix_bridge.workload(line).min_bytes > 0
+
+
+def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Path) -> None:
+    model = collect._model(None, TARGET)
+    spaces: list[proposals.Space] = []
+    given: list[Any] = []
+
+    def submit(mod: Any) -> Future[protocol.Measurement]:
+        given.append(mod)
+        future: Future[protocol.Measurement] = Future()
+        latency_us = 10.0 + len(mod.script()) % 97
+        future.set_result(protocol.Measurement.timed([latency_us], checked=True))
+        return future
+
+    def opened(workload: dataset.Workload) -> proposals.Space:
+        sketches = felix_bridge.sketches_of(felix_bridge.task_of(workload, TARGET))
+        search = descent.search(sketches, model, seed=0)
+        spaces.append(proposals.Space(workload, sketches, submit, search=search))
+        return spaces[-1]
+
+    workload = felix_bridge.workload("gemm:64,96,128")
+    options = proposals.CollectOptions(
+        target=TARGET, tvm="0", per_workload=24, turn=12, guided=0.0, near=0.25, descend=0.25,
+        tournament=2,
+    )  # fmt: skip
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    with dataset.Writer(tmp_path) as writer:
+        writer.add_workloads([workload])
+        progress = collecting.collect(
+            opened, [workload], writer, (), options, lambda: 0.0, lambda: now,
+            collect._predictor(model),
+        )  # fmt: skip
+    records = dataset.read(tmp_path).records
+    assert progress.measured == len(records) == len(given) == 24
+    sources = Counter(record.source for record in records)
+    assert sources["descent"] == 6 and sources["neighbour"] >= 1 and sources["random"] >= 12
+    assert len({record.identity for record in records}) == 24
+    search = spaces[0].search
+    assert len(search.history.measured) == 24
+
+
+def test_a_tournament_prefers_what_is_predicted_to_be_fast() -> None:
+    model = collect._model(None, TARGET)
+    predict = collect._predictor(model)
+    workload = felix_bridge.workload("gemm:128,128,128")
+    (sketch, *_) = felix_bridge.sketches_of(felix_bridge.task_of(workload, TARGET))
+    means = {}
+    for size in (1, 4):
+        options = proposals.CollectOptions(target=TARGET, tvm="0", tournament=size)
+        proposer = proposals.Proposer(options, predict)
+        rows = proposer._preferred(sketch, sketch.sample(64, seed=5))
+        assert len(rows) == 64 // size
+        means[size] = float(np.mean(predict(sketch, rows)))
+    assert means[4] < means[1]

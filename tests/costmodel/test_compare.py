@@ -1,0 +1,177 @@
+"""`python -m costmodel compare` and `ablate`: who is trained on what, and scored on what."""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel import __main__ as cli
+from costmodel.data import dataset, tvm_features
+from costmodel.data import features as task_features
+from costmodel.training import ablate, evaluate, train, xgboost
+from felix.features import spec
+from tests.support import costmodel_fakes
+from tests.support.costmodel_fakes import FakeFeaturizer
+
+
+class FewerColumns(FakeFeaturizer):
+    """Stands for TVM's features: other columns of the same schedules."""
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"per_store_{column}" for column in range(2))
+
+    def rows(self, *given: Any) -> task_features.Rows:
+        found = super().rows(*given)
+        return task_features.Rows(found.values[..., [0, 3]], found.mask)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return costmodel_fakes.data(tmp_path, monkeypatch)
+
+
+def check_origin(written: dict[str, Any], data: Path) -> None:
+    """Results say when, where, by what and on which data they were made."""
+    assert written["command"].startswith("python -m costmodel") and "commit" in written
+    assert datetime.datetime.fromisoformat(written["date"]).tzinfo is not None
+    assert "torch" in written["versions"] and "apache-tvm" in written["versions"]
+    assert set(written["machine"]) == {"cpu", "cores"} and written["machine"]["cores"] >= 1
+    assert written["data"] == dataset.read(data).digest and written["device"] == "testcpu"
+
+
+def test_dropped_features_tell_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    monkeypatch.setattr(xgboost, "have_xgboost", lambda: False)
+    pairwise = []
+    for drop in ([], ["--drop", "float_ops", "buf0.*"]):
+        out = tmp_path / "folds.json"
+        arguments = ["compare", "--data", str(data), "--folds", "3", "--epochs", "20"]
+        assert cli.main([*arguments, "--hidden", "16", *drop, "--out", str(out)]) == 0
+        network, prior, _ = json.loads(out.read_text())["reports"]
+        assert network["label"] == "Felix's features, network" and prior["label"] == "analytic"
+        pairwise.append(network["overall"]["pairwise"])
+    assert pairwise[0] > 0.7 and abs(pairwise[1] - 0.5) < 0.05
+    assert cli.main([*arguments, "--drop", "no_such_*"]) == 1
+    assert "no feature is called no_such_*" in capsys.readouterr().err
+
+
+def test_compare_trains_and_scores_all_predictors_side_by_side(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    out = tmp_path / "compare.json"
+    arguments = ["compare", "--data", str(data), "--epochs", "20", "--hidden", "16"]
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    check_origin(written, data)
+    found = {r["label"]: r["overall"] for r in written["reports"]}
+    networks = {"Felix's features, network", "TVM's features, network"}
+    assert networks | {"analytic"} <= set(found)
+    better, worse = (found[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM"))
+    assert better > worse + 0.05  # the second cannot see most of what decides
+
+
+def test_compare_with_folds_scores_every_workload_by_what_never_saw_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []  # workloads that each predictor was fitted to
+    asked: list[tuple[int, str]] = []  # which predictor was asked for which workload
+    models: list[Any] = []
+
+    def watched(predictor: evaluate.Predictor, *parts: Any) -> evaluate.Predictor:
+        number = len(seen)
+        seen.append({task.workload.key for part in parts for task in part})
+
+        def predict(task: task_features.TaskData) -> Any:
+            asked.append((number, task.workload.key))
+            return predictor(task)
+
+        return predict
+
+    def trained(features: Any, *given: Any) -> train.Trained:
+        found = train_network(features, *given)
+        models.append((found.model, given[:2]))
+        return found
+
+    def of_module(model: Any) -> evaluate.Predictor:
+        own = [parts for known, parts in models if known is model]
+        return watched(as_predictor(model), *own[0]) if own else as_predictor(model)
+
+    train_network, as_predictor, fit = train.train, evaluate.of_module, xgboost.fit_xgboost
+    monkeypatch.setattr(train, "train", trained)
+    monkeypatch.setattr(evaluate, "of_module", of_module)
+    monkeypatch.setattr(xgboost, "fit_xgboost", lambda *given: watched(fit(*given), *given[:2]))
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
+    out = tmp_path / "folds.json"
+    arguments = ["compare", "--data", str(data), "--epochs", "2", "--hidden", "16"]
+    assert cli.main([*arguments, "--folds", "3", "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert written["part"] == "3 folds"
+    assert all(len(report["tasks"]) == 24 for report in written["reports"])
+    n_kinds = 4 if xgboost.have_xgboost() else 2
+    assert len(seen) == 3 * n_kinds and len(asked) == 24 * n_kinds
+    assert all(count == n_kinds for count in Counter(key for _, key in asked).values())
+    assert all(key not in seen[number] for number, key in asked)
+    assert {number for number, _ in asked} == set(range(3 * n_kinds))
+
+
+def test_ablation_scores_what_is_left_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "ablation.json"
+    arguments = ["ablate", "--data", str(data), "--epochs", "4", "--hidden", "16", "--seeds", "2"]
+    names = ["as given", "no traffic by level", "ranking weight 0"]
+    assert cli.main([*arguments, "--variants", *names, "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    check_origin(written, data)
+    rows = {row["variant"]["name"]: row for row in written["rows"]}
+    assert list(rows) == names and all(len(row["seeds"]) == 2 for row in rows.values())
+    given = rows["as given"]
+    assert given["seeds"][0] != given["seeds"][1]
+    assert rows["no traffic by level"]["mean"] == given["mean"]  # there are no such features here
+    assert rows["ranking weight 0"]["mean"] != given["mean"]
+    assert cli.main([*arguments, "--variants", "no thing"]) == 1
+    assert "no variant 'no thing'" in capsys.readouterr().err
+
+
+def test_ablation_knows_the_features() -> None:
+    for variant in ablate.VARIANTS:
+        for pattern in variant.drop:
+            assert fnmatch.filter(spec.NAMES, pattern), pattern
+
+
+def test_compare_refuses_features_of_other_schedules(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Lossy(FewerColumns):
+        def rows(self, *given: Any) -> task_features.Rows:
+            found = super().rows(*given)
+            return task_features.Rows(
+                found.values, found.mask & (np.arange(len(found.mask)) > 0)[:, None]
+            )
+
+    monkeypatch.setattr(tvm_features, "TvmFeaturizer", Lossy)
+    assert cli.main(["compare", "--data", str(data)]) == 1
+    assert "different schedules" in capsys.readouterr().err
+
+
+def test_features_of_tvm_on_measured_schedules() -> None:
+    stored = dataset.read(Path(__file__).parents[2] / "data" / "cuda")
+    owner = next(w for w in stored.workloads.values() if w.name == "softmax_384x384_axis1")
+    records = [r for r in stored.records if r.workload == owner.key][:3]
+    sketch = records[0].sketch, records[0].sketch_key
+    batch = np.array([r.decisions for r in records if r.sketch_key == sketch[1]])
+    machine = task_features.Machine(records[0].target, records[0].device)
+    rows = tvm_features.TvmFeaturizer().rows(machine, owner, sketch, batch)
+    assert rows is not None and rows.values.shape[2] == tvm_features.N_FEATURES
+    assert rows.mask.any(axis=1).all() and np.isfinite(rows.values).all()
+    assert np.abs(rows.values[rows.mask]).sum(axis=1).min() > 0

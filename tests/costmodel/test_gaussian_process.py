@@ -1,0 +1,138 @@
+"""The Gaussian correction: what it learns, what it leaves alone, how it is stored."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from costmodel.online import gaussian_process
+from felix import errors
+
+Floats = NDArray[np.float64]
+
+
+class Sum(nn.Module):
+    """Predicts the sum of all features."""
+
+    def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
+        """ln latency [B]."""
+        return (rows * mask.unsqueeze(-1)).sum(dim=(1, 2))
+
+
+def _programs(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32], Floats]:
+    """Rows, mask, and a truth that the model misses by a shift and a smooth term."""
+    draws = np.random.default_rng(seed)
+    rows = draws.uniform(0, 3, (n, 2, 3)).astype(np.float32)
+    mask = np.ones((n, 2), np.float32)
+    said = rows.sum(axis=(1, 2))
+    return rows, mask, said + 1.5 + 0.8 * np.sin(rows[:, :, 0].sum(axis=1))
+
+
+def _error(model: nn.Module, seed: int) -> float:
+    rows, mask, y = _programs(200, seed)
+    with torch.no_grad():
+        said = model(torch.from_numpy(rows), torch.from_numpy(mask)).numpy()
+    return float(np.sqrt(np.mean((said - y) ** 2)))
+
+
+def test_correction_learns_shift_and_shape() -> None:
+    corrector = gaussian_process.Corrector(Sum())
+    before = _error(corrector.for_task(0), 9)
+    rows, mask, y = _programs(64, 1)
+    outcome = corrector.update(rows, mask, y, np.zeros(64, np.int64))
+    after = _error(corrector.for_task(0), 9)
+    assert before > 1.4
+    assert after < 0.3
+    # the leave-one-out losses say about the same of unseen programs
+    assert outcome.accepted
+    assert outcome.after < 0.3 < 0.45 < outcome.before
+    assert len(corrector) == outcome.records == 64
+
+
+def test_failures_are_ignored_and_no_records_change_nothing() -> None:
+    corrector = gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(8, 1)
+    outcome = corrector.update(rows, mask, np.full(8, math.nan), np.zeros(8, np.int64))
+    assert not outcome.accepted
+    assert len(corrector) == 0
+    mixed = np.where(np.arange(8) % 2 == 0, y, math.nan)
+    assert corrector.update(rows, mask, mixed, np.zeros(8, np.int64)).records == 4
+
+
+def test_a_new_task_gets_the_shift_of_the_others_and_nothing_else() -> None:
+    corrector = gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(64, 1)
+    corrector.update(rows, mask, y, np.zeros(64, np.int64))
+    with torch.no_grad():
+        given = torch.from_numpy(rows), torch.from_numpy(mask)
+        shift = corrector.for_task(7)(*given) - Sum()(*given)
+    assert torch.allclose(shift, shift[0].expand_as(shift), atol=1e-5)
+    assert 0.9 < float(shift[0]) < 2.1
+
+
+def test_tasks_do_not_mix() -> None:
+    rows, mask, y = _programs(40, 1)
+    alone, both = gaussian_process.Corrector(Sum()), gaussian_process.Corrector(Sum())
+    alone.update(rows, mask, y, np.zeros(40, np.int64))
+    both.update(np.tile(rows, (2, 1, 1)), np.tile(mask, (2, 1)), np.concatenate([y, 5.0 - y]),
+                np.repeat([0, 1], 40))  # fmt: skip
+    assert _error(alone.for_task(0), 9) == _error(both.for_task(0), 9)
+
+
+def test_gradient_agrees_with_differences() -> None:
+    corrector = gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(32, 1)
+    corrector.update(rows, mask, y, np.zeros(32, np.int64))
+    model = corrector.for_task(0)
+    x = torch.from_numpy(rows[:3]).double().requires_grad_(True)
+    ones = torch.from_numpy(mask[:3]).double()
+    # the third point is a measured one moved a little: the kernel has a peak at its points
+    assert torch.autograd.gradcheck(lambda v: model(v + 0.05, ones), (x,), atol=1e-5)
+
+
+def test_state_is_exact_and_checked() -> None:
+    corrector, other = gaussian_process.Corrector(Sum()), gaussian_process.Corrector(Sum())
+    rows, mask, y = _programs(40, 1)
+    for part in (slice(0, 25), slice(25, 40)):
+        n = len(y[part])
+        corrector.update(rows[part], mask[part], y[part], np.zeros(n, np.int64))
+    other.load_state_dict(corrector.state_dict())
+    assert _error(other.for_task(0), 9) == _error(corrector.for_task(0), 9)
+    broken = corrector.state_dict()
+    del broken["records"]["0/y"]
+    with pytest.raises(errors.CheckpointError):
+        other.load_state_dict(broken)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        gaussian_process.CorrectionOptions(lengths=(0.05,)),
+        gaussian_process.CorrectionOptions(amplitudes=(0.001,)),
+        gaussian_process.CorrectionOptions(noises=(2.0,)),
+        gaussian_process.CorrectionOptions(shift=1e-6),
+        gaussian_process.CorrectionOptions(stretch=5.0),
+        gaussian_process.CorrectionOptions(max_records=10),
+    ],
+    ids=["lengths", "amplitudes", "noises", "shift", "stretch", "max_records"],
+)
+def test_every_option_matters(options: gaussian_process.CorrectionOptions) -> None:
+    rows, mask, y = _programs(48, 1)
+    errors_of = []
+    for chosen in (gaussian_process.CorrectionOptions(), options):
+        corrector = gaussian_process.Corrector(Sum(), chosen)
+        corrector.update(rows, mask, y, np.zeros(48, np.int64))
+        errors_of.append(_error(corrector.for_task(0), 9))
+    assert abs(errors_of[0] - errors_of[1]) > 1e-4
+
+
+def test_limited_records_keep_the_fastest_and_the_latest() -> None:
+    y = torch.tensor([0.0, 9.0, 8.0, 1.0, 7.0, 6.0], dtype=torch.float64)
+    records = gaussian_process._Records(torch.zeros(6, 2, dtype=torch.float64), torch.zeros(6), y)
+    assert records.limited(4).y.tolist() == [0.0, 1.0, 7.0, 6.0]
+    assert records.limited(6) is records

@@ -1,0 +1,78 @@
+"""The shipped `llvm` checkpoint: it fits these features, its data and its recorded scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import costmodel
+from costmodel.cli import commands
+from costmodel.data import dataset, felix_bridge
+from costmodel.data import features as task_features
+from costmodel.models import checkpoint
+from costmodel.training import evaluate
+from felix.features import spec
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "data" / "llvm"
+SHIPPED = ROOT / "costmodel" / "pretrained" / "llvm"
+#: Test workloads whose features are quick to compute.
+FEW = ("gemm_16x1376x512_bias", "global_avg_pool2d_1x7x7x2048", "rms_norm_128x4096_over1")
+
+
+@functools.cache
+def measured() -> dataset.Dataset:
+    return dataset.read(DATA)
+
+
+def test_checkpoint_fits_the_features_of_today() -> None:
+    model, info = costmodel.load_for("llvm", spec.NAMES, spec.FEATURES_VERSION)
+    assert info.source == "checkpoint", info.message
+    assert info.metadata is not None and info.metadata.device == "llvm"
+    assert info.replay is not None and len(set(info.replay.task_ids.tolist())) >= 40
+    rows, mask = torch.from_numpy(info.replay.rows), torch.from_numpy(info.replay.mask)
+    predicted = model(rows, mask)
+    error = predicted.detach() - torch.from_numpy(info.replay.ln_latency)
+    assert error.square().mean().sqrt() < 0.5
+
+
+def test_data_are_enough_and_are_those_of_the_checkpoint() -> None:
+    data = measured()
+    ran = [record for record in data.records if record.latency_us is not None]
+    assert len(ran) >= 3000 and len({record.workload for record in ran}) >= 40
+    assert not data.torn
+    _, metadata = checkpoint.load(SHIPPED / "model.safetensors")
+    assert metadata.data["digest"] == data.digest
+    machines = [felix_bridge.hardware_of(record.device) for record in data.records[:1]]
+    assert machines[0].l1_bytes > 0 and machines[0].peak_fp32_gflops > 0
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", commands.HELD_OUT, "replay.safetensors"])
+def test_shipped_files_are_small(name: str) -> None:
+    assert (SHIPPED / name).stat().st_size <= 1 << 20
+
+
+def test_recorded_scores_come_out_again() -> None:
+    data = measured()
+    keys = {w.key for w in data.workloads.values() if w.name in FEW}
+    records = tuple(record for record in data.records if record.workload in keys)
+    few = dataclasses.replace(data, records=records)
+    features = task_features.load_features(few, felix_bridge.FelixFeaturizer())
+    assert features.skipped == 0
+    model, metadata = checkpoint.load(
+        SHIPPED / commands.HELD_OUT, features.names, features.version
+    )
+    report = evaluate.evaluate("held out", evaluate.of_module(model), features.tasks)
+    content = json.loads((SHIPPED / commands.SCORES).read_text())
+    assert content == metadata.scores
+    recorded = {score["name"]: score for score in content["reports"][0]["tasks"]}
+    again = {score["name"]: score for score in report.as_json()["tasks"]}
+    assert set(again) == set(FEW)
+    for name in FEW:
+        for column in evaluate.COLUMNS:
+            assert again[name][column] == pytest.approx(recorded[name][column], abs=1e-3)

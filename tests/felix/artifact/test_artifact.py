@@ -1,0 +1,195 @@
+"""The bundle: complete, self-checking, runnable without Felix, and refused where unwritable."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import tvm
+from tvm.s_tir import meta_schedule as ms
+
+from felix import errors, records, workloads
+from felix.artifact import export
+from felix.measure import build, protocol
+from felix.task import Task
+
+
+@dataclasses.dataclass
+class _Best:
+    latency_us: float
+    schedule: Any
+    sketch_index: int
+    decisions: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class _Result:
+    task: Task
+    best: _Best
+    curve: list[tuple[int, float, float]]
+    records: list[records.Record]
+    repeats: tuple[()] = ()
+
+
+def _result(spec: str = "gemm:64,64,64,epilogue=bias+relu", wrong: bool = False) -> _Result:
+    task = workloads.parse(spec, "llvm -num-cores 2")
+    sch = tvm.s_tir.Schedule(task.mod)
+    name = str(sch.get(sch.get_child_blocks(sch.get_sblock("root"))[0]).name_hint)
+    sch.parallel(sch.get_loops(sch.get_sblock(name))[0])
+    if wrong:
+        other = workloads.parse(spec.replace("+relu", ""), "llvm -num-cores 2")
+        sch = tvm.s_tir.Schedule(other.mod)
+    record = records.Record(
+        task_key=task.key,
+        task_name=task.name,
+        sketch_index=0,
+        sketch_key="s",
+        decisions=(2, 32),
+        measurement=protocol.Measurement.timed([40.0], checked=True, device="cpu"),
+        predicted_us=None,
+        round=0,
+        elapsed_s=1.0,
+        timestamp=1.7e9,
+        versions=records.versions(),
+    )
+    curve = [(1, 0.5, 90.0), (2, 0.9, 40.0)]
+    return _Result(task, _Best(40.0, sch, 0, (2, 32)), curve, [record, record])
+
+
+def _run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(folder / "run.py"), *options],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return export.export(_result(), tmp_path_factory.mktemp("out"), created_s=0.0)
+
+
+def test_bundle_is_complete_and_hashed(bundle: pathlib.Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    on_disk = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()}
+    assert set(manifest["files"]) == on_disk - {"manifest.json"}
+    for name in ("run.py", "oracle.py", "schedule.py", "source/kernel.ll", "source/kernel.s"):
+        content = (bundle / name).read_bytes()
+        assert manifest["files"][name] == hashlib.sha256(content).hexdigest()
+    assert manifest["created"] == "1970-01-01T00:00:00Z"
+    assert manifest["best"]["decisions"] == [2, 32] and manifest["trials"] == 2
+    assert manifest["library"] in ("kernel.so", "kernel.ll")
+    assert "apache-tvm" in manifest["versions"] and manifest["device"]
+    assert "T.parallel" in (bundle / "schedule.py").read_text()
+    assert records.read(bundle / "records.jsonl") == _result().records
+    with open(bundle / "convergence.csv") as file:
+        assert list(csv.reader(file))[1:] == [["1", "0.5", "90.0"], ["2", "0.9", "40.0"]]
+    assert (bundle / "convergence.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_run_py_checks_and_times_without_felix(bundle: pathlib.Path) -> None:
+    done = _run(bundle, "--json", "--repeats", "5")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert set(report["checked_against"]) == {"the unscheduled program", "numpy"}
+    assert report["latency_us"] > 0 and report["tuned_us"] == 40.0
+    assert "import felix" not in (bundle / "run.py").read_text()
+    text = _run(bundle).stdout
+    assert "agrees with numpy" in text and "GFLOP/s" in text
+
+
+def test_database_of_the_bundle_applies(bundle: pathlib.Path) -> None:
+    result = _result()
+    database = ms.database.JSONDatabase(work_dir=str(bundle / "database"))
+    applied = ms.tir_integration.compile_tir(database, result.task.mod, result.task.target)
+    tvm.ir.assert_structural_equal(applied.mod["main"].body, result.best.schedule.mod["main"].body)
+
+
+def test_run_py_finds_damage(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    export.export(_result(), tmp_path)
+    (tmp_path / "workload.json").write_text("{}")
+    done = _run(tmp_path)
+    assert done.returncode == 1 and "workload.json is not the file" in done.stderr
+    (tmp_path / "workload.json").unlink()
+    assert "workload.json cannot be read" in _run(tmp_path).stderr
+    (tmp_path / "manifest.json").write_text("[")
+    done = _run(tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+def test_run_py_finds_a_wrong_kernel(tmp_path: pathlib.Path) -> None:
+    export.export(_result(wrong=True), tmp_path)
+    done = _run(tmp_path)
+    assert done.returncode == 1 and "differs from the unscheduled program" in done.stderr
+
+
+def test_export_replaces_an_earlier_bundle_and_spares_other_files(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    export.export(_result(), tmp_path)
+    export.export(_result(), tmp_path, created_s=time.time())
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+    database = ms.database.JSONDatabase(work_dir=str(tmp_path / "database"))
+    assert len(database) == 1
+    assert len(records.read(tmp_path / "records.jsonl")) == 2
+
+
+def test_without_a_linker_the_bundle_still_runs(tmp_path: pathlib.Path) -> None:
+    export.export(_result(), tmp_path, link=build.Link.JIT)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["library"] == "kernel.ll" and "linker" in manifest["notes"][0]
+    assert _run(tmp_path, "--repeats", "2").returncode == 0
+
+
+def test_without_matplotlib_the_picture_is_noted(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    export.export(_result(), tmp_path)
+    notes = json.loads((tmp_path / "manifest.json").read_text())["notes"]
+    assert any("matplotlib" in note for note in notes)
+    assert not (tmp_path / "convergence.svg").exists()
+
+
+def test_a_program_without_numpy_form_is_checked_against_tvm(tmp_path: pathlib.Path) -> None:
+    export.export(_result("conv2d:1,8,8,4,4,3,padding=1"), tmp_path)
+    done = _run(tmp_path, "--json", "--repeats", "2")
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["checked_against"]) == {"the unscheduled program"}
+
+
+def test_unwritable_folder_is_an_output_error(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.OutputError, match="cannot write"):
+        export.check_writable(tmp_path / "file" / "out")
+    with pytest.raises(errors.OutputError, match="cannot write"):
+        export.check_writable("/proc/felix-out")
+    with pytest.raises(errors.OutputError):
+        export.export(_result(), tmp_path / "file")
+    made = export.check_writable(tmp_path / "new" / "out")
+    assert made.is_dir() and not list(made.iterdir())
+
+
+def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:
+    task = workloads.parse("elementwise:64x32,ops=relu", "nvidia/nvidia-h100")
+    sch = tvm.s_tir.Schedule(task.mod)
+    block = sch.get_child_blocks(sch.get_sblock("root"))[0]
+    rows, columns = sch.get_loops(block)
+    sch.bind(rows, "blockIdx.x")
+    sch.bind(columns, "threadIdx.x")
+    export.export(_Result(task, _Best(3.0, sch, 0, ()), [(1, 1.0, 3.0)], []), tmp_path)
+    assert "__global__" in (tmp_path / "source" / "kernel.cu").read_text()
+    if not tvm.runtime.device("cuda", 0).exist:
+        done = _run(tmp_path)
+        assert done.returncode == 1 and "needs a cuda device" in done.stderr

@@ -1,0 +1,346 @@
+"""`felix` on the command line: a real run end to end, bad input, interruption, output forms."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import io
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from felix import records, workloads
+from felix.cli import main
+
+ROOT = pathlib.Path(__file__).parents[3]
+ENV = os.environ | {"PYTHONPATH": str(ROOT)}
+GEMM = "gemm:64,64,64,epilogue=relu"
+
+
+def _felix(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "felix", *arguments],
+        capture_output=True, text=True, env=ENV, check=False, timeout=120, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, Any]]:
+    """A finished run: its folder and its JSON."""
+    out = tmp_path_factory.mktemp("cli") / "out"
+    done = _felix("tune", GEMM, "--trials", "8", "--round", "4", "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
+    out, found = tuned
+    assert found["command"] == "tune" and found["reason"] == "trials" and found["trials"] == 8
+    assert found["out"] == str(out)
+    (task,) = found["tasks"]
+    assert task["name"] == "gemm_64x64x64_relu" and task["target"] == "llvm"
+    assert task["trials"] == 8 and task["error"] is None
+    best = task["best"]
+    assert 0 < best["latency_us"] < task["unscheduled_us"]
+    assert task["speedup"] == pytest.approx(task["unscheduled_us"] / best["latency_us"])
+    assert task["numpy_us"] > 0 and task["numpy_speedup"] > 0
+    assert best["gflops"] == pytest.approx(task["flops"] / best["latency_us"] / 1e3)
+    assert task["curve"][-1][0] == 8 and task["curve"][-1][2] == best["latency_us"]
+    assert found["latency_us"] == best["latency_us"]
+    spent = found["time"]
+    named = [value for name, value in spent.items() if name not in
+             ("total_s", "build_work_s", "run_work_s")]  # fmt: skip
+    assert sum(named) == pytest.approx(spent["total_s"], rel=0.01)
+    assert spent["build_work_s"] > 0
+
+
+def test_artifact_runs(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
+    out, _ = tuned
+    done = subprocess.run(
+        [sys.executable, str(out / "run.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "agrees with numpy" in done.stdout
+    assert (out / "convergence.svg").stat().st_size > 1000
+    assert records.read(out / "records.jsonl") == records.read(out / "tuning" / "records.jsonl")
+
+
+@pytest.mark.parametrize("form", ["folder", "records", "session", "artifact"])
+def test_compile_rebuilds_the_best(
+    tuned: tuple[pathlib.Path, dict[str, Any]],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+) -> None:
+    out, found = tuned
+    source = {"folder": out, "records": out / "tuning" / "records.jsonl",
+              "session": out / "tuning", "artifact": out / "records.jsonl"}[form]  # fmt: skip
+    assert main.main(["compile", str(source), "--out", str(tmp_path), "--json"]) == 0
+    (built,) = json.loads(capsys.readouterr().out)
+    best = found["tasks"][0]["best"]
+    assert built["decisions"] == best["decisions"]
+    assert built["latency_us"] == best["latency_us"]
+    assert (tmp_path / "kernel.so").exists() and (tmp_path / "manifest.json").exists()
+
+
+def test_resume_adds_to_the_run(
+    tuned: tuple[pathlib.Path, dict[str, Any]], tmp_path: pathlib.Path
+) -> None:
+    import shutil
+
+    out, _ = tuned
+    copy = tmp_path / "out"
+    shutil.copytree(out, copy)
+    before = records.read(copy / "tuning" / "records.jsonl")
+    done = _felix("tune", GEMM, "--trials", "12", "--out", str(copy), "--resume", "--no-numpy")
+    assert done.returncode == 0, done.stderr
+    after = records.read(copy / "tuning" / "records.jsonl")
+    assert after[: len(before)] == before
+    trials = [r for r in after if not r.repeat]
+    assert len(trials) == 12 and [r for r in before if not r.repeat] == trials[:8]
+    assert len({(r.sketch_index, r.decisions) for r in trials}) == 12
+    assert {(r.sketch_index, r.decisions) for r in after if r.repeat} <= {
+        (r.sketch_index, r.decisions) for r in trials
+    }
+    assert "8 trials done before" in done.stderr
+    assert "gemm_64x64x64_relu" in done.stdout and "GFLOP/s" in done.stdout
+    assert f"python {copy / 'run.py'}" in done.stdout
+    assert "\x1b" not in done.stderr + done.stdout  # no terminal, no colours
+
+
+def test_resume_of_another_workload_is_refused(
+    tuned: tuple[pathlib.Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = tuned
+    before = (out / "tuning" / "records.jsonl").read_bytes()
+    assert main.main(["tune", "gemm:32,32,32", "--out", str(out), "--resume", "--quiet"]) == 1
+    assert "another workload or target" in capsys.readouterr().err
+    assert (out / "tuning" / "records.jsonl").read_bytes() == before
+
+
+def test_interrupted_run_reports_what_it_found(tmp_path: pathlib.Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "felix", "tune", GEMM, "--trials", "5000", "--out", str(tmp_path),
+         "--json", "--no-numpy"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV,
+    )  # fmt: skip
+    log = tmp_path / "tuning" / "records.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and log.read_bytes().count(b'"error":null') >= 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    found = json.loads(out)
+    assert found["reason"] == "interrupted"
+    assert found["trials"] == len(records.read(log)) >= 3
+    assert (tmp_path / "manifest.json").exists()
+
+
+def test_termination_is_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), main._terminable():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tune", "gemmm:8,8,8"], "unknown operator 'gemmm'; did you mean gemm?"),
+        (["tune", "gemm:-8,8,8"], "m must be at least 1"),
+        (["tune", "gemm:0,8,8"], "m must be at least 1"),
+        (["tune", "gemm:8,8"], "missing parameter k"),
+        (["tune", "gemm:8,8,n"], "k"),
+        (["tune", "gemm:8,8,8,dtype=int7"], "dtype"),
+        (["tune", "gemm:8,8,8", "--target", "tpu"], "unknown target 'tpu'"),
+        (["tune", "gemm:8,8,8", "--target", "llvm -num-cores 0"], "num-cores"),
+        (["tune", "gemm:8,8,8", "--out", "FILE/out"], "cannot write"),
+        (["tune", "gemm:8,8,8", "--out", "/proc/felix"], "cannot write"),
+        (["tune", "MISSING.json"], "cannot read"),
+        (["tune", "MALFORMED.json"], "not valid JSON"),
+        (["tune", "BINARY.json"], "not a text file"),
+        (["tune", "HOSTILE.json"], "TVM cannot read the JSON"),
+        (["tune", "DYNAMIC.json"], "dynamic shape"),
+        (["tune", "gemm:8,8,8", "--model", "MISSING.st"], "cannot read"),
+        (["tune", "gemm:8,8,8", "--model", "MALFORMED.json"], "not a checkpoint"),
+        (["tune", "gemm:8,8,8", "--model", "OLD.st"], "features version"),
+        (["tune", "gemm:8,8,8", "gemm:8,8,8"], "twice"),
+        (["features", "gemm:8,8,8", "--sketch", "99"], "sketches"),
+        (["features", "gemm:8,8,8", "--target", "cuda -arch 9"], "arch"),
+        (["compile", "MISSING"], "there is no"),
+        (["compile", "."], "no tuning session"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    said: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("")
+    (tmp_path / "MALFORMED.json").write_text('{"a": ')
+    (tmp_path / "BINARY.json").write_bytes(bytes(range(128, 256)))
+    text = json.loads(workloads.gemm(8, 8, 8, target="llvm").to_json())
+    (tmp_path / "HOSTILE.json").write_text(json.dumps(text | {"mod": '{"nodes": [[]]}'}))
+    (tmp_path / "DYNAMIC.json").write_text(_dynamic())
+    _old_checkpoint(tmp_path / "OLD.st")
+    assert main.main(arguments) == 1
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len([line for line in lines if line.startswith("felix: error: ")]) == 1
+    assert lines[-1].startswith("felix: error: ") and said in lines[-1]
+    assert captured.out == ""
+
+
+def _dynamic() -> str:
+    """JSON of a function whose extent is a variable."""
+    import tvm
+    from tvm import te
+
+    n = te.var("n", "int64")
+    a = te.placeholder((n,), name="a")
+    func = te.create_prim_func([a, te.compute((n,), lambda i: a[i] + 1.0, name="b")])
+    return str(tvm.ir.save_json(tvm.IRModule({"main": func})))
+
+
+def _old_checkpoint(path: pathlib.Path) -> None:
+    from costmodel.models import checkpoint, segment_mlp
+    from felix.features import spec
+
+    metadata = checkpoint.Metadata(
+        features_version=spec.FEATURES_VERSION + 1, feature_names=spec.NAMES, device="llvm"
+    )
+    checkpoint.save(path, segment_mlp.SegmentSumMLP(spec.NAMES), metadata)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["frob"], ["tune"], ["tune", GEMM, "--trials", "0"], ["tune", GEMM, "--trials", "x"],
+     ["tune", GEMM, "--seconds", "-1"], ["tune", GEMM, "--strategy", "magic"],
+     ["tune", GEMM, "--seed", "-1"], ["features", GEMM, "--check", "0"]],
+)  # fmt: skip
+def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(arguments)
+    assert ended.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom felix import cli\n"
+        "try:\n    cli.main(sys.argv[1:])\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'tvm', 'torch', 'numpy', 'sympy', 'rich', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for option in ("--help", "--version"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, option], capture_output=True, text=True, env=ENV,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "felix" in done.stdout
+
+
+def test_task_from_json_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "task.json"
+    path.write_text(workloads.gemm(16, 16, 16, target="cuda").to_json())
+    for option, threads in (([], True), (["--target", "llvm"], False)):
+        assert main.main(["features", str(path), "--sketch", "0", "--json", *option]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["task"] == "gemm_16x16x16"
+        column = [feature["name"] for feature in found["features"]].index("block_threads")
+        assert (found["sketches"][0]["values"][0][0][column] > 1) == threads
+
+
+def test_features_as_json_and_csv_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["features", "gemm:32,32,32", "--samples", "2", "--sketch", "0", "--seed", "5"]
+    assert main.main([*common, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main.main([*common, "--csv"]) == 0
+    table = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    names = [feature["name"] for feature in found["features"]]
+    assert table[0][4:] == names
+    (sketch,) = found["sketches"]
+    flat = [values for sample in sketch["values"] for values in sample]
+    assert len(table) - 1 == len(flat) == 2 * len(sketch["rows"])
+    for line, values in zip(table[1:], flat, strict=True):
+        assert [float(cell) for cell in line[4:]] == pytest.approx(values, rel=1e-6)
+    trips = names.index("trip_count")
+    assert max(values[trips] for values in flat) == 32**3
+    assert len(sketch["decisions"]) == 2 and len(sketch["decisions"][0]) == len(
+        sketch["variables"]
+    )
+
+
+def test_features_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["features", "softmax:8x16", "--sketch", "0"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"trip_count\s+iterations\s+\d", out)
+    assert "buf0.bytes" in out
+
+
+def test_check_agrees_with_tvm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["features", "gemm:16,16,16", "--check", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checked"] == 6 and found["mismatches"] == 0
+    assert main.main(["features", "gemm:16,16,16", "--check", "1", "--target", "cuda"]) == 0
+    assert "0 mismatched" in capsys.readouterr().out
+
+
+def test_check_that_fails_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from felix.verify import compare
+
+    wrong = compare.Mismatch(0, (1,), next(iter(compare.Kind.__args__)), "here", "1", "2")
+    report = compare.Report("t", "llvm", (compare.SketchReport(0, 1, 0, (wrong,), ()),))
+    monkeypatch.setattr(compare, "check", lambda *_: report)
+    assert main.main(["features", "gemm:16,16,16", "--check", "1"]) == 1
+    assert "felix: error:" in capsys.readouterr().err
+
+
+def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["devices", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["kind"] == "llvm" and found[0]["hardware"]["cores"] >= 1
+    assert main.main(["devices"]) == 0
+    assert "llvm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_a_library_swallows_still_ends_the_run(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """The KeyboardInterrupt is caught on its way here; what was noted ends the run."""
+    from felix.tuning import pacing
+
+    asked: list[bool] = []
+
+    def tune(tasks: Any, *, options: Any, **_: Any) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        asked.append(options.should_stop())
+        raise pacing.Stopped
+
+    monkeypatch.setattr(importlib.import_module("felix.tuning.tune"), "tune", tune)
+    before = signal.getsignal(signal.SIGINT)
+    assert main.main(["tune", GEMM, "--out", str(tmp_path), "--quiet"]) == main.INTERRUPTED
+    assert asked == [True] and signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,91 @@
+"""Agreement with TVM's own feature extractor, in the columns that are well defined.
+
+PerStoreFeature has a row per destination buffer: the last store to it, in the place of the first
+that does not store a constant. It counts if_then_else as a math function, and it sorts the
+buffers of a store, so bytes are compared as a multiset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from felix import task, workloads
+from felix.features import spec
+from felix.sketch import sketch as sketching
+
+TASKS: dict[str, Callable[..., task.Task]] = {
+    "gemm_512": partial(workloads.gemm, 512, 512, 512),
+    "gemm_bias_gelu": partial(workloads.gemm, 128, 768, 197, epilogue=("bias", "gelu")),
+    "conv2d_56": partial(workloads.conv2d, 1, 56, 56, 64, 64, 3, padding=1),
+    "depthwise_28": partial(workloads.depthwise_conv2d, 1, 28, 28, 96, 3, padding=1),
+    "softmax_1000": partial(workloads.softmax, (64, 1000)),
+    "layer_norm_768": partial(workloads.layer_norm, (197, 768)),
+    "add_relu": partial(workloads.elementwise, (512, 1000)),
+}
+#: Feature -> column of TVM's vector, both log2(1 + value).
+COLUMNS = {
+    "float_add": 1,
+    "float_mul": 2,
+    "float_div": 3,
+    "float_cmp": 4,
+    "trip_count": 161,
+    "alloc_bytes": 157,
+}
+MATH = 5
+LAUNCH = {"grid_blocks": 50, "block_threads": 53, "vthreads": 56}
+BYTES = [60 + 18 * slot for slot in range(spec.SLOTS)]
+COLUMN = {name: i for i, name in enumerate(spec.NAMES)}
+
+
+def extracted(sketch: sketching.Sketch, schedule: Any) -> np.ndarray:
+    """TVM's rows, back from log2(1 + value)."""
+    from tvm.s_tir import meta_schedule as ms
+
+    extractor = ms.feature_extractor.PerStoreFeature()
+    (found,) = extractor.extract_from(sketch._context, [ms.MeasureCandidate(schedule, [])])
+    return np.exp2(found.numpy()) - 1
+
+
+def described(sketch: sketching.Sketch, raw: np.ndarray) -> dict[str, np.ndarray]:
+    """Felix's row of the last store to each buffer, by the first that is not an init."""
+    found: dict[str, np.ndarray] = {}
+    for row, values in zip(sketch.formulas.rows, raw, strict=True):
+        if values[COLUMN["trip_count"]] > 0 and not values[COLUMN["is_init"]]:
+            found[row.buffer] = values
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llvm", "cuda"])
+@pytest.mark.parametrize("name", TASKS)
+def test_well_defined_columns_agree(name: str, kind: str) -> None:
+    compared = 0
+    for sketch in sketching.sketches(TASKS[name](target=kind)):
+        rows = sketch.sample(3, seed=1)
+        for row, raw in zip(rows, sketch.formulas.raw(rows), strict=True):
+            if raw[:, COLUMN["thread_reduce"]].max() > 1:
+                continue  # lowering adds buffers of its own to a cross-thread reduction
+            theirs = extracted(sketch, sketch.schedule(row))
+            ours = described(sketch, raw)
+            assert len(theirs) == len(ours)
+            for a, (buffer, b) in zip(theirs, ours.items(), strict=True):
+                compare(a, b, kind == "cuda", f"{name} {row.tolist()} {buffer}")
+                compared += 1
+    assert compared >= 3
+
+
+def compare(theirs: np.ndarray, ours: np.ndarray, is_gpu: bool, where: str) -> None:
+    columns = COLUMNS | (LAUNCH if is_gpu else {})
+    for feature, column in columns.items():
+        np.testing.assert_allclose(
+            ours[COLUMN[feature]], theirs[column], rtol=1e-9, err_msg=f"{feature} {where}"
+        )
+    calls = ours[COLUMN["float_math"]]
+    if ours[COLUMN["select_ops"]] == 0:
+        np.testing.assert_allclose(calls, theirs[MATH], rtol=1e-9, err_msg=f"math {where}")
+    mine = sorted(ours[COLUMN[f"buf{slot}.bytes"]] for slot in range(spec.SLOTS))
+    np.testing.assert_allclose(mine, sorted(theirs[BYTES]), rtol=1e-9, err_msg=f"bytes {where}")

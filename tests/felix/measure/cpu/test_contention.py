@@ -1,0 +1,93 @@
+"""Waiting for cores at full speed, with a probe that is told what to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from felix import target
+from felix.measure.cpu import contention
+
+
+class _Host:
+    """Cores whose speed follows a script: one value of the probe, in us, for each look at them."""
+
+    def __init__(self, *script: float) -> None:
+        self.script = list(script)
+        self.calls = 0
+        self.pauses: list[float] = []
+
+    def probe(self) -> float:
+        """The script's next value every `_CALLS` calls; the last one for ever."""
+        value = self.script[min(self.calls // contention._CALLS, len(self.script) - 1)]
+        self.calls += 1
+        return value
+
+
+def _guarded(*script: float) -> tuple[_Host, contention.Calm]:
+    host = _Host(*script)
+    return host, contention.Calm(host.probe, host.pauses.append, patience=2, _full_us=50.0)
+
+
+def _measure(seen: list[int]) -> Callable[[], list[float]]:
+    def measure() -> list[float]:
+        seen.append(1)
+        return [float(len(seen))]
+
+    return measure
+
+
+def test_at_full_speed_nothing_waits() -> None:
+    host, guard = _guarded(55.0)
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert host.pauses == []
+
+
+def test_a_moment_is_no_phase() -> None:
+    host, guard = _guarded(100.0, 50.0, 100.0, 100.0, 50.0)
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert guard.pause_s not in host.pauses
+
+
+def test_timing_waits_for_a_slow_phase_to_end() -> None:
+    host, guard = _guarded(*6 * [100.0], 50.0)
+    assert guard.undisturbed(_measure([])) == [2.0]
+    assert host.pauses.count(guard.pause_s) == 1
+
+
+def test_what_cannot_lead_waits_for_nothing() -> None:
+    host, guard = _guarded(100.0)
+    asked: list[list[float]] = []
+    assert guard.undisturbed(_measure([]), lambda found: bool(asked.append(found))) == [1.0]
+    assert asked == [[1.0]] and guard.pause_s not in host.pauses
+
+
+def test_what_was_slowed_meanwhile_is_timed_again() -> None:
+    host, guard = _guarded(50.0, *6 * [100.0], 50.0)
+    assert guard.undisturbed(_measure([])) == [2.0]
+    assert host.pauses.count(guard.pause_s) == 1
+
+
+def test_what_lasts_is_no_disturbance() -> None:
+    host, guard = _guarded(100.0)
+    assert guard.undisturbed(_measure([])) == [2.0]
+    assert host.pauses.count(guard.pause_s) == guard.patience
+    assert guard.undisturbed(_measure([])) == [1.0]
+    assert host.pauses.count(guard.pause_s) == guard.patience, "it waited for what does not end"
+    host.script, host.calls = [50.0, *3 * [100.0], 50.0], 0
+    assert guard.undisturbed(_measure([])) == [2.0], "the full speed, once seen, counts again"
+
+
+def test_the_first_look_is_several() -> None:
+    host, guard = _guarded(100.0, 50.0, 100.0, 50.0)
+    guard._full_us = None
+    guard.learn()
+    assert guard._full_us == 50.0 and len(host.pauses) == guard.patience
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_probe_takes_microseconds(threads: int) -> None:
+    probe = contention.multiply_adds(target.parse("llvm"), threads)
+    probe()
+    assert 1.0 < min(probe() for _ in range(20)) < 5_000.0

@@ -1,0 +1,222 @@
+"""When timing stops, from a library that answers scripted latencies; the gate."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from felix.measure import protocol, timing
+from felix.measure import testing as measure_testing
+from felix.measure.pool import rwlock
+
+OPTIONS = timing.TimingOptions(min_total_s=0.0, leader_error=1.0)
+
+
+@dataclasses.dataclass
+class FakeLibrary:
+    """Stands in for a runtime module: each repeat takes the next of `latencies_us`."""
+
+    latencies_us: Iterable[float]
+    settings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._next = iter(self.latencies_us)
+
+    def time_evaluator(self, name: str, device: Any, **settings: Any) -> Callable[..., Any]:
+        self.settings.append(settings)
+        repeat = settings["repeat"]
+
+        def timer(*args: Any) -> Any:
+            results = [next(self._next) * 1e-6 for _ in range(repeat)]
+            return dataclasses.make_dataclass("Result", ["results"])(results)
+
+        return timer
+
+
+def _time(
+    latencies_us: Iterable[float],
+    options: timing.TimingOptions = OPTIONS,
+    *,
+    first_us: float = 10.0,
+    best_us: float | None = None,
+) -> tuple[list[float], FakeLibrary]:
+    library = FakeLibrary(latencies_us)
+    found = timing.latencies(
+        library, tvm.cpu(), [], options, cache_bytes=1024, first_us=first_us, best_us=best_us
+    )
+    return found, library
+
+
+def test_hopeless_slow_candidate_is_its_first_call() -> None:
+    found, library = _time([], first_us=50_000.0, best_us=100.0)
+    assert found == [50_000.0] and not library.settings
+
+
+def test_hopeless_fast_candidate_gets_few_repeats() -> None:
+    found, _ = _time(itertools.repeat(60.0), best_us=10.0)
+    assert found == pytest.approx([60.0] * OPTIONS.hopeless_repeats)
+
+
+def test_one_slow_call_does_not_make_a_candidate_hopeless() -> None:
+    disturbed = itertools.chain([70_000.0], itertools.repeat(12.0))
+    found, _ = _time(disturbed, timing.GPU, first_us=70_000.0, best_us=10.0)
+    assert len(found) > timing.GPU.hopeless_repeats
+    assert found == pytest.approx([12.0] * len(found))
+
+
+def test_a_call_that_was_held_up_uses_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def sample(repeat: int) -> list[float]:
+        nonlocal now_s
+        found = [300_000.0 if now_s == 0 and n == 0 else 12.0 for n in range(repeat)]
+        now_s += sum(found) / 1e6
+        return found
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    found = timing.adaptive(sample, timing.GPU, 12.0, 10.0)
+    assert len(found) >= timing.GPU.min_repeats and found == [12.0] * len(found)
+
+
+@pytest.mark.parametrize("held_up", range(3))
+def test_a_hopeless_candidate_keeps_its_own_latency(held_up: int) -> None:
+    calls = [80.0] * timing.GPU.hopeless_repeats
+    calls[held_up] = 70_000.0
+    found, _ = _time(calls, timing.GPU, best_us=10.0)
+    assert np.median(found) == pytest.approx(80.0)
+
+
+def test_hopeless_ratio_and_repeats_are_options() -> None:
+    options = dataclasses.replace(OPTIONS, hopeless_ratio=2.0, hopeless_repeats=2)
+    found, _ = _time(itertools.repeat(30.0), options, best_us=10.0)
+    assert len(found) == 2
+    options = dataclasses.replace(options, hopeless_first_s=1e-6)
+    found, _ = _time([], options, first_us=30.0, best_us=10.0)
+    assert found == [30.0]
+
+
+def test_min_and_max_repeats() -> None:
+    found, _ = _time(itertools.repeat(30.0), best_us=10.0)
+    assert len(found) == OPTIONS.min_repeats
+    options = dataclasses.replace(OPTIONS, min_total_s=1.0, max_repeats=12, max_total_s=1e3)
+    found, _ = _time(itertools.repeat(30.0), options)
+    assert len(found) == 12
+
+
+def test_min_total_asks_for_that_much_kernel_time() -> None:
+    options = dataclasses.replace(OPTIONS, min_total_s=300e-6, max_total_s=1e3)
+    found, _ = _time(itertools.repeat(10.0), options)
+    assert sum(found) == pytest.approx(300.0)
+
+
+def test_max_total_bounds_the_wall_time() -> None:
+    def slow() -> Iterable[float]:
+        while True:
+            time.sleep(0.02)
+            yield 10.0
+
+    options = dataclasses.replace(OPTIONS, min_repeats=50, max_total_s=0.1)
+    start = time.perf_counter()
+    found, _ = _time(slow(), options)
+    assert 1 <= len(found) < 10
+    assert time.perf_counter() - start < 0.5
+
+
+def test_a_noisy_leader_gets_more_repeats_than_a_noisy_loser() -> None:
+    noisy = [10.0, 12.0, 14.0, 16.0, 18.0]
+    options = dataclasses.replace(OPTIONS, leader_error=0.05, max_total_s=1e3)
+    leader, _ = _time(itertools.cycle(noisy), options)
+    loser, _ = _time(itertools.cycle(noisy), options, best_us=5.0)
+    assert len(loser) == options.min_repeats < len(leader)
+    wider = dataclasses.replace(options, leader_ratio=3.0)
+    assert len(_time(itertools.cycle(noisy), wider, best_us=5.0)[0]) > len(loser)
+
+
+def test_who_could_lead_if_the_machine_were_slow() -> None:
+    options = dataclasses.replace(OPTIONS, leader_ratio=1.1)
+    assert timing.could_lead([90.0], options, None, slowed=2.0)
+    assert timing.could_lead([21.0, 22.0, 90.0], options, 10.0, slowed=2.0)
+    assert not timing.could_lead([23.0], options, 10.0, slowed=2.0)
+    assert timing.could_lead([90.0], options.burst(), 10.0, slowed=2.0)
+
+
+def test_flush_is_one_cold_call_a_repeat_and_warm_is_bundled() -> None:
+    _, library = _time(itertools.repeat(10.0))
+    assert all(s["number"] == 1 and s["f_preproc"] for s in library.settings)
+    warm = dataclasses.replace(OPTIONS, flush=False, min_repeat_ms=7)
+    _, library = _time(itertools.repeat(10.0), warm)
+    assert all(s["min_repeat_ms"] == 7 and "f_preproc" not in s for s in library.settings)
+
+
+def test_flushed_kernel_is_slower_than_a_warm_one() -> None:
+    n = 1 << 18
+    a = tvm.te.placeholder((n,), name="a")
+    c = tvm.te.compute((n,), lambda i: a[i] + 1.0, name="c")
+    library = tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([a, c])}), "llvm")
+    tensors = [tvm.runtime.tensor(np.ones(n, "float32")) for _ in range(2)]
+    medians = {}
+    for flush in (True, False):
+        options = timing.TimingOptions(flush=flush, min_repeat_ms=1, max_total_s=0.3)
+        found = timing.latencies(
+            library,
+            tvm.cpu(),
+            tensors,
+            options,
+            cache_bytes=1 << 25,
+            first_us=1.0,
+            best_us=None,
+        )
+        medians[flush] = protocol.Measurement.timed(found).latency_us
+    assert medians[True] > 1.2 * medians[False]
+
+
+def test_measurement_is_a_latency_or_an_error() -> None:
+    timed = protocol.Measurement.timed([3.0, 1.0, 2.0, 4.0, 5.0])
+    assert timed.latency_us == 3.0 and timed.spread == pytest.approx(2 / 3) and timed.ok
+    assert protocol.Measurement.timed([3.0]).spread is None
+    with pytest.raises(ValueError, match="latency or an error"):
+        protocol.Measurement()
+    with pytest.raises(ValueError, match="latency or an error"):
+        protocol.Measurement(latency_us=1.0, error=protocol.ErrorClass.BUILD)
+
+
+def test_function_measurer_answers_and_remembers() -> None:
+    mods = [tvm.IRModule(), tvm.IRModule()]
+    answers = iter([2.5, protocol.ErrorClass.LAUNCH])
+    with measure_testing.FunctionMeasurer(lambda mod: next(answers)) as measurer:
+        good, bad = measurer.measure(mods)
+    assert good.latency_us == 2.5 and bad.error is protocol.ErrorClass.LAUNCH
+    assert measurer.seen == mods
+
+
+def test_gate_keeps_computing_and_timing_apart() -> None:
+    door = rwlock.Gate()
+    log: list[str] = []
+
+    def compute() -> None:
+        for _ in range(200):
+            with door.shared():
+                log.append("in")
+                log.append("out")
+
+    threads = [threading.Thread(target=compute) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        door.acquire()
+        before = len(log)
+        time.sleep(0.001)
+        assert len(log) == before
+        door.release()
+    for thread in threads:
+        thread.join()
+    assert len(log) == 800

@@ -1,0 +1,115 @@
+"""Cubins, which need no GPU: what NVRTC makes of candidates, and of TVM's own source of them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import tvm
+
+import felix
+from felix import errors
+from felix.measure import build as measure_build
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import nvrtc
+from felix.measure.cuda import source as cuda_source
+
+
+def _candidate(text: str, sketch: int, row: int) -> tuple[tvm.IRModule, tvm.target.Target]:
+    """The `row`th of four schedules that a fixed seed draws from a sketch."""
+    task = felix.workloads.parse(text, target="h200")
+    found = felix.sketches(task)[sketch]
+    return found.schedule(found.sample(4, seed=0)[row]).mod, task.target
+
+
+def _cubin(source: cuda_source.Source) -> bytes:
+    return nvrtc.compile_cubin(source.text, "sm_90", headers=source.headers)
+
+
+@pytest.mark.parametrize(
+    ("text", "sketch", "row"),
+    [
+        ("gemm:64,64,64,epilogue=bias+relu", 0, 1),
+        ("gemm:64,64,64,epilogue=bias+relu", 1, 1),
+        ("softmax:12x64x197", 1, 0),
+        ("softmax:12x64x197", 3, 1),
+        ("layer_norm:64x256", 2, 0),
+        ("layer_norm:64x256", 3, 1),
+        ("conv2d:1,14,14,32,32,3,padding=1", 0, 1),
+        ("conv2d:1,14,14,32,32,3,padding=1", 1, 1),
+    ],
+)
+def test_what_is_measured_is_what_tvm_would_build(
+    text: str, sketch: int, row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither variables for accumulators nor the passes left out change the cubin.
+
+    With variables, registers have other numbers in a part of all candidates; in none of these.
+    """
+    mod, target = _candidate(text, sketch, row)
+    variables = cuda_build.lower(mod, target).source
+    arrays = cuda_build.lower(mod, target, scalars=False).source
+    monkeypatch.setattr(cuda_build, "_FEWER_PASSES", {})
+    all_passes = cuda_build.lower(mod, target, scalars=False).source
+    assert "_ptr_e0" in variables.text and "_ptr_e0" not in arrays.text
+    assert "cse_v" in all_passes.text and "cse_v" not in arrays.text
+    assert _cubin(all_passes) == _cubin(arrays) == _cubin(variables)
+
+
+@pytest.mark.parametrize("text", ["gemm:64,64,64,epilogue=bias", "gemm:64,64,64,dtype=float16"])
+def test_tvm_is_given_the_cubin_that_is_measured(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU TVM keeps the source and asks no compiler, so here a fake of it does."""
+    mod, target = _candidate(text, 0, 1)
+    tvm_build = tvm.tirx.build
+    given: list[bytes] = []
+
+    def build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+        built = tvm_build(mod, target)
+        compiler = tvm.get_global_func("tvm_callback_cuda_compile")
+        given.append(bytes(compiler(built.imports[0].inspect_source())))
+        return built
+
+    def own(code: str) -> bytes:
+        return b"TVM's own"
+
+    before = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
+    tvm.register_global_func("tvm_callback_cuda_compile", own, override=True)
+    monkeypatch.setattr(tvm.tirx, "build", build)
+    module = measure_build.module(mod, target)
+    assert "__global__" in module.imports[0].inspect_source()
+    assert given == [_cubin(cuda_build.lower(mod, target).source)]
+    assert bytes(tvm.get_global_func("tvm_callback_cuda_compile")("")) == b"TVM's own"
+    if before is not None:
+        tvm.register_global_func("tvm_callback_cuda_compile", before, override=True)
+
+
+def test_a_module_needs_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise errors.MeasureError("NVRTC was not found")
+
+    monkeypatch.setattr(nvrtc, "load", missing)
+    mod, target = _candidate("elementwise:64x64", 0, 0)
+    with pytest.raises(errors.MeasureError, match="NVRTC was not found"):
+        measure_build.module(mod, target)
+
+
+def test_a_float16_program_is_built(tmp_path: pathlib.Path) -> None:
+    mod, target = _candidate("gemm:64,64,64,epilogue=bias+gelu,dtype=float16", 1, 0)
+    reply = cuda_build.handle(
+        measure_build.payload(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6,
+        explicit=True, scalars=True, options=nvrtc.FAST,
+    )  # fmt: skip
+    plan, cubin = cuda_build.read(reply["library"])
+    assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
+    assert all(launch.kernel.encode() in cubin for launch in plan.launches)
+
+
+def test_headers_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    mod, target = _candidate("elementwise:64x64,dtype=float16", 0, 0)
+    source = cuda_build.lower(mod, target).source
+    assert source.headers
+    monkeypatch.setattr(nvrtc, "include_paths", tuple)
+    with pytest.raises(errors.MeasureError, match=r"pip install 'nvidia-cuda-runtime==\d+\.\d+"):
+        _cubin(source)

@@ -1,0 +1,369 @@
+"""The CUDA run worker on a fake driver: order, checks, memory, whose fault an error is."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from felix import target, workloads
+from felix.measure import build, protocol, reference, timing
+from felix.measure.cuda import (
+    build as cuda_build,
+)
+from felix.measure.cuda import (
+    driver as cuda_driver,
+)
+from felix.measure.cuda import (
+    nvrtc,
+)
+from felix.measure.cuda import (
+    reference as cuda_reference,
+)
+from felix.measure.cuda import (
+    runner as cuda_runner,
+)
+from tests.support.cuda_fakes import Driver, array, word
+
+N = 64
+_N_BYTES = N * 4
+
+
+@T.prim_func(s_tir=True)
+def add(a: T.Buffer((N,), "float32"), b: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
+    for i in range(N):
+        with T.sblock("c"):
+            vi = T.axis.spatial(N, i)
+            c[vi] = a[vi] + b[vi]
+
+
+@T.prim_func(s_tir=True)
+def accumulate(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
+    for i in range(N):
+        with T.sblock("c"):
+            vi = T.axis.spatial(N, i)
+            c[vi] = c[vi] + a[vi]
+
+
+@T.prim_func(s_tir=True)
+def root(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
+    for i in range(N):
+        with T.sblock("c"):
+            vi = T.axis.spatial(N, i)
+            c[vi] = T.sqrt(a[vi])
+
+
+@T.prim_func(s_tir=True)
+def both(a: T.Buffer((N,), "int32"), c: T.Buffer((N,), "int32")):
+    for i in range(N):
+        with T.sblock("c"):
+            vi = T.axis.spatial(N, i)
+            c[vi] = a[vi] + a[vi]
+
+
+def _add(args: Sequence[int], n: int = N, more: float = 0.0) -> None:
+    a, b, c = (array(word(address), N) for address in args)
+    c[:n] = a[:n] + b[:n] + np.float32(more)
+
+
+def _accumulate(args: Sequence[int]) -> None:
+    a, c = (array(word(address), N) for address in args)
+    c += a
+
+
+def _root(args: Sequence[int]) -> None:
+    a, c = (array(word(address), N) for address in args)
+    with np.errstate(invalid="ignore"):
+        c[:] = np.sqrt(a)
+
+
+def _both(args: Sequence[int]) -> None:
+    a, c = (array(word(address), N, np.int32) for address in args)
+    c[:] = a + a
+
+
+KERNELS = {
+    "right": _add,
+    "wrong": lambda args: _add(args, more=1.0),
+    "partial": lambda args: _add(args, n=N - 4),
+    "refused": _add,
+    "crash": lambda args: 700,
+    "accumulate": _accumulate,
+    "both": _both,
+    "nothing": lambda args: None,
+}
+
+
+@dataclasses.dataclass
+class Bench:
+    """A runner, its driver, and the log of both with "quiet" where the parent was asked."""
+
+    runner: cuda_runner.Runner
+    driver: Driver
+    folder: pathlib.Path
+
+    def prepare(self, func: Any, number: int = 0) -> str:
+        folder = self.folder / f"task-{number}"
+        folder.mkdir()
+        mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+        payload = build.payload(mod, target.parse("h200"))
+        self.runner.prepare(str(folder), payload, seed=0, check=True)
+        return str(folder)
+
+    def run(
+        self,
+        folder: str,
+        kernel: str,
+        n_params: int = 3,
+        workspaces: tuple[int, ...] = (),
+        best_us: float | None = None,
+        timed: timing.TimingOptions = timing.GPU,
+        launches: int = 1,
+    ) -> dict[str, Any]:
+        args = tuple(range(n_params + len(workspaces)))
+        launch = cuda_build.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
+        path = str(self.folder / "candidate.cubin")
+        cuda_build.write(
+            path, cuda_build.Plan(n_params, workspaces, (launch,) * launches), b"cubin"
+        )
+        options = dataclasses.asdict(timed)
+        return self.runner.run(folder, path, options, cache_bytes=4096, best_us=best_us)
+
+    def fresh(self) -> None:
+        """As after the worker's death."""
+        self.driver.memory.clear()
+        self.runner = cuda_runner.Runner(
+            str(self.folder), quiet=lambda: self.driver.log.append("quiet")
+        )
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Bench:
+    def spacious(args: Sequence[int]) -> int | None:
+        """Adds if its workspace is memory that it may use."""
+        _add(args[:3])
+        return None if word(args[3]) in driver.memory else 700
+
+    # `main_kernel` is what TVM calls the kernel of a reference
+    driver = Driver({**KERNELS, "spacious": spacious, "main_kernel": _add})
+    monkeypatch.setattr(cuda_driver, "_library", lambda: driver)
+    inputs = reference.inputs
+
+    def compiled(source: str, arch: str, options: Any = (), headers: bool = False) -> bytes:
+        driver.log.append("compile")
+        return b"cubin"
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        driver.log.append("inputs")
+        return inputs(*args, **kwargs)
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", compiled)
+    monkeypatch.setattr(reference, "inputs", noted)
+    runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: driver.log.append("quiet"))
+    return Bench(runner, driver, tmp_path)
+
+
+# ---------------------------------------------------------------- who has the device
+
+
+def test_nothing_is_done_on_the_device_before_others_are_kept_off(bench: Bench) -> None:
+    def split() -> tuple[list[str], list[str]]:
+        at = bench.driver.log.index("quiet")
+        before, after = bench.driver.log[:at], bench.driver.log[at + 1 :]
+        bench.driver.log.clear()
+        return before, after
+
+    folder = bench.prepare(add)
+    before, after = split()
+    assert before == ["compile", "compile", "inputs"]  # the helpers, the reference
+    assert "cuDevicePrimaryCtxRetain" in after and "cuMemcpyHtoDAsync_v2" in after
+    assert "compile" not in after and "inputs" not in after
+    assert bench.run(folder, "right")["checked"]
+    assert split()[0] == []  # the arguments are still known
+    bench.fresh()
+    assert bench.run(folder, "right")["checked"]
+    before, after = split()
+    assert before == ["inputs"]
+    assert "cuDevicePrimaryCtxRetain" in after and "compile" not in after
+
+
+# ---------------------------------------------------------------- checks
+
+
+def test_a_probe_is_timed_behind_another_one(bench: Bench) -> None:
+    """So that the host's launch is over when its first event comes."""
+    bench.run(bench.prepare(add), "right")
+    helpers = bench.runner._open().helpers
+    del bench.driver.log[:]
+    assert helpers.probe_us() == pytest.approx(40.0)
+    launch, event = "cuLaunchKernel", "cuEventRecord"
+    calls = [call for call in bench.driver.log if call in (launch, event)]
+    assert calls == [launch, event, launch, event]
+
+
+def test_a_right_candidate_is_checked_and_timed(bench: Bench) -> None:
+    bench.driver.durations_us["right"] = 12.0
+    reply = bench.run(bench.prepare(add), "right")
+    assert set(reply) == {"latencies_us", "checked"} and reply["checked"]
+    assert reply["latencies_us"] == pytest.approx([12.0] * len(reply["latencies_us"]), rel=1e-3)
+    assert len(reply["latencies_us"]) >= timing.GPU.min_repeats
+
+
+@pytest.mark.parametrize("launches", [1, 3, 400])
+def test_warm_calls_are_queued_before_the_first_of_them_runs(bench: Bench, launches: int) -> None:
+    """A stream takes 1,024 launches; what the host launches later would be in the times."""
+    driver = bench.driver
+
+    def alternating(args: Sequence[int]) -> None:
+        driver.durations_us["right"] = 2.0 + 2.0 * (len(driver.launched) // 700 % 2)
+        _add(args)
+
+    driver.kernels["right"] = alternating
+    warm = timing.TimingOptions(
+        flush=False, max_repeats=2, min_repeats=2, min_repeat_ms=5, max_total_s=60.0
+    )
+    folder = bench.prepare(add)
+    del driver.log[:], driver.launched[:]
+    reply = bench.run(folder, "right", timed=warm, launches=launches)
+    assert len(reply["latencies_us"]) == 2
+    for latency_us in reply["latencies_us"]:  # of bundles of 2 and 4 us a launch
+        assert 2.2 * launches < latency_us < 3.8 * launches
+    calls = driver.launched.count("right") / launches
+    assert 2 * 5_000 <= calls * 4.0 * launches and calls * 2.0 * launches <= 3 * 5_000
+    names = iter(driver.launched)
+    for stretch in " ".join(driver.log).split("cuStreamSynchronize"):
+        own = [next(names) for _ in range(stretch.count("cuLaunchKernel"))]
+        assert len(own) < 1024
+        if own.count("right") > launches:  # a bundle; a delay of 10 us a launch comes first
+            ahead = own[: own.index("right")].count("felix_probe")
+            assert ahead * driver.durations_us["felix_probe"] >= 10.0 * own.count("right")
+
+
+def test_a_hopeless_candidate_is_run_once(bench: Bench) -> None:
+    bench.driver.durations_us["right"] = 300_000.0
+    reply = bench.run(bench.prepare(add), "right", best_us=12.0)
+    assert reply["latencies_us"] == pytest.approx([300_000.0])
+    assert bench.driver.launched.count("right") == 1
+
+
+def test_a_first_run_that_the_host_may_have_held_up_is_not_believed(bench: Bench) -> None:
+    bench.driver.durations_us["right"] = 30_000.0
+    reply = bench.run(bench.prepare(add), "right", best_us=12.0)
+    assert reply["latencies_us"] == pytest.approx([30_000.0] * timing.GPU.hopeless_repeats)
+    assert bench.driver.launched.count("right") == 1 + timing.GPU.hopeless_repeats
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [("wrong", "64 of 64"), ("partial", "4 of 64"), ("nothing", "64 of 64")],
+)
+def test_a_wrong_output_is_told_and_costs_the_worker(bench: Bench, kernel: str, said: str) -> None:
+    folder = bench.prepare(add)
+    assert bench.run(folder, "right")["checked"]  # the outputs hold what is right
+    reply = bench.run(folder, kernel)
+    assert reply["error"] == protocol.ErrorClass.WRONG_RESULT and not reply["reusable"]
+    assert "output c" in reply["message"] and said in reply["message"]
+
+
+def test_integers_nobody_wrote_are_seen(bench: Bench) -> None:
+    bench.driver.kernels["main_kernel"] = _both
+    folder = bench.prepare(both)
+    assert bench.run(folder, "both", n_params=2)["checked"]
+    assert bench.run(folder, "nothing", n_params=2)["error"] == protocol.ErrorClass.WRONG_RESULT
+
+
+def test_what_a_run_changes_is_as_before_for_the_next_candidate(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = cuda_build.Launch("accumulate", (1, 1, 1, N, 1, 1), 0, (0, 1))
+    found = cuda_build.Plan(2, (), (launch,)), b"cubin"
+    monkeypatch.setattr(cuda_reference, "program", lambda mod, target: found)
+    folder = bench.prepare(accumulate)
+    for _ in range(2):  # each of which runs it many times
+        assert bench.run(folder, "accumulate", n_params=2)["checked"]
+
+
+def test_inputs_are_positive_where_the_reference_needs_it(bench: Bench) -> None:
+    bench.driver.kernels |= {"main_kernel": _root, "right": _root}
+    folder = bench.prepare(root)
+    assert bench.driver.log.count("inputs") == 2
+    bench.fresh()
+    assert bench.run(folder, "right", n_params=2)["checked"]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("elementwise:64x64,ops=tanh", 1.5e-3), ("softmax:8x64", 2e-5), ("gemm:16,16,16", 0.0)],
+)
+def test_tolerance_is_wider_where_fast_math_approximates(text: str, limit: float) -> None:
+    mod = workloads.parse(text, target="h200").mod
+    assert cuda_reference.tolerance(mod) == max(limit, reference.tolerance(mod))
+
+
+def test_outputs_and_workspaces_hold_nothing_useful_before_the_check(bench: Bench) -> None:
+    seen: list[bool] = []
+
+    def looks(args: Sequence[int]) -> None:
+        seen.append(all(np.isnan(array(word(args[i]), N)).all() for i in (2, 3)))
+        _add(args[:3])
+        array(word(args[3]), N)[:] = 0
+
+    bench.driver.kernels["spacious"] = looks
+    folder = bench.prepare(add)
+    for _ in range(2):
+        seen.clear()
+        assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
+        assert seen[0] and not any(seen[1:])
+
+
+# ---------------------------------------------------------------- whose fault an error is
+
+
+def test_a_refused_launch_leaves_the_worker_usable(bench: Bench) -> None:
+    folder = bench.prepare(add)
+    bench.driver.refused.add("refused")
+    reply = bench.run(folder, "refused")
+    assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
+    assert "LAUNCH_OUT_OF_RESOURCES" in reply["message"]
+    assert bench.run(folder, "right")["checked"]
+
+
+def test_a_crash_costs_the_worker_and_is_told(bench: Bench) -> None:
+    reply = bench.run(bench.prepare(add), "crash")
+    assert reply["error"] == protocol.ErrorClass.LAUNCH and not reply["reusable"]
+    assert "ILLEGAL_ADDRESS" in reply["message"]
+    assert bench.driver.log.count("cuModuleUnload") == 1  # that of the reference
+
+
+def test_a_device_too_full_for_the_task_is_not_the_candidates_fault(bench: Bench) -> None:
+    folder = bench.prepare(add)
+    used = sum(map(len, bench.driver.memory.values()))
+    bench.driver.capacity = used + 2 * _N_BYTES
+    reply = bench.run(folder, "right")
+    assert reply["error"] == protocol.ErrorClass.INFRASTRUCTURE and not reply["reusable"]
+    assert "OUT_OF_MEMORY" in reply["message"]
+
+
+def test_workspaces_are_the_candidates_own_fault(bench: Bench) -> None:
+    folder = bench.prepare(add)
+    assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
+    reply = bench.run(folder, "spacious", workspaces=(1 << 30,))
+    assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
+    assert "OUT_OF_MEMORY" in reply["message"]
+    # its workspace went before there was a larger one: the next candidate gets one of its own
+    assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
+
+
+def test_another_task_gets_the_memory_of_the_one_before(bench: Bench) -> None:
+    first, second = bench.prepare(add), bench.prepare(add, 1)
+    resident = sum(map(len, bench.driver.memory.values()))
+    assert bench.run(first, "spacious", workspaces=(8 * _N_BYTES,))["checked"]
+    bench.driver.capacity = resident + 4 * _N_BYTES  # tensors and an expected output
+    assert bench.run(second, "right")["checked"]
+    assert sum(map(len, bench.driver.memory.values())) == bench.driver.capacity

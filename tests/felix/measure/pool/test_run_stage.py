@@ -1,0 +1,218 @@
+"""What the pool makes of the run worker's answers: whose fault, who tries again, who ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from felix import errors
+from felix.measure import protocol
+from felix.measure.pool import (
+    candidates,
+    local,
+    run_stage,
+    rwlock,
+    worker_main,
+)
+from felix.measure.pool import (
+    worker as pool_worker,
+)
+from felix.task import Task
+
+GOOD = {"latencies_us": [2.0, 3.0, 4.0], "checked": True, "seconds": 0.1}
+BROKEN = {"error": "infrastructure", "message": "broken", "seconds": 0.1}
+DEVICE = candidates.Device("cuda", "a GPU", 1 << 20)
+
+
+class Worker:
+    """Answers from a list, after it has asked for quiet; notes what happened while it was."""
+
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self.answers = list(answers)
+        self.verbs: list[str] = []
+        self.kills = 0
+        self.is_quiet = False
+
+    def call(self, request: dict[str, Any], timeout_s: float, begin: Any) -> dict[str, Any]:
+        self.verbs.append(request["verb"])
+        begin()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        assert self.is_quiet, "ending a context disturbs who measures"
+        self.kills += 1
+
+    def acquire(self) -> None:
+        self.is_quiet = True
+
+    def release(self) -> None:
+        self.is_quiet = False
+
+
+def _runs(scripted: Any) -> run_stage.RunWorker:
+    quiet = run_stage.Quiet(scripted, ())
+    options = candidates.LocalOptions()
+    return run_stage.RunWorker(scripted, quiet, options, DEVICE)
+
+
+def _job(state: candidates.TaskState) -> candidates.Job:
+    return candidates.Job(state=state, payload="", stem="", future=Future(), build_s=1.5)
+
+
+@pytest.fixture
+def state() -> candidates.TaskState:
+    return candidates.TaskState(tvm.target.Target("llvm"), DEVICE, "folder", "payload")
+
+
+def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(
+    state: candidates.TaskState,
+) -> None:
+    scripted = Worker(BROKEN, {"seconds": 0.1}, GOOD, GOOD)
+    runs = _runs(scripted)
+    runs.prepare(state)
+    assert scripted.kills == 1
+    results = [runs.run(_job(state)) for _ in range(2)]
+    assert all(result.ok and result.latency_us == 3.0 for result in results)
+    assert scripted.verbs == ["prepare", "prepare", "run", "run"]
+
+
+def test_a_reference_that_fails_twice_is_not_tried_for_every_candidate(
+    state: candidates.TaskState,
+) -> None:
+    scripted = Worker(BROKEN, BROKEN)
+    runs = _runs(scripted)
+    runs.prepare(state)
+    results = [runs.run(_job(state)) for _ in range(5)]
+    assert {result.error for result in results} == {protocol.ErrorClass.INFRASTRUCTURE}
+    assert all("no reference: broken" in result.message for result in results)
+    assert scripted.verbs == ["prepare", "prepare"] and scripted.kills == 2
+
+
+def test_a_reference_that_takes_too_long_is_not_tried_again(state: candidates.TaskState) -> None:
+    scripted = Worker(pool_worker.WorkerTimeout("no answer within 120 s", 0.0))
+    runs = _runs(scripted)
+    runs.prepare(state)
+    assert runs.run(_job(state)).error is protocol.ErrorClass.INFRASTRUCTURE
+    assert scripted.verbs == ["prepare"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "kills"),
+    [
+        ({"error": "launch", "message": "refused", "reusable": True}, "launch", 0),
+        ({"error": "launch", "message": "crashed", "reusable": False}, "launch", 1),
+        ({"error": "launch", "message": "raised"}, "launch", 1),
+        ({"error": "wrong_result", "message": "output c"}, "wrong_result", 1),
+        ({"error": "infrastructure", "message": "no memory"}, "infrastructure", 1),
+        (pool_worker.WorkerTimeout("no answer", 0.0), "timeout", 0),
+        (pool_worker.WorkerDied(11, "", 0.0), "launch", 0),
+        (pool_worker.WorkerDied(9, "", 0.0), "infrastructure", 0),
+        (errors.MeasureError("cannot open felix-device.lock"), "infrastructure", 0),
+    ],
+)
+def test_errors_have_a_class_and_may_cost_the_worker(
+    state: candidates.TaskState, answer: dict[str, Any] | Exception, error: str, kills: int
+) -> None:
+    is_reply = isinstance(answer, dict)
+    scripted = Worker({"seconds": 0.1}, answer | {"seconds": 0.2} if is_reply else answer)
+    runs = _runs(scripted)
+    runs.prepare(state)
+    result = runs.run(_job(state))
+    assert result.error == error and scripted.kills == kills
+    assert result.message.endswith(answer["message"] if is_reply else str(answer))
+    assert result.build_s == 1.5 and result.device == "a GPU"
+    assert not scripted.is_quiet
+
+
+def test_quiet_ends_with_the_request_whatever_comes_of_it(state: candidates.TaskState) -> None:
+    scripted = Worker(pool_worker.WorkerDied(11, "", 0.0))
+    _runs(scripted).prepare(state)
+    assert not scripted.is_quiet and state.failure is not None
+    shared = rwlock.Gate()
+    with pytest.raises(ValueError), run_stage.Quiet(shared, ()).until_end() as begin:
+        begin()
+        begin()  # a worker may ask more than once
+        raise ValueError
+    with shared.shared():  # does not wait
+        pass
+
+
+# ---------------------------------------------------------------- the other end
+
+
+@pytest.mark.parametrize(
+    ("verb", "raised", "error"),
+    [
+        ("build", ValueError("no"), "build"),
+        ("build_cuda", ValueError("no"), "build"),
+        ("run", ValueError("no"), "launch"),
+        ("prepare", ValueError("no"), "infrastructure"),
+        ("build_cuda", errors.MeasureError("no NVRTC"), "infrastructure"),
+        ("run", errors.MeasureError("no driver"), "infrastructure"),
+    ],
+)
+def test_what_a_verb_raises_has_a_class(verb: str, raised: Exception, error: str) -> None:
+    def raises() -> dict[str, Any]:
+        raise raised
+
+    reply = worker_main._answer(verb, raises, {})
+    assert reply["error"] == error and str(raised) in reply["message"]
+    assert json.dumps(reply)
+
+
+@pytest.mark.parametrize(
+    ("verb", "seconds"), [("build", 0.0), ("build_cuda", 0.0), ("run", 0.2), ("prepare", 0.2)]
+)
+def test_seconds_of_a_build_are_those_of_the_cpu(
+    verb: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it waits for 0.2 s."""
+    clocks = {"perf_counter": iter([1.0, 1.2]), "process_time": iter([5.0, 5.0])}
+    for name, ticks in clocks.items():
+        monkeypatch.setattr(worker_main.time, name, lambda ticks=ticks: next(ticks))
+    assert worker_main._answer(verb, dict, {})["seconds"] == pytest.approx(seconds)
+
+
+# ---------------------------------------------------------------- real processes
+
+
+@T.prim_func(s_tir=True)
+def double(a: T.Buffer((64,), "float32"), c: T.Buffer((64,), "float32")):
+    for i in range(64):
+        with T.sblock("c"):
+            vi = T.axis.spatial(64, i)
+            c[vi] = a[vi] + a[vi]
+
+
+@T.prim_func(s_tir=True)
+def too_large(a: T.Buffer((1 << 50,), "float32"), c: T.Buffer((1 << 50,), "float32")):
+    for i in T.serial(T.int64(1 << 50)):
+        with T.sblock("c"):
+            vi = T.axis.spatial(T.int64(1 << 50), i)
+            c[vi] = a[vi] + a[vi]
+
+
+def test_a_worker_that_failed_to_prepare_a_task_does_not_serve_the_next() -> None:
+    mod, broken = (
+        tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+        for func in (double, too_large)
+    )
+    good = Task.from_prim_func(double, "llvm -num-cores 2")
+    bad = dataclasses.replace(good, mod=broken)  # which is refused where tasks are made
+    with local.LocalPool(good, candidates.LocalOptions(builders=1)) as pool:
+        assert pool.measure([mod])[0].ok
+        pid = pool.worker_pids()["runner"]
+        (result,) = pool.for_task(bad).measure([mod])
+        assert result.error is protocol.ErrorClass.INFRASTRUCTURE
+        assert "Unable to allocate" in result.message
+        assert pool.measure([mod])[0].ok
+        assert pool.worker_pids()["runner"] != pid

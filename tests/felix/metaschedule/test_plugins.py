@@ -1,0 +1,340 @@
+"""The MetaSchedule plug-ins inside stock `ms.tune_tir`.
+
+One run uses TVM's own builder and runner processes; the others replace both by functions.
+`tvm.s_tir.tensor_intrin` is an empty module here, in the build workers too: importing it parses
+every tensor intrinsic, 20 s and more, and none of them is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+import felix
+from felix import errors
+from felix.metaschedule import plugins
+from felix.search import descent
+from felix.search.strategies import gradient
+
+sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
+
+SMALL = gradient.GradientOptions(
+    n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=10)
+)
+
+
+@derived_object
+class Builder(ms.builder.PyBuilder):
+    """Builds nothing; the artifact's path says which candidate it was."""
+
+    def __init__(self) -> None:
+        self.mods: list[Any] = []
+
+    def build(self, build_inputs: Sequence[Any]) -> list[Any]:
+        first = len(self.mods)
+        self.mods += [item.mod for item in build_inputs]
+        paths = [pathlib.Path(tempfile.mkdtemp(), str(i)) for i in range(first, len(self.mods))]
+        return [ms.builder.BuilderResult(str(path), None) for path in paths]
+
+
+@derived_object
+class Done(ms.runner.PyRunnerFuture):
+    """A result that is there already."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        if self._seconds is None:
+            return ms.runner.RunnerResult(None, "it crashed")
+        return ms.runner.RunnerResult([self._seconds], None)
+
+
+@derived_object
+class Runner(ms.runner.PyRunner):
+    """Every third candidate fails; the others take a made-up time."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float | None] = []
+
+    def run(self, runner_inputs: Sequence[Any]) -> list[Any]:
+        futures = []
+        for item in runner_inputs:
+            number = int(pathlib.Path(item.artifact_path).name)
+            self.seconds.append(None if number % 3 == 2 else 1e-5 * (1 + number % 5))
+            futures.append(Done(self.seconds[-1]))
+        return futures
+
+
+def space() -> Any:
+    return ms.space_generator.PostOrderApply(
+        sch_rules="llvm", postprocs="llvm", mutator_probs="llvm"
+    )
+
+
+def tune(task: felix.Task, folder: pathlib.Path, **options: Any) -> Any:
+    """Stock `ms.tune_tir`, without processes unless options say so."""
+    chosen = {
+        "max_trials_global": 8,
+        "num_trials_per_iter": 4,
+        "builder": Builder(),
+        "runner": Runner(),
+        "num_tuning_cores": 1,
+        "seed": 3,
+        "space": space(),
+        **options,
+    }
+    # pytest hangs handlers without names on this logger, which TVM cannot bear
+    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
+    return ms.tune_tir(task.mod, task.target, work_dir=str(folder), **chosen)
+
+
+@pytest.fixture(scope="module")
+def task() -> felix.Task:
+    return felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu")
+
+
+def context_of(task: felix.Task, strategy: Any = None) -> Any:
+    return ms.TuneContext(
+        mod=task.mod,
+        target=task.target,
+        space_generator=space(),
+        search_strategy=strategy,
+        task_name=task.name,
+        rand_state=7,
+        num_threads=1,
+        logger=logging.getLogger("felix.tests"),
+    )
+
+
+def candidates_of(task: felix.Task, n: int = 6) -> list[Any]:
+    """Legal candidates of every sketch."""
+    found = []
+    for sketch in felix.sketches(task):
+        for row in sketch.sample(n, seed=2):
+            schedule = sketch.schedule(row)
+            info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+            found.append(ms.search_strategy.MeasureCandidate(schedule, info))
+    return found
+
+
+def times(us: Sequence[float | None]) -> list[Any]:
+    return [
+        ms.runner.RunnerResult(None, "failed")
+        if value is None
+        else ms.runner.RunnerResult([value * 1e-6], None)
+        for value in us
+    ]
+
+
+@pytest.mark.slow
+def test_tunes_with_tvms_own_builder_and_runner(task: felix.Task, tmp_path: pathlib.Path) -> None:
+    model = plugins.MLPCostModel()
+    database = tune(
+        task,
+        tmp_path,
+        strategy=plugins.GradientSearch(model, options=SMALL),
+        cost_model=model,
+        builder=ms.builder.LocalBuilder(
+            max_workers=2,
+            initializer=lambda: __import__("sys").modules.setdefault(
+                "tvm.s_tir.tensor_intrin", __import__("types").ModuleType("stub")
+            ),
+        ),
+        runner=ms.runner.LocalRunner(
+            evaluator_config=ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=0)
+        ),
+    )
+    records = database.get_all_tuning_records()
+    ran = [r for r in records if float(r.run_secs[0]) < 1e9]
+    assert len(records) == 8
+    assert len(ran) >= 7, [[float(s) for s in r.run_secs] for r in records]
+    best = ms.tir_integration.compile_tir(database, task.mod, task.target)
+    assert best is not None and not best.mod["main"].body.same_as(task.mod["main"].body)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_both_plug_ins_learn_once(shared: bool, task: felix.Task, tmp_path: pathlib.Path) -> None:
+    model, runner = plugins.MLPCostModel(), Runner()
+    strategy = plugins.GradientSearch(model if shared else None, options=SMALL)
+    database = tune(task, tmp_path, strategy=strategy, cost_model=model, runner=runner)
+    n_ran = sum(s is not None for s in runner.seconds)
+    assert len(runner.seconds) == 8 and n_ran < 8  # some failed
+    assert len(model.online._network.tuner) == n_ran
+    traces = {"\n".join(r.trace.as_python(True)) for r in database.get_all_tuning_records()}
+    assert len(traces) == 8
+
+
+def test_strategy_learns_itself_when_tvm_has_another_cost_model(
+    task: felix.Task, tmp_path: pathlib.Path
+) -> None:
+    model, runner = plugins.MLPCostModel(), Runner()
+    strategy = plugins.GradientSearch(model, options=SMALL)
+    tune(task, tmp_path, strategy=strategy, cost_model="random", runner=runner)
+    assert len(model.online._network.tuner) == sum(s is not None for s in runner.seconds)
+
+
+def test_cost_model_serves_tvms_evolutionary_search(
+    task: felix.Task, tmp_path: pathlib.Path
+) -> None:
+    model = plugins.MLPCostModel()
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=24, init_min_unmeasured=8, genetic_num_iters=1
+    )
+    database = tune(task, tmp_path, strategy=strategy, cost_model=model)
+    assert len(database.get_all_tuning_records()) == 8
+    assert len(model.online._network.tuner) > 0
+
+
+def test_same_seed_same_candidates(task: felix.Task, tmp_path: pathlib.Path) -> None:
+    def mods(name: str, seed: int) -> list[str]:
+        builder = Builder()
+        strategy = plugins.GradientSearch(options=SMALL)
+        tune(task, tmp_path / name, strategy=strategy, cost_model="random", builder=builder,
+             seed=seed, max_trials_global=4)  # fmt: skip
+        return [str(mod) for mod in builder.mods]
+
+    first = mods("a", 5)
+    assert first == mods("b", 5)
+    assert first != mods("c", 6)
+
+
+def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
+    gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
+    builder, model = Builder(), plugins.MLPCostModel()
+    rules = ms.space_generator.PostOrderApply(
+        sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"
+    )
+    tune(gpu, tmp_path, strategy=plugins.GradientSearch(model, options=SMALL),
+         cost_model=model, builder=builder, space=rules)  # fmt: skip
+    assert len({str(mod) for mod in builder.mods}) == 8
+    assert all("threadIdx.x" in str(mod) for mod in builder.mods)
+
+
+def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
+    small = felix.workloads.elementwise((7,), target="llvm -num-cores 2")
+    builder = Builder()
+    tune(small, tmp_path, strategy=plugins.GradientSearch(options=SMALL),
+         cost_model="random", builder=builder, max_trials_global=64)  # fmt: skip
+    assert 0 < len(builder.mods) < 64
+
+
+def test_predictions_rank_what_was_learnt(task: felix.Task) -> None:
+    candidates = candidates_of(task)
+    context = context_of(task)
+    model = plugins.MLPCostModel()
+    wanted = [10.0 * 1.2**i for i in range(len(candidates))]
+    for _ in range(3):
+        model.update(context, candidates, times(wanted))
+    scores = model.predict(context, candidates)
+    assert scores.dtype == np.float64 and (scores > 0).all()
+    assert np.corrcoef(np.log(scores), -np.log(wanted))[0, 1] > 0.8
+
+
+def test_failed_runs_teach_the_model_nothing(task: felix.Task) -> None:
+    candidates = candidates_of(task, 2)
+    model = plugins.MLPCostModel()
+    sentinel = ms.runner.RunnerResult([1e16], None)
+    results = [*times([None] * (len(candidates) - 1)), sentinel]
+    model.update(context_of(task), candidates, results)
+    assert model.online._network is None
+
+
+def test_save_and_load(task: felix.Task, tmp_path: pathlib.Path) -> None:
+    candidates, context = candidates_of(task, 4), context_of(task)
+    model = plugins.MLPCostModel()
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(errors.CheckpointError):
+        model.save(str(path))
+    model.update(context, candidates, times([5.0 + i for i in range(len(candidates))]))
+    model.save(str(path))
+    other = plugins.MLPCostModel()
+    other.load(str(path))
+    ratio = model.predict(context, candidates) / other.predict(context, candidates)
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
+    path.write_bytes(b"nothing")
+    with pytest.raises(errors.CheckpointError):
+        other.load(str(path))
+
+
+def test_unknown_traces_get_the_median_score(
+    task: felix.Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates, context = candidates_of(task, 3), context_of(task)
+    model = plugins.MLPCostModel()
+    known = candidates[0].sch.trace.simplified(True).as_python(True)
+    n_known_instructions = len(known)
+    make = plugins.Workload.sketch
+
+    def only_the_first(self: Any, trace: Any, number: int) -> Any:
+        if len(trace.insts) != n_known_instructions:
+            raise errors.UnsupportedSchedule("for the test")
+        return make(self, trace, number)
+
+    monkeypatch.setattr(plugins.Workload, "sketch", only_the_first)
+    scores = model.predict(context, candidates)
+    np.testing.assert_allclose(scores[3:], np.median(scores[:3]))
+    monkeypatch.setattr(plugins.Workload, "sketch", _refuse)
+    assert plugins.MLPCostModel().predict(context, candidates).tolist() == [1.0] * 9
+
+
+def test_an_unmodelled_design_space_is_left_out(
+    task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, refused = plugins.Workload.sketch, []
+
+    def not_the_first(self: Any, trace: Any, number: int) -> Any:
+        if not refused:
+            refused.append(trace)
+            raise errors.UnsupportedSchedule("for the test")
+        return make(self, trace, number)
+
+    monkeypatch.setattr(plugins.Workload, "sketch", not_the_first)
+    builder = Builder()
+    tune(task, tmp_path, strategy=plugins.GradientSearch(options=SMALL),
+         cost_model="random", builder=builder)  # fmt: skip
+    assert len(builder.mods) == 8
+
+
+def test_errors_arrive_with_their_type_and_the_strategy_can_be_used_again(
+    task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = plugins.GradientSearch(options=SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(plugins.Workload, "sketch", _refuse)
+        with pytest.raises(errors.TuningError, match=r"no design space .* for the test"):
+            tune(task, tmp_path / "a", strategy=strategy, cost_model="random")
+    with pytest.raises(errors.TuningError, match="before pre_tuning"):
+        strategy.generate_measure_candidates()
+    builder = Builder()
+    tune(task, tmp_path / "b", strategy=strategy, cost_model="random", builder=builder)
+    assert len(builder.mods) == 8
+
+
+def test_a_model_of_another_device_is_refused(task: felix.Task) -> None:
+    model = plugins.MLPCostModel()
+    model.predict(context_of(task), candidates_of(task, 1))
+    gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
+    sketch = felix.sketches(gpu)[0]
+    schedule = sketch.schedule(sketch.sample(1, seed=1)[0])
+    candidate = ms.search_strategy.MeasureCandidate(schedule, [])
+    context = ms.TuneContext(mod=gpu.mod, target=gpu.target, num_threads=1)
+    with pytest.raises(errors.TuningError, match="serves llvm"):
+        model.predict(context, [candidate])
+
+
+def _refuse(*args: Any) -> Callable[..., Any]:
+    raise errors.UnsupportedSchedule("for the test")

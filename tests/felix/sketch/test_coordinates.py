@@ -1,0 +1,86 @@
+"""Coordinates: round trips, the eliminated product, projection, gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from felix.sketch import coordinates
+from tests.support import synthetic
+
+SKETCH = synthetic.FakeSketch(extents=(512, 11008), structural=(-2, -1, 0, 3))
+
+
+def test_decode_inverts_encode() -> None:
+    where = coordinates.Space.of(SKETCH.variables)
+    rows = SKETCH.sample(50, seed=1)
+    x = where.encode(rows)
+    assert x.shape == (50, where.n_free) and where.n_free == len(SKETCH.variables) - 2
+    np.testing.assert_allclose(where.decode(x).numpy(), rows, rtol=1e-9, atol=1e-9)
+    assert float(where.bounds(x).max()) <= 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-20.0, 20.0), min_size=9, max_size=9))
+def test_projection_lands_inside_and_keeps_the_product(x: list[float]) -> None:
+    where = coordinates.Space.of(SKETCH.variables)
+    point = where.project(torch.tensor([x], dtype=torch.float64))
+    assert float(where.bounds(point).max()) <= 1e-9
+    values = where.decode(point)[0].numpy()
+    assert values[:4].prod() == pytest.approx(512)
+    assert values[4:8].prod() == pytest.approx(11008)
+    assert values[:8].min() >= 1 - 1e-9
+    assert max(values[3], values[7]) <= 64 + 1e-9
+    torch.testing.assert_close(where.project(point), point)
+
+
+def test_legal_points_are_not_moved() -> None:
+    where = coordinates.Space.of(SKETCH.variables)
+    x = where.encode(SKETCH.sample(100, seed=2))
+    torch.testing.assert_close(where.project(x), x)
+
+
+def test_structural_coordinates_have_no_gradient() -> None:
+    where = coordinates.Space.of(SKETCH.variables)
+    x = where.encode(SKETCH.sample(2, seed=3)).requires_grad_(True)
+    where.decode(x).sum().backward()
+    structural = ~where.trainable
+    assert int(structural.sum()) == 1
+    assert (x.grad[:, structural] == 0).all() and (x.grad[:, ~structural] != 0).all()
+
+
+def test_gradient_of_decoding() -> None:
+    where = coordinates.Space.of(synthetic.FakeSketch().variables)
+    x = where.encode(synthetic.FakeSketch().sample(2, seed=3)).requires_grad_(True)
+    assert torch.autograd.gradcheck(where.decode, (x,))
+
+
+def test_concatenation_is_side_by_side() -> None:
+    a, b = SKETCH, synthetic.FakeSketch(extents=(197,))
+    both = coordinates.Space.concatenate(
+        [coordinates.Space.of(a.variables), coordinates.Space.of(b.variables)]
+    )
+    rows = np.concatenate([a.sample(5, 0), b.sample(5, 0)], axis=1)
+    x = both.encode(rows)
+    np.testing.assert_allclose(both.decode(both.project(x)).numpy(), rows, rtol=1e-9, atol=1e-9)
+
+
+def test_linear_choices_and_single_part_tilings() -> None:
+    variables = (
+        *synthetic.tiles("t", 0, 13, 1),
+        synthetic.choice("level", 1, (0, 1, 2, 3), log_scale=False),
+    )
+    where = coordinates.Space.of(variables)
+    x = where.encode(np.asarray([[13, 2]]))
+    assert x.tolist() == [[2.0]]
+    assert where.decode(x).numpy() == pytest.approx(np.asarray([[13.0, 2.0]]))
+    assert where.project(x + 9).tolist() == [[3.0]]
+
+
+def test_structure_reads_structural_values_only() -> None:
+    row = SKETCH.sample(1, seed=0)[0].tolist()
+    row[-1] = 3
+    assert coordinates.structure(SKETCH.variables, row) == (3,)

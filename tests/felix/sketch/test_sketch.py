@@ -1,0 +1,369 @@
+"""Sketches as users see them: variables, decisions, schedules, formulas and their cache."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from felix import errors, workloads
+from felix.features import spec, table
+from felix.sketch import formula_cache, formulas
+from felix.sketch import sketch as sketching
+
+COLUMN = {name: i for i, name in enumerate(spec.NAMES)}
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def gemm(target: Any = "cuda", index: int = 0) -> sketching.Sketch:
+    return sketching.sketches(workloads.gemm(64, 48, 32, target=target))[index]
+
+
+def pool(target: str = "llvm") -> sketching.Sketch:
+    """One with compute locations."""
+    return sketching.sketches(workloads.pool2d(1, 15, 15, 16, 3, padding=1, target=target))[0]
+
+
+# ---------------------------------------------------------------- variables
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+def test_variables_describe_the_trace(target: str) -> None:
+    for sketch in sketching.sketches(workloads.gemm(64, 48, 30, target=target)):
+        names = [v.name for v in sketch.variables]
+        assert len(set(names)) == len(names)
+        samples = [i for i in sketch.trace.insts if i.kind.name.startswith("Sample")]
+        groups = {v.group: [w for w in sketch.variables if w.group == v.group]
+                  for v in sketch.variables}  # fmt: skip
+        assert len(groups) == len(samples)
+        for parts in groups.values():
+            assert [v.part for v in parts] == list(range(len(parts)))
+            for v in parts:
+                assert v.domain == tuple(sorted(set(v.domain)))
+                if v.kind == "tile":
+                    assert v.extent in (64, 48, 30) and not v.structural and v.log_scale
+                    assert all(v.extent % d == 0 for d in v.domain)
+                else:
+                    assert len(parts) == 1 and v.extent is None
+            if parts[0].kind == "tile":
+                assert max(parts[-1].domain) <= 64
+                assert parts[0].domain == tuple(
+                    d for d in range(1, 65) if parts[0].extent % d == 0
+                )
+
+
+def test_choices_are_the_values_themselves() -> None:
+    choices = [v.domain for v in gemm("cuda").variables if v.kind == "choice"]
+    assert choices == [(1, 2, 3, 4), (1, 2, 3, 4), (0, 16, 32, 64, 128, 256, 512, 1024)]
+    (unroll,) = (v for v in gemm("llvm").variables if v.kind == "choice")
+    assert unroll.domain == (0, 16, 64, 512) and not unroll.structural
+
+
+def test_compute_locations_are_structural() -> None:
+    structural = [v for v in pool().variables if v.structural]
+    assert structural and all(v.domain[:3] == (-2, -1, 0) for v in structural)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_samples_keep_to_so_many_structures(limit: int) -> None:
+    sketch = pool()
+    columns = [i for i, v in enumerate(sketch.variables) if v.structural]
+    rows = sketch.sample(64, seed=3, max_structures=limit)
+    assert len(np.unique(rows[:, columns], axis=0)) == limit
+    assert len(np.unique(sketch.sample(64, seed=3)[:, columns], axis=0)) > limit
+
+
+def test_formulas_of_users_have_no_aliases() -> None:
+    sketch = pool()
+    names = {v.name for v in sketch.variables}
+    values = [value for row in sketch.formulas.expressions for value in row]
+    assert {str(s) for value in values for s in value.free_symbols} <= names
+    decisions = sketch.sample(1, seed=0, max_structures=1)
+    point = dict(zip((v.name for v in sketch.variables), decisions[0].tolist(), strict=True))
+    raw = sketch.formulas.raw(decisions)[0].ravel()
+    for value, want in list(zip(values, raw.tolist(), strict=True))[::7]:
+        numbers = {s: int(point[str(s)]) for s in value.free_symbols}
+        assert float(value.subs(numbers)) == pytest.approx(want, rel=1e-9)
+
+
+# ---------------------------------------------------------------- rows and schedules
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+def test_samples_are_legal_distinct_and_deterministic(target: str) -> None:
+    sketch = gemm(target)
+    rows = sketch.sample(200, seed=4)
+    assert rows.shape == (200, len(sketch.variables)) and rows.dtype == np.int64
+    assert len(np.unique(rows, axis=0)) == 200
+    np.testing.assert_array_equal(rows, gemm(target).sample(200, seed=4))
+    assert (rows != sketch.sample(200, seed=5)).any()
+    for v, column in zip(sketch.variables, rows.T, strict=True):
+        assert set(column.tolist()) <= set(v.domain)
+        if v.kind == "tile":
+            parts = [i for i, w in enumerate(sketch.variables) if w.group == v.group]
+            assert (rows[:, parts].prod(axis=1) == v.extent).all()
+    assert (sketch.formulas.constraints_exact(rows) <= 0).all()
+
+
+def test_samples_cover_the_domains() -> None:
+    sketch = gemm("llvm")
+    rows = sketch.sample(2000, seed=0)
+    for v, column in zip(sketch.variables, rows.T, strict=True):
+        assert set(column.tolist()) == set(v.domain), v.name
+
+
+def test_a_small_space_is_repeated_not_refused() -> None:
+    sketch = sketching.sketches(workloads.softmax((48, 128), target="cuda"))[0]
+    rows = sketch.sample(500, seed=0)
+    assert len(rows) == 500
+    assert len(np.unique(rows, axis=0)) <= np.prod([len(v.domain) for v in sketch.variables])
+
+
+def test_a_sketch_without_decisions_has_one_row() -> None:
+    (sketch,) = sketching.sketches(workloads.elementwise((32, 64), ("relu",), target="llvm"))
+    assert sketch.variables == ()
+    rows = sketch.sample(3, seed=0)
+    assert rows.shape == (3, 0)
+    assert sketch.formulas.raw(rows)[:, 0, COLUMN["trip_count"]].tolist() == [2048] * 3
+    assert sketch.schedule(()).mod is not None
+
+
+def test_an_impossible_sketch_says_so() -> None:
+    """A software pipeline needs a reduction loop of at least two iterations."""
+    sketch = sketching.sketches(workloads.gemm(32, 48, 1, target="cuda"))[1]
+    with pytest.raises(errors.InvalidSchedule, match="no legal decisions"):
+        sketch.sample(1)
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+def test_schedules_hold_the_decisions(target: str) -> None:
+    for sketch in sketching.sketches(workloads.gemm(64, 48, 32, target=target)):
+        for row in sketch.sample(5, seed=9):
+            schedule = sketch.schedule(row)
+            assert sketch.decisions_of(schedule.trace) == tuple(row)
+            assert sketch.decisions_of(sketch.with_decisions(row)) == tuple(row)
+
+
+def test_locations_round_trip_too() -> None:
+    sketch = pool()
+    seen = set()
+    for row in sketch.sample(12, seed=2):
+        assert sketch.decisions_of(sketch.schedule(row).trace) == tuple(row)
+        seen.add(tuple(v for v, w in zip(row, sketch.variables, strict=True) if w.structural))
+    assert len(seen) > 1
+
+
+def test_wrong_decisions_are_refused() -> None:
+    sketch = gemm()
+    row = sketch.sample(1, seed=0)[0].tolist()
+    with pytest.raises(errors.DecisionError, match="16 decisions needed, 15 given"):
+        sketch.schedule(row[:-1])
+    with pytest.raises(errors.DecisionError, match="is not one of"):
+        sketch.schedule([*row[:-1], 3])
+    with pytest.raises(errors.DecisionError, match="multiply to"):
+        sketch.schedule([1, 1, 1, 1, 1, *row[5:]])
+
+
+def test_what_tvm_rejects_is_invalid() -> None:
+    sketch = gemm()
+    row = sketch.sample(1, seed=0)[0]
+    row[:13] = [64, 1, 1, 1, 1, 48, 1, 1, 1, 1, 32, 1, 1]  # one thread a block
+    assert (sketch.formulas.constraints_exact(row[None]) > 0).any()
+    with pytest.raises(errors.InvalidSchedule, match="rejects the decisions"):
+        sketch.schedule(row)
+
+
+def test_a_location_that_is_not_offered_is_invalid() -> None:
+    sketch = pool()
+    row = sketch.sample(1, seed=0)[0]
+    for i, v in enumerate(sketch.variables):
+        if v.structural:
+            row[i] = max(v.domain)
+    with pytest.raises(errors.InvalidSchedule):
+        sketch.schedule(row)
+
+
+ACCEPTED = [
+    ("gemm_197", "cuda"),
+    ("gemm_bias_relu", "llvm"),
+    ("batch_gemm_tb_bias", "cuda"),
+    ("conv2d_rectangular", "cuda"),
+    ("conv2d", "llvm"),
+    ("conv_transpose2d_nchw", "cuda"),
+    ("depthwise_conv2d_nchw", "cuda"),
+    ("max_pool2d_padded", "llvm"),
+    ("avg_pool2d_valid", "cuda"),
+    ("softmax_middle", "llvm"),
+    ("softmax_197", "cuda"),
+    ("layer_norm", "llvm"),
+    ("sum_middle", "cuda"),
+    ("sum_all", "llvm"),
+    ("add_relu", "cuda"),
+]
+
+
+@pytest.mark.parametrize(("name", "target"), ACCEPTED)
+def test_tvm_accepts_nearly_every_sampled_row(name: str, target: str) -> None:
+    """At least 95 % of each sketch; uniform sampling: 7 % for a GEMM, 2 % for a convolution."""
+    for sketch in sketching.sketches(workloads.CHECK_SUITE[name](target)):
+        rows = sketch.sample(20, seed=6)
+        rejected = 0
+        for row in rows:
+            try:
+                sketch.schedule(row)
+            except errors.InvalidSchedule:
+                rejected += 1
+        assert rejected <= 1, f"{rejected} of 20 rows of {sketch!r}"
+
+
+# ---------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+def test_formulas_have_the_shapes_they_say(target: str) -> None:
+    sketch = gemm(target)
+    f = sketch.formulas
+    rows = sketch.sample(7, seed=1)
+    raw, exact = f.raw(rows), f.exact(rows)
+    assert f.names == spec.NAMES
+    assert raw.shape == exact.shape == (7, f.n_rows, f.n_features)
+    assert raw.dtype == exact.dtype == np.float64
+    log = np.array(spec.LOG)
+    np.testing.assert_array_equal(exact[..., ~log], raw[..., ~log])
+    np.testing.assert_allclose(exact[..., log], np.log2(1 + raw[..., log]), rtol=1e-12)
+    assert (raw >= 0).all() and np.isfinite(raw).all()
+
+
+def test_expressions_are_what_is_compiled() -> None:
+    sketch = gemm("cuda")
+    f = sketch.formulas
+    row = sketch.sample(1, seed=1)
+    values = {v.name: int(x) for v, x in zip(sketch.variables, row[0], strict=True)}
+    raw = f.raw(row)[0]
+    assert len(f.expressions) == f.n_rows
+    for expressions, expected in zip(f.expressions, raw, strict=True):
+        for name in ("trip_count", "shared_bytes", "buf1.unique_bytes", "occupancy"):
+            expression = expressions[COLUMN[name]]
+            at = expression.subs({s: values[s.name] for s in expression.free_symbols})
+            assert float(at) == pytest.approx(expected[COLUMN[name]])
+
+
+def test_rows_follow_the_program() -> None:
+    assert [tuple(r) for r in gemm("cuda").formulas.rows] == [
+        ("matmul_init", "matmul_local"),
+        ("A_shared", "A_shared"),
+        ("B_shared", "B_shared"),
+        ("matmul_update", "matmul_local"),
+        ("matmul_local", "matmul"),
+    ]
+
+
+def test_a_block_that_is_inlined_has_a_row_of_zeros() -> None:
+    sketch = pool()
+    names = [r.block for r in sketch.formulas.rows]
+    row = sketch.sample(1, seed=0)[0]
+    location = [i for i, v in enumerate(sketch.variables) if v.structural]
+    for value in (sketching.ROOT, sketching.INLINE):
+        row[location] = sketching.ROOT
+        row[location[0]] = value
+        raw = sketch.formulas.raw(row[None])[0]
+        gone = [n for n, values in zip(names, raw, strict=True) if not values.any()]
+        assert gone == ([] if value == sketching.ROOT else ["pad"])
+        made = sketch.concrete(row)
+        assert ("pad" in [b.name for _, b in made.walk()]) == (value == sketching.ROOT)
+
+
+# ---------------------------------------------------------------- keys and the cache
+
+
+def test_keys_tell_sketches_apart_and_are_stable() -> None:
+    def keys(**options: Any) -> list[str]:
+        task = workloads.gemm(64, 48, 32, **options)
+        return [s.key for s in sketching.sketches(task)]
+
+    cores = {"kind": "llvm", "num-cores": 7}
+    found = [*keys(target="llvm"), *keys(target="cuda"), *keys(target=cores),
+             *keys(target="llvm", transpose_b=True)]  # fmt: skip
+    assert len(set(found)) == len(found)
+    assert keys(target="llvm") == found[:3]
+    code = (
+        "from felix import sketch, workloads;"
+        "print(*[s.key for s in sketch.sketches(workloads.gemm(64, 48, 32, target='llvm'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=pathlib.Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.stdout.split() == found[:3]
+
+
+def forbid_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extract(*_: Any) -> None:
+        raise AssertionError("formulas were extracted again")
+
+    monkeypatch.setattr(table, "build", extract)
+
+
+def test_formulas_seen_before_are_read_from_disk(
+    cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sketch = gemm("llvm")
+    rows = sketch.sample(5, seed=0)
+    first = sketch.formulas.raw(rows)
+    (written,) = cache.rglob("*.bin")
+    assert written.parent == formula_cache.folder()
+    forbid_extraction(monkeypatch)
+    again = gemm("llvm")
+    np.testing.assert_array_equal(again.formulas.raw(rows), first)
+    assert again.formulas.rows == sketch.formulas.rows
+    np.testing.assert_array_equal(again.sample(5, seed=0), rows)
+
+
+def test_other_hardware_or_sketch_is_another_entry(cache: pathlib.Path) -> None:
+    for n, make in enumerate([
+        lambda: gemm("llvm"),
+        lambda: gemm("llvm", 1),
+        lambda: gemm({"kind": "llvm", "num-cores": 7}),
+        lambda: gemm("cuda"),
+    ]):  # fmt: skip
+        assert make().formulas.n_rows > 0
+        assert len(list(cache.rglob("*.bin"))) == n + 1
+
+
+def test_other_code_is_another_entry(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gemm("llvm").formulas.n_rows > 0
+    monkeypatch.setattr(formula_cache, "code_digest", lambda: "of another version")
+    forbid_extraction(monkeypatch)
+    with pytest.raises(AssertionError, match="extracted again"):
+        assert gemm("llvm").formulas.n_rows
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a formula file", None])
+def test_a_damaged_entry_is_made_anew(cache: pathlib.Path, damage: bytes | None) -> None:
+    sketch = gemm("llvm")
+    rows = sketch.sample(5, seed=0)
+    first = sketch.formulas.raw(rows)
+    (written,) = cache.rglob("*.bin")
+    whole = written.read_bytes()
+    written.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    np.testing.assert_array_equal(gemm("llvm").formulas.raw(rows), first)
+    assert written.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(blocked))
+    assert isinstance(gemm("llvm").formulas, formulas.Formulas)
+    assert gemm("llvm").formulas.n_rows == 3

@@ -1,0 +1,65 @@
+"""The numpy oracle agrees with TVM where it understands a program, and says so where not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+
+from felix import workloads
+from felix.measure import reference
+from felix.tir import to_numpy
+
+
+def _compute(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    text = to_numpy.source(mod)
+    assert text is not None
+    scope: dict[str, object] = {}
+    exec(text, scope)
+    args = reference.arguments(mod)
+    arrays = reference.inputs(args, 0, positive=False)
+    got = scope["compute"]({a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input})
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.tirx.build(mod, "llvm")["main"](*tensors)
+    want = {a.name: t.numpy() for a, t in zip(args, tensors, strict=True) if a.is_output}
+    return got, want
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gemm:33,17,65",
+        "gemm:16,16,16,epilogue=bias+relu",
+        "gemm:16,24,8,batch=3,transpose_a=true,transpose_b=true,epilogue=bias+gelu+residual",
+        "softmax:4x5x19,axis=-1",
+        "layer_norm:12x40",
+        "rms_norm:12x40",
+        "reduce:6x8x10,axes=0+2,kind=max",
+        "elementwise:8x9,ops=mul@1+relu",
+    ],
+)
+def test_numpy_program_equals_tvm(spec: str) -> None:
+    mod = workloads.parse(spec, "llvm").mod
+    got, want = _compute(mod)
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert reference.mismatch(got[name], value, reference.tolerance(mod)) is None
+
+
+def test_programs_that_are_not_plain_have_no_oracle() -> None:
+    x = te.placeholder((1, 4, 8, 8), name="x")
+    w = te.placeholder((4, 4, 3, 3), name="w")
+    conv = topi.nn.conv2d_nchw(x, w, 1, 1, 1)
+    assert to_numpy.source(tvm.IRModule({"main": te.create_prim_func([x, w, conv])})) is None
+    half = te.compute((4,), lambda i: te.const(1, "float16") + te.const(2, "float16"), name="h")
+    assert to_numpy.source(tvm.IRModule({"main": te.create_prim_func([half])})) is None
+
+
+def test_oracle_text_is_importable_without_tvm() -> None:
+    a = te.placeholder((8,), name="np")  # a name that would shadow the module
+    mod = tvm.IRModule({"main": te.create_prim_func([a, te.compute((8,), lambda i: a[i] * 2.0)])})
+    text = to_numpy.source(mod)
+    assert text is not None and "tvm" not in text
+    got, want = _compute(mod)
+    assert np.allclose(*got.values(), *want.values())

@@ -1,0 +1,185 @@
+"""Finals and equal programs in the round loop; no real kernels."""
+
+from __future__ import annotations
+
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import felix
+from felix import events, records
+from felix.measure import protocol, testing
+from felix.measure.pool import rwlock
+from felix.search import interface
+from felix.tuning import options, pacing, remeasure, task_run
+from tests.support import tuning_fakes as fakes
+
+
+@pytest.fixture(autouse=True)
+def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.use(monkeypatch)
+
+
+def _tune(
+    pool: fakes.Pool, trials: int = 32, options: dict[str, Any] | None = None, **arguments: Any
+) -> Any:
+    chosen = fakes.small(pool, **(options or {}))
+    return felix.tune(fakes.task(), trials, model=fakes.Model(), options=chosen, **arguments)
+
+
+class _Noisy(fakes.Pool):
+    """Every candidate seems up to 30 % faster than it is, until it is timed thoroughly."""
+
+    thorough: list[fakes.Program]
+
+    def for_task(self, task: Any) -> Any:
+        pool = self
+        pool.thorough = []
+
+        class Measurer(testing.FunctionMeasurer):
+            def submit(self, mod: Any, thorough: bool = False) -> Any:
+                luck = 1.0
+                if thorough:
+                    pool.thorough.append(mod)
+                elif isinstance(mod, fakes.Program):
+                    luck = 0.7 + 0.3 * (hash(mod.decisions) % 97) / 97
+                self._latency_of = lambda mod: fakes.latency_us(mod) * luck
+                return super().submit(mod)
+
+        return Measurer(fakes.latency_us)
+
+
+def test_the_best_is_the_fastest_of_the_finals() -> None:
+    pool = _Noisy()
+    found = _tune(trials=24, pool=pool, options={"n_finalists": 3})
+    truth = {task_run.key_of(r): fakes.latency_us(fakes.Program(r.sketch_index, r.decisions))
+             for r in found.repeats}  # fmt: skip
+    assert len(found.records) == 24
+    assert 3 <= len(truth) <= 9
+    assert len(pool.thorough) == options.TuneOptions().final_turns * len(truth)
+    assert found.best.latency_us == min(truth.values())
+    assert found.curve[-1][2] == found.best.latency_us
+    lucky = min(r.measurement.latency_us or 0.0 for r in found.records)
+    assert found.best.latency_us > lucky
+
+
+def test_without_finals_luck_wins() -> None:
+    pool = _Noisy()
+    found = _tune(trials=24, pool=pool, options={"n_finalists": 0})
+    assert found.repeats == () and pool.thorough == []
+    assert found.best.latency_us == min(r.measurement.latency_us or 0.0 for r in found.records)
+
+
+def test_finals_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
+    options = {"n_finalists": 3}
+    found = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path)
+    stored = records.read(tmp_path / "tuning" / "records.jsonl")
+    assert [r.repeat for r in stored] == [False] * 16 + [True] * len(found.repeats)
+    again = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path, resume=True)
+    assert len(again.records) == 16
+    assert again.best.decisions == found.best.decisions
+    longer = _tune(trials=24, pool=_Noisy(), options=options, out=tmp_path, resume=True)
+    assert len(longer.records) == 24
+    assert longer.best.latency_us <= found.best.latency_us
+
+
+def test_equal_programs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_run, "fingerprint", lambda mod: str(mod.decisions[4:]))
+    pool = fakes.Pool()
+    found = _tune(trials=32, pool=pool)
+    programs = [p.decisions[4:] for p in pool.measured]
+    assert len(programs) == len(set(programs)) == len(found.records)
+
+
+def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A winner's twins, all predicted to be as fast, filled rounds, and runs ended early.
+
+    Widths 1 and 2 stand for one program and have equal features, and so do 3 and 4.
+    """
+    monkeypatch.setattr(
+        task_run, "fingerprint", lambda m: str((m.sketch, m.decisions[:-1], m.decisions[-1] < 3))
+    )
+    seen: list[Any] = []
+    found = _tune(fakes.Pool(), trials=96, on_event=seen.append)
+    rounds = [event.n_candidates for event in seen if isinstance(event, events.RoundStarted)]
+    assert rounds == [8] * 12
+    assert found.reason == "trials" and len(found.records) == 96
+
+
+def test_a_twin_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_run, "fingerprint", lambda mod: str(mod.decisions[4:]))
+    updates: list[tuple[Any, Any]] = []
+
+    class Search:
+        history = SimpleNamespace(measured={})
+
+        def update(self, results: Any) -> None:
+            updates.extend(results)
+
+    job = task_run.Job(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
+    job.sketches, job.search, job._position = fakes.sketches(job.task), Search(), {0: 0, 1: 1}
+    first, twin = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
+    pacer = pacing.Pacer(rwlock.Gate(), pacing.Breakdown())
+    made = job.schedules([first, twin], pacer)
+    assert [s for s, _ in made] == [first]
+    record = records.Record(
+        task_key=job.task.key, task_name="t", sketch_index=0, sketch_key="k",
+        decisions=first.decisions, predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0,
+        measurement=protocol.Measurement.timed([7.0], checked=True), versions={},
+    )  # fmt: skip
+    job.keep(record)
+    assert [(s, m.latency_us) for s, m in updates] == [(first, 7.0), (twin, 7.0)]
+
+
+def test_a_repeat_stands_for_its_candidate_and_a_failed_one_removes_it() -> None:
+    def record(key: int, latency_us: float | None, repeat: bool = False) -> records.Record:
+        measured = (protocol.Measurement.timed([latency_us], checked=True) if latency_us
+                    else protocol.Measurement(error=protocol.ErrorClass.WRONG_RESULT))  # fmt: skip
+        return records.Record(
+            task_key="t", task_name="t", sketch_index=0, sketch_key="k", decisions=(key,),
+            predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0, measurement=measured,
+            versions={}, repeat=repeat,
+        )  # fmt: skip
+
+    every = [record(1, 5.0), record(2, 6.0), record(3, 7.0), record(4, None), record(1, 4.0),
+             record(2, 9.0, True), record(3, None, True)]  # fmt: skip
+    found = records.standing(every)
+    assert {k[1][0]: r.measurement.latency_us for k, r in found.items()} == {1: 4.0, 2: 9.0}
+
+
+def test_finalists_are_timed_in_turns() -> None:
+    pool = _Noisy()
+    _tune(trials=24, pool=pool, options={"n_finalists": 3, "final_turns": 4})
+    order, sizes = [program.decisions for program in pool.thorough], []
+    while order:
+        sizes.append(order.index(order[0], 1))
+        wave, order = order[: sizes[-1]], order[sizes[-1] :]
+        assert order[: 3 * len(wave)] == 3 * wave
+        order = order[3 * len(wave) :]
+    assert 2 <= max(sizes) <= 3
+
+
+def _burst(*latencies_us: float) -> protocol.Measurement:
+    return protocol.Measurement.timed(latencies_us, build_s=0.5, run_s=1.0, checked=True)
+
+
+def _failed(kind: protocol.ErrorClass) -> protocol.Measurement:
+    return protocol.Measurement(error=kind)
+
+
+def test_bursts_are_pooled() -> None:
+    pooled = remeasure._pooled([_burst(10.0, 11.0), _burst(20.0, 22.0), _burst(10.5, 11.5)])
+    assert pooled is not None and pooled.checked
+    assert pooled.latencies_us == (10.0, 11.0, 20.0, 22.0, 10.5, 11.5)
+    assert (pooled.latency_us, pooled.build_s, pooled.run_s) == (11.25, 1.5, 3.0)
+
+
+def test_a_burst_that_fails_by_its_own_fault_fails_the_finalist() -> None:
+    wrong = _failed(protocol.ErrorClass.WRONG_RESULT)
+    killed = _failed(protocol.ErrorClass.INFRASTRUCTURE)
+    assert remeasure._pooled([_burst(1.0), wrong, killed]) is wrong
+    assert remeasure._pooled([killed, killed]) is None
+    alive = remeasure._pooled([killed, _burst(1.0)])
+    assert alive is not None and alive.latency_us == 1.0

@@ -1,0 +1,93 @@
+"""A run that somebody else watches: `should_stop`, `journal`, descent steps in events."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import felix
+from felix import events, records
+from felix.tuning import session
+from tests.support import tuning_fakes
+
+
+class Journal:
+    """Keeps everything in memory; a second run goes on from it."""
+
+    def __init__(self) -> None:
+        self.records: list[records.Record] = []
+        self.state: dict[str, Any] | None = None
+        self.tensors: dict[str, Any] = {}
+        self.identities: list[session.Identity] = []
+        self.n_closed = 0
+
+    def open(self, tasks: Any, identity: session.Identity) -> Journal:
+        self.identities.append(identity)
+        return self
+
+    def append(self, record: records.Record) -> None:
+        self.records.append(record)
+
+    def save(self, state: Any, tensors: Any) -> None:
+        self.state, self.tensors = dict(state), dict(tensors)
+
+    def close(self) -> None:
+        self.n_closed += 1
+
+
+def test_a_journal_replaces_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning_fakes.use(monkeypatch)
+    journal = Journal()
+    options = tuning_fakes.small(journal=journal.open)
+    task = tuning_fakes.task()
+    first = felix.tune(task, trials=16, strategy="random", options=options)
+    assert journal.records == list(first.records)
+    assert journal.identities[0].task_keys == (task.key,)
+    second = felix.tune(task, trials=24, strategy="random", options=options)
+    assert second.records[:16] == first.records
+    assert len({(*r.decisions, r.sketch_index) for r in second.records}) == 24
+    assert journal.n_closed == 2
+
+
+def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning_fakes.use(monkeypatch)
+    told = threading.Event()
+    pool = tuning_fakes.Pool(seconds=0.05)
+    options = tuning_fakes.small(pool, should_stop=told.is_set)
+    seen: list[events.Event] = []
+
+    def watch(event: events.Event) -> None:
+        seen.append(event)
+        if isinstance(event, events.Trial) and event.trial == 3:
+            told.set()
+
+    begun = time.monotonic()
+    result = felix.tune(
+        tuning_fakes.task(), trials=1000, strategy="random", options=options, on_event=watch
+    )
+    assert result.reason == "interrupted"
+    assert 3 <= len(result.records) <= 16  # the pool answers at once: what is measured is kept
+    assert time.monotonic() - begun < 10
+    assert isinstance(seen[-1], events.Finished)
+
+
+def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning_fakes.use(monkeypatch)
+    seen: list[events.Event] = []
+    felix.tune(
+        tuning_fakes.task(), trials=16, model=tuning_fakes.Model(),
+        options=tuning_fakes.small(), on_event=seen.append,
+    )  # fmt: skip
+    rounds = [event for event in seen if isinstance(event, events.RoundStarted)]
+    assert rounds[0].steps == ()  # warm-up
+    steps = rounds[1].steps
+    assert [s.step for s in steps] == [0, 5, 10, 15, 20]
+    temperatures = [s.temperature for s in steps]
+    assert temperatures == sorted(temperatures, reverse=True)
+    assert steps[-1].loss < steps[0].loss
+    assert all(s.loss <= s.mean_loss and 0 <= s.legal_share <= 1 for s in steps)
+    assert all(math.isfinite(s.penalty) for s in steps)

@@ -1,0 +1,178 @@
+"""The symbolic program against TVM's schedules, and the report that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from felix import workloads
+from felix.sketch import sketch as sketching
+from felix.symbolic import ir
+from felix.verify import compare, tvm_schedule
+from tests.support import legal_rows
+
+TASKS = [
+    "gemm_primes",
+    "gemm_bias_gelu_residual",
+    "batch_gemm_tb_bias",
+    "conv2d_stride2",
+    "conv2d_groups",
+    "depthwise_conv2d_nchw",
+    "conv_transpose2d",
+    "max_pool2d_nchw",
+    "avg_pool2d_valid",
+    "global_avg_pool2d",
+    "softmax_197",
+    "layer_norm_two_axes",
+    "rms_norm_1",
+    "sum_outer_inner",
+    "max_last",
+    "elementwise_1d",
+    "elementwise_broadcast_row",
+]
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+@pytest.mark.parametrize("name", TASKS)
+def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
+    for sketch in sketching.sketches(workloads.CHECK_SUITE[name](target)):
+        rows = legal_rows.draw(sketch, 4, seed=2)
+        report = compare.check_rows(sketch, rows)
+        assert report.mismatches == ()
+        assert report.checked + report.invalid == len(rows)
+        assert report.invalid <= len(rows) // 4
+
+
+def gemm(target: str = "cuda") -> sketching.Sketch:
+    return sketching.sketches(workloads.gemm(64, 48, 32, target=target))[0]
+
+
+def test_report_of_a_task() -> None:
+    told: list[tuple[int, int]] = []
+    task = workloads.reduce((64, 96), (1,), target="cuda")
+    report = compare.check(task, n=3, seed=1, progress=lambda done, of: told.append((done, of)))
+    assert told == [(1, 2), (2, 2)]
+    assert report.checked == 6 and report.invalid == 0 and report.mismatches == ()
+    assert report == compare.check(task, n=3, seed=1)
+    read = json.loads(report.to_json())
+    assert (read["checked"], read["mismatches"], read["invalid"]) == (6, 0, 0)
+    assert [s["index"] for s in read["sketches"]] == [0, 1]
+    assert report.lines()[1] == (
+        "  sketch 0: 3 rows compared, 0 mismatched, 0 rejected by TVM, 0 with loose allocations"
+    )
+    assert compare.merge([report, report])["checked"] == 12
+
+
+def changed(sketch: sketching.Sketch, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Make the sketch's concrete program differ from the true one."""
+    true = sketch.concrete
+
+    def concrete(decisions: Any) -> ir.Program:
+        program = true(decisions)
+        change(program)
+        return program
+
+    monkeypatch.setattr(sketch, "concrete", concrete)
+
+
+def one_row(sketch: sketching.Sketch) -> np.ndarray:
+    return legal_rows.draw(sketch, 1, seed=0)
+
+
+def test_a_wrong_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch = gemm()
+
+    def longer(program: ir.Program) -> None:
+        loops, _ = next(program.walk())
+        loops[0].digits[0].extent += 1
+
+    changed(sketch, monkeypatch, longer)
+    report = compare.check_rows(sketch, one_row(sketch))
+    assert {m.kind for m in report.mismatches} >= {"structure"}
+    assert report.mismatched == 1
+    lines = compare.Report("gemm", "cuda", (report,)).lines(limit=1)
+    assert any(line.startswith("    TVM    blockIdx.x:") for line in lines)
+    assert lines[-1].endswith("more")
+
+
+def test_a_wrong_thread_axis_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch = gemm()
+
+    def other_axis(program: ir.Program) -> None:
+        for loops, _ in program.walk():
+            for loop in loops:
+                if loop.thread == "threadIdx.x":
+                    loop.thread = "threadIdx.y"
+
+    changed(sketch, monkeypatch, other_axis)
+    report = compare.check_rows(sketch, one_row(sketch))
+    assert "structure" in {m.kind for m in report.mismatches}
+
+
+def test_a_wrong_scope_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch = gemm()
+
+    def to_global(program: ir.Program) -> None:
+        program.buffers["A_shared"].scope = "global"
+
+    changed(sketch, monkeypatch, to_global)
+    report = compare.check_rows(sketch, one_row(sketch))
+    assert {m.where for m in report.mismatches if m.kind == "buffers"} >= {"A_shared"}
+
+
+def test_wrong_formulas_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch = gemm()
+    rows = one_row(sketch)
+    raw = sketch.formulas.raw(rows)
+    monkeypatch.setattr(sketch.formulas, "raw", lambda batch: raw + 1)
+    report = compare.check_rows(sketch, rows)
+    assert {m.kind for m in report.mismatches} == {"features"}
+    assert {m.where.split()[0] for m in report.mismatches} >= {"trip_count", "shared_bytes"}
+
+
+def test_rows_tvm_rejects_are_counted_as_invalid() -> None:
+    sketch = gemm()
+    row = one_row(sketch)[0].copy()
+    for i, variable in enumerate(sketch.variables):
+        if variable.kind == "tile":
+            row[i] = variable.extent if variable.part == 0 else 1
+    report = compare.check_rows(sketch, row[None])
+    assert (report.checked, report.invalid, report.mismatches) == (0, 1, ())
+
+
+def test_memory_that_tvm_allocates_and_never_touches_is_loose_not_wrong() -> None:
+    """The padded input of one group of channels: TVM takes all 12 for the 4 that are read."""
+    task = workloads.CHECK_SUITE["conv2d_groups_nchw"]("llvm")
+    sketch = sketching.sketches(task)[1]
+    row = [1, 1, 1, 1, 9, 2, 1, 1, 2, 2, 1, 2, 1, 2, 4, 1, 4, 1, 1, 3, 3, 1, 16, 7]
+    report = compare.check_rows(sketch, np.array([row]))
+    assert report.mismatches == ()
+    (loose,) = report.loose
+    assert (loose.buffer, loose.dimension, loose.tvm, loose.felix) == ("pad", 1, 12, 4)
+    module = sketch.schedule(row).mod
+    assert tvm_schedule.allocated(module)["pad"].shape[1] == 12
+    assert tvm_schedule.touched(module, "pad", 1) == 4
+
+
+def test_smaller_than_touched_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch = gemm()
+    true = compare.allocation.allocations
+
+    def halved(program: ir.Program) -> Any:
+        return [
+            dataclasses.replace(a, shape=(a.shape[0], a.shape[1] - 1))
+            if a.buffer.name == "A_shared"
+            else a
+            for a in true(program)
+        ]
+
+    rows = one_row(sketch)
+    sketch.formulas.raw(rows)
+    monkeypatch.setattr(compare.allocation, "allocations", halved)
+    report = compare.check_rows(sketch, rows)
+    assert {m.where for m in report.mismatches if m.kind == "buffers"} == {"A_shared dimension 1"}
+    assert report.loose == ()

@@ -1,0 +1,80 @@
+"""The application in process, on SQLite and PostgreSQL, with keys of every scope."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from server import app
+from server import settings as service_settings
+from server.database import database
+from server.parsing import parser as parsing
+from server.store import blobs, keys
+from tests.server.conftest import db, postgres, url  # noqa: F401  (fixtures)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
+    from fastapi import testclient
+
+
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """An application that runs, and what is behind it."""
+
+    client: testclient.TestClient
+    db: database.Database
+    blobs: blobs.BlobStore
+    settings: service_settings.Settings
+    #: by scope: read, submit, admin
+    keys: dict[str, keys.Made]
+
+    def auth(self, scope: str) -> dict[str, str]:
+        """The header of a key with that scope."""
+        return {"Authorization": f"Bearer {self.keys[scope].text}"}
+
+    def files(self) -> list[pathlib.Path]:
+        """What the blob store keeps."""
+        folder = self.settings.data_dir / "blobs"
+        return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def settings(url: str, tmp_path: pathlib.Path) -> service_settings.Settings:  # noqa: F811
+    return service_settings.Settings(
+        data_dir=tmp_path, database_url=url, max_upload_bytes=4 << 20, parse_s=30.0,
+        look_s=0.0,  # tests write past the application and want to see it
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def parser() -> parsing.Parser:
+    """One for all applications, so that operators are asked for once."""
+    return parsing.Parser(seconds=30.0)
+
+
+@pytest.fixture
+def service(
+    db: database.Database,  # noqa: F811
+    settings: service_settings.Settings,
+    parser: parsing.Parser,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Service]:
+    """The client speaks with the key of the scope submit, which also reads."""
+    monkeypatch.setattr(parsing.Parser, "warm", lambda _: None)
+    monkeypatch.setattr(parsing, "Parser", lambda *_: parser)
+    with db.write() as tx:
+        made = {
+            "read": keys.create(tx, keys.NewKey(name="reader")),
+            "submit": keys.create(tx, keys.NewKey(name="submitter", can_submit=True)),
+            "admin": keys.create(tx, keys.NewKey(name="admin", can_read=False, can_admin=True)),
+        }
+    made_app = app.create_app(settings)
+    with testclient.TestClient(made_app, raise_server_exceptions=False) as client:
+        store = blobs.open_store(settings.blobs)
+        found = Service(client, db, store, settings, made)
+        client.headers.update(found.auth("submit"))
+        yield found

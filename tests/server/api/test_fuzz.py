@@ -1,0 +1,90 @@
+"""schemathesis over the OpenAPI document: whatever it sends, no answer is a 5xx.
+
+It also checks that statuses, media types and bodies are those that the document promises.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis import checks
+from schemathesis.specs.openapi import checks as openapi_checks
+
+from server import app
+from server import settings as service_settings
+from server.api.jobs import events
+from server.database import database, schema
+from server.store import blobs, keys
+from tests.server import conftest
+from tests.server.api import test_access
+from tests.support import api_rows
+
+EXAMPLES = 5
+
+#: Beside the status: what the document promises of media types and bodies.
+PROMISES = [
+    checks.not_a_server_error,
+    openapi_checks.status_code_conformance,
+    openapi_checks.content_type_conformance,
+    openapi_checks.response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The document of an application with some jobs; parsing is kept to what needs no child."""
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.setattr(events, "MAX_STREAM_S", 0.2)  # of jobs that never end
+    patch.setattr(events, "PING_S", 0.1)
+    folder = tmp_path_factory.mktemp("fuzz")
+    url = None if request.param == "sqlite" else request.getfixturevalue("postgres")
+    settings = service_settings.Settings(data_dir=pathlib.Path(folder), database_url=url)
+    db = database.Database(settings.database)
+    if url is not None:
+        conftest.empty(db)
+    schema.upgrade(db)
+    with db.write() as tx:
+        key = keys.create(tx, keys.NewKey(name="fuzz", can_admin=True))
+    for _ in range(3):
+        api_rows.finished(db, blobs.open_store(settings.blobs), key.key.id)
+    db.close()
+    made = schemathesis.openapi.from_asgi("/v1/openapi.json", app.create_app(settings))
+    return made, {"Authorization": f"Bearer {key.text}"}
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
+@pytest.mark.parametrize(("method", "path"), list(test_access.NEEDS))
+def test_no_answer_is_a_server_error(
+    api: Any, method: str, path: str, mode: schemathesis.GenerationMode
+) -> None:
+    """Requests that fit the document, and some that do not."""
+    document, headers = api
+    operation = document[path][method]
+
+    @hypothesis.settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        if (method, path) == ("DELETE", "/v1/keys/{key_id}"):
+            case.path_parameters["key_id"] = 99  # not the key of the test
+        answer = case.call(headers=headers)
+        assert answer.status_code < 500, f"{case.as_curl_command()}: {answer.text}"
+        if mode.is_positive and path != "/v1/session":
+            assert answer.status_code not in (401, 403)
+        case.validate_response(answer, checks=PROMISES)
+
+    try:
+        check()
+    except hypothesis.errors.Unsatisfiable:  # nothing is malformed where nothing is sent
+        assert mode.is_negative

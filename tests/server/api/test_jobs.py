@@ -1,0 +1,237 @@
+"""Jobs over REST: submitted once, found, moved, changed, deleted; the same on both databases."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from felix import workloads
+from tests.server.api.conftest import Service
+from tests.support import api_rows
+
+GEMM: dict[str, Any] = {
+    "workload": {"kind": "operator", "name": "gemm", "params": {"m": 64, "n": 32, "k": 48}},
+    "trials": 8,
+}
+
+
+def _submit(service: Service, **changes: Any) -> dict[str, Any]:
+    answer = service.client.post("/v1/jobs", json=GEMM | changes)
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def test_an_operator_becomes_a_queued_job(service: Service) -> None:
+    made = _submit(service, tags=["b", "a", "b"], priority=3, options={"round_size": 4}, seed=5)
+    assert made["state"] == "queued" and made["op"] == "gemm" and made["kind"] == "operator"
+    assert made["tags"] == ["a", "b"] and made["priority"] == 3 and made["seed"] == 5
+    assert made["options"] == {"round_size": 4} and made["target_key"] == "llvm"
+    assert made["flops"] == 2 * 64 * 32 * 48 and made["n_tasks"] == 1
+    assert made["key_id"] == service.keys["submit"].key.id
+    again = service.client.get(f"/v1/jobs/{made['id']}").json()
+    assert again == made
+    (task,) = service.client.get(f"/v1/jobs/{made['id']}/tasks").json()["items"]
+    assert task["flops"] == made["flops"] and task["n_trials"] == 0 and task["best_us"] is None
+
+
+def test_without_a_budget_there_is_one(service: Service) -> None:
+    made = _submit(service, trials=None)
+    assert made["trials"] == 64
+    made = _submit(service, trials=None, seconds=30.5)
+    assert made["seconds"] == 30.5 and made["trials"] == service.settings.max_trials
+
+
+def test_a_program_becomes_a_job(service: Service) -> None:
+    program = workloads.build("softmax", {"shape": [8, 16]}).to_json()
+    body = {"workload": {"kind": "tir", "program": program, "name": "soft"}, "trials": 4}
+    made = service.client.post("/v1/jobs", json=body)
+    assert made.status_code == 201, made.text
+    assert made.json()["kind"] == "tir" and made.json()["op"] == "soft"
+    files = {"file": ("soft.json", program.encode())}
+    uploaded = service.client.post(
+        "/v1/jobs/upload", files=files, data={"job": '{"kind": "tir", "name": "mine"}'}
+    )
+    assert uploaded.status_code == 201, uploaded.text
+    assert uploaded.json()["name"] == "mine" and uploaded.json()["workload"]["file"] == "soft.json"
+    where = f"/v1/jobs/{uploaded.json()['id']}/artifacts"
+    (artifact,) = service.client.get(where).json()["items"]
+    assert artifact["kind"] == "input"
+    content = service.client.get(f"{where}/{artifact['name']}").content
+    assert content == program.encode()
+
+
+def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -> None:
+    content = _onnx_model()
+    answer = service.client.post("/v1/jobs/upload", files={"file": ("net.onnx", content)})
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert made["kind"] == "onnx" and made["op"] == "net.onnx" and made["n_tasks"] >= 1
+    assert made["trials"] == 64 * made["n_tasks"]
+    assert made["workload"]["size_bytes"] == len(content)
+    assert len(service.files()) == 1
+
+
+def test_a_repeated_request_makes_one_job(service: Service) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = service.client.post("/v1/jobs", json=GEMM, headers=headers)
+    second = service.client.post("/v1/jobs", json=GEMM, headers=headers)
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["id"] == second.json()["id"]
+    assert first.headers["Location"] == second.headers["Location"]
+    other = service.client.post("/v1/jobs", json=GEMM | {"trials": 9}, headers=headers)
+    assert other.status_code == 409 and "Idempotency-Key" in other.json()["detail"]
+    admin = service.client.post("/v1/jobs", json=GEMM, headers=headers | service.auth("admin"))
+    assert admin.status_code == 201  # keys do not share theirs
+    assert len(service.client.get("/v1/jobs").json()["items"]) == 2
+
+
+def test_repeated_uploads_make_one_job(service: Service) -> None:
+    program = workloads.build("softmax", {"shape": [8, 16]}).to_json().encode()
+    answers = [
+        service.client.post(
+            "/v1/jobs/upload", files={"file": ("a.json", program)},
+            data={"job": '{"kind": "tir"}'}, headers={"Idempotency-Key": "u"},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert [answer.status_code for answer in answers] == [201, 200]
+    assert len(service.files()) == 1
+
+
+def test_quotas_hold_before_anything_is_parsed(service: Service) -> None:
+    too_many = service.client.post("/v1/jobs", json=GEMM | {"trials": 10**6})
+    assert too_many.status_code == 429 and too_many.headers["Retry-After"]
+    ask = {"name": "small", "scopes": ["read", "submit"], "max_running_jobs": 1}
+    admin = service.auth("admin")
+    text = service.client.post("/v1/keys", json=ask, headers=admin).json()["text"]
+    small = {"Authorization": f"Bearer {text}"}
+    made = service.client.post("/v1/jobs", json=GEMM, headers=small).json()
+    refused = service.client.post("/v1/jobs", json=GEMM, headers=small)
+    assert refused.status_code == 429
+    assert refused.json()["type"] == "urn:felix:problem:quota-exceeded"
+    verb = f"/v1/jobs/{made['id']}"
+    assert service.client.post(f"{verb}/pause", headers=small).status_code == 200
+    assert service.client.post("/v1/jobs", json=GEMM, headers=small).status_code == 201
+    assert service.client.post(f"{verb}/resume", headers=small).status_code == 429
+    assert service.client.post(f"{verb}/resume", headers=admin).status_code == 200
+
+
+def test_jobs_are_found_by_what_they_are(service: Service) -> None:
+    mine = service.keys["submit"].key.id
+    one = api_rows.queued(service.db, mine, name="Alpha 1", tags=("x", "y"))
+    two = api_rows.queued(service.db, None, name="beta", op="conv2d", kind="onnx", tags=("x",))
+    three = api_rows.queued(service.db, mine, name="100%", target_key="cuda")
+    service.client.post(f"/v1/jobs/{one.id}/pause")
+
+    def ids(query: str) -> list[int]:
+        answer = service.client.get(f"/v1/jobs?{query}")
+        assert answer.status_code == 200, answer.text
+        return [job["id"] for job in answer.json()["items"]]
+
+    assert ids("") == [three.id, two.id, one.id]
+    assert ids("oldest_first=true") == [one.id, two.id, three.id]
+    assert ids("state=paused") == [one.id]
+    assert ids("state=paused&state=queued") == [three.id, two.id, one.id]
+    assert ids("tag=x") == [two.id, one.id] and ids("tag=x&tag=y") == [one.id]
+    assert ids("q=ALPHA") == [one.id] and ids("q=conv") == [two.id] and ids("q=%25") == [three.id]
+    assert ids("kind=onnx") == [two.id] and ids("op=conv2d") == [two.id]
+    assert ids("target_key=cuda") == [three.id]
+    assert ids("mine=true") == [three.id, one.id]
+    assert service.client.get("/v1/jobs?state=asleep").status_code == 422
+
+
+def test_pages_follow_one_another(service: Service) -> None:
+    made = [api_rows.queued(service.db).id for _ in range(7)]
+    found: list[int] = []
+    where: str | None = "/v1/jobs?limit=3&state=queued"
+    while where is not None:
+        answer = service.client.get(where)
+        found += [job["id"] for job in answer.json()["items"]]
+        link = answer.headers.get("Link")
+        where = None if link is None else link[1 : link.index(">")]
+        api_rows.queued(service.db)  # newer jobs do not shift later pages
+    assert found == made[::-1]
+
+
+@pytest.mark.parametrize(
+    ("verbs", "states"),
+    [
+        (("pause", "pause", "resume"), ("paused", "paused", "queued")),
+        (("cancel", "cancel", "retry"), ("cancelled", "cancelled", "queued")),
+    ],
+)
+def test_waiting_jobs_move_at_once(
+    service: Service, verbs: tuple[str, ...], states: tuple[str, ...]
+) -> None:
+    job = api_rows.queued(service.db, service.keys["submit"].key.id)
+    for verb, state in zip(verbs, states, strict=True):
+        answer = service.client.post(f"/v1/jobs/{job.id}/{verb}")
+        assert answer.status_code == 200 and answer.json()["state"] == state
+
+
+def test_running_jobs_are_told(service: Service) -> None:
+    mine = service.keys["submit"].key.id
+    for verb, state in (("pause", "pausing"), ("stop", "stopping"), ("cancel", "cancelling")):
+        claim = api_rows.running(service.db, mine)
+        answer = service.client.post(f"/v1/jobs/{claim.job.id}/{verb}")
+        assert answer.status_code == 200 and answer.json()["state"] == state
+
+
+def test_illegal_moves_are_conflicts(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs, service.keys["submit"].key.id)
+    for verb in ("pause", "resume", "cancel", "stop", "retry"):
+        answer = service.client.post(f"/v1/jobs/{job.id}/{verb}")
+        assert answer.status_code == 409, verb
+        assert answer.json()["status"] == 409 and "succeeded" in answer.json()["detail"]
+    fresh = api_rows.queued(service.db, service.keys["submit"].key.id)
+    answer = service.client.post(f"/v1/jobs/{fresh.id}/stop")
+    assert answer.status_code == 409 and "cancel it" in answer.json()["detail"]
+
+
+def test_changes_of_the_owner(service: Service) -> None:
+    made = _submit(service, tags=["a"])
+    where = f"/v1/jobs/{made['id']}"
+    ask = {"name": "other", "note": "two\nlines", "priority": -5, "tags": ["n"]}
+    changed = service.client.patch(where, json=ask).json()
+    assert {name: changed[name] for name in ask} == ask
+    assert service.client.patch(where, json={"tags": []}).json()["tags"] == []
+    assert service.client.patch(where, json={"state": "failed"}).status_code == 422
+    events = service.client.get(f"{where}/events?type=changed").json()["items"]
+    assert events[0]["payload"]["priority"] == -5
+
+
+def test_deleting_takes_blobs_that_nothing_names(service: Service) -> None:
+    mine = service.keys["submit"].key.id
+    one = api_rows.finished(service.db, service.blobs, mine)
+    two = api_rows.finished(service.db, service.blobs, mine)
+    assert len(service.files()) == 1  # the same content
+    assert service.client.delete(f"/v1/jobs/{one.id}").status_code == 204
+    assert len(service.files()) == 1
+    assert service.client.get(f"/v1/jobs/{one.id}").status_code == 404
+    assert service.client.delete(f"/v1/jobs/{two.id}").status_code == 204
+    assert service.files() == []
+    alive = api_rows.queued(service.db, mine)
+    assert service.client.delete(f"/v1/jobs/{alive.id}").status_code == 409
+
+
+def _onnx_model() -> bytes:
+    import onnx
+    from onnx import TensorProto, helper
+
+    def value(name: str, shape: list[int]) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Relu", ["y"], ["z"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "net", [value("x", [4, 8]), value("w", [8, 16])], [value("z", [4, 16])]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    content: bytes = model.SerializeToString()
+    return content

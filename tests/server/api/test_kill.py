@@ -1,0 +1,128 @@
+"""The API killed with SIGKILL while clients use it: who asks again finds everything, once."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from felix import client
+from server import settings
+from server.database import database
+from server.store import jobs, keys, leases
+from tests.server.conftest import db, postgres, url  # noqa: F401  (fixtures)
+from tests.support import api_rows, service_fakes
+
+N_KILLS = 3
+N_SUBMITTED = 24
+
+
+class Api:
+    """`felix serve` in a process of its own, on a port that stays the same."""
+
+    def __init__(self, folder: pathlib.Path, url: str) -> None:  # noqa: F811
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        own = {"FELIX_DATA_DIR": str(folder), "FELIX_PORT": str(port), "FELIX_DATABASE_URL": url}
+        self._environment = os.environ | own
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "felix", "serve", "--no-tuner"],
+            env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        until_s = time.monotonic() + 120
+        while time.monotonic() < until_s:
+            with contextlib.suppress(httpx.TransportError):
+                httpx.get(f"{self.url}/healthz")
+                return
+            time.sleep(0.1)
+        pytest.fail("the API does not answer")
+
+    def kill(self) -> None:
+        """End it without a word."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture
+def api(tmp_path: pathlib.Path, url: str, db: database.Database) -> Iterator[Api]:  # noqa: F811
+    made = Api(tmp_path, url)
+    made.start()
+    yield made
+    made.kill()
+
+
+def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
+    """Submit jobs, each again under the same idempotency key until there is an answer."""
+    for number in range(N_SUBMITTED):
+        name = f"job-{number}"
+        body = {
+            "name": name,
+            "workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}},
+        }
+        until_s = time.monotonic() + 120
+        while time.monotonic() < until_s:
+            try:
+                answer = service._http._client.post(
+                    "/v1/jobs", json=body, headers={"Idempotency-Key": name}
+                )
+            except httpx.TransportError:
+                time.sleep(0.1)
+                continue
+            made.append((name, answer.raise_for_status().json()["id"]))
+            break
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database) -> None:  # noqa: F811
+    with db.write() as tx:
+        key = keys.create(tx, keys.NewKey(name="k", can_submit=True, max_running_jobs=100))
+    claim = api_rows.running(db, key.key.id, n_trials=4)
+    with db.write() as tx:
+        leases.beat(tx, claim.fence, 600.0)  # starting takes as long as it takes
+    made: list[tuple[str, int]] = []
+    with client.Client(api.url, key.text) as watching, client.Client(api.url, key.text) as asking:
+        seen: list[client.Event] = []
+        threads = [
+            threading.Thread(target=lambda: seen.extend(watching.events(claim.job.id))),
+            threading.Thread(target=submit_all, args=(asking, made)),
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(N_KILLS):
+            time.sleep(random.Random(number).uniform(0.3, 1.5))
+            api.kill()
+            service_fakes.add(db, claim.fence, service_fakes.new_trial(100 + number, 1.0))
+            api.start()
+        with db.write() as tx:
+            leases.succeed(tx, claim.fence, "trials")
+        for thread in threads:
+            thread.join(180)
+            assert not thread.is_alive()
+        assert watching.job(claim.job.id).n_trials == 4 + N_KILLS
+    assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].to_state == "succeeded"
+    with db.read() as tx:
+        found = jobs.page(tx, limit=1000).jobs
+    by_name = collections.Counter(job.name for job in found if job.id != claim.job.id)
+    assert by_name == {f"job-{number}": 1 for number in range(N_SUBMITTED)}
+    assert {job.name: job.id for job in found if job.id != claim.job.id} == dict(made)
+    assert settings.Settings().max_running_jobs < N_SUBMITTED  # the key's own quota held

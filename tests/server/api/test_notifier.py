@@ -1,0 +1,40 @@
+"""Waiting for events: one question for all who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from server.cache import notifier
+
+
+def test_everybody_who_waits_shares_a_question() -> None:
+    newest = {1: 5, 2: 3}
+    asked: list[set[int]] = []
+
+    def ask(job_ids: Collection[int]) -> Mapping[int, int]:
+        asked.append(set(job_ids))
+        return newest
+
+    async def play() -> None:
+        made = notifier.Feed(ask, every_s=0.01)
+        running = asyncio.create_task(made.run())
+        waiting = [asyncio.create_task(made.newer(1, 5, 5.0)) for _ in range(20)]
+        waiting.append(asyncio.create_task(made.newer(2, 2, 5.0)))
+        assert await waiting[-1]
+        assert await made.newer(9, 0, 5.0)  # a job that is gone is news
+        assert not any(task.done() for task in waiting[:-1])
+        newest[1] = 6
+        assert all(await asyncio.gather(*waiting))
+        assert all(question <= {1, 2, 9} for question in asked)
+        n_asked = len(asked)
+        await asyncio.sleep(0.05)
+        assert len(asked) == n_asked  # nobody waits, nothing is asked
+        assert not await made.newer(1, 6, 0.03)  # the time is over
+        last = asyncio.create_task(made.newer(1, 6, 5.0))
+        await asyncio.sleep(0)
+        made.close()
+        assert not await last and made.is_closed
+        running.cancel()
+
+    asyncio.run(play())

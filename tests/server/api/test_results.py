@@ -1,0 +1,256 @@
+"""What can be seen of a job: tasks, trials, curves, search, events, artifacts, devices."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from typing import Any
+
+import pydantic
+
+from server.api import routers
+from server.api.jobs import curves, events
+from server.store import artifacts, trials
+from tests.server.api.conftest import Service
+from tests.support import api_rows, service_fakes
+
+
+def _get(service: Service, path: str) -> Any:
+    answer = service.client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_finished_job(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    found = _get(service, f"/v1/jobs/{job.id}")
+    assert found["state"] == "succeeded" and found["progress"] == 1.0
+    assert found["reason"] == "trials" and found["n_trials"] == 12 and found["n_failed"] == 3
+    assert found["best_us"] == job.best_us and found["unscheduled_us"] == 1000.0
+    assert found["speedup"] == 1000.0 / found["best_us"]
+    assert found["gflops"] == 1e6 / found["best_us"] / 1e3
+    assert found["breakdown"] == {"search_s": 1.0, "measure_s": 2.0}
+    assert "lease_token" not in found
+    (task,) = _get(service, f"/v1/jobs/{job.id}/tasks")["items"]
+    assert task["n_sketches"] == 2 and task["speedup"] == found["speedup"]
+    code = _get(service, f"/v1/jobs/{job.id}/tasks/0/code")
+    assert code == {"schedule": "def main(): ...", "source": "; llvm"}
+    assert service.client.get(f"/v1/jobs/{job.id}/tasks/1/code").status_code == 404
+
+
+def test_trials_are_paged_and_filtered(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    where = f"/v1/jobs/{job.id}/trials"
+    first = _get(service, f"{where}?limit=5")
+    assert [trial["number"] for trial in first["items"]] == [1, 2, 3, 4, 5] and first["next"] == 5
+    assert [t["number"] for t in _get(service, f"{where}?after=10")["items"]] == [11, 12]
+    failed = _get(service, f"{where}?ok=false")["items"]
+    assert [trial["number"] for trial in failed] == [4, 8, 12]
+    assert all(trial["error"] == "build" and trial["latency_us"] is None for trial in failed)
+    assert len(_get(service, f"{where}?error=build")["items"]) == 3
+    assert _get(service, f"{where}?error=timeout")["items"] == []
+    assert [t["number"] for t in _get(service, f"{where}?round=1")["items"]] == [5, 6, 7, 8]
+    assert all(t["is_best"] for t in _get(service, f"{where}?best_only=true")["items"])
+    assert _get(service, f"{where}?task=3")["items"] == []
+    assert _get(service, f"{where}/2")["decisions"] == [1, 2]
+    assert service.client.get(f"{where}/99").status_code == 404
+    assert service.client.get("/v1/jobs/99/trials").status_code == 404
+
+
+def test_exports_have_every_trial(service: Service, monkeypatch: Any) -> None:
+    monkeypatch.setattr(trials, "BATCH", 5)  # several pages
+    job = api_rows.finished(service.db, service.blobs)
+    text = service.client.get(f"/v1/jobs/{job.id}/trials.csv")
+    assert text.headers["Content-Type"].startswith("text/csv")
+    assert "attachment" in text.headers["Content-Disposition"]
+    table = list(csv.DictReader(io.StringIO(text.text)))
+    assert [int(row["number"]) for row in table] == list(range(1, 13))
+    assert table[1]["decisions"] == "1 2" and float(table[1]["latency_us"]) == 50.0
+    assert table[3]["latency_us"] == "" and table[3]["error"] == "build"
+    lines = service.client.get(f"/v1/jobs/{job.id}/trials.jsonl?ok=true").text.splitlines()
+    assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    assert service.client.get("/v1/jobs/99/trials.csv").status_code == 404
+
+
+def test_spreadsheets_get_no_formula(service: Service) -> None:
+    claim = api_rows.running(service.db, n_trials=1)
+    new = service_fakes.new_trial(50, None, message="=HYPERLINK(1)")
+    service_fakes.add(service.db, claim.fence, new)
+    text = service.client.get(f"/v1/jobs/{claim.job.id}/trials.csv").text
+    assert list(csv.DictReader(io.StringIO(text)))[1]["message"] == "'=HYPERLINK(1)"
+
+
+def test_the_curve_falls_and_reaches_today(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    curve = _get(service, f"/v1/jobs/{job.id}/curve")
+    best = [point["best_us"] for point in curve["points"]]
+    assert best == sorted(best, reverse=True) and best[-1] == job.best_us
+    last = curve["points"][-1]
+    assert last["trial"] == job.n_trials and last["share_of_best"] == 1.0
+    assert curve["points"][0]["share_of_best"] == job.best_us / best[0]  # type: ignore[operator]
+    assert curve["unscheduled_us"] == 1000.0
+    assert _get(service, f"/v1/jobs/{job.id}/curve?task=0")["points"][-1]["best_us"] == best[-1]
+    assert _get(service, f"/v1/jobs/{job.id}/curve?task=5")["points"] == []
+
+
+def test_curves_are_overlaid(service: Service) -> None:
+    one = api_rows.finished(service.db, service.blobs, name="one")
+    two = api_rows.finished(service.db, service.blobs, name="two", n_trials=5)
+    items = _get(service, f"/v1/curves?job={two.id}&job={one.id}&job={two.id}")["items"]
+    assert [(item["job_id"], item["name"]) for item in items] == [(two.id, "two"), (one.id, "one")]
+    assert items[1] == _get(service, f"/v1/jobs/{one.id}/curve")
+    assert service.client.get(f"/v1/curves?job={one.id}&job=99").status_code == 404
+    assert service.client.get("/v1/curves").status_code == 422
+
+
+def test_predicted_against_measured(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    found = _get(service, f"/v1/jobs/{job.id}/predicted")
+    assert found["n"] == 9 and abs(found["median_ratio"] - 1.25) < 1e-9
+    assert abs(found["rank_correlation"] - 1.0) < 1e-9
+    assert [point["trial"] for point in found["points"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    assert len(_get(service, f"/v1/jobs/{job.id}/predicted?limit=2")["points"]) == 2
+
+
+def test_rank_correlation_shares_ranks() -> None:
+    from scipy import stats
+
+    one, other = [1.0, 2.0, 2.0, 5.0, 4.0], [3.0, 1.0, 4.0, 4.0, 9.0]
+    expected = stats.spearmanr(one, other).statistic
+    assert abs((curves.rank_correlation(one, other) or 0.0) - expected) < 1e-12
+    assert curves.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
+
+
+def test_search_internals(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    found = _get(service, f"/v1/jobs/{job.id}/search")
+    assert [step["loss"] for step in found["rounds"][0]["steps"]] == [3.0, 2.0, 1.0]
+    assert found["rounds"][0]["n_candidates"] == 4
+    assert found["trainings"][0]["loss_after"] == 0.25 and found["errors"] == {"build": 3}
+    assert _get(service, f"/v1/jobs/{job.id}/search?task=0&after=0")["rounds"] == []
+
+
+def test_events_after_a_number(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    where = f"/v1/jobs/{job.id}/events"
+    everything = _get(service, where)
+    assert [e["seq"] for e in everything["items"]] == list(range(1, job.last_seq + 1))
+    assert everything["last_seq"] == job.last_seq
+    assert everything["items"][-1]["to_state"] == "succeeded"
+    later = _get(service, f"{where}?after_seq={job.last_seq - 2}&limit=1")
+    assert [event["seq"] for event in later["items"]] == [job.last_seq - 1]
+    none = _get(service, f"{where}?after_seq={job.last_seq}")
+    assert none == {"items": [], "last_seq": job.last_seq}
+    only = _get(service, f"{where}?type=trial")["items"]
+    assert len(only) == 12 and only[0]["payload"]["trial"] == 1
+
+
+def test_the_stream_of_an_ended_job_ends(service: Service, monkeypatch: Any) -> None:
+    monkeypatch.setattr(events, "BATCH", 3)  # several looks
+    job = api_rows.finished(service.db, service.blobs)
+    answer = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    told = [dict(line.split(": ", 1) for line in block.splitlines())
+            for block in answer.text.split("\n\n") if block]  # fmt: skip
+    assert [int(each["id"]) for each in told[:-1]] == list(range(3, job.last_seq + 1))
+    assert told[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
+    assert json.loads(told[0]["data"])["seq"] == 3
+    headers = {"Last-Event-ID": str(job.last_seq)}
+    rest = service.client.get(f"/v1/jobs/{job.id}/events/stream", headers=headers).text
+    assert rest.count("event:") == 1
+    bad = service.client.get(f"/v1/jobs/{job.id}/events/stream", headers={"Last-Event-ID": "x"})
+    assert bad.status_code == 422
+    assert service.client.get("/v1/jobs/99/events/stream").status_code == 404
+
+
+def test_artifacts_are_downloaded_whole(service: Service) -> None:
+    job = api_rows.finished(service.db, service.blobs)
+    where = f"/v1/jobs/{job.id}/artifacts"
+    (artifact,) = _get(service, where)["items"]
+    answer = service.client.get(f"{where}/{artifact['name']}")
+    sha256 = hashlib.sha256(answer.content).hexdigest()
+    assert answer.content == api_rows.CONTENT and sha256 == artifact["sha256"]
+    assert answer.headers["ETag"] == f'"{sha256}"' and answer.headers["X-Sha256"] == sha256
+    assert int(answer.headers["Content-Length"]) == artifact["size_bytes"]
+    assert answer.headers["Content-Type"] == "application/zip"
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    assert service.client.get(f"{where}/other.zip").status_code == 404
+
+
+def test_a_lost_blob_is_said(service: Service) -> None:
+    claim = api_rows.running(service.db)
+    new = artifacts.NewArtifact(
+        name="lost.zip", kind="bundle", media_type="application/zip", sha256="0" * 64, size_bytes=1
+    )
+    with service.db.write() as tx:
+        artifacts.add(tx, claim.fence, new)
+    answer = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
+    assert answer.status_code == 404 and "blob store" in answer.json()["detail"]
+
+
+def test_devices_and_tuners(service: Service) -> None:
+    claim = api_rows.running(service.db)
+    api_rows.tuner(service.db, "second")
+    tuners = _get(service, "/v1/workers")["items"]
+    assert [tuner["name"] for tuner in tuners] == ["second", "tuner"]
+    assert tuners[1]["job_id"] == claim.job.id and tuners[1]["n_trials"] == 12
+    assert _get(service, "/v1/workers?alive=false")["items"] == []
+    (device,) = _get(service, "/v1/devices")["items"]
+    assert device["name"] == "test cpu" and device["n_tuners_alive"] == 2
+    assert device["worker_ids"] == [tuner["id"] for tuner in tuners]
+
+
+def test_operators_have_schemas(service: Service) -> None:
+    found = _get(service, "/v1/operators")
+    assert {"gemm", "conv2d", "softmax"} <= set(found)
+    assert found["gemm"]["properties"]["m"]["type"] == "integer"
+    assert _get(service, "/v1/operators/gemm") == found["gemm"]
+    assert service.client.get("/v1/operators/nope").status_code == 404
+
+
+def test_shipped_cost_models_have_cards(service: Service) -> None:
+    found = {model["name"]: model for model in _get(service, "/v1/models")["items"]}
+    assert found["llvm"]["card"].startswith("#") and len(found["llvm"]["sha256"]) == 64
+    assert found["llvm"]["metadata"]
+
+
+def test_health_readiness_and_metrics(service: Service) -> None:
+    assert _get(service, "/healthz") == {"status": "ok"}
+    ready = _get(service, "/readyz")
+    assert ready["status"] == "ready" and ready["schema_revision"]
+    api_rows.queued(service.db)
+    text = service.client.get("/metrics").text
+    assert 'felix_jobs{state="queued"} 1.0' in text
+    assert 'felix_http_requests_total{method="GET",route="/readyz",status="200"} 1.0' in text
+
+
+def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> None:
+    document = service.client.get("/v1/openapi.json").json()
+    assert document["components"]["schemas"]["Problem"]["required"] == ["type", "title", "status"]
+    routes = {
+        (method.lower(), route.path): route.response_model
+        for router in routers.ALL
+        for route in router.routes
+        for method in route.methods
+    }
+    n_answers = 0
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for status, answer in operation["responses"].items():
+                for media_type, content in answer.get("content", {}).items():
+                    if not status.startswith("2"):
+                        assert media_type == "application/problem+json"
+                        continue
+                    n_answers += 1
+                    if media_type == "application/json":
+                        adapter = pydantic.TypeAdapter(routes[method, path])
+                        adapter.validate_python(content["example"])
+                    else:
+                        assert isinstance(content["example"], str) and content["example"]
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                kind = content["schema"].get("$ref", "").rpartition("/")[2]
+                told = document["components"]["schemas"][kind] if kind else content["schema"]
+                assert "examples" in json.dumps(told), (method, path)
+    assert n_answers == len(routes) + 2 - 2  # two also answer 200, two answer nothing

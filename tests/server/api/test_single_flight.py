@@ -1,0 +1,312 @@
+"""Answers that clients share: for a moment, never across a change, never past who may not see."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from server import app, errors
+from server.api.jobs import events as api_events
+from server.cache import recent_events, single_flight
+from server.database import columns, database, models
+from server.store import control, events, keys, leases
+from server.web import auth, responses
+from tests.server.api.conftest import Service, testclient
+from tests.support import api_rows, service_fakes
+
+
+def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
+    made: list[int] = []
+    refused: list[int] = []
+
+    async def look() -> int:
+        made.append(1)
+        await asyncio.sleep(0.01)
+        return len(made)
+
+    async def refuse() -> int:
+        refused.append(1)
+        raise errors.NotFound()
+
+    async def play() -> None:
+        shared: single_flight.Shared[int] = single_flight.Shared(keep_s=0.05)
+        leaver = asyncio.create_task(shared.get("a", look))
+        await asyncio.sleep(0)
+        others = [asyncio.create_task(shared.get("a", look)) for _ in range(10)]
+        leaver.cancel()  # takes it from nobody
+        assert await asyncio.gather(*others) == [1] * 10
+        assert await shared.get("a", look) == 1 and await shared.get("b", look) == 2
+        await asyncio.sleep(0.1)
+        assert await shared.get("a", look) == 3
+        for _ in range(2):  # errors are told, not kept
+            with pytest.raises(errors.NotFound):
+                await shared.get("c", refuse)
+        assert refused == [1, 1]
+
+    asyncio.run(play())
+
+
+def test_an_answer_from_before_a_change_is_given_to_nobody_after_it() -> None:
+    async def play() -> None:
+        shared: single_flight.Shared[str] = single_flight.Shared(keep_s=60.0)
+        may_end = asyncio.Event()
+
+        async def slow() -> str:
+            await may_end.wait()
+            return "before"
+
+        async def quick() -> str:
+            return "after"
+
+        early = asyncio.create_task(shared.get("a", slow))
+        await asyncio.sleep(0)
+        shared.forget()
+        assert await shared.get("a", quick) == "after"
+        may_end.set()
+        assert await early == "before"  # it had asked before
+        await asyncio.sleep(0)
+        assert await shared.get("a", slow) == "after"  # and takes nothing away when it ends
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def slow_looks(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """The same store behind an application that shares answers for a minute."""
+    patient = dataclasses.replace(service.settings, look_s=60.0)
+    with testclient.TestClient(app.create_app(patient)) as client:
+        client.headers.update(service.auth("submit"))
+        yield dataclasses.replace(service, client=client, settings=patient)
+
+
+@pytest.fixture
+def asked(slow_looks: Service) -> Iterator[collections.Counter[str]]:
+    """Questions to the database since the last look at it, of the application's own engine."""
+    found: collections.Counter[str] = collections.Counter()
+    engine = slow_looks.client.app.state.services.db.engine
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        found["questions"] += statement.lstrip().upper().startswith("SELECT")
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    yield found
+    sa.event.remove(engine, "before_cursor_execute", note)
+
+
+def test_clients_that_poll_share_looks(
+    slow_looks: Service, asked: collections.Counter[str]
+) -> None:
+    job = api_rows.finished(slow_looks.db, slow_looks.blobs)
+    # events first: who is told of new ones gets no answer from before
+    paths = ["/events", "/events?after_seq=3", "", "/curve", "/curve?task=7", "/tasks"]
+    first = [slow_looks.client.get(f"/v1/jobs/{job.id}{path}").json() for path in paths]
+    assert 0 < asked["questions"] < 20
+    asked.clear()
+    for scope in ("read", "submit", "admin"):
+        for path, content in zip(paths, first, strict=True):
+            answer = slow_looks.client.get(
+                f"/v1/jobs/{job.id}{path}", headers=slow_looks.auth(scope)
+            )
+            assert answer.json() == content
+    assert asked["questions"] <= 2  # the two other keys
+    assert len({str(content) for content in first}) == len(paths)  # none is another's
+
+
+def test_a_client_reads_what_it_wrote(slow_looks: Service) -> None:
+    client = slow_looks.client
+    job = api_rows.queued(slow_looks.db, slow_looks.keys["submit"].key.id)
+
+    def state() -> str:
+        found: str = client.get(f"/v1/jobs/{job.id}").json()["state"]
+        return found
+
+    assert state() == "queued" and client.get(f"/v1/jobs/{job.id}/events").json()["last_seq"] == 1
+    assert client.post(f"/v1/jobs/{job.id}/pause").json()["state"] == "paused" == state()
+    assert client.get(f"/v1/jobs/{job.id}/events").json()["last_seq"] == 2
+    client.patch(f"/v1/jobs/{job.id}", json={"name": "other"})
+    assert client.get(f"/v1/jobs/{job.id}").json()["name"] == "other"
+    client.post(f"/v1/jobs/{job.id}/cancel")
+    assert client.delete(f"/v1/jobs/{job.id}").status_code == 204
+    for path in ("", "/events", "/curve", "/tasks"):
+        assert client.get(f"/v1/jobs/{job.id}{path}").status_code == 404
+    assert client.get("/v1/jobs/99").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_was_told_of_an_event_gets_no_answer_from_before(
+    slow_looks: Service, stream: bool
+) -> None:
+    claim = api_rows.running(slow_looks.db, n_trials=1)
+    other = api_rows.queued(slow_looks.db)
+    number, client = claim.job.id, slow_looks.client
+    paths = [f"/v1/jobs/{number}", f"/v1/jobs/{number}/curve", f"/v1/jobs/{number}/tasks"]
+    paths += [f"/v1/curves?job={other.id}&job={number}", f"/v1/jobs/{other.id}"]
+    before = [client.get(path).json() for path in paths]
+    service_fakes.add(slow_looks.db, claim.fence, service_fakes.new_trial(30, 2.0))
+    with slow_looks.db.write() as tx:  # as other processes do
+        control.pause(tx, other.id)
+        leases.succeed(tx, claim.fence, "trials")
+    assert [client.get(path).json() for path in paths] == before
+    where = "events/stream" if stream else "events"
+    told = client.get(f"/v1/jobs/{number}/{where}", params={"after_seq": before[0]["last_seq"]})
+    assert "succeeded" in told.text
+    after = [client.get(path).json() for path in paths]
+    assert after[0]["state"] == "succeeded" and after[0]["best_us"] == 2.0
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False] * 4 + [True]
+
+
+def test_refused_changes_cost_nobody_a_look(
+    slow_looks: Service, asked: collections.Counter[str]
+) -> None:
+    job = api_rows.queued(slow_looks.db, slow_looks.keys["admin"].key.id)
+    address = f"/v1/jobs/{job.id}"
+    first = slow_looks.client.get(address).json()
+    assert slow_looks.client.post(f"{address}/pause").status_code == 403
+    asked.clear()
+    assert slow_looks.client.get(address).json() == first
+    assert asked["questions"] == 0
+
+
+def test_a_404_is_not_kept(slow_looks: Service) -> None:
+    client = slow_looks.client
+    job = api_rows.queued(slow_looks.db)
+    assert client.get(f"/v1/jobs/{job.id + 1}").status_code == 404
+    made = api_rows.queued(slow_looks.db)  # by another process, after a 404 of its number
+    assert client.get(f"/v1/jobs/{made.id}").status_code == 200
+
+
+def test_what_another_process_changes_is_seen_a_moment_later(slow_looks: Service) -> None:
+    job = api_rows.queued(slow_looks.db)
+    brief = dataclasses.replace(slow_looks.settings, look_s=0.05)
+    with testclient.TestClient(app.create_app(brief)) as client:
+        client.headers.update(slow_looks.auth("read"))
+        for asking in (slow_looks.client, client):
+            assert asking.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+        with slow_looks.db.write() as tx:
+            control.pause(tx, job.id)
+        assert slow_looks.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+        client.portal.call(asyncio.sleep, 0.1)
+        assert client.get(f"/v1/jobs/{job.id}").json()["state"] == "paused"
+        assert client.get(f"/v1/jobs/{job.id}/events").json()["last_seq"] == 2
+
+
+def test_shared_answers_are_for_those_who_may_read(slow_looks: Service) -> None:
+    job = api_rows.queued(slow_looks.db)
+    with slow_looks.db.write() as tx:
+        blind = keys.create(tx, keys.NewKey(name="blind", can_read=False, can_submit=True))
+    for path in ("", "/curve", "/tasks", "/events"):
+        address = f"/v1/jobs/{job.id}{path}"
+        assert slow_looks.client.get(address).status_code == 200
+        for text, status in (
+            (blind.text, 403),
+            (f"{slow_looks.keys['submit'].text}x", 401),
+            ("felix_000000000000_x", 401),
+        ):
+            headers = {"Authorization": f"Bearer {text}"}
+            assert slow_looks.client.get(address, headers=headers).status_code == status
+
+
+def test_a_known_key_is_looked_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "KEY_KNOWN_S", 0.1)
+    with testclient.TestClient(app.create_app(service.settings)) as client:
+        headers = service.auth("read")
+        assert client.get("/v1/me", headers=headers).status_code == 200
+        with service.db.write() as tx:  # as another process would
+            keys.revoke(tx, service.keys["read"].key.id)
+        client.portal.call(asyncio.sleep, 0.2)
+        assert client.get("/v1/me", headers=headers).status_code == 401
+
+
+def test_a_known_key_ends_with_its_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "KEY_KNOWN_S", 3600.0)
+    with testclient.TestClient(app.create_app(service.settings)) as client:
+        with service.db.write() as tx:
+            made = keys.create(tx, keys.NewKey(name="brief", expires_s=1000.0))
+        headers = {"Authorization": f"Bearer {made.text}"}
+        assert client.get("/v1/me", headers=headers).status_code == 200
+        later = auth._now() + datetime.timedelta(seconds=2000.0)
+        monkeypatch.setattr(auth, "_now", lambda: later)
+        assert client.get("/v1/me", headers=headers).status_code == 200  # the database's clock
+        with service.db.write() as tx:
+            ended = sa.update(models.Key).where(models.Key.id == made.key.id)
+            tx.execute(ended.values(expires_at=columns.db_now(-1.0)))
+        assert client.get("/v1/me", headers=headers).status_code == 401
+
+
+def test_a_known_key_is_not_known_after_it_is_revoked(service: Service) -> None:
+    made = service.client.post(
+        "/v1/keys", json={"name": "k"}, headers=service.auth("admin")
+    ).json()
+    headers = {"Authorization": f"Bearer {made['text']}"}
+    for _ in range(2):
+        assert service.client.get("/v1/me", headers=headers).status_code == 200
+    service.client.delete(f"/v1/keys/{made['key']['id']}", headers=service.auth("admin"))
+    assert service.client.get("/v1/me", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("length", [2, 5, 256])
+def test_a_tail_tells_what_the_database_tells(
+    service: Service, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr(recent_events, "LENGTH", length)
+    job = api_rows.finished(service.db, service.blobs)
+    types: list[tuple[events.Type, ...]] = [(), (events.Type.TRIAL, events.Type.STATE)]
+    for chosen in types:
+        for seq in (0, 3, job.last_seq - 2, job.last_seq, job.last_seq + 5):
+            for limit in (1, 4, 500):
+                query = {"after_seq": seq, "limit": limit, "type": [str(one) for one in chosen]}
+                answer = service.client.get(f"/v1/jobs/{job.id}/events", params=query)
+                with service.db.read() as tx:
+                    found = events.after(tx, job.id, seq, limit, chosen)
+                wanted = [responses.Event.model_validate(one) for one in found]
+                got = responses.Events.model_validate_json(answer.content)
+                assert got.items == wanted
+                assert got.last_seq == (found[-1].seq if found else seq)
+
+
+def test_a_tail_grows_and_stays_short(db: database.Database, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recent_events, "LENGTH", 4)
+    monkeypatch.setattr(recent_events, "JOBS", 2)
+    numbers = [api_rows.queued(db).id for _ in range(3)]
+    encoded = []
+
+    def encode(event: Any) -> bytes:
+        encoded.append(event.seq)
+        return api_events.encode(event)
+
+    def tell(job_id: int, count: int) -> None:
+        with db.write() as tx:
+            for _ in range(count):
+                events.append(tx, job_id, events.Type.WARNING, {"message": "x"})
+
+    async def play() -> None:
+        told: list[int] = []
+        kept = recent_events.Tails(db, encode, 0.0, told.append)
+        first = numbers[0]
+        for count, since, last in ((0, 0, 1), (2, 0, 3), (3, 2, 6), (9, 11, 15)):
+            tell(first, count)
+            await asyncio.sleep(0)
+            kept.forget()
+            tail = await kept.of(first)
+            assert (tail.since, tail.last_seq) == (since, last)
+            assert [one.seq for one in tail.told] == list(range(since + 1, last + 1))
+        kept.forget()
+        await kept.of(first)
+        assert told == [first] * 4  # not of what was told before
+        assert encoded == [1, 2, 3, 4, 5, 6, 12, 13, 14, 15]  # each once
+        for number in (*numbers[1:], first):  # the first has been dropped meanwhile
+            await kept.of(number)
+        kept.forget()
+        await kept.of(first)
+        assert encoded[10:] == [1, 1, 12, 13, 14, 15]
+        with pytest.raises(errors.NotFound):
+            await kept.of(99)
+
+    asyncio.run(play())

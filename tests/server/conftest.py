@@ -1,0 +1,92 @@
+"""Databases for the tests of the service: SQLite always, PostgreSQL wherever one is reachable.
+
+`FELIX_TEST_POSTGRES_URL` names a server where databases may be made; without it 127.0.0.1:5432 is
+tried with the user postgres. Tests on PostgreSQL are skipped, saying why, where there is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from server.database import database, models, schema
+
+DEFAULT_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
+
+
+@functools.cache
+def postgres_problem() -> str | None:
+    """Why there is no PostgreSQL; None if there is."""
+    engine = sa.create_engine(server_url(), connect_args={"connect_timeout": 3})
+    try:
+        with engine.connect():
+            return None
+    except sa.exc.OperationalError as error:
+        return str(error.orig).strip().splitlines()[0]
+    finally:
+        engine.dispose()
+
+
+def server_url() -> sa.URL:
+    """The server where databases may be made."""
+    text = os.environ.get("FELIX_TEST_POSTGRES_URL") or DEFAULT_URL
+    return sa.make_url(text).set(drivername="postgresql+psycopg")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of an empty PostgreSQL database, dropped at the end."""
+    problem = postgres_problem()
+    if problem is not None:
+        pytest.skip(f"no PostgreSQL here, set FELIX_TEST_POSTGRES_URL to test with one: {problem}")
+    name = f"felix_test_{uuid.uuid4().hex[:12]}"
+    engine = sa.create_engine(server_url(), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield server_url().set(database=name).render_as_string(hide_password=False)
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    """URL of a database without rows; both kinds in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'felix.db'}"
+    found: str = request.getfixturevalue("postgres")
+    return found
+
+
+@pytest.fixture
+def db(url: str) -> Iterator[database.Database]:
+    """A database of today's schema without rows."""
+    opened = database.Database(url)
+    if not opened.is_sqlite:
+        empty(opened)
+    schema.upgrade(opened)
+    yield opened
+    opened.close()
+
+
+def empty(db: database.Database) -> None:
+    """Remove the rows of all tables, if there are tables."""
+    if schema.current(db) != schema.head():
+        drop_all(db)
+        return
+    names = ", ".join(table.name for table in models.Base.metadata.sorted_tables)
+    with db.engine.begin() as connection:
+        connection.execute(sa.text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
+
+
+def drop_all(db: database.Database) -> None:
+    """Remove all tables of a PostgreSQL database."""
+    with db.engine.begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))

@@ -1,0 +1,77 @@
+"""The dashboard in process, on SQLite: an application and clients that are logged in."""
+
+from __future__ import annotations
+
+import html
+import pathlib
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.server.api.conftest import (  # noqa: F401  (fixtures)
+    Service,
+    parser,
+    service,
+    settings,
+)
+from tests.server.conftest import db  # noqa: F401  (a fixture)
+from tests.support.dashboard.browser import chromium, page, site  # noqa: F401  (fixtures)
+
+
+@pytest.fixture
+def url(tmp_path: pathlib.Path) -> str:
+    """The store's verbs are tested on PostgreSQL elsewhere; pages do not differ."""
+    return f"sqlite:///{tmp_path / 'felix.db'}"
+
+
+class Pages:
+    """A browser without a screen: cookies are kept, redirects are not followed."""
+
+    def __init__(self, service: Service) -> None:  # noqa: F811
+        self.service, self.client = service, service.client
+        self.client.headers.pop("Authorization", None)
+        self.client.follow_redirects = False
+
+    def log_in(self, scope: str) -> None:
+        """Log in with the key of a scope."""
+        self.client.cookies.clear()
+        key = self.service.keys[scope].text
+        answer = self.client.post("/dashboard/login", data={"key": key})
+        assert answer.status_code == 303, answer.text
+
+    def get(self, address: str, status: int = 200) -> str:
+        """The text of a page."""
+        answer = self.client.get(address)
+        assert answer.status_code == status, (answer.status_code, answer.text[:2000])
+        return answer.text
+
+    @property
+    def csrf(self) -> str:
+        """The token of the login, as a page has it."""
+        found = re.search(r'name="csrf-token" content="([^"]+)"', self.get("/dashboard/compare"))
+        assert found is not None
+        return html.unescape(found.group(1))
+
+
+@pytest.fixture
+def pages(service: Service) -> Pages:  # noqa: F811
+    """Logged in with the key that may submit."""
+    made = Pages(service)
+    made.log_in("submit")
+    return made
+
+
+@pytest.fixture
+def logged_out(service: Service) -> Pages:  # noqa: F811
+    """Not logged in."""
+    return Pages(service)
+
+
+def words(markup: str) -> str:
+    """What a person reads of a page."""
+    text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", markup, flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+Words = Callable[[str], str]

@@ -1,0 +1,146 @@
+"""Keys and audit: administrators only, texts shown once, every change noted."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from server.dashboard.pages import access
+from server.store import keys, rows
+from tests.server.dashboard.conftest import Pages
+from tests.support import api_rows
+
+
+@pytest.fixture
+def admin(pages: Pages) -> Pages:
+    """Logged in with the key that may all."""
+    pages.log_in("admin")
+    return pages
+
+
+def every(pages: Pages) -> list[rows.Key]:
+    """All keys, without when they were used."""
+    with pages.service.db.read() as tx:
+        return [dataclasses.replace(key, last_used_at=None) for key in keys.every(tx)]
+
+
+def send(pages: Pages, status: int, **fields: Any) -> str:
+    """Send the form of a new key; the page that answers."""
+    answer = pages.client.post("/dashboard/keys", data={"csrf_token": pages.csrf, **fields})
+    assert answer.status_code == status, answer.text[:2000]
+    return answer.text
+
+
+@pytest.mark.parametrize("scope", ["read", "submit"])
+def test_only_administrators_manage_keys(pages: Pages, scope: str) -> None:
+    pages.log_in(scope)
+    assert "/dashboard/keys" not in pages.get("/dashboard")
+    before = every(pages)
+    for address in ("/dashboard/keys", "/dashboard/audit"):
+        assert "scope admin" in pages.get(address, 403)
+    form = {"csrf_token": pages.csrf, "name": "mine", "scope": "admin"}
+    for address in ("/dashboard/keys", f"/dashboard/keys/{before[0].id}/revoke"):
+        assert pages.client.post(address, data=form).status_code == 403
+    assert every(pages) == before
+
+
+def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
+    assert "/dashboard/keys" in admin.get("/dashboard")
+    page = send(
+        admin, 200, name="ci <b>", scope=["read", "submit"], expires_days="1.5",
+        max_running_jobs="0", max_trials="", max_upload_mib="0.5",
+    )  # fmt: skip
+    found = re.search(r"felix_[0-9a-f]{12}_[\w-]+", page)
+    assert found is not None and "ci &lt;b&gt;" in page
+    with admin.service.db.read() as tx:
+        made = keys.find(tx, found.group())
+    assert access.scopes(made) == ["read", "submit"] and made.name == "ci <b>"
+    assert (made.max_running_jobs, made.max_trials, made.max_upload_bytes) == (0, None, 1 << 19)
+    assert made.expires_at is not None
+    assert (made.expires_at - made.created_at).total_seconds() == pytest.approx(1.5 * 86400, abs=1)
+    for address in ("/dashboard/keys", "/dashboard/audit"):
+        shown = admin.get(address)
+        assert found.group() not in shown and "ci &lt;b&gt;" in admin.get("/dashboard/keys")
+    assert "key.create" in admin.get("/dashboard/audit")
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"name": ""}, ["name"]),
+        ({"name": "a\nb"}, ["name"]),
+        ({"scope": []}, ["scopes"]),
+        ({"scope": ["root"]}, ["scopes"]),
+        ({"expires_days": "soon"}, ["expires_days"]),
+        ({"expires_days": "-1"}, ["expires_days"]),
+        ({"expires_days": "inf", "max_upload_mib": "inf"}, ["expires_days", "max_upload_mib"]),
+        ({"max_trials": "0", "max_running_jobs": "1.5"}, ["max_trials", "max_running_jobs"]),
+        ({"max_upload_mib": "nan"}, ["max_upload_mib"]),
+    ],
+)
+def test_wrong_fields_are_told_and_the_rest_stays(
+    admin: Pages, fields: dict[str, Any], wrong: list[str]
+) -> None:
+    before = every(admin)
+    page = send(admin, 422, **({"name": "kept", "scope": ["read"], "max_trials": "7"} | fields))
+    for name in wrong:
+        assert f'id="k-{name}-wrong"' in page
+    assert page.count('class="wrong"') == len(wrong)
+    if "name" not in fields:
+        assert 'value="kept"' in page
+    assert every(admin) == before
+
+
+def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:
+    service = admin.service
+    key = service.keys["submit"]
+    headers = service.auth("submit")
+    assert service.client.get("/v1/me", headers=headers).status_code == 200
+    at = f"/dashboard/keys/{key.key.id}/revoke"
+    assert admin.client.post(at, data={"csrf_token": "x"}).status_code == 403
+    answer = admin.client.post(at, data={"csrf_token": admin.csrf})
+    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/keys"
+    assert service.client.get("/v1/me", headers=headers).status_code == 401
+    page = admin.get("/dashboard/keys")
+    assert "revoked" in page and at not in page
+    assert "key.revoke" in admin.get("/dashboard/audit")
+    assert admin.client.post(
+        "/dashboard/keys/99/revoke", data={"csrf_token": admin.csrf}
+    ).status_code == 404  # fmt: skip
+    own = f"/dashboard/keys/{service.keys['admin'].key.id}/revoke"
+    assert admin.client.post(own, data={"csrf_token": admin.csrf}).status_code == 303
+    assert admin.client.get("/dashboard/keys").status_code == 303
+
+
+def test_the_audit_is_paged_and_filtered(admin: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "AUDIT_LIMIT", 3)
+    service = admin.service
+    job = api_rows.queued(service.db, service.keys["submit"].key.id)
+    for verb in ("pause", "resume", "cancel"):
+        service.client.post(f"/v1/jobs/{job.id}/{verb}", headers=service.auth("submit"))
+    admin.client.post("/dashboard/login", data={"key": "felix_wrong_key"})
+    admin.log_in("admin")
+    newest = admin.get("/dashboard/audit")
+    assert newest.count('data-key="entry-') == 3 and "login.failed" in newest
+    older = re.search(r'href="(\?after=\d+)" rel="next"', newest)
+    assert older is not None
+    assert "job.pause" in admin.get(f"/dashboard/audit{older.group(1)}")
+    of_one = admin.get(f"/dashboard/audit?key={service.keys['submit'].key.id}")
+    assert of_one.count('data-key="entry-') == 3 and "login.failed" not in of_one
+    assert f'href="/dashboard/jobs/{job.id}"' in of_one
+    assert "No entries" in admin.get("/dashboard/audit?key=99")
+    assert "login.failed" in admin.get("/dashboard/audit?key=nonsense")
+
+
+def test_ids_are_unique_and_fields_are_described(admin: Pages) -> None:
+    for page in (admin.get("/dashboard/keys"), send(admin, 422, name="", scope=[]),
+                 admin.get("/dashboard/audit")):  # fmt: skip
+        ids = re.findall(r' id="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+        for described in re.findall(r'aria-(?:describedby|labelledby)="([^"]+)"', page):
+            assert set(described.split()) <= set(ids), described
+        for target in re.findall(r'<label for="([^"]+)"', page):
+            assert target in ids, target

@@ -1,0 +1,202 @@
+"""The dashboard in a real Chromium: log in, submit, watch, act, compare, download.
+
+The job is filled step by step through the verbs that tuners use, so the pages see what they see of
+a tuner, in seconds.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from server import errors
+from server.store import control, jobs, keys, trials
+from tests.support import api_rows, service_fakes
+from tests.support.dashboard import browser, growing
+from tests.support.dashboard.browser import Site, points, until
+
+pytestmark = browser.MARKS
+
+
+def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    page.get_by_role("link", name="New job").first.click()
+    for name in ("m", "n", "k"):
+        page.locator(f"[id='f-p.{name}']").fill("64")
+    page.locator("#f-trials").fill("40")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    assert page.locator("#head .badge").inner_text() == "queued"
+    page.wait_for_selector("text=Nothing measured yet")
+
+    page.evaluate("window.mark = 'never loaded again'")
+    grows = growing.Growing(site.db, worker)
+    grows.step(4)
+    until(page, "document.querySelector('#head .badge').textContent === 'running'")
+    first = points(page, "convergence")
+    grows.step(12)
+    until(page, f"Number(document.querySelector('#convergence').dataset.points) > {first + 8}")
+    until(page, "document.querySelector('.tiles').textContent.includes('16 of 40')")
+    assert page.locator("#link").inner_text() == "Live"
+    until(page, "document.querySelector('#tasks').textContent.includes('16')")
+
+    page.get_by_role("button", name="Pause").click()
+    until(page, "document.querySelector('#head .badge').textContent === 'pausing'")
+    page.get_by_role("button", name="Resume").click()
+    until(page, "document.querySelector('#head .badge').textContent === 'running'")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Keep it").click()
+    assert service_fakes.get(site.db, grows.claim.job.id).state == "running"
+
+    job = grows.finish(site.blobs)
+    until(page, "document.querySelector('#head .badge').textContent === 'succeeded'")
+    until(page, "document.querySelector('#link').textContent === 'Ended'")
+    assert page.evaluate("window.mark") == "never loaded again"
+    with page.expect_download() as found:
+        page.get_by_role("link", name="Download felix-job.zip").click()
+    assert pathlib.Path(found.value.path()).read_bytes() == growing.CONTENT
+    assert found.value.suggested_filename == "felix-job.zip"
+    assert job.workload["params"]["m"] == 64
+
+
+def test_controls_of_the_charts(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    api_rows.queued(site.db, n_tasks=2, trials=64)
+    grows = growing.Growing(site.db, worker)
+    grows.step(24)
+    number = grows.claim.job.id
+    page.goto(f"/dashboard/jobs/{number}")
+    whole = points(page, "convergence")
+    title = "document.querySelector('#convergence .xtitle').textContent"
+    assert page.evaluate(title) == "Trials"
+    page.locator("#curve-x").select_option("seconds of tuning")
+    until(page, f"{title} === 'Seconds of tuning'")
+    page.locator("#curve-task").select_option("0")
+    until(page, f"document.querySelector('#convergence').dataset.points !== '{whole}'")
+    page.get_by_label("Unscheduled").check()
+    until(page, "document.querySelector('#convergence').textContent.includes('unscheduled')")
+    page.goto(f"/dashboard/jobs/{number}/search")
+    with site.db.read() as tx:
+        pairs = len(trials.predicted(tx, number, 0))
+    assert points(page, "predicted") == pairs + 2  # and the two ends of the line
+    assert points(page, "descent") == 4 * 21
+    before = page.locator("#rounds tbody tr").count()
+    grows.step(16)
+    until(page, f"document.querySelectorAll('#rounds tbody tr').length > {before}")
+    until(page, f"Number(document.querySelector('#predicted').dataset.points) > {pairs + 2}")
+
+
+def test_compare_from_the_table(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    for name in ("one", "two"):
+        api_rows.queued(site.db, name=name)
+        grows = growing.Growing(site.db, worker, seed=len(name))
+        grows.step(10)
+        grows.finish(site.blobs)
+    page.goto("/dashboard")
+    assert page.get_by_role("button", name="Compare selected").is_disabled()
+    for box in page.get_by_label(re.compile("^Compare job")).all():
+        box.check()
+    api_rows.queued(site.db, name="a third one")
+    page.wait_for_selector("text=a third one")  # the table is live, and the ticks stay
+    page.get_by_role("button", name="Compare 2 selected").click()
+    page.wait_for_url("**/dashboard/compare?job=*")
+    assert points(page, "curves") > 4
+    page.locator("#compare-y").select_option("% of the best of all")
+    until(page, "document.querySelector('#curves .ytitle').textContent.includes('best of all')")
+    shown = page.locator("#curves").inner_text()
+    assert "one" in shown and "two" in shown
+
+
+def test_a_lost_connection_is_told_and_mended(page: Any, site: Site) -> None:
+    job = api_rows.queued(site.db)
+    page.goto("/dashboard")
+    page.wait_for_selector(".link-live")
+    page.context.set_offline(True)
+    page.wait_for_selector("text=The service does not answer")
+    with site.db.write() as tx:
+        control.cancel(tx, job.id)
+    page.context.set_offline(False)
+    page.wait_for_selector("#jobs >> text=cancelled")
+    assert page.locator("#lost").is_hidden()
+
+
+def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
+    with site.db.write() as tx:
+        keys.revoke(tx, site.key.key.id)
+    page.wait_for_selector("text=Your login has ended")
+    page.get_by_role("link", name="Log in again").click()
+    page.wait_for_selector("text=API key")
+    page.get_by_label("API key").fill("felix_wrong_key")
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector("text=This key is unknown")
+
+
+def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
+    page.goto("/dashboard/submit")
+    form = page.locator("#upload-form")
+    file = {"name": "net.onnx", "mimeType": "application/octet-stream", "buffer": b"no model"}
+    form.get_by_label("File").set_input_files(file)
+    form.get_by_label("Shapes").fill("what")
+    form.get_by_role("button", name="Upload").click()
+    form.locator("text=one input a line").first.wait_for()
+    assert form.get_by_label("Shapes").get_attribute("aria-invalid") == "true"
+    form.get_by_label("Kind").locator("text=TIR").click()
+    with page.expect_response("**/v1/jobs/upload") as answer:
+        form.get_by_role("button", name="Upload").click()
+    assert answer.value.status == 422
+    form.get_by_role("alert").wait_for()
+    with site.db.read() as tx:
+        assert not jobs.page(tx).jobs
+
+
+def test_upload_makes_a_job(page: Any, site: Site) -> None:
+    body = {"workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}}}
+    header = {"Authorization": f"Bearer {site.key.text}"}
+    made = page.request.post("/v1/jobs", data=body, headers=header)
+    assert made.status == 201, made.text()
+    with site.db.read() as tx:
+        program = jobs.programs(tx, made.json()["id"])[0].encode()
+    page.goto("/dashboard/submit")
+    form = page.locator("#upload-form")
+    form.get_by_label("TIR program").check()
+    file = {"name": "soft.json", "mimeType": "application/json", "buffer": program}
+    form.get_by_label("File").set_input_files(file)
+    form.get_by_label("Trials").fill("7")
+    form.get_by_text("Name, tags, search options").click()
+    form.get_by_label("Tags").fill("from a file, tir")
+    form.get_by_role("button", name="Upload").click()
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    number = int(page.url.rsplit("/", 1)[1])
+    job = service_fakes.get(site.db, number)
+    assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
+    page.get_by_text("Change name").click()
+    page.locator("#e-note").fill("kept while the page is live")
+    page.wait_for_timeout(2500)
+    assert page.locator("#e-note").input_value() == "kept while the page is live"
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_selector("#asked >> text=kept while the page is live")
+
+
+def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:
+    page.get_by_role("link", name="Keys").click()
+    page.get_by_label("Name").fill("ci")
+    page.get_by_role("button", name="Make the key").click()
+    text = page.locator("#key-text").inner_text()
+    with site.db.read() as tx:
+        assert keys.find(tx, text).name == "ci"
+    page.get_by_role("link", name="I have it").click()
+    revoke = page.get_by_role("button", name="Revoke the key ci")
+    revoke.click()
+    page.get_by_role("button", name="Keep it").click()
+    revoke.click()
+    page.get_by_role("button", name="Revoke it").click()
+    page.wait_for_selector("td:has-text('revoked')")
+    assert revoke.count() == 0
+    page.get_by_role("link", name="Audit").click()
+    page.wait_for_selector("text=key.revoke")
+    with pytest.raises(errors.Unauthenticated), site.db.read() as tx:
+        keys.find(tx, text)

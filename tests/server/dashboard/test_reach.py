@@ -1,0 +1,116 @@
+"""The dashboard for everybody: on a phone, by keyboard, to a screen reader, in both colours."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.support import api_rows, service_fakes
+from tests.support.dashboard import browser, growing
+from tests.support.dashboard.browser import Site, until
+
+pytestmark = browser.MARKS
+
+PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
+          "/jobs/1/trials", "/jobs/1/trials/2", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log",
+          "/keys", "/audit")  # fmt: skip
+
+#: Roles of what a person acts on.
+CONTROLS = {"link", "button", "textbox", "searchbox", "combobox", "checkbox", "radio",
+            "spinbutton", "DisclosureTriangle"}  # fmt: skip
+
+
+def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    api_rows.queued(site.db, site.key.key.id, n_tasks=2, trials=64)
+    grows = growing.Growing(site.db, worker)
+    grows.step(24)
+    api_rows.queued(site.db)
+    tree = page.context.new_cdp_session(page)
+    n_seen = 0
+    for place in PLACES:
+        page.goto(f"/dashboard{place}")
+        if page.locator(".chart").count():
+            page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
+        for node in tree.send("Accessibility.getFullAXTree")["nodes"]:
+            if node["ignored"] or node.get("role", {}).get("value") not in CONTROLS:
+                continue
+            told = {one["name"]: one["value"].get("value") for one in node["properties"]}
+            assert node["name"]["value"].strip(), (place, node)
+            assert told.get("focusable") or told.get("disabled"), (place, node)
+            n_seen += 1
+        left_out = "a[href], button, input, select, textarea, summary"
+        skipped = page.locator(f":is({left_out})[tabindex='-1']:visible").count()
+        assert skipped == 0, place
+    assert n_seen > 100
+
+
+def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
+    page.goto("/dashboard")
+    focused = "document.activeElement.textContent.trim() || document.activeElement.id"
+
+    def tab_to(wanted: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(focused) == wanted:
+                return
+        pytest.fail(f"no way to {wanted} by Tab")
+
+    tab_to("New job")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/dashboard/submit")
+    for name in ("m", "n", "k"):
+        tab_to(f"f-p.{name}")
+        page.keyboard.type("64")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    tab_to("Pause")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#head .badge').textContent === 'paused'")
+    assert service_fakes.get(site.db, 1).workload["params"]["k"] == 64
+
+
+def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    name = "a-long-name-without-any-place-to-break-it-" * 4
+    api_rows.queued(site.db, name=name, tags=("a-long-tag-" * 5,))
+    grows = growing.Growing(site.db, worker)
+    grows.step(12)
+    grows.finish(site.blobs)
+    api_rows.queued(site.db)
+    page.set_viewport_size({"width": 390, "height": 844})
+    for place in PLACES:
+        page.goto(f"/dashboard{place}")
+        if page.locator(".chart").count():
+            page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, (place, width)
+
+
+def test_keyboard_and_colours(page: Any, site: Site) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto("/dashboard")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    seen = set()
+    for _ in range(14):
+        assert page.evaluate(outline) == "solid", page.evaluate("document.activeElement.outerHTML")
+        seen.add(page.evaluate("document.activeElement.textContent.trim()"))
+        page.keyboard.press("Tab")
+    assert {"Jobs", "New job", "Compare", "Devices", "Keys", "ann"} <= seen
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(colour)
+    assert dark != light
+    button = page.get_by_role("button", name="Colours")
+    button.click()
+    assert page.evaluate(colour) == light and "light" in button.get_attribute("aria-label")
+    page.reload()
+    assert page.evaluate(colour) == light
+    button.click()
+    button.click()
+    assert page.evaluate(colour) == dark and "system" in button.get_attribute("aria-label")

@@ -1,0 +1,195 @@
+"""The form: fields from a schema, texts read back, errors at their fields, one job a form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from server.dashboard import fields, formats
+from server.dashboard.pages import job
+from server.store import jobs
+from tests.server.dashboard.conftest import Pages, words
+from tests.support import api_rows
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["n", "shape"],
+    "properties": {
+        "axis": {"type": "integer", "default": -1, "description": "the axis."},
+        "n": {"type": "integer", "minimum": 1},
+        "batch": {"oneOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None},
+        "kernel": {
+            "oneOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "items": {"type": "integer", "minimum": 1}},
+            ],
+            "default": 3,
+        },
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}},
+        "axes": {
+            "oneOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}],
+            "default": None,
+        },
+        "flip": {"type": "boolean", "default": False},
+        "bias": {"type": "boolean", "default": True},
+        "dtype": {"type": "string", "enum": ["float32", "float16"], "default": "float32"},
+        "epilogue": {
+            "type": "array",
+            "items": {"type": "string", "enum": ["bias", "relu"]},
+            "default": [],
+        },
+    },
+}
+
+
+def test_fields_have_the_schema_s_kinds() -> None:
+    found = {field.name: field for field in fields.of_schema(SCHEMA)}
+    assert [field.name for field in fields.of_schema(SCHEMA)][:2] == ["n", "shape"]
+    assert found["n"].kind == "number" and found["n"].is_required and found["n"].minimum == 1
+    assert found["axis"].hint == "-1" and found["axis"].help == "The axis."
+    assert found["batch"].kind == "number" and not found["batch"].is_required
+    assert found["kernel"].kind == "text" and found["kernel"].hint == "3"
+    assert found["flip"].kind == "switch"
+    assert found["dtype"].choices == ("float32", "float16")
+    assert "bias, relu" in found["epilogue"].help
+    assert fields.defaults(SCHEMA) == {"flip": "", "bias": "on", "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("axis", "-1", -1), ("batch", " 4 ", 4), ("kernel", "3", 3), ("kernel", "3,5", [3, 5]),
+        ("shape", "1x56x56", [1, 56, 56]), ("shape", "[12, 197]", [12, 197]), ("shape", "7", [7]),
+        ("axes", "0, 2", [0, 2]), ("flip", "on", True), ("dtype", "float16", "float16"),
+        ("epilogue", "bias relu", ["bias", "relu"]),
+    ],
+)  # fmt: skip
+def test_texts_become_parameters(name: str, text: str, value: Any) -> None:
+    read = fields.read(SCHEMA, {"n": "8", "shape": "8", "bias": "on", name: text})
+    assert not read.wrong and read.params[name] == value
+
+
+def test_empty_fields_take_the_defaults() -> None:
+    read = fields.read(SCHEMA, {"n": "8", "shape": "2", "bias": "on", "axis": "", "batch": " "})
+    assert read.params == {"n": 8, "shape": [2]}
+    assert fields.read(SCHEMA, {"n": "8", "shape": "2"}).params["bias"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("n", "", "is needed: a whole number"), ("n", "0", "must be at least 1"),
+        ("n", "eight", "must be a whole number"), ("n", "1.5", "must be a whole number"),
+        ("shape", "1, x", "must be"), ("shape", "4, 0", "must be at least 1"),
+        ("kernel", "a", "must be a whole number or whole numbers with commas"),
+        ("dtype", "int8", "must be one of float32, float16"),
+        ("epilogue", "bias, gelu", "must be one of bias, relu"),
+    ],
+)  # fmt: skip
+def test_wrong_texts_are_told_at_their_field(name: str, text: str, said: str) -> None:
+    read = fields.read(SCHEMA, {"n": "8", "shape": "8", name: text})
+    if (name, text) == ("shape", "1, x"):  # the x is a separator
+        assert read.params["shape"] == [1]
+        return
+    assert set(read.wrong) == {name} and said in read.wrong[name]
+
+
+def test_parameters_survive_a_form() -> None:
+    params = {"n": 8, "shape": [1, 2], "flip": True, "bias": False, "dtype": "float16"}
+    texts = fields.texts_of(params)
+    assert fields.read(SCHEMA, texts).params == params
+
+
+def filled(pages: Pages, **more: str) -> dict[str, str]:
+    """A form as a browser sends it."""
+    page = pages.get("/dashboard/submit?op=gemm")
+    found = re.search(r'name="repeat" value="([^"]+)"', page)
+    assert found is not None
+    texts = {"csrf_token": pages.csrf, "repeat": found.group(1), "op": "gemm",
+             "p.m": "16", "p.n": "16", "p.k": "16", "p.dtype": "float32"}  # fmt: skip
+    return texts | more
+
+
+def test_a_form_makes_one_job(pages: Pages) -> None:
+    form = filled(
+        pages, **{"p.epilogue": "bias, relu", "trials": "12", "tags": "a, b", "seed": "3"}
+    )
+    answer = pages.client.post("/dashboard/submit", data=form)
+    assert answer.status_code == 303, words(answer.text)
+    again = pages.client.post("/dashboard/submit", data=form)
+    assert again.headers["location"] == answer.headers["location"]
+    with pages.service.db.read() as tx:
+        made = jobs.get(tx, int(answer.headers["location"].rsplit("/", 1)[1]))
+        assert len(jobs.page(tx).jobs) == 1
+    params = {"m": 16, "n": 16, "k": 16, "epilogue": ["bias", "relu"], "dtype": "float32"}
+    assert made.workload["params"] == params
+    assert (made.trials, made.tags, made.seed) == (12, ("a", "b"), 3)
+    assert made.key_id == pages.service.keys["submit"].key.id
+    other = pages.client.post("/dashboard/submit", data=form | {"p.m": "32"})
+    assert other.headers["location"] != answer.headers["location"]
+    like = pages.get(f"/dashboard/submit?like={made.id}")
+    assert 'value="bias, relu"' in like and 'value="12"' in like and 'value="a, b"' in like
+
+
+def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> None:
+    form = filled(pages, **{"p.m": "", "p.k": "0", "trials": "many", "name": "my <name>",
+                            "strategy": "guess", "round_size": "1000"})  # fmt: skip
+    answer = pages.client.post("/dashboard/submit", data=form)
+    assert answer.status_code == 422
+    page, text = answer.text, words(answer.text)
+    for name in ("p.m", "p.k", "trials", "strategy", "round_size"):
+        assert f'id="f-{name}-wrong"' in page, name
+        assert re.search(rf'id="f-{re.escape(name)}"[^>]*aria-invalid="true"', page), name
+    assert 'id="f-p.n-wrong"' not in page and 'value="my &lt;name&gt;"' in page
+    assert "5 fields need a correction" in text
+    with pages.service.db.read() as tx:
+        assert not jobs.page(tx).jobs
+
+
+def test_what_only_the_engine_knows_is_told_above(pages: Pages) -> None:
+    answer = pages.client.post("/dashboard/submit", data=filled(pages, target="no-such-target"))
+    assert answer.status_code == 422 and 'id="problem"' in answer.text
+    assert "no-such-target" in words(answer.text)
+    answer = pages.client.post("/dashboard/submit", data=filled(pages, trials="999999"))
+    assert "may ask for" in words(answer.text)
+
+
+def test_every_operator_has_a_form(pages: Pages) -> None:
+    listed = pages.client.get("/v1/operators").json()
+    assert "gemm" in listed
+    for name, schema in listed.items():
+        page = pages.get(f"/dashboard/submit?op={name}")
+        for parameter in schema["properties"]:
+            assert f'name="p.{parameter}"' in page, (name, parameter)
+
+
+def test_time_parts_add_up() -> None:
+    parts = job.time_parts({"search_s": 6.0, "measure_s": 3.0, "total_s": 10.0}, 10.0)
+    assert [part.label for part in parts] == ["Search", "Checking and timing", "Other"]
+    assert sum(part.share for part in parts) == pytest.approx(1.0)
+    assert job.time_parts(None, 5.0) == [] and job.time_parts({"search_s": 0}, 5.0) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (formats.latency(None), "–"), (formats.latency(0.5), "500 ns"),
+        (formats.latency(9.094), "9.09 µs"), (formats.latency(1441.2), "1.44 ms"),
+        (formats.latency(2.5e6), "2.50 s"), (formats.duration(0.42), "0.4 s"),
+        (formats.duration(12.4), "12 s"), (formats.duration(200), "3 min 20 s"),
+        (formats.duration(7500), "2 h 5 min"), (formats.duration(90000), "1 d 1 h"),
+        (formats.ratio(3.254), "3.25×"), (formats.flops(268435456), "268 MFLOP"),
+        (formats.size(1_400_000), "1.40 MB"), (formats.memory(32768), "32 KiB"),
+        (formats.percent(0.034), "3.4 %"), (formats.percent(0.5), "50 %"),
+        (formats.count(12345), "12\u202f345"),
+    ],
+)  # fmt: skip
+def test_numbers_in_words(shown: str, text: str) -> None:
+    assert shown == text
+
+
+def test_a_form_from_a_file_s_job_is_an_empty_one(pages: Pages) -> None:
+    model = api_rows.queued(pages.service.db, kind="onnx", op="net.onnx", workload={"file": "x"})
+    assert "Parameters of gemm" in pages.get(f"/dashboard/submit?like={model.id}")

@@ -1,0 +1,220 @@
+"""Workloads of clients: read in limited children, refused with a message, never a crash here."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from felix import workloads
+from server import errors
+from server.parsing import child
+from server.parsing import parser as parsing
+
+GEMM = parsing.Workload(kind="operator", name="gemm", params={"m": 8, "n": 16, "k": 32})
+
+
+@pytest.fixture(scope="module")
+def parser() -> parsing.Parser:
+    return parsing.Parser(seconds=30)
+
+
+def tir(content: bytes) -> parsing.Workload:
+    return parsing.Workload(kind="tir", name="program.json", content=content)
+
+
+def onnx_file(content: bytes) -> parsing.Workload:
+    return parsing.Workload(kind="onnx", name="net.onnx", content=content)
+
+
+def network() -> bytes:
+    """Two matrix products with a ReLU between them, as ONNX."""
+    onnx = pytest.importorskip("onnx")
+    make = onnx.helper
+    weights = [
+        make.make_tensor(name, onnx.TensorProto.FLOAT, shape, [0.5] * (shape[0] * shape[1]))
+        for name, shape in (("w", (32, 64)), ("v", (64, 16)))
+    ]
+    graph = make.make_graph(
+        [
+            make.make_node("MatMul", ["x", "w"], ["a"]),
+            make.make_node("Relu", ["a"], ["b"]),
+            make.make_node("MatMul", ["b", "v"], ["y"]),
+        ],
+        "net",
+        [make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 32])],
+        [make.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 16])],
+        weights,
+    )
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
+    found: bytes = model.SerializeToString()
+    return found
+
+
+def test_operators_and_their_schemas(parser: parsing.Parser) -> None:
+    found = parser.operators()
+    assert found == {name: op.schema for name, op in workloads.OPERATORS.items()}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_an_operator(parser: parsing.Parser) -> None:
+    parsed = parser.parse(GEMM, "llvm")
+    (task,) = parsed.tasks
+    assert (task.flops, task.weight, parsed.target_key) == (2 * 8 * 16 * 32, 1.0, "llvm")
+    assert json.loads(task.program)["name"] == task.name
+
+
+def test_tir_in_every_form(parser: parsing.Parser) -> None:
+    import tvm
+
+    task = workloads.gemm(8, 16, 32, target="llvm")
+    texts = [task.to_json(), tvm.ir.save_json(task.mod), tvm.ir.save_json(task.func)]
+    found = [parser.parse(tir(text.encode()), "llvm") for text in texts]
+    assert {parsed.tasks[0].flops for parsed in found} == {float(task.flops)}
+
+
+def test_an_onnx_model(parser: parsing.Parser) -> None:
+    content = network()
+    shaped = parsing.Workload(kind="onnx", name="n", content=content, shapes={"x": [4, 32]})
+    parsed = parser.parse(shaped, "llvm")
+    assert sum(task.flops for task in parsed.tasks) >= 2 * 4 * (32 * 64 + 64 * 16)
+    assert len(parsed.tasks) == 2
+    for cut in (1, 10, len(content) // 2, len(content) - 1):
+        with pytest.raises(errors.InvalidRequest):
+            parser.parse(onnx_file(content[:cut]), "llvm")
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        (parsing.Workload(kind="operator", name="gem"), "did you mean gemm"),
+        (parsing.Workload(kind="operator", name="gemm", params={"m": 1}), "missing"),
+        (parsing.Workload(kind="operator", name="gemm", params={"m": "x", "n": 1, "k": 1}), "m"),
+        (tir(b""), "not valid JSON"),
+        (tir(b"\xff\xfe"), "UTF-8"),
+        (tir(b"[" * 100_000), "."),
+        (tir(b'{"root_index": 5, "nodes": []}'), "TVM cannot read"),
+        (tir(b'{"root_index": 0, "nodes": [{"type": "tirx.PrimFunc", "data": {}}]}'), "."),
+        (tir(json.dumps({"felix_task": 1, "name": "x", "weight": 1e400, "target": {},
+                         "mod": "{}"}).encode()), "."),
+        (onnx_file(b""), "cannot be imported"),
+        (onnx_file(b"\x08\x01garbage" * 50), "not an ONNX model"),
+        (onnx_file(b"PK\x03\x04" + b"\0" * 500), "."),
+    ],
+)  # fmt: skip
+def test_malformed_workloads_are_refused(
+    parser: parsing.Parser, workload: parsing.Workload, said: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=said):
+        parser.parse(workload, "llvm")
+
+
+@pytest.mark.parametrize("target", ["", "nope", "llvm -mcpu", "opencl", '{"kind": 5}', "\0"])
+def test_malformed_targets_are_refused(parser: parsing.Parser, target: str) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        parser.parse(GEMM, target)
+
+
+def test_a_child_without_memory_is_an_answer() -> None:
+    with pytest.raises(errors.InvalidRequest, match="memory"):
+        parsing.Parser(memory_bytes=32 << 20).parse(onnx_file(network()), "llvm")
+
+
+def test_random_changes_of_a_program_never_break_the_service(parser: parsing.Parser) -> None:
+    rng = random.Random(0)
+    text = workloads.gemm(4, 5, 6, target="llvm").to_json()
+    outer = json.loads(text)
+    n_refused = 0
+    for _ in range(40):
+        document = json.loads(outer["mod"])
+        node = rng.choice(document["nodes"])
+        if isinstance(node.get("data"), dict) and node["data"]:
+            field = rng.choice(sorted(node["data"]))
+            values = [0, -1, rng.randrange(len(document["nodes"])), 2**62, "x", None, [], {}]
+            node["data"][field] = rng.choice(values)
+        else:
+            node["type"] = rng.choice(["ir.IRModule", "tirx.For", "int", "tirx.Nothing"])
+        changed = json.dumps(outer | {"mod": json.dumps(document)})
+        try:
+            parser.parse(tir(changed.encode()), "llvm")
+        except errors.InvalidRequest as error:
+            assert str(error) and "\n" not in str(error)
+            n_refused += 1
+    assert n_refused >= 20
+
+
+class Hostile:
+    """Stands for a reader that is broken by what it reads, in a forked child."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def parser(self, code: str, **limits: Any) -> parsing.Parser:
+        """A parser whose child runs `code` with the limits set."""
+        made = parsing.Parser(**limits)
+        made._run_child = lambda header, content: run_child(header, code)  # type: ignore
+        return made
+
+
+def run_child(header: bytes, code: str) -> bytes | None:
+    """As `Parser._run_child`, in a fresh process that runs `code` in place of the reader."""
+    script = f"""
+import json, os, sys
+from server import parsing_child
+def reader(request, content):
+    {code}
+parsing_child._answer = reader
+class Pipe:
+    def recv_bytes(self): return sys.stdin.buffer.read() or b""
+    def send_bytes(self, data): os.write(1, data)
+    def close(self): pass
+parsing_child.main(Pipe())
+"""
+    done = subprocess.run([sys.executable, "-c", script], input=header, capture_output=True)
+    return done.stdout or None
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
+    yield Hostile(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "crashed the reader"),
+        ("bytearray(64 << 30)", "memory"),
+        ("f = lambda: f(); f()", "nested too deeply"),
+        ("open('/tmp/felix-test-written', 'w').write('x' * 10**6)", "crashed the reader"),
+    ],
+)
+def test_what_breaks_the_reader_is_an_answer(hostile: Hostile, code: str, said: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match=said):
+        hostile.parser(code).parse(GEMM, "llvm")
+
+
+def test_a_reader_that_hangs_is_ended(parser: parsing.Parser) -> None:
+    parser.operators()  # the fork server is there
+    begun = time.monotonic()
+    with pytest.raises(errors.InvalidRequest, match=r"longer than 0\.001 s"):
+        parsing.Parser(seconds=0.001).parse(GEMM, "llvm")
+    assert time.monotonic() - begun < 10
+
+
+def test_this_process_loads_no_engine() -> None:
+    script = (
+        "import sys; from server import parsing, schema, store, blobs, commands; "
+        "bad = {'tvm', 'torch', 'sympy', 'numpy', 'onnx'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_child_knows_every_kind() -> None:
+    with pytest.raises(workloads.catalogue.errors.WorkloadError, match="unknown kind"):
+        child._tasks({"kind": "x", "name": "", "target": "llvm"}, b"")

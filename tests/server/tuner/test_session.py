@@ -1,0 +1,176 @@
+"""A run journalled in the database: what it tells, and how another tuner goes on with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+
+import pytest
+
+from felix import events as engine_events
+from felix import workloads
+from felix.tuning import task_run as engine_jobs
+from server.database import database
+from server.store import control, events, jobs, leases, progress, rows, trials
+from server.tuner import claimed_job, engine, event_recorder, heartbeat, session
+from tests.support import service_fakes, service_kill_child, tuning_fakes
+
+TARGET = "llvm -num-cores 2"
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning_fakes.use(monkeypatch)
+    monkeypatch.setattr(engine_jobs, "fingerprint", lambda mod: None)
+
+
+def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
+    task = workloads.gemm(64, 64, 64, target=TARGET)
+    new = jobs.NewTask(
+        name=task.name, weight=2.0, flops=float(task.flops), min_bytes=float(task.min_bytes),
+        program=task.to_json(),
+    )  # fmt: skip
+    return service_fakes.create(
+        db, target=TARGET, tasks=(new,), trials=n_trials, strategy="random",
+        options={"round_size": 8},
+    )  # fmt: skip
+
+
+def sit_down(db: database.Database) -> claimed_job.Desk:
+    """Claim the next job."""
+    with db.write() as tx:
+        keys = [*service_fakes.TARGET_KEYS, "llvm/x/fake"]
+        claim = leases.claim(tx, service_fakes.worker_row(tx), keys, 60.0)
+    assert claim is not None
+    return claimed_job.Desk(db, claim, heartbeat.Watch(claim.fence, 60.0), threading.Event())
+
+
+def run(at: claimed_job.Desk) -> engine.Outcome:
+    return service_kill_child.Bench().run(at)
+
+
+def stopped_after(at: claimed_job.Desk, n: int) -> None:
+    """Run, and be told to leave after n trials."""
+    add_trial = at.add_trial
+
+    def counted(new: trials.NewTrial) -> trials.Written:
+        written = add_trial(new)
+        if written.number >= n:
+            at._leaving.set()
+        return written
+
+    at.add_trial = counted  # type: ignore[method-assign]
+    assert run(at).reason == "interrupted"
+    at.write(lambda tx: leases.put_down(tx, at.fence))
+
+
+def test_a_run_tells_everything(db: database.Database) -> None:
+    job = submit(db)
+    outcome = run(sit_down(db))
+    assert (outcome.reason, outcome.failure) == ("trials", None)
+    after = service_fakes.get(db, job.id)
+    best_us = outcome.result.results[0].best.latency_us
+    assert after.n_trials == 24
+    assert after.best_us == pytest.approx(2.0 * best_us)
+    assert after.unscheduled_us == 2.0 * tuning_fakes.UNSCHEDULED_US
+    assert after.resolved_target is not None and '"kind":"llvm"' in after.resolved_target
+    assert after.target_key == "llvm/x/fake"
+    assert after.breakdown is not None and after.breakdown["total_s"] > 0
+    with db.read() as tx:
+        (task,) = jobs.tasks(tx, job.id)
+        kinds = {event.type for event in events.after(tx, job.id)}
+        assert [r.round for r in progress.rounds(tx, job.id)] == [0, 1, 2]
+        curve = trials.curve(tx, job.id)
+    assert (task.n_sketches, task.n_trials, task.best_us) == (2, 24, best_us)
+    assert task.task_key is not None
+    assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds
+    assert curve[-1].best_us == after.best_us
+
+
+def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> None:
+    whole = submit(db)
+    run(sit_down(db))
+    halves = submit(db)
+    stopped_after(sit_down(db), 11)
+    n_before = service_fakes.get(db, halves.id).n_trials
+    assert 11 <= n_before < 24
+    run(sit_down(db))
+    with db.read() as tx:
+        found = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
+    assert [len(each) for each in found] == [24, 24]
+    first, second = ([(t.schedule_hash, t.latency_us) for t in each] for each in found)
+    assert second[:8] == first[:8]  # the round that was whole
+    assert len(set(second)) == 24
+
+
+def test_a_checkpoint_of_other_versions_is_left_aside(
+    db: database.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(db)
+    stopped_after(sit_down(db), 9)
+    with db.write() as tx:
+        row = tx.get_one(jobs.models.Checkpoint, job.id)
+        saved = progress.checkpoint(tx, job.id)
+        assert saved is not None
+        saved.state["identity"]["versions"]["felix"] = "0.0.0"
+        row.state = progress.zlib.compress(progress.json.dumps(saved.state).encode())
+    run(sit_down(db))
+    with db.read() as tx:
+        warned = events.after(tx, job.id, kinds=[events.Type.WARNING])
+        rows_ = list(trials.stream(tx, job.id))
+    assert "other versions" in warned[0].payload["message"]
+    assert len(rows_) == len({t.schedule_hash for t in rows_}) == 24
+
+
+def test_a_lost_lease_ends_a_run_at_the_next_write(db: database.Database) -> None:
+    from server import errors
+
+    job = submit(db)
+    at = sit_down(db)
+    with db.write() as tx:
+        tx.get_one(jobs.models.Job, job.id).lease_token = "another tuner's"
+    with pytest.raises(errors.LeaseLost):
+        run(at)
+    assert service_fakes.get(db, job.id).n_trials == 0
+
+
+def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
+    job = submit(db)
+    stopped_after(sit_down(db), 9)
+    with db.write() as tx:
+        control.cancel(tx, job.id)
+        assert control.retry(tx, job.id).n_trials >= 9
+
+
+def test_infinite_losses_become_null(db: database.Database) -> None:
+    submit(db)
+    at = sit_down(db)
+    report = event_recorder.Reporter(at, ["key"], {})
+    lost = engine_events.Trained(
+        n_records=4, loss_before=math.inf, loss_after=math.nan, accepted=False
+    )
+    report(lost)
+    with db.read() as tx:
+        (training,) = progress.trainings(tx, at.job.id)
+    assert (training.loss_before, training.loss_after) == (None, None)
+    step = engine_events.DescentStep(
+        step=0, temperature=0.5, loss=1.0, mean_loss=math.inf, penalty=0.0, legal_share=1.0
+    )
+    begun = engine_events.RoundStarted(
+        task="t", task_index=0, round=3, n_candidates=1, n_invalid=0, predicted_us=None,
+        elapsed_s=1.0, steps=(step,),
+    )  # fmt: skip
+    report(begun)
+    with db.read() as tx:
+        (stored,) = progress.rounds(tx, at.job.id)
+    assert stored.steps == [dataclasses.asdict(step) | {"mean_loss": None}]
+
+
+def test_a_journal_keeps_tensors(db: database.Database) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = {"model/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3)}
+    content = session._write(tensors)
+    assert content is not None
+    assert torch.equal(session._read(content)["model/weight"], tensors["model/weight"])
+    assert session._write({}) is None and session._read(None) == {}

@@ -1,0 +1,342 @@
+"""The tuner's loop with an engine that needs no device: orders, failures, leases, artifacts."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import orm
+
+from felix import errors as engine_errors
+from server import errors, settings, states
+from server.database import database
+from server.store import artifacts, blobs, control, jobs, leases, progress, trials, workers
+from server.tuner import heartbeat, retry, tuner
+from tests.support import service_fakes
+
+State = states.State
+
+FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3)
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> blobs.LocalStore:
+    return blobs.LocalStore(tmp_path / "blobs")
+
+
+@pytest.fixture
+def engine() -> service_fakes.Engine:
+    return service_fakes.Engine()
+
+
+@pytest.fixture
+def working(
+    db: database.Database, store: blobs.LocalStore, engine: service_fakes.Engine
+) -> Iterator[tuner.Tuner]:
+    made = tuner.Tuner(db, store, engine, FAST, "test tuner")
+    yield made
+    made.close()
+    assert engine.closed
+
+
+def meanwhile(working: tuner.Tuner, engine: service_fakes.Engine, act: Callable[[], None]) -> None:
+    """Work on one job, and act once it has begun."""
+    thread = threading.Thread(target=lambda: (engine.begun.wait(20), act()))
+    thread.start()
+    assert working.work_once()
+    thread.join()
+
+
+def test_a_job_goes_through(
+    db: database.Database,
+    store: blobs.LocalStore,
+    engine: service_fakes.Engine,
+    working: tuner.Tuner,
+) -> None:
+    job = service_fakes.create(db, trials=6)
+    assert working.work_once() and not working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.reason, after.n_trials) == (State.SUCCEEDED, "trials", 6)
+    assert after.best_us == pytest.approx(100 / 6)
+    assert after.started_at is not None and after.finished_at is not None
+    assert after.finished_at >= after.started_at >= after.created_at
+    with db.read() as tx:
+        (bundle,) = artifacts.of_job(tx, job.id)
+        assert jobs.code(tx, job.id, 0) == ("def main(): ...", "; llvm")
+        (worker,) = workers.every(tx, 60)
+    assert b"".join(store.read(bundle.sha256)) == f"artifact of job {job.id}".encode()
+    assert (worker.name, worker.n_jobs, worker.n_trials) == ("test tuner", 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("order", "state"),
+    [(control.pause, State.PAUSED), (control.cancel, State.CANCELLED),
+     (control.stop, State.SUCCEEDED)],
+)  # fmt: skip
+def test_orders_are_obeyed_within_a_round(
+    db: database.Database,
+    engine: service_fakes.Engine,
+    working: tuner.Tuner,
+    order: Callable[..., object],
+    state: State,
+) -> None:
+    job = service_fakes.create(db, trials=10_000)
+    engine.pause_s = 0.01
+
+    def act() -> None:
+        with db.write() as tx:
+            order(tx, job.id)
+
+    meanwhile(working, engine, act)
+    after = service_fakes.get(db, job.id)
+    assert after.state is state
+    assert 0 < after.n_trials == len(engine.measured) < 5_000
+    with db.read() as tx:
+        assert len(artifacts.of_job(tx, job.id)) == (state is State.SUCCEEDED)
+    assert after.reason == ("stopped" if state is State.SUCCEEDED else None)
+    assert after.attempts == (1 if state is State.SUCCEEDED else 0)
+
+
+def test_a_paused_job_goes_on_where_it_was(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=40)
+    engine.pause_s = 0.01
+
+    def pause() -> None:
+        with db.write() as tx:
+            control.pause(tx, job.id)
+
+    meanwhile(working, engine, pause)
+    n_before = service_fakes.get(db, job.id).n_trials
+    assert 0 < n_before < 40
+    assert not working.work_once()
+    with db.write() as tx:
+        control.resume(tx, job.id)
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.n_trials) == (State.SUCCEEDED, 40)
+    assert engine.resumed == [0, n_before]
+    assert len(engine.measured) == len(set(engine.measured)) == 40
+
+
+def test_a_leaving_tuner_puts_its_job_down(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=10_000)
+    engine.pause_s = 0.01
+    thread = threading.Thread(target=working.run)
+    thread.start()
+    engine.begun.wait(20)
+    working.leaving.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.attempts) == (State.QUEUED, 0)
+
+
+def test_a_job_to_end_early_waits_for_a_tuner(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=100)
+    fence = service_fakes.claim(db).fence
+    service_fakes.add(db, fence, service_fakes.new_trial(0))
+    with db.write() as tx:
+        control.pause(tx, job.id)
+        leases.put_down(tx, fence)
+        control.stop(tx, job.id)
+    time.sleep(0.1)  # more than a beat: the order is known when the engine looks
+    engine.pause_s = 0.05
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.reason) == (State.SUCCEEDED, "stopped")
+    assert after.n_trials < 100
+
+
+def test_errors_of_the_workload_end_the_job(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db)
+    engine.error = engine_errors.WorkloadError("it cannot be scheduled")
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.error) == (State.FAILED, "WorkloadError")
+    assert after.message == "it cannot be scheduled"
+
+
+def test_errors_of_the_machine_are_tried_again_and_end(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
+    job = service_fakes.create(db)
+    engine.error, engine.n_before_error = OSError("no space left"), 0
+    for state in (State.QUEUED, State.QUEUED, State.FAILED):
+        assert working.work_once()
+        assert service_fakes.get(db, job.id).state is state
+    after = service_fakes.get(db, job.id)
+    assert after.error == "infrastructure"
+    assert after.message is not None and "OSError: no space left" in after.message
+    assert after.n_trials == 0
+
+
+def test_attempts_count_from_the_last_progress(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(retry, "decide", _at_once(retry.decide))
+    job = service_fakes.create(db, trials=8)
+    engine.error = OSError("no space left")
+    for number in range(1, 7):  # twice as many attempts as without progress
+        engine.n_before_error = number
+        assert working.work_once()
+        after = service_fakes.get(db, job.id)
+        assert (after.state, after.n_trials, after.attempts) == (State.QUEUED, number, 1)
+
+
+def _at_once(decide: Callable[..., retry.Decision]) -> Callable[..., retry.Decision]:
+    def decided(*args: object) -> retry.Decision:
+        found = decide(*args)
+        again_s = None if found.retry_after_s is None else 0.0
+        return retry.Decision(found.error, found.message, again_s)
+
+    return decided
+
+
+def test_without_a_schedule_the_job_fails(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=3)
+    engine.failure = "none of 3 candidates ran correctly"
+    engine.latency_of = lambda number: None
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.error) == (State.FAILED, "no_schedule")
+    assert after.n_failed == 3
+
+
+def test_a_machine_that_measures_nothing_lets_go(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    job = service_fakes.create(db, trials=1000)
+    broken = service_fakes.new_trial
+    monkeypatch.setattr(
+        service_fakes, "new_trial",
+        lambda number, latency_us: broken(number, None, error="infrastructure"),
+    )  # fmt: skip
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.n_trials) == (State.QUEUED, 24)
+    assert after.message is not None and "none was the candidate's fault" in after.message
+    assert after.not_before is not None
+
+
+def test_a_lost_lease_ends_the_work(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=10_000)
+    engine.pause_s = 0.01
+
+    def steal() -> None:
+        with db.write() as tx:
+            tx.get_one(jobs.models.Job, job.id).lease_token = "another tuner's"
+
+    meanwhile(working, engine, steal)
+    n_written = service_fakes.get(db, job.id).n_trials
+    assert len(engine.measured) <= n_written + 1
+    assert service_fakes.get(db, job.id).state is State.RUNNING
+
+
+def test_several_tuners_share_the_queue(db: database.Database, store: blobs.LocalStore) -> None:
+    for _ in range(6):
+        service_fakes.create(db, trials=4)
+    engines = [service_fakes.Engine(pause_s=0.005) for _ in range(3)]
+    tuners = [tuner.Tuner(db, store, engine, FAST) for engine in engines]
+    threads = [threading.Thread(target=each.run) for each in tuners]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        with db.read() as tx:
+            if jobs.counts(tx)[State.SUCCEEDED] == 6:
+                break
+        time.sleep(0.05)
+    for each in tuners:
+        each.leaving.set()
+    for thread in threads:
+        thread.join()
+    for each in tuners:
+        each.close()
+    measured = [pair for engine in engines for pair in engine.measured]
+    assert len(measured) == len(set(measured)) == 24
+    with db.read() as tx:
+        assert all(not w.is_alive for w in workers.every(tx, 60))
+
+
+def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
+    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL it may hold the job's row, and the next claim would pass that over."""
+    service_fakes.create(db)
+    beat = leases.beat
+    begun, ends, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Order:
+        found = beat(tx, fence, lease_s)
+        begun.set()
+        assert ends.wait(10)
+        time.sleep(0.2)
+        over.set()
+        return found
+
+    with db.write() as tx:
+        claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
+    assert claim is not None
+    monkeypatch.setattr(leases, "beat", slow)
+    beating = heartbeat.Heart(db, working.worker_id, beat_s=0.02, lease_s=20.0)
+    with beating.watch(claim.fence):
+        assert begun.wait(10)
+        ends.set()
+    assert over.is_set()
+    beating.close()
+
+
+def test_a_watch_gives_up_before_the_lease_ends() -> None:
+    watch = heartbeat.Watch(leases.Fence(1, "t"), lease_s=0.2)
+    assert watch.order is states.Order.CONTINUE
+    watch.renewed(states.Order.PAUSE, time.monotonic())
+    assert watch.order is states.Order.PAUSE
+    time.sleep(0.19)
+    assert watch.order is states.Order.LEASE_LOST
+
+
+def test_checkpoints_travel(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=9)
+    assert working.work_once()
+    with db.read() as tx:
+        assert progress.checkpoint(tx, job.id) == progress.Checkpoint(8, {"n": 8}, None)
+        assert len(trials.records(tx, job.id)) == 9
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "again"),
+    [
+        (engine_errors.WorkloadError("x"), 1, False),
+        (errors.Conflict("x"), 1, False),
+        (engine_errors.MeasureError("x"), 1, True),
+        (errors.BlobError("x"), 2, True),
+        (RuntimeError("x"), 1, True),
+        (MemoryError(), 1, True),
+        (RuntimeError("x"), 3, False),
+    ],
+)
+def test_the_retry_policy(error: Exception, attempts: int, again: bool) -> None:
+    decision = retry.decide(error, attempts, max_attempts=3)
+    assert (decision.retry_after_s is not None) == again
+    assert decision.message

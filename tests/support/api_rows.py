@@ -1,0 +1,106 @@
+"""Jobs as tuners leave them, written through the verbs that tuners use."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from typing import Any
+
+from server.database import database
+from server.store import (
+    artifacts,
+    blobs,
+    control,
+    events,
+    jobs,
+    leases,
+    progress,
+    rows,
+    trials,
+    workers,
+)
+from tests.support import service_fakes
+
+DEVICE = {
+    "name": "test cpu", "kind": "llvm", "target_keys": service_fakes.TARGET_KEYS,
+    "target": {"kind": "llvm"}, "hardware": {"cores": 2}, "model": None,
+}  # fmt: skip
+
+#: What the one artifact holds.
+CONTENT = b"PK of a job"
+
+
+def tuner(db: database.Database, name: str = "tuner") -> int:
+    """A tuner that is alive."""
+    new = workers.NewWorker(
+        name=name, host="here", pid=7, versions={"felix": "0"}, devices=[DEVICE]
+    )
+    with db.write() as tx:
+        return workers.register(tx, new)
+
+
+def queued(db: database.Database, key_id: int | None = None, **changes: Any) -> rows.Job:
+    """A job that waits."""
+    with db.write() as tx:
+        return jobs.create(tx, service_fakes.new_job(**changes), key_id).job
+
+
+def running(
+    db: database.Database, key_id: int | None = None, n_trials: int = 12, **changes: Any
+) -> leases.Claim:
+    """A job in the middle of tuning: every fourth trial fails, the others get faster."""
+    job = queued(db, key_id, **changes)
+    worker = tuner(db)
+    with db.write() as tx:
+        control.change(tx, job.id, priority=999)  # it is the one to be claimed
+        found = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60.0)
+        assert found is not None and found.job.id == job.id
+        leases.begin(tx, found.fence, "llvm/test", '{"kind":"llvm"}')
+        progress.started(tx, found.fence, ["key"], {"model": "analytic", "trials": 16})
+        progress.opened(tx, found.fence, 0, 2, 0.5)
+        progress.baseline(tx, found.fence, 0, 1000.0, "")
+        counts = {"n_candidates": 4, "n_invalid": 1, "predicted_us": 40.0, "elapsed_s": 1.0}
+        steps = [{"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
+                 for i in range(3)]  # fmt: skip
+        progress.round_started(tx, found.fence, 0, 0, counts, steps)
+        for number in range(n_trials):
+            latency = None if number % 4 == 3 else 100.0 / (number + 1)
+            predicted = None if latency is None else latency * 1.25
+            new = service_fakes.new_trial(number, latency, predicted_us=predicted)
+            trials.append(tx, found.fence, new)
+        training = {"n_records": n_trials, "loss_before": 0.5, "loss_after": 0.25}
+        progress.trained(tx, found.fence, {**training, "accepted": True})
+        progress.save(tx, found.fence, progress.Checkpoint(n_trials, {}, None), 20.0,
+                      {"search_s": 1.0, "measure_s": 2.0})  # fmt: skip
+    return found
+
+
+def finished(
+    db: database.Database,
+    store: blobs.BlobStore,
+    key_id: int | None = None,
+    n_trials: int = 12,
+    **changes: Any,
+) -> rows.Job:
+    """A job that succeeded, with an artifact."""
+    found = running(db, key_id, n_trials, **changes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "bundle.zip")
+        path.write_bytes(CONTENT)
+        stored = store.put(path)
+    new = artifacts.NewArtifact(
+        name="job.zip", kind="bundle", media_type="application/zip",
+        sha256=stored.sha256, size_bytes=stored.size_bytes,
+    )  # fmt: skip
+    with db.write() as tx:
+        artifacts.add(tx, found.fence, new)
+        artifacts.keep_code(tx, found.fence, 0, "def main(): ...", "; llvm")
+        leases.succeed(tx, found.fence, "trials")
+    with db.read() as tx:
+        return jobs.get(tx, found.job.id)
+
+
+def all_events(db: database.Database, job_id: int) -> list[rows.Event]:
+    """Every event of a job."""
+    with db.read() as tx:
+        return events.after(tx, job_id, 0, 10_000)

@@ -1,0 +1,146 @@
+"""A job that grows trial by trial, through the verbs that tuners use, for pages that watch it."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import random
+import tempfile
+
+from server.database import database
+from server.store import artifacts, blobs, leases, progress, rows, trials, workers
+from tests.support import api_rows, service_fakes
+
+CONTENT = b"PK the artifact of this job"
+
+#: A program long enough to scroll.
+SCHEDULE = """# from tvm.script import ir as I
+@I.ir_module
+class Module:
+    @T.prim_func
+    def main(A: T.Buffer((512, 512), "float32"), B: T.Buffer((512, 512), "float32")):
+        T.func_attr({"global_symbol": "main", "tir.noalias": True})
+        for i, j in T.grid(512, 512):
+            with T.sblock("gemm"):
+                v_i, v_j = T.axis.remap("SS", [i, j])
+                B[v_i, v_j] = T.max(A[v_i, v_j], T.float32(0.0))
+"""
+SOURCE = """; ModuleID = 'TVMMod'
+target triple = "x86_64-pc-linux-gnu"
+
+define i32 @main(ptr %args, i32 %n) local_unnamed_addr #0 {
+entry:
+  %0 = load float, ptr %args, align 4
+  %1 = fmul fast float %0, 2.000000e+00
+  ret i32 0
+}
+"""
+
+
+class Growing:
+    """A claimed job; `step` measures one more candidate."""
+
+    def __init__(
+        self, db: database.Database, worker: int, noise: float = 0.4, seed: int = 0
+    ) -> None:
+        self.db, self._random, self._noise = db, random.Random(seed), noise
+        self.number = 0
+        with db.write() as tx:
+            workers.beat(tx, worker)
+            found = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 600.0)
+            assert found is not None
+            self.claim = found
+            self.fence = found.fence
+            leases.begin(tx, self.fence, "llvm/test", '{"kind":"llvm"}')
+            keys = [f"key {number}" for number in range(found.job.n_tasks)]
+            told = {"model": "pretrained for llvm", "trials": found.job.trials}
+            progress.started(tx, self.fence, keys, told)
+            for task in range(found.job.n_tasks):
+                progress.opened(tx, self.fence, task, 3, 0.5)
+                progress.baseline(tx, self.fence, task, 36_000.0, "")
+
+    def step(self, n: int = 1) -> None:
+        """Measure `n` more candidates, in rounds of 8; one in nine fails."""
+        for _ in range(n):
+            number = self.number
+            task = number // 8 % self.claim.job.n_tasks
+            if number % 8 == 0:
+                self._round(task, number // 8)
+            latency = 1400 + 9000 * math.exp(-number / 14) * self._random.uniform(0.5, 1.5)
+            failed = number % 9 == 5
+            error = ("build", "wrong_result", "timeout")[number // 9 % 3] if failed else None
+            new = service_fakes.new_trial(
+                number,
+                None if failed else latency,
+                task=task,
+                round=number // 8 // self.claim.job.n_tasks,
+                error=error,
+                message="llvm: register allocation failed" if failed else "",
+                predicted_us=latency * math.exp(self._random.gauss(0, self._noise)),
+                elapsed_s=2.0 + number * 0.8,
+                spread=0.012,
+                device="test cpu",
+            )
+            with self.db.write() as tx:
+                trials.append(tx, self.fence, new)
+            self.number += 1
+
+    def save(self) -> None:
+        """Tell where the time went."""
+        spent = {
+            "start_s": 1.2, "extract_s": 3.1, "search_s": 22.4, "schedule_s": 4.0,
+            "build_wait_s": 2.1, "measure_s": 17.5, "save_s": 0.1, "total_s": 52.0,
+            "build_work_s": 40.0, "run_work_s": 12.0,
+        }  # fmt: skip
+        with self.db.write() as tx:
+            progress.save(tx, self.fence, progress.Checkpoint(self.number, {}, None), 52.0, spent)
+
+    def finish(self, store: blobs.BlobStore) -> rows.Job:
+        """End with an artifact and code."""
+        self.save()
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "bundle.zip")
+            path.write_bytes(CONTENT)
+            stored = store.put(path)
+        new = artifacts.NewArtifact(
+            name="felix-job.zip", kind="bundle", media_type="application/zip",
+            sha256=stored.sha256, size_bytes=stored.size_bytes,
+        )  # fmt: skip
+        with self.db.write() as tx:
+            artifacts.add(tx, self.fence, new)
+            for task in range(self.claim.job.n_tasks):
+                artifacts.keep_code(tx, self.fence, task, SCHEDULE, SOURCE)
+            leases.succeed(tx, self.fence, "trials")
+        return service_fakes.get(self.db, self.claim.job.id)
+
+    def _round(self, task: int, number: int) -> None:
+        round_number = number // self.claim.job.n_tasks
+        steps = [
+            {
+                "step": step, "temperature": 1.0 * 0.01 ** (step / 200),
+                "loss": 8.5 - 1.2 * (1 - math.exp(-step / 50)) - 0.05 * round_number,
+                "mean_loss": 9.4 - 1.6 * (1 - math.exp(-step / 60)),
+                "penalty": 0.8 * math.exp(-step / 40), "legal_share": step / 200,
+            }
+            for step in range(0, 201, 10)
+        ]  # fmt: skip
+        counts = {"n_candidates": 8, "n_invalid": 1, "predicted_us": 1500.0,
+                  "elapsed_s": 2.0 + self.number * 0.8}  # fmt: skip
+        with self.db.write() as tx:
+            progress.round_started(
+                tx, self.fence, task, round_number, counts, steps if round_number else []
+            )
+
+
+def tuner(db: database.Database) -> int:
+    """A tuner that is alive, with a device whose figures are known."""
+    hardware = {"name": "test cpu", "cores": 2, "clock_ghz": 2.4, "peak_fp32_gflops": 153.6,
+                "dram_bandwidth_gbs": 20.0, "vector_lanes": 16, "l1_bytes": 32768,
+                "l2_bytes": 1048576, "l3_bytes": 0}  # fmt: skip
+    device = {**api_rows.DEVICE, "hardware": hardware, "model": "pretrained"}
+    new = workers.NewWorker(
+        name="bench-1", host="bench-1.example", pid=4711,
+        versions={"felix": "0.1.0", "apache-tvm": "0.27.0"}, devices=[device],
+    )  # fmt: skip
+    with db.write() as tx:
+        return workers.register(tx, new)

@@ -1,0 +1,478 @@
+"""Programs that TVM instantiated, as nests of axes around stores, and their enumeration.
+
+The part of the oracle that reads TIR; `brute_force` counts features on it. Nothing here knows
+how Felix's formulas are made.
+
+Two programs describe one CPU schedule. The real one holds the loops TVM fused into a parallel and
+a vectorized loop. The plain one is the same schedule with the fusion left out; footprints,
+strides and reuse are defined on it. A block whose whole nest TVM fuses and splits into
+[parallel, vectorized] is described on the real program. On a GPU both are one.
+
+Notation
+    axis    a loop of the plain program; a thread axis bound twice is one, at its inner place
+    origin  the iteration where all axes are 0
+    hull    per dimension, 1 + greatest - least index while some axes run and the others are 0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir.expr import Call, TensorLoad
+from tvm.s_tir import stmt as s_stmt
+
+from felix.sketch.sketch import Sketch
+
+UNROLL = "pragma_auto_unroll_max_step"
+
+
+@dataclasses.dataclass(eq=False)
+class Axis:
+    """One loop. `task`: its iterations are parallel tasks; `vector`: part of the vector loop."""
+
+    variable: Any
+    extent: int
+    kind: str
+    thread: str | None
+    unroll: int | None
+    notes: Any = None
+    task: bool = False
+    vector: bool = False
+    aliases: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Access:
+    """One element access: `conditions` are (if_then_else condition, its required truth)."""
+
+    buffer: Any
+    indices: tuple[Any, ...]
+    conditions: tuple[tuple[Any, bool], ...] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Nest:
+    """One store and the loops around it.
+
+    `place` is the position among its siblings at every level, the tree of the root block first.
+    """
+
+    name: str
+    place: tuple[int, ...]
+    axes: list[Axis]
+    iterators: dict[Any, Any]
+    reduce: list[Any]
+    predicate: Any
+    store: Any
+    is_init: bool
+
+    @functools.cached_property
+    def foreign(self) -> list[Any]:
+        """Loop variables in bindings and predicate that are not of its own axes."""
+        own = {v for a in self.axes for v in (a.variable, *a.aliases)}
+        return list(set(used([self.predicate, *self.iterators.values()])) - own)
+
+    @property
+    def tree(self) -> int:
+        return self.place[0]
+
+    @property
+    def trip(self) -> int:
+        return math.prod(a.extent for a in self.axes)
+
+    def slots(self) -> list[tuple[Any, list[Access], bool, bool]]:
+        """(buffer, accesses, read, written): the destination, then operands as loaded."""
+        target = self.store.buffer
+        found = {target.name: (target, [Access(target, tuple(self.store.indices))], False, True)}
+        for access in loads(self.store.value, ()):
+            name = access.buffer.name
+            buffer, seen, _, written = found.get(name, (access.buffer, [], True, False))
+            found[name] = (buffer, [*seen, access], True, written)
+        return list(found.values())
+
+
+# ---------------------------------------------------------------- programs
+
+
+def described(sketch: Sketch, row: Sequence[int], real: s_tir.Schedule) -> list[Nest]:
+    """The stores of the schedule on the loops their features are defined by."""
+    true = nests(real.mod)
+    if sketch.is_gpu:
+        for nest in true:
+            for axis in nest.axes:
+                axis.task = (axis.thread or "").startswith("blockIdx")
+                axis.vector = axis.kind == "vectorized"
+        return true
+    whole = whole_fused(real)
+    plain = nests(_unfused(sketch, row).mod)
+    assert [n.name for n in plain] == [n.name for n in true]
+    result = []
+    for mine, theirs in zip(plain, true, strict=True):
+        for axis in theirs.axes:
+            axis.task, axis.vector = axis.kind == "parallel", axis.kind == "vectorized"
+        if mine.name in whole:
+            result.append(theirs)
+        else:
+            _mark(mine, theirs)
+            result.append(mine)
+    return result
+
+
+def _unfused(sketch: Sketch, row: Sequence[int]) -> s_tir.Schedule:
+    schedule = sketch.apply(row)
+    root = schedule.get_sblock("root")
+    notes = schedule.get(root).annotations
+    for key in ("meta_schedule.parallel", "meta_schedule.vectorize"):
+        if key in notes:
+            schedule.unannotate(root, key)
+    schedule.enter_postproc()
+    for postproc in sketch._context.space_generator.postprocs:
+        assert postproc.apply(schedule)
+    return schedule
+
+
+def whole_fused(schedule: s_tir.Schedule) -> set[str]:
+    """Blocks whose nest a CPU postprocessor fused as a whole and split again."""
+    instructions = list(schedule.trace.insts)
+    start = next(i for i, x in enumerate(instructions) if x.kind.name == "EnterPostproc")
+    block_of: dict[Any, Any] = {}
+    found = set()
+    for inst in instructions[start:]:
+        if inst.kind.name == "GetLoops":
+            block_of.update(dict.fromkeys(inst.outputs, inst.inputs[0]))
+        elif inst.kind.name == "Fuse":
+            block_of.update(dict.fromkeys(inst.outputs, block_of[inst.inputs[0]]))
+        elif inst.kind.name == "Split":
+            found.add(str(schedule.get(block_of[inst.inputs[0]]).name_hint))
+    return found
+
+
+def _mark(plain: Nest, real: Nest) -> None:
+    """Say which axes of the plain nest ended up in the parallel and the vectorized loop."""
+    ours, theirs = [a.extent for a in plain.axes], [a.extent for a in real.axes]
+    kinds = [a.kind for a in real.axes]
+    parallel, vector = "parallel" in kinds[:1], "vectorized" in kinds[-1:]
+    inner = theirs[int(parallel) : len(theirs) - int(vector)]
+    for p in range(len(ours) + 1):
+        v = len(ours) - len(inner) - p
+        if (
+            0 <= v
+            and (p > 0) == parallel
+            and (v > 0) == vector
+            and ours[p : p + len(inner)] == inner
+            and (not parallel or math.prod(ours[:p]) == theirs[0])
+            and (not vector or math.prod(ours[p + len(inner) :]) == theirs[-1])
+        ):
+            for i, axis in enumerate(plain.axes):
+                axis.task, axis.vector = i < p, i >= p + len(inner)
+            return
+    raise AssertionError(f"{plain.name}: {ours} cannot become {theirs}")
+
+
+def nests(module: tvm.IRModule) -> list[Nest]:
+    """Every store of a scheduled module in program order; a block's init comes before it."""
+    root = module["main"].body.block.body
+    return [n for leaf in leaves(root, [], ()) for n in _stores(*leaf)]
+
+
+def leaves(
+    node: Any, axes: list[Axis], place: tuple[int, ...]
+) -> Iterator[tuple[list[Axis], tuple[int, ...], Any]]:
+    """(loops, place, block realize) of every leaf block."""
+    for i, child in enumerate(node.seq if isinstance(node, tirx.SeqStmt) else [node]):
+        here = (*place, i)
+        if isinstance(child, tirx.For):
+            assert int(child.min) == 0
+            yield from leaves(child.body, [*axes, make_axis(child)], here)
+        else:
+            assert isinstance(child, s_stmt.SBlockRealize), type(child)
+            yield axes, here, child
+
+
+def make_axis(loop: Any) -> Axis:
+    kind = str(tirx.ForKind(int(loop.kind)).name).lower()
+    thread = str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else None
+    step = loop.annotations.get(UNROLL)
+    unroll = None if step is None else int(step)
+    return Axis(loop.loop_var, int(loop.extent), kind, thread, unroll, loop.annotations)
+
+
+def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest]:
+    block = realize.block
+    bindings = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
+    reduce = [bindings[iv.var] for iv in block.iter_vars if int(iv.iter_type) == 2]
+    kept: list[Axis] = []
+    for axis in axes:
+        twice = [a for a in kept if a.thread is not None and a.thread == axis.thread]
+        kept = [a for a in kept if a not in twice]
+        names = tuple(v for a in twice for v in (a.variable, *a.aliases))
+        kept.append(dataclasses.replace(axis, aliases=names))
+    result = []
+    if block.init is not None:
+        feeding = used(reduce)
+        spatial = [a for a in kept if not any(v.same_as(a.variable) for v in feeding)]
+        result.append(
+            Nest(
+                f"{block.name_hint}_init", place, [dataclasses.replace(a) for a in spatial],
+                bindings, [], realize.predicate, block.init, True,
+            )
+        )  # fmt: skip
+    is_init = str(block.name_hint).endswith("_init") and not reduce
+    own = [dataclasses.replace(a) for a in kept]
+    result.append(
+        Nest(str(block.name_hint), place, own, bindings, reduce, realize.predicate, block.body,
+             is_init)
+    )  # fmt: skip
+    return result
+
+
+# ---------------------------------------------------------------- expressions
+
+_BINARY = {
+    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide, tirx.FloorMod: np.mod, tirx.Min: np.minimum,
+    tirx.Max: np.maximum, tirx.LT: np.less, tirx.LE: np.less_equal, tirx.GT: np.greater,
+    tirx.GE: np.greater_equal, tirx.EQ: np.equal, tirx.NE: np.not_equal,
+    tirx.And: np.logical_and, tirx.Or: np.logical_or,
+}  # fmt: skip
+COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+
+
+def children(node: Any) -> list[Any]:
+    """Operands of an expression, without the indices of loads."""
+    if isinstance(node, TensorLoad):
+        return []
+    if isinstance(node, Call):
+        return list(node.args)
+    if isinstance(node, tirx.Select):
+        return [node.condition, node.true_value, node.false_value]
+    if isinstance(node, tirx.Cast):
+        return [node.value]
+    if isinstance(node, tirx.Not):
+        return [node.a]
+    return [node.a, node.b] if hasattr(node, "a") else []
+
+
+def walk(node: Any) -> Iterator[Any]:
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def variables(node: Any) -> list[Any]:
+    return [n for n in walk(node) if isinstance(n, tirx.Var)]
+
+
+def used(nodes: Sequence[Any]) -> list[Any]:
+    return [v for n in nodes for v in variables(n)]
+
+
+def is_if(node: Any) -> bool:
+    return isinstance(node, Call) and str(node.op.name).endswith("if_then_else")
+
+
+def loads(node: Any, conditions: tuple[tuple[Any, bool], ...]) -> Iterator[Access]:
+    """Loads of a value, operands before results, with the conditions they run under."""
+    if is_if(node):
+        test, then, other = node.args
+        yield from loads(test, conditions)
+        yield from loads(then, (*conditions, (test, True)))
+        yield from loads(other, (*conditions, (test, False)))
+        return
+    for child in children(node):
+        yield from loads(child, conditions)
+    if isinstance(node, TensorLoad):
+        yield Access(node.source, tuple(node.indices), conditions)
+
+
+def evaluate(node: Any, env: dict[Any, np.ndarray]) -> np.ndarray:
+    """An integer or truth-valued expression over arrays of variables."""
+    if isinstance(node, (int, np.integer)):
+        return np.asarray(int(node))
+    if isinstance(node, tirx.IntImm):
+        return np.asarray(int(node.value))
+    if isinstance(node, tirx.Var):
+        return env[node]
+    if isinstance(node, tirx.Cast):
+        return evaluate(node.value, env)
+    if isinstance(node, tirx.Not):
+        return np.logical_not(evaluate(node.a, env))
+    return _BINARY[type(node)](evaluate(node.a, env), evaluate(node.b, env))
+
+
+def reads_data(node: Any) -> bool:
+    return any(isinstance(n, TensorLoad) for n in walk(node))
+
+
+def can_hold(node: Any, truth: bool, env: dict[Any, np.ndarray]) -> np.ndarray:
+    """Where the condition can be `truth`; what depends on loaded data can be either."""
+    if isinstance(node, tirx.Not):
+        return can_hold(node.a, not truth, env)
+    if isinstance(node, (tirx.And, tirx.Or)):
+        a, b = can_hold(node.a, truth, env), can_hold(node.b, truth, env)
+        both = isinstance(node, tirx.And) == truth
+        return np.logical_and(a, b) if both else np.logical_or(a, b)
+    if reads_data(node):
+        return np.asarray(True)
+    return np.equal(evaluate(node, env).astype(bool), truth)
+
+
+# ---------------------------------------------------------------- enumeration
+
+
+class Points:
+    """Iterations of a nest: the axes of `running` over their extents, all others at 0."""
+
+    def __init__(self, nest: Nest, running: Sequence[Axis]) -> None:
+        running = [a for a in running if a.extent > 1]
+        self.shape = tuple(a.extent for a in running)
+        env: dict[Any, np.ndarray] = {}
+        for axis in nest.axes:
+            value = np.zeros((1,) * max(1, len(running)), dtype=np.int64)
+            for i, other in enumerate(running):
+                if other is axis:
+                    size = [1] * len(running)
+                    size[i] = axis.extent
+                    value = np.arange(axis.extent).reshape(size)
+            env.update(dict.fromkeys((axis.variable, *axis.aliases), value))
+        for v in nest.foreign:
+            env[v] = np.zeros((1,) * max(1, len(running)), dtype=np.int64)
+        self.env = {v: evaluate(b, env) for v, b in nest.iterators.items()}
+        self.shape = self.shape or (1,)
+        self.passing = np.broadcast_to(
+            np.asarray(evaluate(nest.predicate, env)).astype(bool), self.shape
+        )
+
+    def indices(self, access: Access) -> list[np.ndarray]:
+        return [np.broadcast_to(evaluate(i, self.env), self.shape) for i in access.indices]
+
+    def executed(self, access: Access) -> np.ndarray:
+        """Where the access happens."""
+        happens = self.passing
+        for condition, truth in access.conditions:
+            happens = happens & can_hold(condition, truth, self.env)
+        return happens
+
+    def hull(self, accesses: Sequence[Access]) -> list[int]:
+        """Per dimension the widest index range of any access, where the predicate passes."""
+        widths = [
+            [int(i[self.passing].max() - i[self.passing].min()) + 1 for i in self.indices(a)]
+            for a in accesses
+        ]
+        return [max(w) for w in zip(*widths, strict=True)]
+
+
+def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
+    points = Points(nest, nest.axes)
+    seen = []
+    for access in accesses:
+        happens = points.executed(access)
+        flat = np.zeros(points.shape, dtype=np.int64)
+        for index, extent in zip(points.indices(access), access.buffer.shape, strict=True):
+            flat = flat * int(extent) + index
+        seen.append(np.unique(flat[happens]))
+    return len(np.unique(np.concatenate(seen)))
+
+
+def address(nest: Nest, access: Access, shape: Sequence[int], axis: Axis | None, at: int) -> int:
+    """Row-major element offset of the access at one iteration."""
+    running = [] if axis is None else [axis]
+    points = Points(nest, running)
+    total = 0
+    for index, extent in zip(points.indices(access), shape, strict=True):
+        total = total * extent + int(index.reshape(-1)[at])
+    return total
+
+
+# ---------------------------------------------------------------- buffers
+
+
+Site = tuple[Axis, ...]
+
+
+def element_bytes(buffer: Any) -> int:
+    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+
+
+def buffers(module: tvm.IRModule) -> tuple[dict[str, tuple[int, ...]], dict[str, Site]]:
+    """Shape each buffer needs inside its allocation, and the loops around that, by name.
+
+    The place is TVM's choice; the shape is the range of indices met there.
+    """
+    func = module["main"]
+    shapes = {p.name: tuple(int(x) for x in p.shape) for p in func.params}
+    sites: dict[str, Site] = {}
+    placed = s_tir.transform.PlanAndUpdateBufferAllocationLocation()(
+        s_tir.transform.LowerInitBlock()(s_tir.transform.LowerCrossThreadReduction()(module))
+    )
+    known = {str(b.name): b for b in func.body.block.alloc_buffers}
+    stores = nests(module)
+    for name, site in _allocations(placed["main"].body, ()):
+        if name in known:
+            sites[name] = site
+            shapes[name] = _needed(stores, module, known[name], len(site))
+    return shapes, sites
+
+
+def _allocations(node: Any, axes: Site) -> Iterator[tuple[str, Site]]:
+    if isinstance(node, tirx.SeqStmt):
+        for child in node.seq:
+            yield from _allocations(child, axes)
+    elif isinstance(node, tirx.For):
+        yield from _allocations(node.body, (*axes, make_axis(node)))
+    elif isinstance(node, s_stmt.SBlockRealize):
+        for buffer in node.block.alloc_buffers:
+            yield str(buffer.name), axes
+        yield from _allocations(node.block.body, axes)
+    elif isinstance(node, tirx.IfThenElse):
+        yield from _allocations(node.then_case, axes)
+
+
+def _needed(stores: list[Nest], module: tvm.IRModule, buffer: Any, depth: int) -> tuple[int, ...]:
+    """Range of the indices per dimension inside one allocation, the largest of all."""
+    scope = str(buffer.scope()).split(".")[0]
+    spanned = {"shared": ("threadIdx", "vthread"), "local": ()}.get(scope, ("",))
+    outer_of = dict(_outer_loops(module, depth))
+    lows: dict[tuple[int, ...], np.ndarray] = {}
+    highs: dict[tuple[int, ...], np.ndarray] = {}
+    for nest in stores:
+        for user, accesses, _, _ in nest.slots():
+            if user.name != buffer.name:
+                continue
+            block = nest.name if nest.name in outer_of else nest.name.removesuffix("_init")
+            outer = outer_of[block]
+            fixed = [
+                a
+                for a in nest.axes
+                if any(v.same_as(a.variable) for v in outer)
+                and not (a.thread is not None and a.thread.startswith(spanned or "-"))
+            ]
+            rest = [a for a in nest.axes if a not in fixed]
+            points = Points(nest, [*fixed, *rest])
+            keep = points.passing.reshape(*(a.extent for a in fixed), -1)
+            for access in accesses:
+                index = np.stack(points.indices(access)).reshape(
+                    len(access.indices), *(a.extent for a in fixed), -1
+                )
+                far = 1 << 40
+                key = tuple(a.extent for a in fixed)
+                low = np.where(keep, index, far).min(-1)
+                high = np.where(keep, index, -far).max(-1)
+                lows[key] = np.minimum(lows.get(key, low), low)
+                highs[key] = np.maximum(highs.get(key, high), high)
+    ((key, low),) = lows.items()
+    width = (highs[key] - low).reshape(len(buffer.shape), -1).max(-1) + 1
+    return tuple(int(w) for w in width)
+
+
+def _outer_loops(module: tvm.IRModule, depth: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    root = module["main"].body.block.body
+    for axes, _, realize in leaves(root, [], ()):
+        yield str(realize.block.name_hint), tuple(a.variable for a in axes[:depth])

@@ -1,0 +1,143 @@
+"""Jobs, trials and engines for tests of the service, without TVM or processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import orm
+
+from server.database import database
+from server.store import jobs, leases, progress, rows, trials, workers
+from server.tuner import claimed_job, engine
+
+TARGET_KEYS = ["llvm", "llvm/test"]
+
+
+def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:
+    """A job of `n_tasks` tasks; task i has weight i + 1."""
+    tasks = tuple(
+        jobs.NewTask(
+            name=f"task-{i}", weight=i + 1.0, flops=1e6, min_bytes=1e3, program=f"program {i}"
+        )
+        for i in range(n_tasks)
+    )
+    fields: dict[str, Any] = {
+        "name": "a job", "kind": "operator", "op": "gemm", "workload": {"params": {"m": 8}},
+        "target": "llvm", "target_key": "llvm", "tasks": tasks, "trials": 16, "seconds": None,
+    }  # fmt: skip
+    return jobs.NewJob(**(fields | changes))
+
+
+def create(db: database.Database, n_tasks: int = 1, **changes: Any) -> rows.Job:
+    """Queue a job."""
+    with db.write() as tx:
+        return jobs.create(tx, new_job(n_tasks, **changes)).job
+
+
+def get(db: database.Database, job_id: int) -> rows.Job:
+    """A job as it stands."""
+    with db.read() as tx:
+        return jobs.get(tx, job_id)
+
+
+def new_trial(number: int, latency_us: float | None = 10.0, **changes: Any) -> trials.NewTrial:
+    """A trial whose decisions are `number`; without a latency it failed to build."""
+    fields: dict[str, Any] = {
+        "task": 0, "round": number // 4, "sketch_index": 0, "sketch_key": "s",
+        "decisions": (number, 2), "latency_us": latency_us,
+        "error": None if latency_us is not None else "build", "message": "", "checked": True,
+        "spread": 0.1, "predicted_us": 12.0, "elapsed_s": number + 1.0, "build_s": 0.5,
+        "run_s": 0.25, "device": "test", "record": f"record {number}",
+    }  # fmt: skip
+    return trials.NewTrial(**(fields | changes))
+
+
+def worker(db: database.Database, name: str = "w") -> int:
+    """A tuner's row."""
+    with db.write() as tx:
+        return worker_row(tx, name)
+
+
+def worker_row(tx: orm.Session, name: str = "w") -> int:
+    """A tuner's row, in a transaction."""
+    new = workers.NewWorker(
+        name=name, host="here", pid=1, versions={"felix": "0"}, devices=[{"name": "cpu"}]
+    )
+    return workers.register(tx, new)
+
+
+def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -> leases.Claim:
+    """Claim the next job; there must be one."""
+    number = worker(db) if by is None else by
+    with db.write() as tx:
+        found = leases.claim(tx, number, TARGET_KEYS, lease_s)
+    assert found is not None
+    return found
+
+
+def add(db: database.Database, fence: leases.Fence, new: trials.NewTrial) -> trials.Written:
+    """Write a trial."""
+    with db.write() as tx:
+        return trials.append(tx, fence, new)
+
+
+@dataclasses.dataclass
+class Engine:
+    """An engine that measures by a function, with a checkpoint every four trials.
+
+    `latency_of` gives the latency of the trial with that decision; `pause_s` is what one takes.
+    """
+
+    latency_of: Callable[[int], float | None] = lambda number: 100.0 / (number + 1)
+    pause_s: float = 0.0
+    failure: str | None = None
+    error: Exception | None = None
+    #: before the error
+    n_before_error: int = 1
+    #: (job, decision) in the order of measuring
+    measured: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    resumed: list[int] = dataclasses.field(default_factory=list)
+    begun: threading.Event = dataclasses.field(default_factory=threading.Event)
+    closed: bool = False
+
+    def devices(self) -> list[dict[str, Any]]:
+        return [{"name": "test cpu", "kind": "llvm", "target_keys": TARGET_KEYS}]
+
+    def versions(self) -> dict[str, str]:
+        return {"felix": "test"}
+
+    def run(self, at: claimed_job.Desk) -> engine.Outcome:
+        lines, checkpoint = at.load()
+        self.resumed.append(len(lines))
+        known = {int(line.split()[1]) for line in lines}
+        assert checkpoint is None or checkpoint.state["n"] <= len(lines)
+        at.write(lambda tx: progress.started(tx, at.fence, ["key"], {"model": "none"}))
+        for number in range(at.job.trials or 0):
+            if number in known:
+                continue
+            if self.error is not None and len(self.measured) >= self.n_before_error:
+                raise self.error
+            if at.should_stop():
+                return engine.Outcome(reason="interrupted", failure=None, result=None)
+            time.sleep(self.pause_s)
+            self.measured.append((at.job.id, number))
+            at.add_trial(new_trial(number, self.latency_of(number)))
+            if number % 4 == 3:
+                state = {"n": number + 1}
+                at.save(progress.Checkpoint(number + 1, state, None), number + 1.0, {})
+            self.begun.set()
+        return engine.Outcome(reason="trials", failure=self.failure, result=None)
+
+    def export(
+        self, at: claimed_job.Desk, outcome: engine.Outcome, path: pathlib.Path
+    ) -> list[engine.Code]:
+        path.write_bytes(f"artifact of job {at.job.id}".encode())
+        return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
+
+    def close(self) -> None:
+        self.closed = True

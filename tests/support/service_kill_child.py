@@ -1,0 +1,102 @@
+"""A process that has everything imported and forks tuners on request, for the kill tests.
+
+    python -m tests.support.service_kill_child URL FOLDER
+
+Each line on stdin forks a tuner and answers with its process id. The tuners run the real round
+loop, journal and store; sketches and measuring are fakes that take milliseconds. What the store
+acknowledged is noted in FOLDER/acknowledged, one line a trial, only after it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+from typing import Any
+
+from felix.tuning import task_run as engine_jobs
+from server import settings
+from server.database import database
+from server.store import blobs, trials
+from server.tuner import claimed_job, engine, felix_engine, tuner, warm_pools
+from tests.support import tuning_fakes
+
+SETTINGS = settings.Settings(
+    lease_s=1.5, beat_s=0.15, poll_s=0.02, reap_s=0.1, max_attempts=10_000
+)
+
+
+class Pools:
+    """Fresh fake pools."""
+
+    def take(self, task: Any) -> tuning_fakes.Pool:
+        """A pool that needs 4 ms a candidate."""
+        return tuning_fakes.Pool(seconds=0.004)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Bench(felix_engine.Workbench):
+    """The real engine on a fake device."""
+
+    def __init__(self) -> None:
+        self._devices = [
+            {"name": "fake", "kind": "llvm", "target_keys": ["llvm", "llvm/x", "llvm/x/fake"]}
+        ]
+        self._pools: Any = Pools()
+
+    def export(
+        self, desk: claimed_job.Desk, outcome: engine.Outcome, path: pathlib.Path
+    ) -> list[engine.Code]:
+        """A small file instead of a compiled kernel."""
+        path.write_text(f"{outcome.result.latency_us}")
+        return []
+
+
+def acknowledge(path: pathlib.Path) -> None:
+    """Note every trial after the store has taken it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    add_trial = claimed_job.Desk.add_trial
+
+    def noted(self: claimed_job.Desk, new: trials.NewTrial) -> trials.Written:
+        written = add_trial(self, new)
+        line = f"{self.job.id} {written.number} {new.schedule_hash} {new.latency_us}\n"
+        os.write(handle, line.encode())
+        return written
+
+    claimed_job.Desk.add_trial = noted  # type: ignore[method-assign]
+
+
+def tune(url: str, folder: pathlib.Path) -> None:
+    """Be a tuner until killed or told to end."""
+    engine_jobs.sketches_of = tuning_fakes.sketches
+    acknowledge(folder / "acknowledged")
+    db = database.Database(url)
+    working = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), Bench(), SETTINGS)
+    signal.signal(signal.SIGTERM, lambda *_: working.leaving.set())
+    with contextlib.closing(working):
+        working.run()
+
+
+def main() -> None:
+    """Fork on every line of stdin."""
+    url, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    assert warm_pools is not None  # imported before the fork, as all of the service
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            try:
+                tune(url, folder)
+            finally:
+                os._exit(0)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

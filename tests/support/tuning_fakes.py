@@ -1,0 +1,130 @@
+"""Everything `felix.tune` needs, without TVM schedules or processes: sketches and pools."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from felix import errors, workloads
+from felix.measure import protocol, testing
+from felix.measure.pool import rwlock
+from felix.task import Task
+from felix.tuning import options, task_run
+from tests.support import synthetic
+
+UNSCHEDULED_US = 5000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Stands for a scheduled module."""
+
+    sketch: int
+    decisions: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Stands for a TVM schedule."""
+
+    mod: Program
+
+
+class Sketch(synthetic.FakeSketch):
+    """A synthetic sketch whose schedules are `Program`s; those `reject` says are invalid."""
+
+    reject: Callable[[tuple[int, ...]], bool] | None = None
+
+    def schedule(self, row: np.ndarray) -> Schedule:
+        decisions = tuple(int(value) for value in row)
+        if self.reject is not None and self.reject(decisions):
+            raise errors.InvalidSchedule("the fake rejects it")
+        return Schedule(Program(self.index, decisions))
+
+
+def latency_us(mod: Any) -> float:
+    """About 10 us at the optimum of the synthetic sketches, more elsewhere."""
+    if not isinstance(mod, Program):
+        return UNSCHEDULED_US
+    wanted = (8, 2, 16, 4)
+    tiles = mod.decisions[:8]
+    distance = sum((math.log(v) - math.log(wanted[i % 4])) ** 2 for i, v in enumerate(tiles))
+    return 10.0 * math.exp(0.2 * distance) * (1 + 0.1 * mod.sketch)
+
+
+@dataclasses.dataclass
+class Pool:
+    """A pool without processes; `seconds` is what each candidate takes."""
+
+    latency_of: Callable[[Any], float | protocol.ErrorClass] = latency_us
+    seconds: float = 0.0
+    measured: list[Program] = dataclasses.field(default_factory=list)
+    closed: bool = False
+    gate: rwlock.Gate = dataclasses.field(default_factory=rwlock.Gate)
+
+    def for_task(self, task: Task) -> protocol.Measurer:
+        def measure(mod: Any) -> float | protocol.ErrorClass:
+            if isinstance(mod, Program):
+                self.measured.append(mod)
+                time.sleep(self.seconds)
+            return self.latency_of(mod)
+
+        return testing.FunctionMeasurer(measure)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Model(torch.nn.Module):
+    """A trainable model of the synthetic rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(0.1))
+        self.bias = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.bias + self.scale * (rows[..., 0] * mask).sum(dim=1)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, make: Callable[[Task], list[Any]] | None = None) -> None:
+    """Let tasks have synthetic sketches."""
+    monkeypatch.setattr(task_run, "sketches_of", make or sketches)
+
+
+def sketches(task: Task) -> list[Any]:
+    """Two sketches; tasks of other sizes get other ones."""
+    extent = int(task.func.params[0].shape[0])
+    return [Sketch(extents=(16 * extent, 1024), index=index) for index in range(2)]
+
+
+def task(m: int = 64, weight: float = 1.0) -> Task:
+    """A real task, of which only name, key and numbers are used."""
+    made = workloads.gemm(m, 64, 64, target="llvm -num-cores 2")
+    return dataclasses.replace(made, weight=weight)
+
+
+def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
+    """Options for quick runs with a fake pool."""
+    from felix.search import descent
+    from felix.search.strategies import gradient
+
+    sizes = gradient.GradientOptions(
+        n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=20)
+    )
+    chosen = pool or Pool()
+    defaults: dict[str, Any] = {
+        "round_size": 8,
+        "n_finalists": 0,
+        "final_pause_s": 0.0,
+        "search": sizes,
+        "pool": lambda task: chosen,
+    }
+    return options.TuneOptions(**(defaults | changes))
