@@ -189,7 +189,7 @@ def _one_more_structure(fresh: Any) -> float | None:
     default = coordinates.structure(fresh.variables, [-1] * len(fresh.variables))
     before = os.environ["FELIX_CACHE_DIR"]
     for seed in range(1, 20 if default else 0):
-        row = fresh.offered(seed)
+        row = fresh.tvm_sample(seed)
         structure = default if row is None else coordinates.structure(fresh.variables, row)
         if structure == default:
             continue

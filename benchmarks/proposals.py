@@ -71,7 +71,7 @@ def _is_accepted(sketches: list[Any], number: int) -> bool:
     from felix import errors
 
     sketch = sketches[number % len(sketches)]
-    row = sketch.offered(int(np.random.default_rng([7, number]).integers(1, 2**31 - 1)))
+    row = sketch.tvm_sample(int(np.random.default_rng([7, number]).integers(1, 2**31 - 1)))
     if row is None:
         return False
     try:

@@ -150,7 +150,9 @@ def _space_opener(
         view = pools[0].for_task(task)
         sketches = felix_bridge.sketches_of(task)
         search = None if model is None else descent.search(sketches, model, seed)
-        return proposals.Space(workload, sketches, view.submit, pools[0].gate.shared, search)
+        return proposals.Space(
+            workload, sketches, view.submit, pools[0].timing_lock.shared, search
+        )
 
     return open_space
 

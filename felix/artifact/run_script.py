@@ -168,9 +168,11 @@ def _guard(tvm: Any, manifest: dict[str, Any]) -> Callable[[Callable[[], Any]], 
         return lambda measure: measure()
     calm = _module("calm")
     threads = int(manifest["target"].get("num-cores") or os.cpu_count() or 1)
-    watch = calm.Calm(calm.multiply_adds(tvm.target.Target(manifest["target"]), threads))
+    watch = calm.ContentionGuard(
+        calm.multiply_adds(tvm.target.Target(manifest["target"]), threads)
+    )
     watch.learn()
-    return lambda measure: watch.undisturbed(measure)
+    return lambda measure: watch.measure_stable(measure)
 
 
 def _dtype(name: str) -> Any:

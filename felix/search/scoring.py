@@ -143,7 +143,7 @@ class Scorer:
         if not structure or key in self._offered or not len(decisions):
             return True
         sketch = self.sketches[sketch_index]
-        if any(sketch.offers(row) for row in decisions[:OFFER_ROWS].tolist()):
+        if any(sketch.is_applicable(row) for row in decisions[:OFFER_ROWS].tolist()):
             self._offered.add(key)
             return True
         self._impossible.add(key)

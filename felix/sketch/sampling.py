@@ -64,7 +64,7 @@ def _structures(sketch: Sketch, rng: np.random.Generator, limit: int) -> list[tu
     for _ in range(STRUCTURE_DRAWS):
         if len(found) >= limit:
             break
-        offered = sketch.offered(int(rng.integers(1, 2**31 - 1)))
+        offered = sketch.tvm_sample(int(rng.integers(1, 2**31 - 1)))
         if offered is not None:
             structure = tuple(offered[c] for c in columns)
             try:

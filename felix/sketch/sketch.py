@@ -171,7 +171,7 @@ class Sketch:
             raise InvalidSchedule("a compute location is not offered for these tile sizes")
         return schedule
 
-    def offers(self, decisions: Sequence[int]) -> bool:
+    def is_applicable(self, decisions: Sequence[int]) -> bool:
         """Whether TVM can apply these decisions, compute locations above all.
 
         Formulas cannot tell all of it: which locations TVM offers a block follows from where the
@@ -243,7 +243,7 @@ class Sketch:
 
     # ------------------------------------------------------------ sampling
 
-    def offered(self, seed: int) -> tuple[int, ...] | None:
+    def tvm_sample(self, seed: int) -> tuple[int, ...] | None:
         """The row TVM's own sampler draws, or None where its trace does not apply.
 
         Its compute locations are ones TVM offers; its tile sizes need not be legal.

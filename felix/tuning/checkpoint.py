@@ -59,7 +59,7 @@ def restore(run: Run) -> None:
         if state is not None:
             n_learnt, before_s = int(state["n_learnt"]), float(state["elapsed_s"])
             run.allocator.load_state_dict(state["allocator"])
-            run.breakdown = run.pacer.resume(pacing.Breakdown(**state["breakdown"]))
+            run.breakdown = run.compute_guard.resume(pacing.Breakdown(**state["breakdown"]))
             if run.learner is not None:
                 run.learner.load_state_dict(state["model"], run.session.tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

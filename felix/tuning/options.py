@@ -23,7 +23,7 @@ class Pool(Protocol):
     """Where candidates of all tasks are measured (`felix.measure.pool.local.LocalPool`)."""
 
     @property
-    def gate(self) -> rwlock.Gate:
+    def timing_lock(self) -> rwlock.ReadWriteLock:
         """Held shared while the tuner computes; timing holds it exclusively."""
         ...
 

@@ -1,6 +1,6 @@
 """Who computes when, and where the wall time goes.
 
-`Pacer` holds the measuring pool's gate in shared mode while the tuner computes, and lets a
+`ComputeGuard` holds the measuring pool's gate in shared mode while the tuner computes, and lets a
 waiting kernel be timed first at every call of the cost model (about every 10 ms). `Breakdown`
 adds up wall seconds of the tuner's thread; its parts do not overlap and sum to nearly all.
 """
@@ -66,17 +66,17 @@ class Stopped(Exception):
     """`TuneOptions.should_stop` said so."""
 
 
-class Pacer:
+class ComputeGuard:
     """The tuner's side of the gate; used by one thread."""
 
     def __init__(
         self,
-        shared_gate: rwlock.Gate,
+        timing_lock: rwlock.ReadWriteLock,
         breakdown: Breakdown,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._should_stop = should_stop
-        self._gate = shared_gate
+        self._gate = timing_lock
         self._breakdown = breakdown
         self._held: contextlib.AbstractContextManager[None] | None = None
         self._waited_s = 0.0
@@ -94,7 +94,7 @@ class Pacer:
             self._breakdown.add(part, time.perf_counter() - start - waited)
             self._breakdown.add("measure", waited)
 
-    def breathe(self) -> None:
+    def yield_to_timing(self) -> None:
         """Let a waiting kernel be timed now.
 
         Raises:

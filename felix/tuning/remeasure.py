@@ -115,12 +115,12 @@ def _pause(run: Run, seconds: float) -> None:
     """With idle cores, so that the host of a virtual machine may place them anew."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        run.pacer.check()
+        run.compute_guard.check()
         time.sleep(min(left, _POLL_S))
 
 
 def _wait(run: Run, future: Future[protocol.Measurement]) -> protocol.Measurement:
     while not future.done():
         concurrent.futures.wait([future], _POLL_S)
-        run.pacer.check()
+        run.compute_guard.check()
     return future.result()

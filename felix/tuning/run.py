@@ -63,7 +63,9 @@ class Run:
             pool = (options.pool or setup.local_pool)(tasks[0])
             stack.callback(pool.close)
             stack.enter_context(setup.torch_threads(options.torch_threads))
-            self.pacer = pacing.Pacer(pool.gate, self.breakdown, options.should_stop)
+            self.compute_guard = pacing.ComputeGuard(
+                pool.timing_lock, self.breakdown, options.should_stop
+            )
             self.jobs = [task_run.Job(i, t, pool.for_task(t)) for i, t in enumerate(tasks)]
             weights, floors = [t.weight for t in tasks], [setup.floor_us(t) for t in tasks]
             self.allocator = allocate.Allocator(weights, floors, options.allocation)
@@ -127,7 +129,7 @@ class Run:
             if not job.records:  # every task gets its warm-up, however many there are
                 n = min(n, max(1, budget.trials // len(self.jobs)))
             n = min(n, budget.trials - self.n_measured - len(self.flights))
-        with self.pacer.computing("search"):
+        with self.compute_guard.computing("search"):
             if self.learner is not None:
                 job.search.model = self.learner.copy_for(job.index)
             found: list[interface.Suggestion] = job.search.suggest(n)
@@ -135,7 +137,7 @@ class Run:
 
     def submit(self, job: task_run.Job, suggestions: Sequence[interface.Suggestion]) -> int:
         """Make the schedules and send them to be measured; how many were sent."""
-        made = job.schedules(suggestions, self.pacer)
+        made = job.schedules(suggestions, self.compute_guard)
         predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
         self.emit(
             events.RoundStarted(
@@ -182,7 +184,7 @@ class Run:
         """Let the cost model learn what is new."""
         if self.learner is None or not self.fresh:
             return
-        with self.pacer.computing("train"):
+        with self.compute_guard.computing("train"):
             outcome = self.learner.learn(
                 [(job.search, job.index, s, measured) for job, s, measured in self.fresh]
             )
@@ -270,7 +272,8 @@ class Run:
 
         options = self.options
         return online_model.Learner(
-            model, task.target, self.budget.seed, self.pacer.breathe, options.learning,
+            model, task.target, self.budget.seed,
+            self.compute_guard.yield_to_timing, options.learning,
             options.learn,
         )  # fmt: skip
 
@@ -278,7 +281,7 @@ class Run:
         if self.options.baseline and not is_resumed:
             job.pending_baseline = job.measurer.submit(job.task.mod)
         before = self.breakdown.extract_s
-        with self.pacer.computing("extract"):
+        with self.compute_guard.computing("extract"):
             model = None if self.learner is None else self.learner.copy_for(job.index)
             budget = self.budget
             left_out = job.open(budget.strategy, model, self.options.search, budget.seed)
@@ -307,7 +310,7 @@ class Run:
             if self.options.should_stop is not None:
                 left = STOP_POLL_S if left is None else min(left, STOP_POLL_S)
             concurrent.futures.wait(futures, left, first)
-            self.pacer.check()
+            self.compute_guard.check()
         waited = time.perf_counter() - start
         run_s = 0.0 if landed.future.cancelled() else landed.future.result().run_s
         running = min(waited, run_s)  # a result ends with its run

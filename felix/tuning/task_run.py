@@ -95,7 +95,7 @@ class Job:
         return left_out
 
     def schedules(
-        self, suggestions: Sequence[interface.Suggestion], pacer: pacing.Pacer
+        self, suggestions: Sequence[interface.Suggestion], compute_guard: pacing.ComputeGuard
     ) -> list[tuple[interface.Suggestion, Any]]:
         """The scheduled modules; what TVM rejects is remembered as failed and left out.
 
@@ -103,9 +103,9 @@ class Job:
         """
         made = []
         width = min(MAX_THREADS, cpu.available_cores())
-        with pacer.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
+        with compute_guard.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
             for first in range(0, len(suggestions), width):
-                pacer.breathe()
+                compute_guard.yield_to_timing()
                 some = suggestions[first : first + width]
                 for suggestion, found in zip(some, threads.map(self._schedule, some), strict=True):
                     if isinstance(found, errors.InvalidSchedule):

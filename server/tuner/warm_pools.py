@@ -89,9 +89,9 @@ class SharedPool:
         self._had_trouble = False
 
     @property
-    def gate(self) -> rwlock.Gate:
+    def timing_lock(self) -> rwlock.ReadWriteLock:
         """The pool's gate."""
-        return self._pool.gate
+        return self._pool.timing_lock
 
     def for_task(self, task: Task) -> protocol.Measurer:
         """The measurer of one task."""

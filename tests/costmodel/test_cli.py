@@ -122,7 +122,7 @@ class FakePool:
 
     def __init__(self) -> None:
         self.bench = fakes.Bench()
-        self.gate = types.SimpleNamespace(shared=self.bench.computing)
+        self.timing_lock = types.SimpleNamespace(shared=self.bench.computing)
         self.served: list[str] = []
         self.closed = False
 

@@ -22,7 +22,7 @@ def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
     structural = [i for i, v in enumerate(sketch.variables) if v.structural]
     structures = [(ROOT,) * len(structural)]
     for attempt in range(8 if structural else 0):
-        offered = sketch.offered(seed + attempt + 1)
+        offered = sketch.tvm_sample(seed + attempt + 1)
         if offered is not None and offered[structural[0]] != ROOT:
             structure = tuple(offered[c] for c in structural)
             if _is_modelled(sketch, structure):

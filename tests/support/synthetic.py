@@ -178,8 +178,8 @@ class FakeSketch:
             self.n_rows,
         )
 
-    def offers(self, decisions: Sequence[int]) -> bool:
-        self.calls.append("offers")
+    def is_applicable(self, decisions: Sequence[int]) -> bool:
+        self.calls.append("is_applicable")
         return decisions[-1] not in self.refused
 
     def sample(self, n: int, seed: int, max_structures: int = 6) -> np.ndarray:

@@ -67,7 +67,7 @@ class Pool:
     seconds: float = 0.0
     measured: list[Program] = dataclasses.field(default_factory=list)
     closed: bool = False
-    gate: rwlock.Gate = dataclasses.field(default_factory=rwlock.Gate)
+    timing_lock: rwlock.ReadWriteLock = dataclasses.field(default_factory=rwlock.ReadWriteLock)
 
     def for_task(self, task: Task) -> protocol.Measurer:
         def measure(mod: Any) -> float | protocol.ErrorClass:

@@ -42,7 +42,7 @@ _NAPS_S = (0.002, 0.01)
 
 
 @dataclasses.dataclass(slots=True)
-class Calm:
+class ContentionGuard:
     """Watches the speed of the cores by calls of `probe`, which returns its own time in us.
 
     Full speed is the fastest seen. What a machine does all the time is no disturbance: after
@@ -62,7 +62,7 @@ class Calm:
             self._slowdown()
             self.rest(0.5 * self.pause_s)
 
-    def undisturbed(
+    def measure_stable(
         self,
         measure: Callable[[], list[float]],
         decides: Callable[[list[float]], bool] = lambda found: True,

@@ -48,7 +48,7 @@ class Runner:
         self._quiet = quiet
         self._rest = rest
         self._task: _Prepared | None = None
-        self._calm: contention.Calm | None = None
+        self._calm: contention.ContentionGuard | None = None
         self._places: collections.deque[list[Any]] = collections.deque(maxlen=N_PLACES)
 
     def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Runner:
                 message = f"output {task.args[index].name}: {wrong}"
                 return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": message}
         settings = timing.TimingOptions(**options)
-        found = guard.undisturbed(
+        found = guard.measure_stable(
             lambda: timing.latencies(
                 module,
                 device,
@@ -123,10 +123,10 @@ class Runner:
         self._task = dataclasses.replace(task, tensors=tensors)
         return self._task
 
-    def _guard(self, target: tvm.target.Target) -> contention.Calm:
+    def _guard(self, target: tvm.target.Target) -> contention.ContentionGuard:
         """One for all candidates, so that it knows how fast the cores can be."""
         if self._calm is None:
-            self._calm = contention.Calm(
+            self._calm = contention.ContentionGuard(
                 contention.multiply_adds(host(target), self._threads), self._rest
             )
         return self._calm

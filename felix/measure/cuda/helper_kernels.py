@@ -171,7 +171,7 @@ class Clock:
         self._full_us: float | None = None
         self._in_vain = 0
 
-    def undisturbed(
+    def measure_stable(
         self,
         measure: Callable[[], list[float]],
         decides: Callable[[list[float], float], bool] = lambda found, changed: True,

@@ -133,7 +133,7 @@ class Runner:
             if wrong is not None:
                 kind = protocol.ErrorClass.WRONG_RESULT
                 return {"error": kind.value, "message": wrong, "reusable": False}
-            found = device.clock.undisturbed(
+            found = device.clock.measure_stable(
                 lambda: timing.adaptive(
                     self._sampler(kernels, options), options, first_us, best_us
                 ),

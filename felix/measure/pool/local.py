@@ -45,12 +45,12 @@ class LocalPool:
     """
 
     def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
-        self.gate = rwlock.Gate()
+        self.timing_lock = rwlock.ReadWriteLock()
         self._options = options or LocalOptions()
         self._kind = task.target.kind.name
         self._device = _device(task.target)
         is_cpu = self._device.kind == "cpu"
-        exclusive = self.gate if is_cpu else device_lock.for_device(self._device.kind)
+        exclusive = self.timing_lock if is_cpu else device_lock.for_device(self._device.kind)
         self._host = pool_worker.Host(self._options.start_timeout_s)
         self._lock = threading.Lock()
         self._closed = False

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 
 
-class Gate:
+class ReadWriteLock:
     """Many may hold it shared, or one exclusively; who waits for exclusive goes first."""
 
     def __init__(self) -> None:

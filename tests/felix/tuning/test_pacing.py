@@ -24,7 +24,7 @@ def _fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.use(monkeypatch)
 
 
-def _timer(shared: rwlock.Gate, timed: list[float]) -> threading.Thread:
+def _timer(shared: rwlock.ReadWriteLock, timed: list[float]) -> threading.Thread:
     def work() -> None:
         shared.acquire()
         timed.append(time.perf_counter())
@@ -37,13 +37,13 @@ def _timer(shared: rwlock.Gate, timed: list[float]) -> threading.Thread:
 
 
 def test_timing_goes_first_at_a_breath() -> None:
-    shared, spent, timed = rwlock.Gate(), pacing.Breakdown(), []
-    pacer = pacing.Pacer(shared, spent)
-    with pacer.computing("search"):
+    shared, spent, timed = rwlock.ReadWriteLock(), pacing.Breakdown(), []
+    compute_guard = pacing.ComputeGuard(shared, spent)
+    with compute_guard.computing("search"):
         thread = _timer(shared, timed)
         time.sleep(0.05)
         assert not timed  # it waits: we compute
-        pacer.breathe()
+        compute_guard.yield_to_timing()
         assert timed and time.perf_counter() - timed[0] >= 0.05
         time.sleep(0.02)
     thread.join()
@@ -52,18 +52,20 @@ def test_timing_goes_first_at_a_breath() -> None:
 
 
 def test_the_gate_is_left_when_computing_fails() -> None:
-    shared, spent = rwlock.Gate(), pacing.Breakdown()
-    pacer = pacing.Pacer(shared, spent)
-    with pytest.raises(ValueError), pacer.computing("train"):
+    shared, spent = rwlock.ReadWriteLock(), pacing.Breakdown()
+    compute_guard = pacing.ComputeGuard(shared, spent)
+    with pytest.raises(ValueError), compute_guard.computing("train"):
         raise ValueError
     shared.acquire()  # would wait for ever
     shared.release()
-    pacer.breathe()  # nothing is held: nothing to do
+    compute_guard.yield_to_timing()  # nothing is held: nothing to do
 
 
 def test_resumed_seconds_are_added() -> None:
-    pacer = pacing.Pacer(rwlock.Gate(), pacing.Breakdown(search_s=1.0, total_s=2.0))
-    total = pacer.resume(pacing.Breakdown(search_s=10.0, total_s=20.0))
+    compute_guard = pacing.ComputeGuard(
+        rwlock.ReadWriteLock(), pacing.Breakdown(search_s=1.0, total_s=2.0)
+    )
+    total = compute_guard.resume(pacing.Breakdown(search_s=10.0, total_s=20.0))
     assert total.search_s == 11.0 and total.total_s == 22.0
     assert total.other_s == 11.0
 
@@ -80,11 +82,11 @@ class Threaded(fakes.Pool):
                 return executor.submit(self.measure_one, mod)
 
             def measure_one(self, mod: Any) -> protocol.Measurement:
-                pool.gate.acquire()
+                pool.timing_lock.acquire()
                 try:
                     (found,) = inner.measure([mod])
                 finally:
-                    pool.gate.release()
+                    pool.timing_lock.release()
                 return dataclasses.replace(found, run_s=pool.seconds)
 
         return Measurer()

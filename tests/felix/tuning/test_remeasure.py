@@ -121,8 +121,8 @@ def test_a_twin_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPa
     job = task_run.Job(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
     job.sketches, job.search, job._position = fakes.sketches(job.task), Search(), {0: 0, 1: 1}
     first, twin = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
-    pacer = pacing.Pacer(rwlock.Gate(), pacing.Breakdown())
-    made = job.schedules([first, twin], pacer)
+    compute_guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown())
+    made = job.schedules([first, twin], compute_guard)
     assert [s for s, _ in made] == [first]
     record = records.Record(
         task_key=job.task.key, task_name="t", sketch_index=0, sketch_key="k",

@@ -25,9 +25,11 @@ class _Host:
         return value
 
 
-def _guarded(*script: float) -> tuple[_Host, contention.Calm]:
+def _guarded(*script: float) -> tuple[_Host, contention.ContentionGuard]:
     host = _Host(*script)
-    return host, contention.Calm(host.probe, host.pauses.append, patience=2, _full_us=50.0)
+    return host, contention.ContentionGuard(
+        host.probe, host.pauses.append, patience=2, _full_us=50.0
+    )
 
 
 def _measure(seen: list[int]) -> Callable[[], list[float]]:
@@ -40,43 +42,43 @@ def _measure(seen: list[int]) -> Callable[[], list[float]]:
 
 def test_at_full_speed_nothing_waits() -> None:
     host, guard = _guarded(55.0)
-    assert guard.undisturbed(_measure([])) == [1.0]
+    assert guard.measure_stable(_measure([])) == [1.0]
     assert host.pauses == []
 
 
 def test_a_moment_is_no_phase() -> None:
     host, guard = _guarded(100.0, 50.0, 100.0, 100.0, 50.0)
-    assert guard.undisturbed(_measure([])) == [1.0]
+    assert guard.measure_stable(_measure([])) == [1.0]
     assert guard.pause_s not in host.pauses
 
 
 def test_timing_waits_for_a_slow_phase_to_end() -> None:
     host, guard = _guarded(*6 * [100.0], 50.0)
-    assert guard.undisturbed(_measure([])) == [2.0]
+    assert guard.measure_stable(_measure([])) == [2.0]
     assert host.pauses.count(guard.pause_s) == 1
 
 
 def test_what_cannot_lead_waits_for_nothing() -> None:
     host, guard = _guarded(100.0)
     asked: list[list[float]] = []
-    assert guard.undisturbed(_measure([]), lambda found: bool(asked.append(found))) == [1.0]
+    assert guard.measure_stable(_measure([]), lambda found: bool(asked.append(found))) == [1.0]
     assert asked == [[1.0]] and guard.pause_s not in host.pauses
 
 
 def test_what_was_slowed_meanwhile_is_timed_again() -> None:
     host, guard = _guarded(50.0, *6 * [100.0], 50.0)
-    assert guard.undisturbed(_measure([])) == [2.0]
+    assert guard.measure_stable(_measure([])) == [2.0]
     assert host.pauses.count(guard.pause_s) == 1
 
 
 def test_what_lasts_is_no_disturbance() -> None:
     host, guard = _guarded(100.0)
-    assert guard.undisturbed(_measure([])) == [2.0]
+    assert guard.measure_stable(_measure([])) == [2.0]
     assert host.pauses.count(guard.pause_s) == guard.patience
-    assert guard.undisturbed(_measure([])) == [1.0]
+    assert guard.measure_stable(_measure([])) == [1.0]
     assert host.pauses.count(guard.pause_s) == guard.patience, "it waited for what does not end"
     host.script, host.calls = [50.0, *3 * [100.0], 50.0], 0
-    assert guard.undisturbed(_measure([])) == [2.0], "the full speed, once seen, counts again"
+    assert guard.measure_stable(_measure([])) == [2.0], "the full speed, once seen, counts again"
 
 
 def test_the_first_look_is_several() -> None:

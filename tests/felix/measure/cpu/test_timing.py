@@ -199,7 +199,7 @@ def test_function_measurer_answers_and_remembers() -> None:
 
 
 def test_gate_keeps_computing_and_timing_apart() -> None:
-    door = rwlock.Gate()
+    door = rwlock.ReadWriteLock()
     log: list[str] = []
 
     def compute() -> None:

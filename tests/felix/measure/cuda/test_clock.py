@@ -46,7 +46,7 @@ def _clock(device: Device) -> helper_kernels.Clock:
 def _spent_s(device: Device, clock: helper_kernels.Clock) -> float:
     """Time of the device for one candidate, beside that for its repeats."""
     before_s, n_timed = device.now_s, device.n_timed
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     return device.now_s - before_s - TIMING_S * (device.n_timed - n_timed)
 
 
@@ -62,7 +62,7 @@ def test_at_full_clock_a_look_before_and_after_is_all_it_costs() -> None:
 def test_a_cold_device_is_warmed_up_until_it_gets_no_faster() -> None:
     device = Device(lambda now_s: max(1.0, 4.0 - 100 * now_s))  # 30 ms
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     assert 0.03 < device.now_s - TIMING_S < 0.05
     assert device.n_timed == 1
 
@@ -70,10 +70,10 @@ def test_a_cold_device_is_warmed_up_until_it_gets_no_faster() -> None:
 def test_a_clock_that_sank_while_idle_is_waited_for() -> None:
     device = Device()
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     back_s = device.now_s + 0.02
     device.slowdown = lambda now_s: 1.3 if now_s < back_s else 1.0
-    assert clock.undisturbed(device.measure) == [2.0]
+    assert clock.measure_stable(device.measure) == [2.0]
     assert back_s < device.now_s - TIMING_S < back_s + 0.002
 
 
@@ -81,7 +81,7 @@ def test_what_lasts_is_not_waited_for_each_time() -> None:
     """A limit on power: the clock is 13 % lower from now on."""
     device = Device()
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     device.slowdown = lambda now_s: 1.13
     spent = [_spent_s(device, clock) for _ in range(20)]
     assert sum(seconds > 0.04 for seconds in spent) == 3
@@ -96,7 +96,7 @@ def test_what_lasts_is_not_waited_for_each_time() -> None:
 def test_one_slow_phase_is_no_reason_to_take_less_for_full() -> None:
     device = Device()
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     for _ in range(5):
         for slowdown in (1.13, 1.13, 1.0):  # too slow twice, never three times in a row
             device.slowdown = constant(slowdown)
@@ -108,17 +108,17 @@ def test_one_slow_phase_is_no_reason_to_take_less_for_full() -> None:
 def test_repeats_during_which_the_clock_changed_are_timed_once_more(sunk: float) -> None:
     device = Device()
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     at_s = device.now_s + TIMING_S / 2
     device.slowdown = lambda now_s: 1.0 if now_s < at_s else sunk
-    assert clock.undisturbed(device.measure) == [3.0]
+    assert clock.measure_stable(device.measure) == [3.0]
     assert device.n_timed == 3
 
 
 def test_repeats_are_timed_once_more_at_most() -> None:
     device = Device()
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     device.slowdown = lambda now_s: 1 + now_s  # sinks for good, 0.2 % a repeat
     device.now_s = 1.0
     found: list[list[float]] = []
@@ -128,14 +128,14 @@ def test_repeats_are_timed_once_more_at_most() -> None:
         found.append(device.measure())
         return found[-1]
 
-    assert clock.undisturbed(measure) == found[-1]
+    assert clock.measure_stable(measure) == found[-1]
     assert len(found) == 2
 
 
 def test_what_decides_nothing_is_not_timed_again() -> None:
     device = Device()
     clock = _clock(device)
-    clock.undisturbed(device.measure)
+    clock.measure_stable(device.measure)
     at_s = device.now_s + TIMING_S / 2
     device.slowdown = lambda now_s: 1.0 if now_s < at_s else 1.1
     changes: list[float] = []
@@ -144,5 +144,5 @@ def test_what_decides_nothing_is_not_timed_again() -> None:
         changes.append(changed)
         return False
 
-    assert clock.undisturbed(device.measure, decides) == [2.0]
+    assert clock.measure_stable(device.measure, decides) == [2.0]
     assert changes == pytest.approx([1.1])

@@ -425,7 +425,7 @@ def test_timing_waits_for_who_computes_and_is_not_charged_for_it(task: Task) -> 
     options = local.LocalOptions(builders=1, run_timeout_s=0.5)
     with local.LocalPool(task, options) as pool:
         assert pool.measure([_mod(gemm)])[0].ok
-        with pool.gate.shared():
+        with pool.timing_lock.shared():
             future = pool.submit(_mod(gemm))
             time.sleep(1.5)
             assert not future.done()

@@ -137,7 +137,7 @@ def test_quiet_ends_with_the_request_whatever_comes_of_it(state: candidates.Task
     scripted = Worker(pool_worker.WorkerDied(11, "", 0.0))
     _runs(scripted).prepare(state)
     assert not scripted.is_quiet and state.failure is not None
-    shared = rwlock.Gate()
+    shared = rwlock.ReadWriteLock()
     with pytest.raises(ValueError), run_stage.Quiet(shared, ()).until_end() as begin:
         begin()
         begin()  # a worker may ask more than once
