@@ -222,15 +222,15 @@ _FUNCTIONS: dict[type[Any], Callable[[Graph, list[int]], int]] = {
 
 
 def reachable(graph: Graph, outputs: Iterable[int]) -> list[int]:
-    """The nodes that the outputs need, in graph order."""
-    needed = [False] * len(graph)
+    """The nodes that the outputs depend on, in graph order."""
+    is_used = [False] * len(graph)
     for output in outputs:
-        needed[output] = True
+        is_used[output] = True
     for node in range(len(graph) - 1, -1, -1):
-        if needed[node]:
+        if is_used[node]:
             for argument in graph.arguments[node]:
-                needed[argument] = True
-    return [node for node, used in enumerate(needed) if used]
+                is_used[argument] = True
+    return [node for node, used in enumerate(is_used) if used]
 
 
 def group(graph: Graph, nodes: Sequence[int]) -> list[tuple[str, list[int]]]:

@@ -209,28 +209,26 @@ class Formulas:
 
         Structural coordinates are rounded to choose the program and have no gradient.
         """
-        return self._smooth(x, lambda v, values: v.program.smooth(values, temperature))
+        return self._smooth(x, temperature, features=True)
 
     def constraints(self, x: torch.Tensor, temperature: float = 0.01) -> torch.Tensor:
         """Constraint values [B, C] at free coordinates, legal where <= 0, differentiable."""
-        return self._smooth(
-            x, lambda v, values: v.constraint_program.smooth(values, temperature), features=False
-        )
+        return self._smooth(x, temperature, features=False)
 
-    def _smooth(
-        self,
-        x: torch.Tensor,
-        evaluate: Callable[[Variant, torch.Tensor], torch.Tensor],
-        features: bool = True,
-    ) -> torch.Tensor:
+    def _smooth(self, x: torch.Tensor, temperature: float, features: bool) -> torch.Tensor:
+        """Features [B, R, F], or constraints [B, C] padded with -1."""
         import torch
+
+        from felix.autodiff import torch_function
 
         values = self.space.decode(x)
         rounded = values.detach().round().to(torch.int64).numpy()
         pieces, order = [], []
         for structure, where in self._groups(rounded):
             index = torch.from_numpy(where)
-            pieces.append(evaluate(self.variant(structure), values[index]))
+            variant = self.variant(structure)
+            program = variant.program if features else variant.constraint_program
+            pieces.append(torch_function.smooth(program, values[index], temperature))
             order.append(index)
         width = max(p.shape[1] for p in pieces)
         pieces = [torch.nn.functional.pad(p, (0, width - p.shape[1]), value=-1.0) for p in pieces]
