@@ -124,7 +124,7 @@ def build(graph: Graph, expressions: Sequence[sympy.Expr], symbols: dict[str, in
             if id(node) in memo:
                 stack.pop()
                 continue
-            parts = (node.definition,) if isinstance(node, expr.Alias) else node.args
+            parts = (node.definition,) if isinstance(node, expr.SharedSubexpr) else node.args
             missing = [a for a in parts if id(a) not in memo]
             if missing and not node.is_Number:
                 stack.extend(missing)
@@ -143,7 +143,7 @@ def _convert(
     graph: Graph, node: sympy.Expr, args: list[_Scaled], symbols: dict[str, int]
 ) -> _Scaled:
     """One sympy node whose arguments are known, as factor * graph node."""
-    if isinstance(node, expr.Alias):
+    if isinstance(node, expr.SharedSubexpr):
         return args[0]
     if node.is_Symbol:
         if node.name not in symbols:

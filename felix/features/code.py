@@ -2,8 +2,8 @@
 
 TVM unrolls a serial loop when the stores inside of it, all copies counted, stay within
 `unroll_step` statements. Virtual threads are always written out, but for stores that do not
-depend on them. A vectorized loop is one
-statement, which the compiler splits into vectors of the machine's width.
+depend on them. A vectorized loop is one statement, which the compiler splits into vectors of the
+machine's width.
 
 Notation
     e~_l    extent of loop l as code: 1 for task, thread and vectorized loops
@@ -28,8 +28,8 @@ def copies(rows: Sequence[stores.Row]) -> list[Scalar]:
         statements = _virtual(row)
         for loop in reversed(row.loops):
             inside[id(loop)] = inside.get(id(loop), 0) + statements
-            statements = expr.alias(statements * _plain_extent(loop))
-    inside = {key: expr.alias(statements) for key, statements in inside.items()}
+            statements = expr.share(statements * _plain_extent(loop))
+    inside = {key: expr.share(statements) for key, statements in inside.items()}
     return [_copies(row, inside) for row in rows]
 
 
@@ -54,9 +54,9 @@ def _virtual(row: stores.Row) -> Scalar:
 
 def _uses(block: ir.Block, loop: Loop) -> bool:
     return any(
-        not scalar.is_static(usage.mentions(binding, digit), 0)
+        not scalar.is_static(usage.mentions(binding, component), 0)
         for binding in block.bindings
-        for digit in loop.digits
+        for component in loop.components
     )
 
 

@@ -73,9 +73,9 @@ def _joined(
 
     Each is given a symbol of its own, which is added to `visited`.
     """
-    found: dict[sympy.Expr, sympy.Symbol] = {}
+    joined: dict[sympy.Expr, sympy.Symbol] = {}
     if all(isinstance(v.length, int) for v in visited.values()):
-        return found
+        return joined
     sums = {s for a in accesses for index in a.indices for s in index.atoms(sympy.Add)}
     for total in sums:
         pair = {term.as_independent(*visited)[1]: term for term in total.args}
@@ -85,10 +85,10 @@ def _joined(
             n, size = pair[outer] / outer, visited[inner].length
             length = scalar.plain(sympy.expand(visited[outer].length * size))
             if pair[inner] == inner and sympy.expand(n - size) == 0 and isinstance(length, int):
-                found[total] = sympy.Dummy(integer=True, nonnegative=True)
-                visited[found[total]] = Visited(0, length, length)
+                joined[total] = sympy.Dummy(integer=True, nonnegative=True)
+                visited[joined[total]] = Visited(0, length, length)
                 break
-    return found
+    return joined
 
 
 def _renamed_access(access: Access, names: dict[sympy.Expr, sympy.Symbol]) -> Access:
@@ -110,10 +110,12 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     if _is_guarded(binding, guarded) or not all(map(_is_full, binding.terms)):
         return Visited(0, extent, extent)
     start = binding.constant
-    for digit, coefficient in binding.terms.items():
+    for component, coefficient in binding.terms.items():
         if scalar.is_negative(coefficient):
-            start = start + coefficient * (digit.extent - 1)
-    steps = [(-c if scalar.is_negative(c) else c, d.extent) for d, c in binding.terms.items()]
+            start = start + coefficient * (component.extent - 1)
+    steps = [
+        (-c if scalar.is_negative(c) else c, comp.extent) for comp, c in binding.terms.items()
+    ]
     length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
     reach, rest = _closed(steps)
     count = _union(reach, rest, length)
@@ -128,13 +130,13 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     return Visited(start, length, count)
 
 
-def _is_full(digit: ir.Digit) -> bool:
-    """Whether the digit visibly takes all of its values, independently of its neighbours."""
-    return digit.source is None or digit.source.radix
+def _is_full(component: ir.IterComponent) -> bool:
+    """Whether the component visibly takes all of its values, whatever the others do."""
+    return component.source is None or component.source.radix
 
 
 def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
-    return any(d in flat.terms for flat in guarded for d in binding.terms)
+    return any(comp in flat.terms for flat in guarded for comp in binding.terms)
 
 
 def _union(reach: Scalar, outer: list[_Step], length: Scalar) -> Scalar:
@@ -219,7 +221,7 @@ def _paths(value: ir.Value, access: Access) -> list[list[ir.Value]]:
     """The if_then_else conditions around each load of `access`."""
     if value.access == access:
         return [[]]
-    found = []
+    paths = []
     for number, arg in enumerate(value.args):
         for path in _paths(arg, access):
             if value.op == "if" and number > 0:
@@ -227,8 +229,8 @@ def _paths(value: ir.Value, access: Access) -> list[list[ir.Value]]:
                 if number == 2:
                     condition = ir.Value("not", False, (condition,))
                 path = [condition, *path]
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _conjuncts(conditions: list[ir.Value]) -> list[ir.Value]:
@@ -242,14 +244,14 @@ def _conjuncts(conditions: list[ir.Value]) -> list[ir.Value]:
 
 
 def _symbols(value: ir.Value) -> set[sympy.Symbol]:
-    found: set[sympy.Symbol] = set()
+    symbols: set[sympy.Symbol] = set()
     for node in value.walk():
         if node.expr is not None:
-            found |= node.expr.free_symbols
+            symbols |= node.expr.free_symbols
         if node.access is not None:
             for index in node.access.indices:
-                found |= index.free_symbols
-    return found
+                symbols |= index.free_symbols
+    return symbols
 
 
 # ---------------------------------------------------------------- counting
@@ -262,8 +264,8 @@ def _one(
     tests = _conjuncts(conditions)
     total: Scalar = 1
     for indices, symbols in _groups(access, tests, visited):
-        own = [t for t in tests if _symbols(t) & symbols]
-        total = total * _group(indices, symbols, own, visited)
+        linked_tests = [t for t in tests if _symbols(t) & symbols]
+        total = total * _group(indices, symbols, linked_tests, visited)
     return total
 
 
@@ -317,17 +319,17 @@ def _striped(
     With x the distance from the start, the stripes hold n floor(x / c) + min(x mod c, n) values
     below x; where c <= n they are one interval.
     """
-    own = visited[symbol]
-    if own.stripe is None or not (index - symbol).is_number:
+    values = visited[symbol]
+    if values.stripe is None or not (index - symbol).is_number:
         return None
-    grid = {symbol: np.arange(own.start, own.start + own.length)}
-    keep = np.ones(own.length, dtype=bool)
+    grid = {symbol: np.arange(values.start, values.start + values.length)}
+    keep = np.ones(values.length, dtype=bool)
     for test in tests:
         keep = keep & can_hold(test, grid)
-    low, high = int(keep.argmax()), own.length - int(keep[::-1].argmax())
+    low, high = int(keep.argmax()), values.length - int(keep[::-1].argmax())
     if not keep[low:high].all() or not keep.any():
         return None
-    n, c = own.stripe
+    n, c = values.stripe
     below = [
         n * scalar.floor_div(x, c) + scalar.minimum(scalar.floor_mod(x, c), n) for x in (low, high)
     ]
@@ -377,7 +379,7 @@ def _several(
     points = ir.product(visited[s].length for s in used)
     if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
         return sum(counts[1:], start=counts[0])
-    seen: set[tuple[int, ...]] = set()
+    touched: set[tuple[int, ...]] = set()
     axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in used]
     grid = dict(zip(used, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
     shape = tuple(len(a) for a in axes)
@@ -386,8 +388,8 @@ def _several(
         for test in _conjuncts(conditions[access]):
             keep &= np.broadcast_to(can_hold(test, grid), shape)
         columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices]
-        seen.update(zip(*(c.tolist() for c in columns), strict=True))
-    return len(seen)
+        touched.update(zip(*(c.tolist() for c in columns), strict=True))
+    return len(touched)
 
 
 _Grid = dict[sympy.Symbol, NDArray[np.int64]]

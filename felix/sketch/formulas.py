@@ -110,7 +110,7 @@ class Formulas:
     @functools.cached_property
     def expressions(self) -> tuple[tuple[sympy.Expr, ...], ...]:
         """sympy expressions [R][F] of the default structure, untransformed."""
-        known: dict[expr.Alias, sympy.Expr] = {}
+        known: dict[expr.SharedSubexpr, sympy.Expr] = {}
         values = self._table(self._default)[1]
         return tuple(tuple(expr.resolved(v, known) for v in row) for row in values)
 

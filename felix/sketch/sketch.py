@@ -145,12 +145,21 @@ class Sketch:
             InvalidSchedule: TVM or a postprocessor rejects the decisions.
         """
         schedule = self.apply(decisions)
+        self.postprocess(schedule)
+        return schedule
+
+    def postprocess(self, schedule: tvm.s_tir.Schedule) -> None:
+        """Run the target's postprocessors on a schedule of this sketch, which is changed.
+
+        Raises:
+            InvalidSchedule: a postprocessor rejects it.
+        """
         schedule.enter_postproc()
         for postproc in self._space_generator.postprocs:
             if not postproc.apply(schedule):
                 name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
+                decisions = self.decisions_of(schedule.trace)
                 raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
-        return schedule
 
     def apply(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
         """The schedule before the postprocessors; raises as `schedule` does."""

@@ -7,7 +7,7 @@ parallel and the vectorized loop but marked with the condition that they end up 
 described in one way; and the vector width of a fetch may be an expression.
 
 Rules of RewriteCooperativeFetch, RewriteUnboundBlock, RewriteParallelVectorizeUnroll and
-RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`.
+RewriteReductionBlock. VerifyGPUCode is in `symbolic.kernels`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _bind_block(
 
 
 def _static(condition: Scalar) -> bool:
-    """A condition the structure depends on; unresolved ones count as true (unit-only effects)."""
+    """A condition the structure depends on; one that is open counts as true, for it matters only
+    where a loop is unit."""
     return not scalar.is_static(condition, 0)
 
 
@@ -232,10 +233,10 @@ def _annotated(loop: Loop) -> bool:
 
 def _regions(block: Block) -> list[ir.Access]:
     """Accesses of block.reads and block.writes as TVM holds them before decomposition."""
-    own = block.store.target.buffer if block.init is not None else None
+    target = block.store.target.buffer if block.init is not None else None
     reads: dict[int, list[ir.Access]] = {}
     for access in block.reads:
-        if access.buffer is not own:
+        if access.buffer is not target:
             reads.setdefault(id(access.buffer), []).append(access)
     return [_least(accesses) for accesses in reads.values()] + block.writes
 
@@ -299,16 +300,18 @@ def _stride(affines: list[Affine | None], shape: tuple[Scalar, ...], loop: Loop)
 
 def _coefficient(affine: Affine, loop: Loop) -> Scalar:
     """Coefficient of a loop variable in an index."""
-    found = [(i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms]
-    if not found:
+    terms = [
+        (i, affine.terms[comp]) for i, comp in enumerate(loop.components) if comp in affine.terms
+    ]
+    if not terms:
         return 0
-    if len(loop.digits) == 1:
-        coefficient = found[0][1]
-        digit = loop.digits[0]
-        if isinstance(digit.extent, int) and not affine.mentions(digit):
+    if len(loop.components) == 1:
+        coefficient = terms[0][1]
+        component = loop.components[0]
+        if isinstance(component.extent, int) and not affine.mentions(component):
             return 0
         return coefficient
-    return _fused_coefficient(found, loop, affine)
+    return _fused_coefficient(terms, loop)
 
 
 def _has_minus(affine: Affine) -> bool:
@@ -316,23 +319,23 @@ def _has_minus(affine: Affine) -> bool:
     return any(scalar.is_negative(c) for c in [affine.constant, *affine.terms.values()])
 
 
-def _fused_coefficient(found: list[tuple[int, Scalar]], loop: Loop, affine: Affine) -> Scalar:
-    """A fused variable has a plain coefficient only if the index uses its lowest digits whole."""
-    live = [(i, c) for i, c in found if not scalar.is_static(loop.digits[i].extent, 1)]
+def _fused_coefficient(terms: list[tuple[int, Scalar]], loop: Loop) -> Scalar:
+    """Coefficient of a fused variable: plain only if the index uses its lowest components whole.
+
+    Args:
+        terms: (position in the loop, coefficient) of its components in the index.
+    """
+    live = [(i, c) for i, c in terms if not scalar.is_static(loop.components[i].extent, 1)]
     if not live:
         return 0
-    for i, coefficient in live:
-        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
-        if i == len(loop.digits) - 1:
-            base = coefficient
-            break
-    else:
+    base = dict(live).get(len(loop.components) - 1)
+    if base is None:
         return 0
     for i, coefficient in live:
-        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
+        inner = ir.product(comp.extent for comp in loop.components[i + 1 :])
         if coefficient != base * inner:
             return 0
-    whole = ir.product(loop.digits[i].extent for i, _ in live)
+    whole = ir.product(loop.components[i].extent for i, _ in live)
     return base if scalar.is_static(whole - loop.extent, 0) else 0
 
 

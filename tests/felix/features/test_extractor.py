@@ -17,6 +17,7 @@ import pytest
 from felix import task, workloads
 from felix.features import spec
 from felix.sketch import sketch as sketching
+from felix.tir import design_space
 
 TASKS: dict[str, Callable[..., task.Task]] = {
     "gemm_512": partial(workloads.gemm, 512, 512, 512),
@@ -46,9 +47,10 @@ def extracted(sketch: sketching.Sketch, schedule: Any) -> np.ndarray:
     """TVM's rows, back from log2(1 + value)."""
     from tvm.s_tir import meta_schedule as ms
 
+    context = design_space.tune_context(sketch.task.mod, sketch.task.target)
     extractor = ms.feature_extractor.PerStoreFeature()
-    (found,) = extractor.extract_from(sketch._context, [ms.MeasureCandidate(schedule, [])])
-    return np.exp2(found.numpy()) - 1
+    (rows,) = extractor.extract_from(context, [ms.MeasureCandidate(schedule, [])])
+    return np.exp2(rows.numpy()) - 1
 
 
 def described(sketch: sketching.Sketch, raw: np.ndarray) -> dict[str, np.ndarray]:

@@ -88,7 +88,7 @@ def test_a_wrong_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def longer(program: ir.Program) -> None:
         loops, _ = next(program.walk())
-        loops[0].digits[0].extent += 1
+        loops[0].components[0].extent += 1
 
     changed(sketch, monkeypatch, longer)
     report = compare.check_rows(sketch, one_row(sketch))
