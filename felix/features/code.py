@@ -47,7 +47,7 @@ def _copies(row: stores.Row, inside: Mapping[int, Scalar]) -> Scalar:
 
 
 def _virtual(row: stores.Row) -> Scalar:
-    """Virtual threads that the store tells apart; TVM writes it once for the others."""
+    """Virtual threads that the store depends on; TVM writes it once for the others."""
     bound = [lp for lp in row.loops if (lp.thread or "").startswith("vthread")]
     return ir.product(lp.extent for lp in bound if _uses(row.block, lp))
 

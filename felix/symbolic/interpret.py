@@ -168,7 +168,7 @@ def _sample_location(state: State, inst: Instruction) -> list[Any]:
 
 
 def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
-    """Expressions <= 0 where TVM offers loop `location` of a consumer's nest.
+    """Expressions <= 0 where TVM allows loop `location` of a consumer's nest.
 
     TVM skips unit loops, and stops at a data-parallel loop that follows a reduction loop
     (CollectComputeLocation).

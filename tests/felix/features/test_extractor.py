@@ -55,11 +55,11 @@ def extracted(sketch: sketching.Sketch, schedule: Any) -> np.ndarray:
 
 def described(sketch: sketching.Sketch, raw: np.ndarray) -> dict[str, np.ndarray]:
     """Felix's row of the last store to each buffer, by the first that is not an init."""
-    found: dict[str, np.ndarray] = {}
+    last_stores: dict[str, np.ndarray] = {}
     for row, values in zip(sketch.formulas.rows, raw, strict=True):
         if values[COLUMN["trip_count"]] > 0 and not values[COLUMN["is_init"]]:
-            found[row.buffer] = values
-    return found
+            last_stores[row.buffer] = values
+    return last_stores
 
 
 @pytest.mark.parametrize("kind", ["llvm", "cuda"])

@@ -52,10 +52,10 @@ def gemm(target: str = "cuda") -> sketching.Sketch:
 
 
 def test_report_of_a_task() -> None:
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     task = workloads.reduce((64, 96), (1,), target="cuda")
-    report = compare.check(task, n=3, seed=1, progress=lambda done, of: told.append((done, of)))
-    assert told == [(1, 2), (2, 2)]
+    report = compare.check(task, n=3, seed=1, progress=lambda done, of: steps.append((done, of)))
+    assert steps == [(1, 2), (2, 2)]
     assert report.checked == 6 and report.invalid == 0 and report.mismatches == ()
     assert report == compare.check(task, n=3, seed=1)
     read = json.loads(report.to_json())

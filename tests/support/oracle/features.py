@@ -1,4 +1,4 @@
-"""An oracle for the features: every value counted on the program TVM instantiates.
+"""A test oracle of the features: every value counted on the program TVM instantiates.
 
 It enumerates iterations of the TIR that TVM's schedule holds and knows only the meanings stated
 in `felix.features.spec`. Only for tiny programs. Programs and enumeration are in
