@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from felix.features import spec, stores
-from felix.symbolic import expr, ir, postprocs, scalar, usage
+from felix.symbolic import expr, ir, parallelize, scalar, usage
 from felix.symbolic.ir import Loop, Scalar
 
 
@@ -37,7 +37,7 @@ def _copies(row: stores.Row, inside: Mapping[int, Scalar]) -> Scalar:
     copied = [_virtual(row)]
     step: Scalar = 0
     for loop in row.loops:
-        step = loop.annotations.get(postprocs.PRAGMA_STEP, step)
+        step = loop.annotations.get(parallelize.PRAGMA_STEP, step)
         extent = _plain_extent(loop)
         if scalar.is_static(extent, 1):
             continue

@@ -9,7 +9,7 @@ import sympy
 
 from felix.features import analytic, code, memory, spec
 from felix.features import stores as store_rows
-from felix.symbolic import allocation, expr, ir, load, postprocs, scalar
+from felix.symbolic import allocation, expr, ir, load, parallelize, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
 
@@ -110,7 +110,7 @@ def _structure(row: store_rows.Row) -> dict[str, Scalar]:
     tasks = [scalar.select(store_rows.is_task(lp), lp.extent, 1) for lp in plain]
     lanes = [scalar.select(store_rows.is_vector(lp), lp.extent, 1) for lp in plain]
     unbound, bound = memory.reduce_trips(row)
-    steps = [lp.annotations.get(postprocs.PRAGMA_STEP) for lp in loops]
+    steps = [lp.annotations.get(parallelize.PRAGMA_STEP) for lp in loops]
     step: Scalar = next((s for s in reversed(steps) if s is not None), 0)
     return {
         "trip_count": row.trip,

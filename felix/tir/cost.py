@@ -54,7 +54,7 @@ class _Store:
 
 
 def count(func: tirx.PrimFunc) -> Cost:
-    """The cost of a function that `tir_check.normalise` returned."""
+    """The cost of a function that `validate.normalise` returned."""
     stores = list(_stores(func.body, 1, {}))
     flops = sum(store.trips * float_ops(store.value) for store in stores)
     return Cost(flops, _min_bytes(func, stores))

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.features import spec
-from felix.symbolic import allocation, ir, postprocs
+from felix.symbolic import allocation, ir, parallelize
 from felix.task import Task
 from felix.verify import tvm_schedule
 
@@ -358,7 +358,7 @@ def _is_spread(loop: tvm_schedule.Loop) -> bool:
 
 def _plain(loop: ir.Loop) -> tvm_schedule.Loop:
     """A loop of a concrete program in the form of one read from TVM."""
-    step = loop.annotations.get(postprocs.PRAGMA_STEP)
+    step = loop.annotations.get(parallelize.PRAGMA_STEP)
     return tvm_schedule.Loop(
         loop.kind, int(loop.extent), loop.thread, None if step is None else int(step)
     )
