@@ -46,6 +46,10 @@ class IterComponent:
     survives_unit_extent: bool = True
     source: Source | None = None
 
+    def copy(self, suffix: str = "", source: Source | None = None) -> IterComponent:
+        """Another component of the same extent, with this source."""
+        return dataclasses.replace(self, name=f"{self.name}{suffix}", source=source)
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Source:

@@ -53,26 +53,10 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
 def _rfactor_block(
     block: Block, loops: list[Loop], rf_component: IterComponent, buffer: Buffer, axis: int
 ) -> tuple[Block, dict[IterComponent, IterComponent]]:
-    copies = {
-        comp: IterComponent(comp.name, comp.extent, comp.survives_unit_extent)
-        for lp in loops
-        for comp in lp.components
-    }
-    sources = {comp for b in block.bindings for comp in b.terms if comp.source is not None}
-    for component in sources:
-        copies[component] = IterComponent(
-            component.name, component.extent, component.survives_unit_extent
-        )
-    for component in sources:
-        assert component.source is not None
-        copies[component].source = dataclasses.replace(
-            component.source, flat=copied(component.source.flat, copies)
-        )
+    copies = _copies(block, loops)
     first = load.iter_symbol(f"v{rf_component.name}")
-    iters, bindings = (
-        [Iter(first, rf_component.extent, "spatial")],
-        [Affine({copies[rf_component]: 1})],
-    )
+    iters = [Iter(first, rf_component.extent, "spatial")]
+    bindings = [Affine({copies[rf_component]: 1})]
     by_component: dict[IterComponent, sympy.Symbol] = {rf_component: first}
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     for it, binding in zip(block.iters, block.bindings, strict=True):
@@ -103,20 +87,31 @@ def _rfactor_block(
     return rf_block, copies
 
 
+def _copies(block: Block, loops: list[Loop]) -> dict[IterComponent, IterComponent]:
+    """Copies of the loops' components, and of those derived from them in the block's bindings."""
+    copies = {comp: comp.copy() for lp in loops for comp in lp.components}
+    derived = {comp for b in block.bindings for comp in b.terms if comp.source is not None}
+    copies |= {comp: comp.copy() for comp in derived}
+    for component in derived:
+        assert component.source is not None
+        copies[component].source = dataclasses.replace(
+            component.source, flat=copied(component.source.flat, copies)
+        )
+    return copies
+
+
 def _base_components(affine: Affine) -> list[IterComponent]:
     """Components of real loops the expression depends on, through derived components."""
     result: dict[IterComponent, None] = {}
     for component in affine.terms:
-        inner = (
-            _base_components(component.source.flat)
-            if component.source is not None
-            else [component]
-        )
+        source = component.source
+        inner = [component] if source is None else _base_components(source.flat)
         result.update(dict.fromkeys(inner))
     return list(result)
 
 
 def copied(affine: Affine, copies: dict[IterComponent, IterComponent]) -> Affine:
+    """The affine form over the copies of its components."""
     terms = {copies.get(comp, comp): c for comp, c in affine.terms.items()}
     return Affine(
         terms,
@@ -229,6 +224,7 @@ def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
 
 
 def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:
+    """Put the init, under copies of the spatial loops, before the loop at depth `point`."""
     pairs = [
         (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
     ]
@@ -242,11 +238,7 @@ def _decompose(program: Program, block: Block, loops: list[Loop], point: int) ->
         )
     ]
     dropped = {comp for lp in loops[point:] if lp not in chosen for comp in lp.components}
-    copies = {
-        comp: IterComponent(f"{comp.name}_init", comp.extent, comp.survives_unit_extent)
-        for lp in chosen
-        for comp in lp.components
-    }
+    copies = {comp: comp.copy("_init") for lp in chosen for comp in lp.components}
     _copy_sources([b for _, b in pairs] + [g for g, _ in block.guards], copies)
     bindings = [copied(b, copies) for _, b in pairs]
     guards = [
@@ -265,14 +257,11 @@ def _decompose(program: Program, block: Block, loops: list[Loop], point: int) ->
     block.name, block.init = f"{block.name}_update", None
     node: Loop | Block = init_block
     for lp in reversed(chosen):
-        node = Loop(
-            [copies[comp] for comp in lp.components],
-            [node],
-            lp.kind,
-            lp.thread,
-            lp.parallel,
-            lp.vector,
-            dict(lp.annotations),
+        node = dataclasses.replace(
+            lp,
+            components=[copies[comp] for comp in lp.components],
+            body=[node],
+            annotations=dict(lp.annotations),
         )
     holder = loop_transforms.container(program, loops[point])
     place = next(i for i, n in enumerate(holder) if n is loops[point])
@@ -287,14 +276,5 @@ def _copy_sources(affines: list[Affine], copies: dict[IterComponent, IterCompone
             if source is None or component in copies:
                 continue
             if any(comp in copies for comp in source.flat.terms):
-                copies[component] = IterComponent(
-                    component.name,
-                    component.extent,
-                    component.survives_unit_extent,
-                    ir.Source(
-                        copied(source.flat, copies),
-                        source.inner,
-                        source.outermost,
-                        source.radix,
-                    ),
-                )
+                flat = copied(source.flat, copies)
+                copies[component] = component.copy(source=dataclasses.replace(source, flat=flat))
