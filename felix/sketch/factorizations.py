@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import scipy.spatial
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -134,6 +133,8 @@ class Nearest:
         self._reachable = _reachable(domains, extent)
         self.table: NDArray[np.int64] | None = None
         if self.total <= TABLE_LIMIT:
+            import scipy.spatial  # takes a third of a second, and only rounding needs it
+
             self.table = enumerate_all(domains, extent)
             self._tree = scipy.spatial.cKDTree(np.log(self.table))
 
