@@ -55,11 +55,12 @@ class TvmFeaturizer:
 
 
 def _open(workload: data.Workload, machine: task_data.Machine) -> tuple[list[Any], Any]:
-    from felix.sketch import sketch as sketching
+    from felix.tir import design_space
 
     task = felix_bridge.task_of(workload, machine.target)
     hardware = felix_bridge.hardware_of(machine.device)
-    return felix_bridge.sketches_of(task, hardware), sketching.tune_context(task)
+    context = design_space.tune_context(task.mod, task.target, name=task.name)
+    return felix_bridge.sketches_of(task, hardware), context
 
 
 def _one(sketch: Any, context: Any, decisions: Any) -> task_data.Rows:

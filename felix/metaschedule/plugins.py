@@ -31,7 +31,6 @@ import datetime
 import logging
 import pathlib
 import statistics
-import types as python_types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +81,12 @@ class Workload:
         self.reference: float | None = None
         self._machine = target.hardware(complete)
         # not the context itself, which owns the strategy that keeps this
-        self._rules = python_types.SimpleNamespace(space_generator=context.space_generator)
+        self._space_generator = context.space_generator
         self.scorer = trace_lookup.TraceScorer(scoring.Scorer([], _unset), self.sketch)
 
     def sketch(self, trace: Any, number: int) -> Sketch:
         """The sketch of a trace; raises UnsupportedSchedule."""
-        made = Sketch(self.task, number, trace, self._rules, self._machine)
+        made = Sketch(self.task, number, trace, self._space_generator, self._machine)
         _ = made.formulas.default
         return made
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from felix.search import interface
 from felix.search.strategies import base
 from felix.sketch.sketch import Sketch
 from felix.target import cpu
+from felix.tir import design_space
 
 #: More trials than any run has; TVM's strategy stops there.
 _MAX_TRIALS = 1 << 30
@@ -122,25 +122,20 @@ class TVMEvolutionarySearch(base.ModelSearch):
         ]
 
     def _start(self, per_round: int, seed: int) -> None:
-        kind = self._task.target.kind.name
         options = self.options
-        self._context = ms.TuneContext(
-            mod=self._task.mod,
-            target=self._task.target,
-            space_generator=ms.space_generator.PostOrderApply(
-                sch_rules=kind, postprocs=kind, mutator_probs=kind
-            ),
-            search_strategy=ms.search_strategy.EvolutionarySearch(
+        self._context = design_space.tune_context(
+            self._task.mod,
+            self._task.target,
+            name=self._task.name,
+            strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=options.population,
                 init_min_unmeasured=min(options.init_unmeasured, options.population),
                 genetic_num_iters=options.generations,
                 genetic_mutate_prob=options.mutate_probability,
                 eps_greedy=options.eps_greedy,
             ),
-            task_name=self._task.name,
-            rand_state=seed,
+            seed=seed,
             num_threads=self._threads,
-            logger=_quiet(),
         )
         self._strategy = self._context.search_strategy
         spaces = [s.apply(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
@@ -223,12 +218,6 @@ def _xgb(threads: int) -> Any:
             "the strategy tvm-xgb needs XGBoost: pip install 'felix-tuner[baselines]'"
         )
     return ms.cost_model.XGBModel(num_tuning_cores=threads)
-
-
-def _quiet() -> logging.Logger:
-    logger = logging.getLogger("felix.tvm")
-    logger.setLevel(logging.ERROR)
-    return logger
 
 
 def _no_model(rows: Any, mask: Any) -> Any:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from felix import events
 from felix.autodiff import program as autodiff_program
-from felix.autodiff import smoothing
+from felix.autodiff import smoothing, torch_function
 from felix.search import interface, scoring
 from felix.sketch import coordinates
 
@@ -180,7 +180,9 @@ class Descent:
             progress = step / max(1, options.steps)
             temperature = options.hot * (options.cold / options.hot) ** progress
             values = where.decode(x)
-            outputs = joint.program.smooth(values, temperature, kernel=options.kernel)
+            outputs = torch_function.smooth(
+                joint.program, values, temperature, kernel=options.kernel
+            )
             cost, excess = self._terms(joint, outputs, mask)
             if step % options.record_every == 0 or step == options.steps:
                 points.append(values.detach().numpy().copy())
