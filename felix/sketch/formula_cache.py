@@ -12,9 +12,9 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 import zlib
 
+from felix import files
 from felix.autodiff import program
 from felix.errors import RecordError
 from felix.features import spec
@@ -43,11 +43,11 @@ def code_digest() -> str:
     root = pathlib.Path(__file__).parents[1]
     for name in _SOURCES:
         path = root / name
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        if not files:
+        modules = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        if not modules:
             raise FileNotFoundError(f"{path} has no modules: the formula cache cannot be keyed")
-        for file in files:  # one that is missing is an error, not another digest
-            digest.update(file.read_bytes())
+        for module in modules:  # one that is missing is an error, not another digest
+            digest.update(module.read_bytes())
     return digest.hexdigest()
 
 
@@ -81,8 +81,6 @@ def store(key: str, entry: Entry) -> None:
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        files.write_atomically(path, data, durable=False, mode=0o600)
     except OSError:
         return

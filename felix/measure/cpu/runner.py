@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from felix import files
 from felix.measure import protocol, reference, timing
 from felix.measure.cpu import contention
 
@@ -61,9 +62,7 @@ class Runner:
             for index, output in outputs.items():
                 output.tofile(output_path(folder, index))
         self._guard(target).learn()
-        part = pathlib.Path(folder, "task.json.part")
-        part.write_text(json.dumps(meta))
-        part.rename(pathlib.Path(folder, "task.json"))
+        files.write_atomically(pathlib.Path(folder, "task.json"), json.dumps(meta), durable=False)
         return {}
 
     def run(
