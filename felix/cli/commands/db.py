@@ -10,8 +10,7 @@ from felix.cli.commands import service
 
 def run(chosen: argparse.Namespace) -> int:
     """Upgrade the database, or say what schema it has; the exit code."""
-    commands = service.load("commands")
-    before, after = commands.upgrade(service.settings())
+    before, after = service.commands().upgrade(service.settings())
     if chosen.json:
         print(json.dumps({"before": before, "after": after}))
     elif before == after:

@@ -1,6 +1,6 @@
 """`felix pause | resume | cancel | stop | retry`: one verb for one or several jobs.
 
-All jobs are tried; the first refusal is told at the end.
+All jobs are tried; the first refusal is raised at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from felix.cli.remote import connection
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Do it; the exit code."""
+    """Apply the verb to the jobs; the exit code."""
     refused: list[errors.RemoteError] = []
     done: list[client.Job] = []
     with connection.connect(chosen) as service:

@@ -13,11 +13,13 @@ def run(chosen: argparse.Namespace) -> int:
     """Download an artifact, or list them; the exit code."""
     with connection.connect(chosen) as service:
         if chosen.list:
-            found = service.artifacts(chosen.job)
+            artifacts = service.artifacts(chosen.job)
             if chosen.json:
-                print(json.dumps([dataclasses.asdict(a) for a in found], default=str, indent=1))
-            for each in [] if chosen.json else found:
-                print(f"{each.name}  {each.size_bytes} bytes  sha256 {each.sha256}")
+                print(
+                    json.dumps([dataclasses.asdict(a) for a in artifacts], default=str, indent=1)
+                )
+            for artifact in [] if chosen.json else artifacts:
+                print(f"{artifact.name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
             return 0
         path = service.download(chosen.job, chosen.out, chosen.name)
     print(json.dumps({"path": str(path)}) if chosen.json else str(path))

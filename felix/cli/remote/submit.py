@@ -13,7 +13,7 @@ from felix.cli.remote import connection, watch
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Submit, and watch if asked to; the exit code."""
+    """Submit, and watch with `--watch`; the exit code."""
     with connection.connect(chosen) as service:
         job = _submit(service, chosen)
         if chosen.json and not chosen.watch:
@@ -38,7 +38,7 @@ def _submit(service: client.Client, chosen: argparse.Namespace) -> client.Job:
 
 def _settings(chosen: argparse.Namespace) -> dict[str, Any]:
     options = {"round_size": chosen.round, "patience_rounds": chosen.patience}
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "target": chosen.target,
         "trials": chosen.trials,
         "seconds": chosen.seconds,
@@ -50,7 +50,7 @@ def _settings(chosen: argparse.Namespace) -> dict[str, Any]:
         "idempotency_key": chosen.idempotency_key,
         "options": {name: value for name, value in options.items() if value is not None} or None,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _shape(text: str) -> tuple[str, list[int]]:
