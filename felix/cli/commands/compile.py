@@ -15,17 +15,17 @@ from felix.task import Task
 from felix.tuning import pacing, results, session, task_run
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Build and export; the exit code."""
-    source = pathlib.Path(chosen.source)
+    source = pathlib.Path(arguments.source)
     tuned, home = _results(source)
-    out = export.check_writable(chosen.out or home)
+    out = export.check_writable(arguments.out or home)
     folders = [out] if len(tuned) == 1 else results.folders(out, tuned)
     for result in tuned:
         result.best  # noqa: B018  (raises before anything is written)
     for result, folder in zip(tuned, folders, strict=True):
         result.export(folder)
-    if chosen.json:
+    if arguments.json:
         print(json.dumps([_json(r, f) for r, f in zip(tuned, folders, strict=True)], indent=1))
         return 0
     for result, folder in zip(tuned, folders, strict=True):

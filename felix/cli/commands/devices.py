@@ -11,10 +11,10 @@ from costmodel import registry
 from felix import target
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """List the devices; the exit code."""
     devices = target.devices()
-    if chosen.json:
+    if arguments.json:
         content = [
             {
                 "name": device.name,

@@ -22,35 +22,35 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Show or check; the exit code."""
-    task = inputs.task(chosen.workload, chosen.target)
-    if chosen.check is not None:
-        return _check(task, chosen)
+    task = inputs.task(arguments.workload, arguments.target)
+    if arguments.check is not None:
+        return _check(task, arguments)
     from felix.sketch import sketch as sketching
 
     sketches = sketching.sketches(task)
-    if chosen.sketch is not None:
-        if chosen.sketch >= len(sketches):
+    if arguments.sketch is not None:
+        if arguments.sketch >= len(sketches):
             raise errors.WorkloadError(f"{task.name} has {len(sketches)} sketches")
-        sketches = [sketches[chosen.sketch]]
-    tables = [_values(sketch, chosen.samples, chosen.seed) for sketch in sketches]
-    if chosen.json:
+        sketches = [sketches[arguments.sketch]]
+    tables = [_values(sketch, arguments.samples, arguments.seed) for sketch in sketches]
+    if arguments.json:
         print(json.dumps({"task": task.name, "version": spec.FEATURES_VERSION,
                           "features": _columns(), "sketches": tables}))  # fmt: skip
-    elif chosen.csv:
+    elif arguments.csv:
         _csv(tables)
     else:
         for values in tables:
-            _table(task.name, values, chosen.all)
+            _table(task.name, values, arguments.all)
     return 0
 
 
-def _check(task: Task, chosen: argparse.Namespace) -> int:
+def _check(task: Task, arguments: argparse.Namespace) -> int:
     from felix.verify import compare
 
-    comparison = compare.check(task, chosen.check, chosen.seed)
-    if chosen.json:
+    comparison = compare.check(task, arguments.check, arguments.seed)
+    if arguments.json:
         print(comparison.to_json())
     else:
         for line in comparison.lines():

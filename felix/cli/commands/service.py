@@ -14,24 +14,24 @@ from felix import errors
 
 
 class Commands(Protocol):
-    """What `server.commands` does for the command line; settings are the service's own type."""
+    """What `server.commands` does for the command line; the type of settings is the service's."""
 
-    def upgrade(self, chosen: object) -> tuple[str | None, str]:
+    def upgrade(self, settings: object) -> tuple[str | None, str]:
         """Bring the database to this version's schema; the revisions before and after."""
         ...
 
-    def serve(self, chosen: object, with_tuner: bool) -> int:
+    def serve(self, settings: object, with_tuner: bool) -> int:
         """API, dashboard and tuner; the exit code."""
         ...
 
     def run_tuner(
-        self, chosen: object, name: str | None, jobs: int | None, with_parent: bool
+        self, settings: object, name: str | None, jobs: int | None, with_parent: bool
     ) -> int:
         """Tune until a signal ends it; the exit code."""
         ...
 
     def create_key(
-        self, chosen: object, name: str, scopes: Collection[str], limits: dict[str, Any]
+        self, settings: object, name: str, scopes: Collection[str], limits: dict[str, Any]
     ) -> tuple[int, str]:
         """An API key, made in the database; its number and text."""
         ...

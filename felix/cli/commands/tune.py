@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 DEFAULT_TRIALS = 64
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Tune the workloads; the exit code."""
-    tasks = [inputs.task(text, chosen.target) for text in chosen.workload]
-    out = export.check_writable(chosen.out)
-    network = _tune(tasks, chosen, out)
+    tasks = [inputs.task(text, arguments.target) for text in arguments.workload]
+    out = export.check_writable(arguments.out)
+    network = _tune(tasks, arguments, out)
     artifacts = _export(network, out)
-    numpy = [_numpy(result, chosen.no_numpy) for result in network.results]
-    human = sys.stderr if chosen.json else sys.stdout
-    if not chosen.quiet or not chosen.json:
+    numpy = [_numpy(result, arguments.no_numpy) for result in network.results]
+    human = sys.stderr if arguments.json else sys.stdout
+    if not arguments.quiet or not arguments.json:
         _show(_console(human), network, numpy, artifacts)
-    if chosen.json:
+    if arguments.json:
         content = {**report.to_json(network, numpy, artifacts), "out": str(out)}
         print(json.dumps(content, indent=1))
     if network.reason == "interrupted":
@@ -44,29 +44,29 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _tune(
-    tasks: Sequence[Task], chosen: argparse.Namespace, out: pathlib.Path
+    tasks: Sequence[Task], arguments: argparse.Namespace, out: pathlib.Path
 ) -> results.NetworkResult:
     from felix.tuning import tune
 
-    trials = chosen.trials
-    if trials is None and chosen.seconds is None:
+    trials = arguments.trials
+    if trials is None and arguments.seconds is None:
         trials = DEFAULT_TRIALS * len(tasks)
-    with progress.reporter(quiet=chosen.quiet) as on_event, interrupts.Interrupts() as signals:
+    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
         try:
             return tune.tune(
                 tasks,
                 trials=trials,
-                seconds=chosen.seconds,
-                seed=chosen.seed,
-                strategy=chosen.strategy,
-                model=chosen.model,
+                seconds=arguments.seconds,
+                seed=arguments.seed,
+                strategy=arguments.strategy,
+                model=arguments.model,
                 options=options.TuneOptions(
-                    round_size=chosen.round,
-                    patience_rounds=chosen.patience,
+                    round_size=arguments.round,
+                    patience_rounds=arguments.patience,
                     should_stop=signals.noted,
                 ),
                 out=out,
-                resume=chosen.resume,
+                resume=arguments.resume,
                 on_event=on_event,
             )
         except pacing.Stopped:  # before there was anything to report

@@ -1,4 +1,4 @@
-"""Commands that talk to a running service: a module each, with `run(options) -> exit code`.
+"""Commands that talk to a running service: a module each, with `run(arguments) -> exit code`.
 
 They reach it by `felix.client`; `connection` has its address and key. `control` has five verbs.
 """

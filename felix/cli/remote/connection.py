@@ -23,7 +23,7 @@ KEY_FILE = "admin-key"
 
 
 def connect(
-    chosen: argparse.Namespace, environment: Mapping[str, str] | None = None
+    arguments: argparse.Namespace, environment: Mapping[str, str] | None = None
 ) -> client.Client:
     """A client for the service that the options or the environment name.
 
@@ -31,10 +31,10 @@ def connect(
         FelixError: there is no key.
     """
     environment = os.environ if environment is None else environment
-    url = chosen.url or environment.get("FELIX_URL") or DEFAULT_URL
+    url = arguments.url or environment.get("FELIX_URL") or DEFAULT_URL
     key = environment.get("FELIX_API_KEY", "")
-    if chosen.key_file is not None:
-        key = _read(pathlib.Path(chosen.key_file))
+    if arguments.key_file is not None:
+        key = _read(pathlib.Path(arguments.key_file))
     elif not key and url == DEFAULT_URL:  # a key of this machine goes nowhere else
         path = pathlib.Path(environment.get("FELIX_DATA_DIR") or "felix-data", KEY_FILE)
         key = _read(path) if path.is_file() else ""

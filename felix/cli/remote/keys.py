@@ -18,59 +18,59 @@ from felix.cli.commands import service
 from felix.cli.remote import connection
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """List, create or revoke; the exit code."""
-    if chosen.local:
-        if chosen.action != "create":
+    if arguments.local:
+        if arguments.action != "create":
             raise errors.FelixError("--local only makes keys: felix keys create NAME --local")
-        _print_key(chosen, *_create_locally(chosen))
+        _print_key(arguments, *_create_locally(arguments))
         return 0
-    with connection.connect(chosen) as remote:
-        match chosen.action:
+    with connection.connect(arguments) as remote:
+        match arguments.action:
             case "ls":
-                _show(chosen, remote.keys())
+                _show(arguments, remote.keys())
             case "create":
                 made = remote.create_key(
-                    _name(chosen), chosen.scope or ["read"], **_limits(chosen)
+                    _name(arguments), arguments.scope or ["read"], **_limits(arguments)
                 )
-                _print_key(chosen, made.key.id, made.text)
+                _print_key(arguments, made.key.id, made.text)
             case "revoke":
-                if not (chosen.subject or "").isdecimal():
+                if not (arguments.subject or "").isdecimal():
                     raise errors.FelixError("which key? felix keys revoke ID")
-                key = remote.revoke_key(int(chosen.subject))
-                print(json.dumps(dataclasses.asdict(key), default=str) if chosen.json
+                key = remote.revoke_key(int(arguments.subject))
+                print(json.dumps(dataclasses.asdict(key), default=str) if arguments.json
                       else f"key {key.id} ({key.name}) is revoked")  # fmt: skip
     return 0
 
 
-def _name(chosen: argparse.Namespace) -> str:
-    if not chosen.subject:
+def _name(arguments: argparse.Namespace) -> str:
+    if not arguments.subject:
         raise errors.FelixError("the key needs a name: felix keys create NAME")
-    return str(chosen.subject)
+    return str(arguments.subject)
 
 
-def _limits(chosen: argparse.Namespace) -> dict[str, Any]:
+def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("max_running_jobs", "max_trials", "max_upload_bytes", "expires_s")
-    limits = {name: getattr(chosen, name) for name in names}
+    limits = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def _create_locally(chosen: argparse.Namespace) -> tuple[int, str]:
+def _create_locally(arguments: argparse.Namespace) -> tuple[int, str]:
     return service.commands().create_key(
-        service.settings(), _name(chosen), chosen.scope or ["read"], _limits(chosen)
+        service.settings(), _name(arguments), arguments.scope or ["read"], _limits(arguments)
     )
 
 
-def _print_key(chosen: argparse.Namespace, number: int, text: str) -> None:
-    if chosen.json:
+def _print_key(arguments: argparse.Namespace, number: int, text: str) -> None:
+    if arguments.json:
         print(json.dumps({"id": number, "key": text}))
         return
     print(f"key {number}, shown only now:", file=sys.stderr)
     print(text)
 
 
-def _show(chosen: argparse.Namespace, keys: list[client.Key]) -> None:
-    if chosen.json:
+def _show(arguments: argparse.Namespace, keys: list[client.Key]) -> None:
+    if arguments.json:
         print(json.dumps([dataclasses.asdict(key) for key in keys], default=str, indent=1))
         return
     from rich import box, console, table

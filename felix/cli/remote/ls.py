@@ -12,13 +12,13 @@ from felix.cli import report
 from felix.cli.remote import connection
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """List jobs; the exit code."""
-    filters = {"state": chosen.state, "tag": chosen.tag, "q": chosen.q}
+    filters = {"state": arguments.state, "tag": arguments.tag, "q": arguments.q}
     set_filters = {name: value for name, value in filters.items() if value}
-    with connection.connect(chosen) as service:
-        jobs = list(service.jobs(limit=chosen.limit, mine=chosen.mine, **set_filters))
-    if chosen.json:
+    with connection.connect(arguments) as service:
+        jobs = list(service.jobs(limit=arguments.limit, mine=arguments.mine, **set_filters))
+    if arguments.json:
         print(json.dumps([dataclasses.asdict(job) for job in jobs], default=str, indent=1))
     else:
         _show(jobs)

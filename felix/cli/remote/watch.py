@@ -29,10 +29,10 @@ WIDTH = 32
 Show = Callable[[client.Event], None]
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Watch; the exit code."""
-    with connection.connect(chosen) as service:
-        return follow(service, chosen.job, chosen.json)
+    with connection.connect(arguments) as service:
+        return follow(service, arguments.job, arguments.json)
 
 
 def follow(service: client.Client, job_id: int, as_json: bool) -> int:
@@ -94,10 +94,10 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
         return ""
     n = min(width, len(values))
     step = (len(values) - 1) / max(1, n - 1)
-    chosen = [values[round(index * step)] for index in range(n)]
-    low, high = min(chosen), max(chosen)
+    picked = [values[round(index * step)] for index in range(n)]
+    low, high = min(picked), max(picked)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] for value in chosen)
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in picked)
 
 
 @contextlib.contextmanager
