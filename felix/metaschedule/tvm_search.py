@@ -110,14 +110,14 @@ class TVMEvolutionarySearch(base.ModelSearch):
             self._learn(key, latency_us)
 
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
-        strategy = self._strategy
-        if strategy is None:
-            strategy = self._start(n, int(rng.integers(1, 2**31 - 1)))
+        if self._strategy is None:
+            self._start(n, int(rng.integers(1, 2**31 - 1)))
+        assert self._strategy is not None
         self._train()
         for _ in range(_MAX_TRIES):
             if len(self._spare) >= n:
                 break
-            self._take(strategy.generate_measure_candidates() or ())
+            self._take(self._strategy.generate_measure_candidates() or ())
         chosen, self._spare = self._spare[:n], self._spare[n:]
         for key, candidate in chosen:
             if self._xgb is not None:
@@ -128,7 +128,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
             for (key, _), latency_us in zip(chosen, predicted_us, strict=True)
         ]
 
-    def _start(self, per_round: int, seed: int) -> ms.search_strategy.EvolutionarySearch:
+    def _start(self, per_round: int, seed: int) -> None:
         kind = self._task.target.kind.name
         options = self.options
         self._context = ms.TuneContext(
@@ -153,7 +153,6 @@ class TVMEvolutionarySearch(base.ModelSearch):
         spaces = [s.apply(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
         model = self._xgb if self._xgb is not None else _Adapter(self._traces)
         self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
-        return self._strategy
 
     def _take(self, generated: Sequence[ms.search_strategy.MeasureCandidate]) -> None:
         """Store the candidates that are new; TVM compares programs, and only those it proposed."""

@@ -14,11 +14,11 @@ import os
 import pathlib
 import zlib
 
-from felix import files
 from felix.autodiff import program
 from felix.errors import RecordError
 from felix.features import spec
 from felix.features.stores import RowName
+from felix.files import write_atomically
 
 #: (rows, constraint names, (features, constraints)).
 Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
@@ -43,11 +43,11 @@ def code_digest() -> str:
     root = pathlib.Path(__file__).parents[1]
     for name in _SOURCES:
         path = root / name
-        modules = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        if not modules:
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        if not files:
             raise FileNotFoundError(f"{path} has no modules: the formula cache cannot be keyed")
-        for module in modules:  # one that is missing is an error, not another digest
-            digest.update(module.read_bytes())
+        for file in files:  # one that is missing is an error, not another digest
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -81,6 +81,6 @@ def store(key: str, entry: Entry) -> None:
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, data, durable=False, mode=0o600)
+        write_atomically(path, data, durable=False, mode=0o600)
     except OSError:
         return

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tvm
 
-from felix import files
 from felix.measure import protocol, reference, timing
 from felix.measure.cpu import contention
 
@@ -62,7 +61,9 @@ class Runner:
             for index, output in outputs.items():
                 output.tofile(output_path(folder, index))
         self._guard(target).learn()
-        files.write_atomically(pathlib.Path(folder, "task.json"), json.dumps(meta), durable=False)
+        part = pathlib.Path(folder, "task.json.part")
+        part.write_text(json.dumps(meta))
+        part.rename(pathlib.Path(folder, "task.json"))
         return {}
 
     def run(
