@@ -240,9 +240,9 @@ def _manifest(result: Result, created_s: float) -> dict[str, Any]:
 
 
 def _hashes(folder: pathlib.Path) -> dict[str, str]:
-    """sha256 of every file of the bundle, by path inside it."""
+    """sha256 of every file of the bundle, by path inside it; a session's lock is no part of it."""
     subfolders = ("source", "database")
-    paths = [path for path in folder.iterdir() if path.is_file()]
+    paths = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
     paths += [path for name in subfolders for path in (folder / name).iterdir()]
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -145,6 +145,13 @@ def test_export_replaces_an_earlier_bundle_and_spares_other_files(
     assert len(records.read(tmp_path / "records.jsonl")) == 2
 
 
+def test_the_lock_of_a_session_is_no_part_of_the_bundle(tmp_path: pathlib.Path) -> None:
+    (tmp_path / ".tuning.lock").write_text("")
+    export.export(_result(), tmp_path)
+    files = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert "run.py" in files and not any(name.startswith(".") for name in files)
+
+
 def test_without_a_linker_the_bundle_still_runs(tmp_path: pathlib.Path) -> None:
     export.export(_result(), tmp_path, link=build.Link.JIT)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
