@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.cli import inputs
 from felix import errors
+from felix.autodiff import torch_threads
 
 if TYPE_CHECKING:
     from costmodel.data import dataset as data
@@ -39,7 +40,7 @@ def train(options: argparse.Namespace, command: str) -> None:
 
     out = Path(options.out)
     tensorfile.check_writable(out)
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load_for_training(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         settings = inputs.train_options(options)
@@ -117,7 +118,7 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
 
     if options.model is None and not options.baselines:
         raise errors.CheckpointError("nothing to score: give --model, --baselines or both")
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         by_name = {"test": parts.test, "validation": parts.validation, "all": features.tasks}
@@ -149,7 +150,7 @@ def compare(options: argparse.Namespace, command: str) -> None:
     def say(label: str) -> None:
         print(f"compare: {label}", file=sys.stderr, flush=True)
 
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, felix = inputs.load_for_training(options)
         _, tvm = inputs.load(options, tvm_features.TvmFeaturizer)
         reports = comparing.reports(
@@ -177,7 +178,7 @@ def ablate(options: argparse.Namespace, command: str) -> None:
     if unknown := set(options.variants or ()) - set(every):
         raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(every)}")
     chosen = [every[name] for name in options.variants or every]
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load_for_training(options)
         split, settings = inputs.split_options(options), inputs.train_options(options)
         found = list(ablating.results(features, split, settings, chosen, options.seeds, say))

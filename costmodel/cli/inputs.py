@@ -1,12 +1,11 @@
-"""What the subcommands work on, as their options say: data, features, split, settings, threads."""
+"""What the subcommands work on, as their options say: data, features, split, settings."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,19 +81,6 @@ def train_options(options: argparse.Namespace) -> training.TrainOptions:
         seed=options.seed,
         shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
     )
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Torch threads for the duration; results depend on the number."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def device(tasks: Sequence[task_data.TaskData]) -> str:

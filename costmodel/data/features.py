@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data import dataset as data
-from felix import errors
+from felix import errors, files
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +241,8 @@ def _cached_rows(
     rows = featurizer.rows(machine, workload, sketch, batch)
     if rows is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".writing.npz")
-        np.savez_compressed(temporary, values=rows.values, mask=rows.mask)
-        temporary.replace(path)
+        with files.replacing(path, durable=False) as file:
+            np.savez_compressed(file, values=rows.values, mask=rows.mask)
     return rows
 
 

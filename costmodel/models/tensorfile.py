@@ -8,7 +8,6 @@ file can be refused but cannot run. Writing is atomic (temporary file, fsync, re
 from __future__ import annotations
 
 import json
-import os
 import struct
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from felix import errors
+from felix import errors, files
 
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "|b1"}
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
@@ -49,17 +48,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data` atomically; raises OutputError when the folder cannot be used."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        files.write_atomically(path, data)
     except OSError as error:
         raise errors.OutputError(f"cannot write {path}: {error.strerror or error}") from error
 

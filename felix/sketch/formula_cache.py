@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 import zlib
 
 from felix.autodiff import program
 from felix.errors import RecordError
 from felix.features import spec
 from felix.features.stores import RowName
+from felix.files import write_atomically
 
 #: (rows, constraint names, (features, constraints)).
 Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
@@ -89,8 +89,6 @@ def store(key: str, entry: Entry) -> None:
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        write_atomically(path, data, durable=False, mode=0o600)
     except OSError:
         return
