@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from costmodel.data import replay as replaying
 from costmodel.models import analytic, checkpoint, feature_columns
-from costmodel.online import replay as replaying
 from felix import errors
 
 PRETRAINED = Path(__file__).parent / "pretrained"

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from felix import errors
 
 if TYPE_CHECKING:
-    from costmodel.data import dataset as data
-    from costmodel.data import features as task_data
+    from costmodel.data import dataset as datasets
+    from costmodel.data import features as task_features
     from costmodel.data import split
     from costmodel.training import train as training
 
 
 def load(
-    options: argparse.Namespace, make: Callable[[], task_data.Featurizer] | None = None
-) -> tuple[data.Dataset, task_data.Features]:
+    options: argparse.Namespace, make: Callable[[], task_features.Featurizer] | None = None
+) -> tuple[datasets.Dataset, task_features.Features]:
     """Data set and features, Felix's where no maker of another featurizer is given."""
-    from costmodel.data import dataset as data
-    from costmodel.data import features as task_data
+    from costmodel.data import dataset as datasets
+    from costmodel.data import features as task_features
     from costmodel.data import felix_bridge, parallel_features
 
-    dataset = data.read(options.data)
+    dataset = datasets.read(options.data)
     for part in dataset.torn:
         print(f"costmodel: left out unreadable {part}", file=sys.stderr)
     cache = None if options.cache is None else Path(options.cache)
@@ -41,7 +41,7 @@ def load(
         if cache is None:
             raise errors.RecordError("--jobs fills a cache of features: give --cache as well")
         parallel_features.fill(dataset, make, cache, options.jobs, report)
-    features = task_data.load_features(
+    features = task_features.load_features(
         dataset, make(), cache, None if options.jobs > 1 else report
     )
     if features.skipped:
@@ -51,12 +51,12 @@ def load(
 
 def load_for_training(
     options: argparse.Namespace,
-) -> tuple[data.Dataset, task_data.Features]:
+) -> tuple[datasets.Dataset, task_features.Features]:
     """Data set and Felix's features, without those that `--drop` names."""
-    from costmodel.data import features as task_data
+    from costmodel.data import features as task_features
 
     dataset, features = load(options)
-    return dataset, task_data.without(features, options.drop)
+    return dataset, task_features.without(features, options.drop)
 
 
 def split_options(options: argparse.Namespace) -> split.SplitOptions:
@@ -68,7 +68,7 @@ def split_options(options: argparse.Namespace) -> split.SplitOptions:
 
 def train_options(options: argparse.Namespace) -> training.TrainOptions:
     """How the network is trained."""
-    from costmodel.models import segment_mlp as mlp
+    from costmodel.models import segment_mlp
     from costmodel.training import train as training
 
     return training.TrainOptions(
@@ -80,7 +80,7 @@ def train_options(options: argparse.Namespace) -> training.TrainOptions:
         failures=options.failures,
         calibrate=options.calibrate,
         seed=options.seed,
-        shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
+        shape=segment_mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
     )
 
 
@@ -97,7 +97,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def device(tasks: Sequence[task_data.TaskData]) -> str:
+def device(tasks: Sequence[task_features.TaskData]) -> str:
     """The one device kind of the tasks; raises RecordError when they are mixed."""
     from costmodel import registry
 
@@ -107,7 +107,7 @@ def device(tasks: Sequence[task_data.TaskData]) -> str:
     return kinds.pop()
 
 
-def device_name(tasks: Sequence[task_data.TaskData]) -> str:
+def device_name(tasks: Sequence[task_features.TaskData]) -> str:
     """Names of the devices; their records describe them in full."""
     from costmodel.data import felix_bridge
 
@@ -119,8 +119,8 @@ def device_name(tasks: Sequence[task_data.TaskData]) -> str:
 
 
 def data_facts(
-    dataset: data.Dataset,
-    features: task_data.Features,
+    dataset: datasets.Dataset,
+    features: task_features.Features,
     parts: split.Split,
     options: argparse.Namespace,
 ) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data import dataset as data
+from costmodel.data import dataset as datasets
 from felix import errors
 
 
@@ -66,7 +66,7 @@ class Featurizer(Protocol):
         ...
 
     def rows(
-        self, machine: Machine, workload: data.Workload, sketch: tuple[int, str], batch: Batch
+        self, machine: Machine, workload: datasets.Workload, sketch: tuple[int, str], batch: Batch
     ) -> Rows | None:
         """Rows of a batch of decisions; None when that sketch no longer exists."""
         ...
@@ -76,7 +76,7 @@ class Featurizer(Protocol):
 class TaskData:
     """All schedules of one task."""
 
-    workload: data.Workload
+    workload: datasets.Workload
     target: str
     device: str
     rows: NDArray[np.float32]
@@ -125,7 +125,7 @@ def without(features: Features, patterns: Sequence[str]) -> Features:
 
 
 def load_features(
-    dataset: data.Dataset,
+    dataset: datasets.Dataset,
     featurizer: Featurizer,
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -157,25 +157,25 @@ def load_features(
     return Features(tuple(tasks), featurizer.names(), featurizer.version, skipped)
 
 
-def grouped(dataset: data.Dataset) -> list[tuple[data.Workload, list[data.Record]]]:
+def grouped(dataset: datasets.Dataset) -> list[tuple[datasets.Workload, list[datasets.Record]]]:
     """The records of each task, with its workload; always in the same order."""
-    groups: dict[tuple[str, str, str], list[data.Record]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[datasets.Record]] = defaultdict(list)
     for record in dataset.records:
         groups[record.workload, record.target, record.device].append(record)
     return [(dataset.workloads[key[0]], records) for key, records in sorted(groups.items())]
 
 
 def task_of(
-    workload: data.Workload,
-    records: Sequence[data.Record],
+    workload: datasets.Workload,
+    records: Sequence[datasets.Record],
     featurizer: Featurizer,
     cache: Path | None,
 ) -> tuple[TaskData | None, int]:
     """One task from its records, None if none could be used; and how many could not."""
-    by_sketch: dict[tuple[int, str], list[data.Record]] = defaultdict(list)
+    by_sketch: dict[tuple[int, str], list[datasets.Record]] = defaultdict(list)
     for record in records:
         by_sketch[record.sketch, record.sketch_key].append(record)
-    kept: list[data.Record] = []
+    kept: list[datasets.Record] = []
     parts: list[Rows] = []
     for (sketch, key), group in sorted(by_sketch.items()):
         batch = np.array([r.decisions for r in group], dtype=np.int64)
@@ -220,7 +220,7 @@ def stack(parts: Iterable[Rows]) -> Rows:
 
 
 def _cached_rows(
-    workload: data.Workload,
+    workload: datasets.Workload,
     machine: Machine,
     sketch: tuple[int, str],
     batch: Batch,

@@ -11,13 +11,13 @@ import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
-from costmodel.data import dataset as data
-from costmodel.data import features as task_data
+from costmodel.data import dataset as datasets
+from costmodel.data import features as task_features
 
 
 def fill(
-    dataset: data.Dataset,
-    make: Callable[[], task_data.Featurizer],
+    dataset: datasets.Dataset,
+    make: Callable[[], task_features.Featurizer],
     cache: Path,
     jobs: int,
     progress: Callable[[int, int], None] | None = None,
@@ -31,7 +31,7 @@ def fill(
         jobs: processes.
         progress: called with (tasks done, tasks) after each task.
     """
-    groups = sorted(task_data.grouped(dataset), key=lambda group: -len(group[1]))
+    groups = sorted(task_features.grouped(dataset), key=lambda group: -len(group[1]))
     context = multiprocessing.get_context("spawn")  # TVM's threads do not survive a fork
     fill_one = functools.partial(_fill_one, make, cache)
     with context.Pool(jobs) as pool:
@@ -41,8 +41,8 @@ def fill(
 
 
 def _fill_one(
-    make: Callable[[], task_data.Featurizer],
+    make: Callable[[], task_features.Featurizer],
     cache: Path,
-    group: tuple[data.Workload, list[data.Record]],
+    group: tuple[datasets.Workload, list[datasets.Record]],
 ) -> None:
-    task_data.task_of(*group, make(), cache)
+    task_features.task_of(*group, make(), cache)

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from costmodel.models import segment_mlp as mlp
-from costmodel.online import replay as replaying
+from costmodel.data import replay as replaying
+from costmodel.models import segment_mlp
 from costmodel.training import metrics, train
 from felix import errors
 
@@ -147,7 +147,7 @@ class FineTuner:
         records = self._records
         if records is None or len(records) == 0:
             return Outcome(0, math.nan, math.nan, False)
-        if mlp.fit_normalisers(self.model, records.rows, records.mask):
+        if segment_mlp.fit_normalisers(self.model, records.rows, records.mask):
             self._is_fresh = True
             self._moor()
         training, held_out = self._divide(records)

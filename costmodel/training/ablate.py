@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from costmodel.data import split as splitting
 from costmodel.training import evaluate, metrics, train
 
@@ -53,7 +53,7 @@ class Result:
 
 
 def results(
-    features: task_data.Features,
+    features: task_features.Features,
     split: splitting.SplitOptions,
     options: train.TrainOptions,
     variants: Sequence[Variant] = VARIANTS,
@@ -65,7 +65,7 @@ def results(
         if progress is not None:
             progress(variant.name)
         known = [p for p in variant.drop if fnmatch.filter(features.names, p)]
-        parts = splitting.split(task_data.without(features, known).tasks, split)
+        parts = splitting.split(task_features.without(features, known).tasks, split)
         found = []
         for seed in range(options.seed, options.seed + seeds):
             changed = dataclasses.replace(_changed(options, variant), seed=seed)

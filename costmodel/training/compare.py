@@ -12,19 +12,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from costmodel import registry
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from costmodel.data import split as splitting
 from costmodel.models import analytic
 from costmodel.training import evaluate, train, xgboost
 from felix import errors
 
 #: Tasks to one split, or several whose test parts do not overlap.
-Splitter = Callable[[Sequence[task_data.TaskData]], Sequence[splitting.Split]]
+Splitter = Callable[[Sequence[task_features.TaskData]], Sequence[splitting.Split]]
 
 
 def reports(
-    felix: task_data.Features,
-    tvm: task_data.Features,
+    felix: task_features.Features,
+    tvm: task_features.Features,
     splitter: Splitter,
     options: train.TrainOptions,
     threads: int,
@@ -67,7 +67,7 @@ def reports(
 
 
 def _fits(
-    features: task_data.Features, options: train.TrainOptions, threads: int
+    features: task_features.Features, options: train.TrainOptions, threads: int
 ) -> Sequence[tuple[str, Callable[[splitting.Split], evaluate.Predictor]]]:
     """What trains each predictor on a split, by name."""
 

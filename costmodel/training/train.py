@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from costmodel.data import features as task_data
-from costmodel.models import segment_mlp as mlp
+from costmodel.data import features as task_features
+from costmodel.models import segment_mlp
 from costmodel.training import calibration, losses, metrics
 from felix import errors
 
@@ -59,7 +59,7 @@ class TrainOptions:
     failures: str = "exclude"
     calibrate: bool = False
     seed: int = 0
-    shape: mlp.ModelOptions = field(default_factory=mlp.ModelOptions)
+    shape: segment_mlp.ModelOptions = field(default_factory=segment_mlp.ModelOptions)
 
     def __post_init__(self) -> None:
         if self.failures not in ("exclude", "slow"):
@@ -95,13 +95,13 @@ class Epoch:
 class Trained:
     """The best model seen, and how it got there; `line` is folded into its weights."""
 
-    model: mlp.SegmentSumMLP
+    model: segment_mlp.SegmentSumMLP
     history: tuple[Epoch, ...]
     best_epoch: int
     line: calibration.Line
 
 
-def examples(task: task_data.TaskData, failures: str, n_rows: int | None = None) -> Examples:
+def examples(task: task_features.TaskData, failures: str, n_rows: int | None = None) -> Examples:
     """A task's schedules as tensors, failed ones excluded or given a lower bound of latency."""
     measured = task.measured
     slow = np.array([e in SLOW_ERRORS for e in task.errors])
@@ -118,9 +118,9 @@ def examples(task: task_data.TaskData, failures: str, n_rows: int | None = None)
 
 
 def train(
-    features: task_data.Features,
-    training: Sequence[task_data.TaskData],
-    validation: Sequence[task_data.TaskData],
+    features: task_features.Features,
+    training: Sequence[task_features.TaskData],
+    validation: Sequence[task_features.TaskData],
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
     line: calibration.Line | None = None,
@@ -185,9 +185,9 @@ def _line(model: nn.Module, parts: Sequence[Examples]) -> calibration.Line:
 
 def _fresh(
     names: tuple[str, ...], parts: Sequence[Examples], options: TrainOptions
-) -> mlp.SegmentSumMLP:
+) -> segment_mlp.SegmentSumMLP:
     """A model with fitted normaliser whose first predictions average to the mean of y."""
-    model = mlp.seeded(names, options.shape, options.seed)
+    model = segment_mlp.seeded(names, options.shape, options.seed)
     rows, mask = torch.cat([p.rows for p in parts]), torch.cat([p.mask for p in parts])
     model.normaliser.fit(rows, mask)
     y = torch.cat([p.y for p in parts])
@@ -273,7 +273,7 @@ def predict(model: nn.Module, rows: Tensor, mask: Tensor, batch: int = 4096) -> 
 
 
 def train_all(
-    features: task_data.Features,
+    features: task_features.Features,
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
     line: calibration.Line | None = None,

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.collect import collector, neighbours, proposals
+from costmodel.collect import collector, proposals
 from costmodel.data import dataset, workloads_cpu
 from costmodel.data import features as task_features
 from felix import errors
 from felix.measure import protocol
+from felix.sketch.sketch import Variable
 
 TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 NAMES = ("trip_count", "float_ops")
@@ -228,21 +229,11 @@ def test_cache_saves_computing_and_survives_damage(tmp_path: Path) -> None:
     assert counting.calls == 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Variable:
-    name: str
-    kind: str
-    domain: tuple[int, ...]
-    group: int = -1
-    structural: bool = False
-
-
 DIVISORS = (1, 2, 3, 4, 6, 12)
-TILES = tuple(Variable(f"t{i}", "tile", DIVISORS, group=0) for i in range(2))
 VARIABLES = (
-    *TILES,
-    Variable("u", "choice", (0, 16, 64)),
-    Variable("c", "choice", (-1, 0), structural=True),
+    *(Variable(f"t{i}", "tile", DIVISORS, 0, 12, i, False, True) for i in range(2)),
+    Variable("u", "choice", (0, 16, 64), 1, None, 0, False, False),
+    Variable("c", "choice", (-1, 0), 2, None, 0, True, False),
 )
 
 
@@ -292,19 +283,19 @@ class Bench:
     """Measures fake modules at once; `answer` decides."""
 
     answer: Callable[[tuple[int, ...]], float | protocol.ErrorClass] = speed
-    seen: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    submitted: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     opened: list[str] = dataclasses.field(default_factory=list)
     sketches: tuple[FakeSketch, ...] = (FakeSketch(0), FakeSketch(1))
     holding: int = 0
 
     def submit(self, mod: tuple[int, ...]) -> Future[protocol.Measurement]:
-        self.seen.append(mod)
+        self.submitted.append(mod)
         future: Future[protocol.Measurement] = Future()
-        got = self.answer(mod)
-        if isinstance(got, protocol.ErrorClass):
-            future.set_result(protocol.Measurement(error=got, message="no", device="bench"))
+        outcome = self.answer(mod)
+        if isinstance(outcome, protocol.ErrorClass):
+            future.set_result(protocol.Measurement(error=outcome, message="no", device="bench"))
         else:
-            future.set_result(protocol.Measurement.timed([got, got], device="bench"))
+            future.set_result(protocol.Measurement.timed([outcome, outcome], device="bench"))
         return future
 
     @contextlib.contextmanager
@@ -312,9 +303,9 @@ class Bench:
         self.holding += 1
         yield
 
-    def open(self, owner: dataset.Workload) -> proposals.Space:
+    def open(self, owner: dataset.Workload) -> proposals.OpenWorkload:
         self.opened.append(owner.name)
-        return proposals.Space(owner, self.sketches, self.submit, self.computing)
+        return proposals.OpenWorkload(owner, self.sketches, self.submit, self.computing)
 
     def run(
         self, folder: Path, owners: list[dataset.Workload], **kwargs: Any
@@ -344,16 +335,29 @@ def test_collecting_spreads_over_workloads_and_sketches_without_repeats(tmp_path
     assert bench.holding > 0
 
 
+def n_changes(row: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Decisions in which two rows differ; the parts of a tiling are one."""
+    return (row[:2] != other[:2]) + (row[2] != other[2]) + (row[3] != other[3])
+
+
 def test_collecting_looks_near_the_fastest(tmp_path: Path) -> None:
-    bench = Bench()
-    bench.run(tmp_path, [workload(1)], per_workload=24, near=0.5)
-    read = dataset.read(tmp_path)
-    near = [r for r in read.records if r.source == "neighbour"]
-    assert 4 <= len(near) <= 12 and len({r.identity for r in read.records}) == 24
-    random = [r for r in read.records if r.source == "random"]
-    assert np.median([r.latencies_us[0] for r in near]) <= np.median(
-        [r.latencies_us[0] for r in random]
+    Bench().run(tmp_path, [workload(1)], per_workload=24, near=0.5)
+    records = dataset.read(tmp_path).records
+    near = [r for r in records if r.source == "neighbour"]
+    assert 4 <= len(near) <= 12 and len({r.identity for r in records}) == 24
+    sketch = FakeSketch(0)
+    rows = [tuple(row) for row in np.unique(sketch.sample(200, seed=1), axis=0).tolist()]
+    fast, slow = rows[:8], rows[8:]
+    state = proposals.WorkloadState(
+        proposals.OpenWorkload(workload(1), [sketch], Bench().submit),
+        {(sketch.key, row) for row in fast},
+        Counter(),
+        [(1.0, sketch.key, row) for row in fast] + [(2.0, sketch.key, row) for row in slow],
     )
+    options = proposals.CollectOptions("llvm", "0.27", near=1.0)
+    for candidate in proposals.Proposer(options, None).propose(state, 9):
+        assert candidate.source == "neighbour"
+        assert min(n_changes(candidate.decisions, row) for row in fast) == 1
 
 
 def test_collecting_resumes_where_it_stopped(tmp_path: Path) -> None:
@@ -361,18 +365,18 @@ def test_collecting_resumes_where_it_stopped(tmp_path: Path) -> None:
     second = Bench()
     progress = second.run(tmp_path, [workload(1), workload(2)], per_workload=10)
     read = dataset.read(tmp_path)
-    assert len(second.seen) == 14 and progress.measured == 20
+    assert len(second.submitted) == 14 and progress.measured == 20
     assert len(read.records) == 20
     third = Bench()
     third.run(tmp_path, [workload(1), workload(2)], per_workload=10)
-    assert third.seen == [] and third.opened == []
+    assert third.submitted == [] and third.opened == []
 
 
 def test_collecting_is_deterministic(tmp_path: Path) -> None:
     benches = [Bench(), Bench(), Bench()]
     for bench, seed in zip(benches, (1, 1, 2), strict=True):
         bench.run(tmp_path / str(id(bench)), [workload(1)], per_workload=8, seed=seed)
-    assert benches[0].seen == benches[1].seen != benches[2].seen
+    assert benches[0].submitted == benches[1].submitted != benches[2].submitted
 
 
 def test_small_space_ends_and_invalid_schedules_do_not_loop(tmp_path: Path) -> None:
@@ -408,7 +412,7 @@ def test_time_limit_stops_and_keeps_what_was_measured(tmp_path: Path) -> None:
     bench = Bench()
     bench.run(tmp_path, [workload(i) for i in range(9)], per_workload=8, seconds=3.5,
               clock=lambda: float(next(times)))  # fmt: skip
-    assert len(dataset.read(tmp_path).records) == len(bench.seen) == 12
+    assert len(dataset.read(tmp_path).records) == len(bench.submitted) == 12
 
 
 def test_interrupt_keeps_what_is_known(tmp_path: Path) -> None:
@@ -434,25 +438,16 @@ def test_model_steers_towards_what_it_prefers(tmp_path: Path) -> None:
 
 
 def test_neighbours_are_new_legal_and_one_decision_away() -> None:
-    rows = np.array([[4, 3, 16, -1], [2, 6, 0, 0]])
-    near = neighbours.around(FakeSketch(0), rows, per_row=20, seed=3)
-    assert len(near) >= 5
-    known = {tuple(row) for row in rows.tolist()}
-    for row in near.tolist():
-        assert tuple(row) not in known and row[0] * row[1] == 12 and row[1] <= 6
-        changes = [
-            (row[:2] != old[:2]) + (row[2] != old[2]) + (row[3] != old[3]) for old in rows.tolist()
-        ]
-        assert min(changes) == 1
+    rows = [(4, 3, 16, -1), (2, 6, 0, 0)]
+    near = proposals.neighbours(FakeSketch(0), rows, per_row=20, seed=3)
+    assert 5 <= len(near) <= 40 and len(set(map(tuple, near.tolist()))) == len(near)
+    for row in map(tuple, near.tolist()):
+        assert row not in rows and row[0] * row[1] == 12 and row[1] <= 6
+        assert min(n_changes(row, old) for old in rows) == 1
         assert row[3] in (-1, 0) and row[2] in (0, 16, 64)
-    assert np.array_equal(near, neighbours.around(FakeSketch(0), rows, per_row=20, seed=3))
-
-
-@pytest.mark.parametrize(
-    ("number", "factors"), [(1, []), (12, [2, 2, 3]), (197, [197]), (49, [7, 7])]
-)
-def test_prime_factors(number: int, factors: list[int]) -> None:
-    assert neighbours.prime_factors(number) == factors
+    again = proposals.neighbours(FakeSketch(0), rows, per_row=20, seed=3)
+    assert np.array_equal(near, again)
+    assert proposals.neighbours(FakeSketch(0), [], per_row=20, seed=3).shape == (0, 4)
 
 
 def test_builtin_workloads_build_are_small_and_cover_every_operator() -> None:

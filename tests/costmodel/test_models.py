@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from costmodel import registry
-from costmodel.models import analytic, checkpoint, feature_columns, segment_mlp, tensorfile
-from felix import errors
+from costmodel.models import analytic, checkpoint, feature_columns, segment_mlp
+from felix import errors, tensorfile
 
 NAMES = (
     "trip_count",

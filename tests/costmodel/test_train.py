@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.data import dataset, split
+from costmodel.data import dataset, replay, split
 from costmodel.data import features as task_features
 from costmodel.models import analytic, segment_mlp
-from costmodel.online import finetune, replay
+from costmodel.online import finetune
 from costmodel.training import calibration, evaluate, losses, metrics, train, xgboost
 from felix import errors
 
