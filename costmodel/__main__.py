@@ -97,7 +97,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
     _calibrating(sub)
     sub.add_argument(
         "--replay", type=int, default=900, metavar="N",
-        help="schedules kept beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
+        help="schedules stored beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
     )  # fmt: skip
     sub.add_argument(
         "--final", action="store_true", help="after scoring, train again on all workloads"

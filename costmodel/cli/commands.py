@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.cli import inputs, outputs
 from felix import errors
+from felix.autodiff import torch_threads
 
 if TYPE_CHECKING:
     from costmodel.data import dataset as datasets
@@ -36,7 +37,7 @@ def train(options: argparse.Namespace, command: str) -> None:
     scores_folder = out.parent if options.scores is None else Path(options.scores)
     for folder in (out.parent, scores_folder):
         outputs.check_writable(folder)
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load_for_training(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         settings = inputs.train_options(options)
@@ -114,7 +115,7 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
 
     if options.model is None and not options.baselines:
         raise errors.CheckpointError("nothing to score: give --model, --baselines or both")
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         by_name = {"test": parts.test, "validation": parts.validation, "all": features.tasks}
@@ -146,7 +147,7 @@ def compare(options: argparse.Namespace, command: str) -> None:
     def say(label: str) -> None:
         print(f"compare: {label}", file=sys.stderr, flush=True)
 
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, felix = inputs.load_for_training(options)
         _, tvm = inputs.load(options, tvm_features.TvmFeaturizer)
         train_options = inputs.train_options(options)
@@ -168,7 +169,7 @@ def ablate(options: argparse.Namespace, command: str) -> None:
     if unknown := set(options.variants or ()) - set(by_name):
         raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(by_name)}")
     variants = [by_name[name] for name in options.variants or by_name]
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load_for_training(options)
         split, settings = inputs.split_options(options), inputs.train_options(options)
         ablations = list(ablating.results(features, split, settings, variants, options.seeds, say))

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data import dataset as datasets
-from felix import errors
+from felix import errors, files
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Machine:
 
 
 class Featurizer(Protocol):
-    """Turns decisions into rows; `featurize.FelixFeaturizer` is the real one.
+    """Turns decisions into rows; `felix_bridge.FelixFeaturizer` is the real one.
 
     Attributes:
         version: of the features, as checkpoints carry it.
@@ -113,14 +113,14 @@ def without(features: Features, patterns: Sequence[str]) -> Features:
     """
     dropped: set[int] = set()
     for pattern in patterns:
-        found = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
-        if not found:
+        columns = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
+        if not columns:
             raise errors.RecordError(f"no feature is called {pattern}: see docs/features.md")
-        dropped.update(found)
+        dropped.update(columns)
     if not dropped:
         return features
-    kept = np.array([i not in dropped for i in range(len(features.names))], dtype=np.float32)
-    tasks = tuple(dataclasses.replace(t, rows=t.rows * kept) for t in features.tasks)
+    factors = np.array([i not in dropped for i in range(len(features.names))], dtype=np.float32)
+    tasks = tuple(dataclasses.replace(t, rows=t.rows * factors) for t in features.tasks)
     return dataclasses.replace(features, tasks=tasks)
 
 
@@ -144,8 +144,8 @@ def load_features(
     tasks, skipped = [], 0
     groups = grouped(dataset)
     for done, (workload, records) in enumerate(groups, start=1):
-        task, unused = task_of(workload, records, featurizer, cache)
-        skipped += unused
+        task, n_unused = task_of(workload, records, featurizer, cache)
+        skipped += n_unused
         if task is not None and task.measured.any():
             tasks.append(task)
         if progress is not None:
@@ -175,7 +175,7 @@ def task_of(
     by_sketch: dict[tuple[int, str], list[datasets.Record]] = defaultdict(list)
     for record in records:
         by_sketch[record.sketch, record.sketch_key].append(record)
-    kept: list[datasets.Record] = []
+    used: list[datasets.Record] = []
     parts: list[Rows] = []
     for (sketch, key), group in sorted(by_sketch.items()):
         batch = np.array([r.decisions for r in group], dtype=np.int64)
@@ -184,11 +184,11 @@ def task_of(
         if rows is not None:
             usable = _usable(rows)
             parts.append(Rows(rows.values[usable], rows.mask[usable]))
-            kept += [r for r, good in zip(group, usable.tolist(), strict=True) if good]
-    if not kept:
+            used += [r for r, good in zip(group, usable.tolist(), strict=True) if good]
+    if not used:
         return None, len(records)
     stacked = stack(parts)
-    ln = [math.nan if r.latency_us is None else math.log(r.latency_us) for r in kept]
+    ln = [math.nan if r.latency_us is None else math.log(r.latency_us) for r in used]
     task = TaskData(
         workload,
         records[0].target,
@@ -196,9 +196,9 @@ def task_of(
         stacked.values,
         stacked.mask,
         np.array(ln),
-        tuple(r.error for r in kept),
+        tuple(r.error for r in used),
     )
-    return task, len(records) - len(kept)
+    return task, len(records) - len(used)
 
 
 def _usable(rows: Rows) -> NDArray[np.bool_]:
@@ -235,15 +235,14 @@ def _cached_rows(
     )
     name = f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
     path = cache / f"v{featurizer.version}-{featurizer.digest[:12]}" / name
-    found = _read_cache(path)
-    if found is not None:
-        return found
+    cached = _read_cache(path)
+    if cached is not None:
+        return cached
     rows = featurizer.rows(machine, workload, sketch, batch)
     if rows is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".writing.npz")
-        np.savez_compressed(temporary, values=rows.values, mask=rows.mask)
-        temporary.replace(path)
+        with files.replacing(path, durable=False) as file:
+            np.savez_compressed(file, values=rows.values, mask=rows.mask)
     return rows
 
 

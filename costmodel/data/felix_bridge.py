@@ -49,7 +49,7 @@ def workload(text: str) -> datasets.Workload:
 
 
 def target_text(target: str) -> str:
-    """A target given by a user ("llvm", or JSON) in the canonical JSON that records carry."""
+    """A user's target ("llvm", or JSON) in the canonical JSON that records carry."""
     from felix import target as felix_target
 
     return felix_target.describe(felix_target.parse(target))
@@ -118,7 +118,7 @@ class FelixFeaturizer:
 
 
 def sketches_of(task: Task, hardware: Hardware | None = None) -> list[Sketch]:
-    """The sketches of a task, with formulas for the given hardware (default: this machine's)."""
+    """The sketches of a task, with formulas for the hardware (by default this machine's)."""
     from felix.sketch import sketch
 
     return sketch.sketches(task, hardware)

@@ -71,7 +71,7 @@ def load(
     feature_names: Sequence[str] | None = None,
     features_version: int | None = None,
 ) -> tuple[Predictor, Metadata]:
-    """The model of `path`, in eval mode; refused unless it fits the given features.
+    """The model of `path`, in eval mode; refused unless it fits the features.
 
     Args:
         path: file written by `save`.

@@ -106,7 +106,7 @@ def of_module(module: nn.Module) -> Predictor:
 
 
 def by_task(predictors: dict[int, Predictor]) -> Predictor:
-    """One predictor of many; those of the tasks are given by the tasks' `id`."""
+    """One predictor of many; `predictors` has them by the tasks' `id`."""
 
     def predict(task: task_features.TaskData) -> metrics.Vector:
         return predictors[id(task)](task)

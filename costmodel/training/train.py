@@ -2,7 +2,7 @@
 
 Each step draws T tasks and K schedules of each, so tasks count equally however many schedules
 they have; the loss is a Huber regression of ln latency plus a ranking term within tasks. The
-best epoch on the validation tasks (workloads never trained on) is kept; on request a line fitted
+best epoch on the validation tasks (workloads never trained on) is taken; on request a line fitted
 on them is folded into its weights (`calibration`). The same data, options, seed and thread count
 give the same weights.
 
@@ -125,15 +125,15 @@ def train(
     progress: Callable[[Epoch], None] | None = None,
     line: calibration.Line | None = None,
 ) -> Trained:
-    """Train on `training`, keep the epoch that is best on `validation`.
+    """Train on `training`, take the epoch that is best on `validation`.
 
-    Without validation tasks all epochs are run and the last one is kept.
+    Without validation tasks all epochs are run and the last one is taken.
 
     Args:
         line: calibrates instead of one fitted on `validation`.
 
     Raises:
-        RecordError: there is nothing to train on, or to calibrate on where that is asked for.
+        RecordError: there is nothing to train on, or to calibrate on where the options say so.
     """
     if not training:
         raise errors.RecordError("no training tasks: measure more workloads or shrink the shares")
@@ -281,6 +281,6 @@ def train_all(
     """Train afresh on every task, the same number of epochs along the same schedule.
 
     Args:
-        line: found by the same training with a validation part; there is none left here.
+        line: fitted by the same training with a validation part; there is none left here.
     """
     return train(features, features.tasks, (), options, progress, line)

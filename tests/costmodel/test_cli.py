@@ -111,7 +111,7 @@ def test_processes_fill_the_cache_with_what_one_would_compute(
     stored = dataset.read(data)
     caches = tmp_path / "one", tmp_path / "two"
     alone = features.load_features(stored, FakeFeaturizer(), caches[0])
-    parallel_features.fill(stored, FakeFeaturizer, caches[1], 2)
+    parallel_features.fill_cache(stored, FakeFeaturizer, caches[1], 2)
     files = [sorted(p.relative_to(c) for p in c.rglob("*.npz")) for c in caches]
     assert files[0] == files[1] and files[0]
     cached = features.load_features(stored, Uncalled(), caches[1])

@@ -153,9 +153,9 @@ def test_analytic_model_follows_its_formula() -> None:
     }
     for name, values in quantities.items():
         rows[0, :, NAMES.index(name)] = torch.log2(1 + torch.tensor(values))
-    got = analytic.AnalyticModel(NAMES, options())(rows, torch.ones(1, 2)).exp().item()
+    latency_us = analytic.AnalyticModel(NAMES, options())(rows, torch.ones(1, 2)).exp().item()
     compute, memory = 5e5 / 1e3, 4e4 / 1e2
-    assert got == pytest.approx((compute**4 + memory**4) ** 0.25 + 2.0, rel=1e-4)
+    assert latency_us == pytest.approx((compute**4 + memory**4) ** 0.25 + 2.0, rel=1e-4)
 
 
 def test_analytic_gradient_agrees_with_finite_differences() -> None:
