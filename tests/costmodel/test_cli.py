@@ -22,8 +22,7 @@ from costmodel.data import dataset, features, felix_bridge, parallel_features, r
 from costmodel.models import checkpoint, segment_mlp
 from costmodel.training import model_card
 from felix.target import cpu
-from tests.costmodel import test_data as fakes
-from tests.support import costmodel_fakes
+from tests.support import collect_fakes, costmodel_fakes
 from tests.support.costmodel_fakes import NAMES, FakeFeaturizer
 
 
@@ -139,7 +138,7 @@ class FakePool:
     """A pool over the fake bench; one for all tasks, closed at the end."""
 
     def __init__(self) -> None:
-        self.bench = fakes.Bench()
+        self.bench = collect_fakes.Bench()
         self.timing_lock = types.SimpleNamespace(shared=self.bench.computing)
         self.served: list[str] = []
         self.closed = False
@@ -170,7 +169,7 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
 
     monkeypatch.setattr(felix_bridge, "pool_for", pool_for)
     monkeypatch.setattr(
-        felix_bridge, "sketches_of", lambda task, hardware=None: [fakes.FakeSketch(0)]
+        felix_bridge, "sketches_of", lambda task, hardware=None: [collect_fakes.FakeSketch(0)]
     )
     monkeypatch.setattr(felix_bridge, "features_version", lambda: 7)
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
@@ -181,8 +180,8 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
     (pool,) = pools
     assert len(pool.served) == 2 and pool.closed
 
-    network = segment_mlp.seeded(fakes.NAMES, segment_mlp.ModelOptions(hidden=8))
-    checkpoint.save(tmp_path / "m", network, checkpoint.Metadata(7, fakes.NAMES, "llvm"))
+    network = segment_mlp.seeded(collect_fakes.NAMES, segment_mlp.ModelOptions(hidden=8))
+    checkpoint.save(tmp_path / "m", network, checkpoint.Metadata(7, collect_fakes.NAMES, "llvm"))
     assert cli.main([*arguments, "--per-workload", "12", "--model", str(tmp_path / "m")]) == 0
     read = dataset.read(tmp_path / "d")
     assert len(read.records) == 24 and {w.operator for w in read.workloads.values()} == {
@@ -246,7 +245,7 @@ def test_every_builder_has_a_candidate_waiting(
     monkeypatch.setattr(cpu, "available_cores", lambda: 16)
     monkeypatch.setattr(collecting, "collect", collected)
     monkeypatch.setattr(felix_bridge, "pool_for", pool_for)
-    monkeypatch.setattr(felix_bridge, "sketches_of", lambda task: [fakes.FakeSketch(0)])
+    monkeypatch.setattr(felix_bridge, "sketches_of", lambda task: [collect_fakes.FakeSketch(0)])
     (tmp_path / "w").write_text("gemm:8,8,8\n")
     arguments = ["collect", "--out", f"{tmp_path}/d", "--workloads", f"{tmp_path}/w"]
     assert cli.main(arguments) == 0 and cli.main([*arguments, "--builders", "3"]) == 0
