@@ -76,17 +76,15 @@ def _collect_share(options: argparse.Namespace) -> collecting.Progress:
     model = _model(options.model, target) if is_gpu or options.model is not None else None
     builders = options.builders or cpu.available_cores()
     with contextlib.ExitStack() as stack, writer:
-        return collecting.collect(
+        environment = collecting.Environment(
             _opener(options.seed, target, builders, stack, model if is_gpu else None),
-            workloads,
-            writer,
-            known,
-            _collect_options(options, target, builders),
             time.monotonic,
             lambda: datetime.datetime.now(datetime.UTC),
             None if model is None else _predictor(model),
             _collect_reporter(),
         )
+        settings = _collect_options(options, target, builders)
+        return collecting.collect(environment, workloads, writer, known, settings)
 
 
 def _collect_options(

@@ -47,27 +47,42 @@ class Progress:
     workload: str = ""
 
 
-def collect(
-    open_workload: OpenWorkload,
-    workloads: Sequence[datasets.Workload],
-    writer: datasets.Writer,
-    known: Sequence[datasets.Record],
-    options: proposals.CollectOptions,
-    clock: Callable[[], float],
-    now: Callable[[], datetime.datetime],
-    predict: proposals.Predict | None = None,
-    report: Callable[[Progress], None] | None = None,
-) -> Progress:
-    """Measure until every workload has its schedules or time is up.
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What collecting works with.
 
-    Args:
+    Attributes:
         open_workload: called once for each workload, when its first turn comes.
-        known: records the data set already has.
         clock: monotonic seconds; now: time stamp of a record.
         predict: the model, None for random schedules only.
         report: called after each measurement.
     """
-    collector = _Collector(open_workload, writer, known, options, now, predict, report)
+
+    open_workload: OpenWorkload
+    clock: Callable[[], float]
+    now: Callable[[], datetime.datetime]
+    predict: proposals.Predict | None = None
+    report: Callable[[Progress], None] | None = None
+
+
+def collect(
+    environment: Environment,
+    workloads: Sequence[datasets.Workload],
+    writer: datasets.Writer,
+    known: Sequence[datasets.Record],
+    options: proposals.CollectOptions,
+) -> Progress:
+    """Measure until every workload has its schedules or time is up.
+
+    Args:
+        environment: the pool, the clocks and the model.
+        workloads: in the order of their turns.
+        writer: of the data set.
+        known: records the data set already has.
+        options: what to collect.
+    """
+    clock = environment.clock
+    collector = _Collector(environment, writer, known, options)
     collector.progress.total = options.per_workload * len(workloads)
     deadline = None if options.seconds is None else clock() + options.seconds
     active = list(workloads)
@@ -89,17 +104,13 @@ class _Collector:
 
     def __init__(
         self,
-        open_workload: OpenWorkload,
+        environment: Environment,
         writer: datasets.Writer,
         known: Sequence[datasets.Record],
         options: proposals.CollectOptions,
-        now: Callable[[], datetime.datetime],
-        predict: proposals.Predict | None,
-        report: Callable[[Progress], None] | None,
     ) -> None:
-        self.open_workload, self.writer, self.options = open_workload, writer, options
-        self.now, self.report = now, report
-        self.proposer = proposals.Proposer(options, predict)
+        self.environment, self.writer, self.options = environment, writer, options
+        self.proposer = proposals.Proposer(options, environment.predict)
         self.progress = Progress(total=0)
         self.known: dict[str, list[datasets.Record]] = defaultdict(list)
         for record in known:
@@ -137,7 +148,7 @@ class _Collector:
     def _open(self, workload: datasets.Workload) -> proposals.WorkloadState:
         records = self.known[workload.key]
         state = proposals.WorkloadState(
-            self.open_workload(workload),
+            self.environment.open_workload(workload),
             {(r.sketch_key, r.decisions) for r in records},
             Counter(r.sketch_key for r in records),
             [(r.latency_us, r.sketch_key, r.decisions) for r in records if r.latency_us],
@@ -190,8 +201,8 @@ class _Collector:
             self._write(state, candidate, measurement)
             if state.opened.search is not None:
                 state.opened.search.update([(candidate.suggestion, measurement)])
-        if self.report is not None:
-            self.report(self.progress)
+        if self.environment.report is not None:
+            self.environment.report(self.progress)
 
     def _lose(self, state: proposals.WorkloadState, candidate: proposals.Candidate) -> None:
         """Let a candidate be tried again; give up a workload that loses too many."""
@@ -219,7 +230,7 @@ class _Collector:
             device=self.options.device or measurement.device,
             tvm=self.options.tvm,
             source=candidate.source,
-            measured_at=self.now(),
+            measured_at=self.environment.now(),
         )
         self.writer.add(record)
         self.progress.measured += 1

@@ -232,9 +232,10 @@ def test_every_builder_has_a_candidate_waiting(
     pools: list[int] = []
     in_flight: list[int] = []
 
-    def collected(spaces: Any, workloads: Any, writer: Any, known: Any, options: Any,
-                  *_: Any) -> collecting.Progress:  # fmt: skip
-        spaces(workloads[0])
+    def collected(
+        environment: collecting.Environment, workloads: Any, writer: Any, known: Any, options: Any
+    ) -> collecting.Progress:
+        environment.open_workload(workloads[0])
         in_flight.append(options.in_flight)
         return collecting.Progress(total=0)
 

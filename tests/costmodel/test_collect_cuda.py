@@ -60,10 +60,10 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     with dataset.Writer(tmp_path) as writer:
         writer.add_workloads([workload])
-        progress = collecting.collect(
-            open_workload, [workload], writer, (), options, lambda: 0.0, lambda: now,
-            collect._predictor(model),
-        )  # fmt: skip
+        environment = collecting.Environment(
+            open_workload, lambda: 0.0, lambda: now, collect._predictor(model)
+        )
+        progress = collecting.collect(environment, [workload], writer, (), options)
     records = dataset.read(tmp_path).records
     assert progress.measured == len(records) == len(submitted) == 24
     sources = Counter(record.source for record in records)

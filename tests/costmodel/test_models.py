@@ -281,21 +281,6 @@ def test_unwritable_folder_is_an_output_error(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / "file" / "m", fitted(), META)
 
 
-def test_tensor_types_and_scalars_survive(tmp_path: Path) -> None:
-    tensors = {
-        "f": torch.tensor(1.5),
-        "d": torch.rand(2, 3, dtype=torch.float64),
-        "i": torch.arange(4),
-        "b": torch.tensor([True, False]),
-        "e": torch.zeros(0, 2),
-    }
-    tensorfile.write(tmp_path / "t", tensors, {"k": "ü"})
-    read, metadata = tensorfile.read(tmp_path / "t")
-    assert metadata == {"k": "ü"}
-    for name, tensor in tensors.items():
-        assert read[name].dtype == tensor.dtype and torch.equal(read[name], tensor)
-
-
 @pytest.mark.parametrize(
     ("target", "key"),
     [

@@ -114,6 +114,5 @@ class Bench:
             known = dataset.read(folder).records
             writer.add_workloads(owners)
             settings = proposals.CollectOptions("llvm", "0.27", **{"turn": 4, **kwargs})
-            return collector.collect(
-                self.open, owners, writer, known, settings, clock, lambda: TIME, predict, report
-            )
+            environment = collector.Environment(self.open, clock, lambda: TIME, predict, report)
+            return collector.collect(environment, owners, writer, known, settings)
