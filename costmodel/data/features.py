@@ -115,7 +115,9 @@ def without(features: Features, patterns: Sequence[str]) -> Features:
     for pattern in patterns:
         columns = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
         if not columns:
-            raise errors.RecordError(f"no feature is called {pattern}: see docs/features.md")
+            raise errors.RecordError(
+                f"no feature is called {pattern}: see docs/reference/features.md"
+            )
         dropped.update(columns)
     if not dropped:
         return features
