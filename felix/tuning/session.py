@@ -114,7 +114,7 @@ class Session:
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the checkpoint."""
-        from costmodel.models import tensorfile
+        from felix import tensorfile
 
         with _output_errors(self.folder):
             name = None
@@ -152,7 +152,7 @@ class Session:
             self._load_state()
 
     def _load_state(self) -> None:
-        from costmodel.models import tensorfile
+        from felix import tensorfile
 
         state = read_json(self.folder / "state.json")
         if state.get("format") != FORMAT or not isinstance(state.get("n_records"), int):
