@@ -1,10 +1,14 @@
-"""The reference a candidate is compared with: inputs, expected outputs, tolerance."""
+"""The reference a candidate is compared with: inputs, expected outputs, tolerance.
+
+The expected outputs are those of the unscheduled program. An element is right within a relative
+tolerance t: |output - expected| <= t * (|expected| + rms(expected)).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -51,10 +55,10 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 read_first.append(region.source)
         written.extend(region.source for region in block.writes)
     bounds = _index_bounds(func)
-    found = []
+    parameters = []
     for param, info in zip(func.params, infos, strict=True):
         is_output = _contains(written, param)
-        found.append(
+        parameters.append(
             Argument(
                 name=str(param.name),
                 dtype=str(info.dtype),
@@ -64,7 +68,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 index_bound=bounds.get(param.name),
             )
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 def inputs(args: Sequence[Argument], seed: int, *, positive: bool) -> list[Array]:
@@ -151,6 +155,36 @@ def rms(want: Array) -> float:
     want = want.astype(np.float64 if want.dtype.itemsize > 4 else np.float32, copy=False)
     finite = np.isfinite(want)
     return math.sqrt(np.mean(np.square(want, where=finite, out=np.zeros_like(want))))
+
+
+def outputs_on_cpu(
+    mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument], seed: int
+) -> tuple[dict[int, Array], bool]:
+    """Expected outputs by argument index, and whether positive inputs were needed."""
+    func = tvm.tirx.build(scheduled(mod), cpu_target(target))["main"]
+    for positive in (False, True):
+        tensors = [tvm.runtime.tensor(array) for array in inputs(args, seed, positive=positive)]
+        func(*tensors)
+        outputs = {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
+        if all_finite(outputs, args):
+            break
+    return outputs, positive
+
+
+def all_finite(outputs: Mapping[int, Array], args: Sequence[Argument]) -> bool:
+    """Whether the outputs, by argument index, hold neither NaN nor infinity."""
+    return all(
+        bool(np.isfinite(output.astype(np.float64)).all())
+        for i, output in outputs.items()
+        if is_float(args[i].dtype)
+    )
+
+
+def cpu_target(target: tvm.target.Target) -> tvm.target.Target:
+    """The CPU target that goes with a target."""
+    if target.kind.name == "llvm":
+        return target
+    return target.host if target.host is not None else tvm.target.Target("llvm")
 
 
 def calls(mod: tvm.IRModule) -> set[str]:
@@ -242,5 +276,6 @@ def _index_bounds(func: Any) -> dict[str, int]:
     return bounds
 
 
-def _contains(found: Sequence[Any], value: Any) -> bool:
-    return any(item.same_as(value) for item in found)
+def _contains(buffers: Sequence[Any], buffer: Any) -> bool:
+    """Whether the same TVM object is among others."""
+    return any(other.same_as(buffer) for other in buffers)
