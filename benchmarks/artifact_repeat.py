@@ -17,9 +17,9 @@ import sys
 import tempfile
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:512,512,512",
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--runs", type=int, default=7, help="fresh processes of each artifact")
-    out = common.RESULTS / "artifact_repeat.json"
+    out = common.RESULTS / "cpu-tuning" / "artifact_repeat.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     args = parser.parse_args()
     data: dict[str, Any] = {**common.header("artifact_repeat"), "cases": []}

@@ -4,7 +4,8 @@
 
 Random schedules of five workloads are built one after another; the CPU time of each build is
 fitted by a + b * statements, with the feature `code_statements` of the largest kernel. The search
-prices candidates by it (`felix.search.selection`). Writes benchmarks/results/build_time.json.
+prices candidates by it (`felix.search.selection`). Writes
+benchmarks/results/parts/build_time.json.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:512,512,512",
@@ -72,7 +73,7 @@ def main() -> int:
     """Measure, fit, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=32, help="schedules a workload")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "build_time.json")
+    parser.add_argument("--out", type=pathlib.Path, default=common.PARTS / "build_time.json")
     args = parser.parse_args()
     head = common.header("build_time")
     points: dict[str, Any] = {text: measure(text, args.samples) for text in WORKLOADS}

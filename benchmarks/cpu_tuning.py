@@ -43,9 +43,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 from felix.target import cpu
 
 WORKLOADS = {
@@ -88,7 +88,7 @@ def main() -> int:
             failed.append(label)
     result = _collect(work, args, settings)
     if result["runs"]:
-        common.write(common.RESULTS / f"{args.name}.json", result)
+        common.write(common.RESULTS / "cpu-tuning" / f"{args.name}.json", result)
     print(render(result))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

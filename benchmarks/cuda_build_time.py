@@ -15,7 +15,7 @@ the two sources differ.
 *Too long* is what a builder would refuse or give up (`LocalOptions`); *told* are those of them
 that the search would put off, *put off* others that it would put off.
 
-Writes benchmarks/results/cuda_build_time.json; subgraphs not named keep what the file has of them.
+Writes benchmarks/results/gpu-measuring/cuda_build_time.json; subgraphs not named keep what the file has of them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common, subgraphs
+from benchmarks.support import common, subgraphs
 
 TARGET = "h200"
 #: Of a round of the search.
@@ -209,7 +209,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help=f"of {ROUND} proposals a subgraph")
     parser.add_argument("--compiled", type=int, default=8, help="most that NVRTC compiles of one")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=common.RESULTS / "cuda_build_time.json"
+        "--out",
+        type=pathlib.Path,
+        default=common.RESULTS / "gpu-measuring" / "cuda_build_time.json",
     )
     args = parser.parse_args()
     head = common.header("cuda_build_time")

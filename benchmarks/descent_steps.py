@@ -22,9 +22,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common, subgraphs
+from benchmarks.support import common, subgraphs
 
 TARGET = "h200"
 RECORDED = 10
@@ -92,7 +92,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 25, 50, 100, 200])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4, help="after the warm-up")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "descent_steps.json")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=common.RESULTS / "gpu-search" / "descent_steps.json"
+    )
     args = parser.parse_args()
     head = common.header("descent_steps")
     found = []

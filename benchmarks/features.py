@@ -31,9 +31,9 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a side
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = {
     "gemm": "gemm:512,512,512",
@@ -57,7 +57,7 @@ def main() -> int:
     args = parser.parse_args()
     names = ["gemm"] if args.quick else args.workloads
     n = args.candidates or (8 if args.quick else 64)
-    out = args.out or (None if args.quick else common.RESULTS / "features.json")
+    out = args.out or (None if args.quick else common.RESULTS / "formulas" / "features.json")
     result = common.header("features") | {"candidates_per_sketch": n, "batch": BATCH}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FELIX_CACHE_DIR"] = cache

@@ -31,9 +31,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = {
     "gemm": "gemm:1024,1024,1024",
@@ -235,7 +235,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--builders", type=int, help="build workers (default: one a core)")
     parser.add_argument("--no-stock", dest="stock", action="store_false")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=common.RESULTS / "measure_throughput-h200.json"
+        "--out",
+        type=pathlib.Path,
+        default=common.RESULTS / "gpu-measuring" / "measure_throughput-h200.json",
     )
     return parser.parse_args()
 

@@ -5,7 +5,7 @@
 For each workload and target, rounds of the gradient search (shipped or analytic cost model,
 nothing measured) propose schedules, and TVM applies the trace and its postprocessors to each.
 *Uniform* is TVM's own sampler on the same sketches, judged in the same way. No GPU is needed.
-Writes benchmarks/results/proposals.json.
+Writes benchmarks/results/formulas/proposals.json.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:512,512,512,epilogue=bias+relu",
@@ -86,7 +86,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--proposals", type=int, default=48, help="of each workload and target")
     parser.add_argument("--uniform", type=int, default=200, help="uniform samples")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "proposals.json")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=common.RESULTS / "formulas" / "proposals.json"
+    )
     args = parser.parse_args()
     head = common.header("proposals")
     found = []

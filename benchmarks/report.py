@@ -18,19 +18,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import (
     artifact_repeat,
-    common,
     cpu_tuning,
     cuda_build_time,
     descent_steps,
-    efficiency,
     features,
     measure_throughput,
-    model_tables,
 )
+from benchmarks.support import common, efficiency, model_tables
 
 PAGES = tuple(
     common.ROOT / "docs" / name

@@ -54,9 +54,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common, efficiency, subgraphs, winners
+from benchmarks.support import common, efficiency, subgraphs, winners
 
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
@@ -175,7 +175,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     work = common.PARTS / "search_efficiency"
     parser.add_argument("--work", type=pathlib.Path, default=work)
-    out = common.RESULTS / "search_efficiency-h200.json"
+    out = common.RESULTS / "gpu-search" / "search_efficiency-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
     args = parser.parse_args()

@@ -4,7 +4,7 @@
 
 For each instance of `felix.workloads.suite.CHECK_SUITE` and each target,
 `felix.verify.compare.check` draws random legal decisions of every sketch and compares loops,
-buffers and features with the schedule that TVM makes of them. Writes benchmarks/results/structure.json; exit code 1 if anything
+buffers and features with the schedule that TVM makes of them. Writes benchmarks/results/formulas/structure.json; exit code 1 if anything
 differs.
 """
 
@@ -18,9 +18,9 @@ import sys
 import time
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 from felix.workloads import suite
 
 TARGETS = ("llvm", "cuda")
@@ -65,7 +65,9 @@ def main() -> int:
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--only", nargs="+", choices=list(suite.CHECK_SUITE), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "structure.json")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=common.RESULTS / "formulas" / "structure.json"
+    )
     chosen = parser.parse_args()
     names = chosen.only or list(suite.CHECK_SUITE)
     jobs = [(n, t, chosen.check, chosen.seed) for n, t in itertools.product(names, chosen.target)]

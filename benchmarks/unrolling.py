@@ -10,7 +10,7 @@ random) are built and timed by pools that differ in how they build only:
   explicit-arrays    arrays in registers as TVM writes them, not `cuda_source.scalars`
 Schedules with software pipelines are left out: TVM can only write those out. Latencies in
 microseconds, builds in seconds (with all builders busy). Writes
-`benchmarks/results/unrolling-DEVICE.json`.
+`benchmarks/results/gpu-measuring/unrolling-DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import statistics
 import sys
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:1024,1024,1024",
@@ -159,7 +159,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--schedules", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "unrolling-h200.json")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=common.RESULTS / "gpu-measuring" / "unrolling-h200.json",
+    )
     return parser.parse_args()
 
 

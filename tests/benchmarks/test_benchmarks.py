@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks import (
-    common,
     cpu_tuning,
     cuda_build_time,
     features,
-    model_tables,
     report,
-    service_polling,
 )
+from benchmarks.support import common, model_tables, service_polling
 from felix.target import cpu
 
 

@@ -14,15 +14,8 @@ import pytest
 import torch
 
 import felix
-from benchmarks import (
-    efficiency,
-    measure_throughput,
-    search_efficiency,
-    subgraphs,
-    unrolling,
-    vendor,
-    winners,
-)
+from benchmarks import measure_throughput, search_efficiency, unrolling
+from benchmarks.support import efficiency, subgraphs, vendor, winners
 from felix import workloads
 from felix.measure import protocol, testing
 from felix.measure.pool import local

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import model_tables
+from benchmarks.support import model_tables
 
 OURS = {"pairwise": 0.9, "top1": 0.92, "top5": 0.9619, "spearman": 0.9, "rmse": 0.33,
         "centred_rmse": 0.31, "slope": 0.957, "intercept": 0.151}  # fmt: skip

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import common
+from benchmarks.support import common
 
 SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import common
+from benchmarks.support import common
 
 
 @dataclass(frozen=True, slots=True)
