@@ -4,7 +4,7 @@
 
 Random schedules of five workloads are built one after another; the CPU time of each build is
 fitted by a + b * statements, with the feature `code_statements` of the largest kernel. The search
-prices candidates by it (`felix.search.selection`). Writes
+charges candidates for it (`felix.search.build_time`). Writes
 benchmarks/results/parts/build_time.json.
 """
 
@@ -40,11 +40,11 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
     from felix.measure import build
     from felix.workloads import catalogue
 
-    operator, given = catalogue.parse_params(text)
-    task = workloads.build(operator, given, "llvm")
+    operator, params = catalogue.parse_params(text)
+    task = workloads.build(operator, params, "llvm")
     sketches = felix.sketches(task)
     column = spec.NAMES.index("code_statements")
-    found = []
+    points = []
     for number in range(n):
         sketch = sketches[number % len(sketches)]
         row = sketch.sample(1, seed=number)
@@ -55,8 +55,8 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
             build.build(mod, task.target, f"{folder}/kernel", build.Link.AUTO)
             after = os.times()
         cpu_s = sum(after[:4]) - sum(before[:4])
-        found.append((statements, cpu_s))
-    return found
+        points.append((statements, cpu_s))
+    return points
 
 
 def fit(points: list[tuple[float, float]]) -> dict[str, float]:
@@ -78,13 +78,13 @@ def main() -> int:
     head = common.header("build_time")
     points: dict[str, Any] = {text: measure(text, args.samples) for text in WORKLOADS}
     rows = [
-        [text, len(own), *np.percentile([s for _, s in own], [0, 50, 100]).tolist()]
-        for text, own in points.items()
+        [text, len(builds), *np.percentile([s for _, s in builds], [0, 50, 100]).tolist()]
+        for text, builds in points.items()
     ]
     print(common.table(["workload", "builds", "least s", "median s", "most s"], rows))
-    found = fit([point for own in points.values() for point in own])
-    print(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
-    common.write(args.out, {**head, "fit": found, "points": points})
+    fitted = fit([point for builds in points.values() for point in builds])
+    print(", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    common.write(args.out, {**head, "fit": fitted, "points": points})
     return 0
 
 

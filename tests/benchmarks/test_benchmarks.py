@@ -93,9 +93,9 @@ def test_build_times_count_what_a_limit_tells() -> None:
 
     refused = candidate(9.0, 0.0, source_bytes=10**7)
     del refused["nvrtc_s"]
-    found = {"gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
-             "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
-    rows = {row[1]: row for row in cuda_build_time.summary(found)}
+    records_of = {"gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
+                  "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
+    rows = {row[1]: row for row in cuda_build_time.summary(records_of)}
     assert list(rows) == ["gemm", "conv", "all"]
     assert rows["gemm"][-3:] == [3, 3, 0] and rows["conv"][-3:] == [0, 0, 1]
     assert rows["gemm"][-6:-3] == [2.0, "1 of 2", "2 of 2"]
@@ -114,8 +114,8 @@ def test_every_section_of_the_pages_has_results_of_a_benchmark() -> None:
     pages = [report._SECTION.findall(page.read_text()) for page in report.PAGES]
     names = [name for sections in pages for _, name, _ in sections]
     stored = [json.loads((common.RESULTS / f"{name}.json").read_text()) for name in names]
-    found = {result["benchmark"] for result in stored if "benchmark" in result}
-    assert found == set(report.RENDER)
+    benchmarks = {result["benchmark"] for result in stored if "benchmark" in result}
+    assert benchmarks == set(report.RENDER)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ def test_a_slowdown_is_told_with_its_error_by_pairs() -> None:
 
 
 def test_commands_name_no_folders() -> None:
-    given = ["x.py", "--work", "/a", "--seeds", "2", "--out=/b", "--workloads", "gemm"]
-    assert common.placeless(given) == ["x.py", "--seeds", "2", "--workloads", "gemm"]
+    argv = ["x.py", "--work", "/a", "--seeds", "2", "--out=/b", "--workloads", "gemm"]
+    assert common.placeless(argv) == ["x.py", "--seeds", "2", "--workloads", "gemm"]
     assert common.placeless(["x.py", "--out"]) == ["x.py"]
