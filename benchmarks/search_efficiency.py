@@ -70,9 +70,9 @@ REBUILD_S, REBUILD_SOURCE_BYTES = 60.0, 1 << 30
 N_STOCK_REMEASURED = 4
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
-             "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.gradient", "felix.metaschedule.tvm_search",
-             "felix.tuning.online_model", "felix.workloads", "server.tuner.warm_pools",
-             "benchmarks.support.vendor")  # fmt: skip
+             "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.gradient",
+             "felix.metaschedule.tvm_search", "felix.tuning.online_model", "felix.workloads",
+             "server.tuner.warm_pools", "benchmarks.support.vendor")  # fmt: skip
 #: For the process that imports them: TVM asks PyTorch whether there is a GPU, and a fork of a
 #: process that uses one cannot. NVML answers without.
 PRELOADING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -125,17 +125,17 @@ def reduction_length(mod: tvm.IRModule) -> int:
     return max(lengths, default=1)
 
 
-def mismatch(got: Array, want: Array, relative: float) -> str | None:
-    """None if `got` equals `want` within tolerance, else what differs, in words."""
-    if not is_float(want.dtype.name):
-        wrong = got != want
+def mismatch(actual: Array, expected: Array, relative: float) -> str | None:
+    """None if `actual` equals `expected` within tolerance, else what differs, in words."""
+    if not is_float(expected.dtype.name):
+        wrong = actual != expected
     else:
-        wide = np.float64 if want.dtype.itemsize > 4 else np.float32
-        got, want = got.astype(wide, copy=False), want.astype(wide, copy=False)
-        finite = np.isfinite(want)
+        wide = np.float64 if expected.dtype.itemsize > 4 else np.float32
+        actual, expected = actual.astype(wide, copy=False), expected.astype(wide, copy=False)
+        finite = np.isfinite(expected)
         with np.errstate(invalid="ignore", over="ignore"):
-            close = np.abs(got - want) <= relative * (np.abs(want) + rms(want))
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
+            close = np.abs(actual - expected) <= relative * (np.abs(expected) + rms(expected))
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
         wrong = ~np.where(finite, close, same)
     count = int(np.count_nonzero(wrong))
     if count == 0:
@@ -144,17 +144,19 @@ def mismatch(got: Array, want: Array, relative: float) -> str | None:
     at = ", ".join(str(int(i)) for i in where)
     return (
         f"{count} of {wrong.size} elements differ from the reference: first at [{at}], "
-        f"{got[where]!s} instead of {want[where]!s} (relative tolerance {relative:.1e})"
+        f"{actual[where]!s} instead of {expected[where]!s} (relative tolerance {relative:.1e})"
     )
 
 
-def rms(want: Array) -> float:
+def rms(expected: Array) -> float:
     """Root mean square of the finite elements of an expected output; 0 for no floats."""
-    if not is_float(want.dtype.name):
+    if not is_float(expected.dtype.name):
         return 0.0
-    want = want.astype(np.float64 if want.dtype.itemsize > 4 else np.float32, copy=False)
-    finite = np.isfinite(want)
-    return math.sqrt(np.mean(np.square(want, where=finite, out=np.zeros_like(want))))
+    expected = expected.astype(
+        np.float64 if expected.dtype.itemsize > 4 else np.float32, copy=False
+    )
+    finite = np.isfinite(expected)
+    return math.sqrt(np.mean(np.square(expected, where=finite, out=np.zeros_like(expected))))
 
 
 def outputs_on_cpu(

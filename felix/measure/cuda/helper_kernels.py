@@ -110,13 +110,13 @@ class Helpers:
         return self._context.elapsed_us(start, end)
 
     def mismatches(
-        self, got: int, want: int, count: int, relative: float, rms: float, kind: int
+        self, actual: int, expected: int, count: int, relative: float, rms: float, kind: int
     ) -> int:
         """How many of `count` elements (bytes for kind 0) differ."""
         result = np.array([0, 2**63], dtype=np.uint64)
         self._context.upload(self._scratch, result)
         args = [
-            ctypes.c_uint64(got), ctypes.c_uint64(want), ctypes.c_uint64(count),
+            ctypes.c_uint64(actual), ctypes.c_uint64(expected), ctypes.c_uint64(count),
             ctypes.c_double(relative), ctypes.c_double(rms), ctypes.c_int(kind),
             ctypes.c_uint64(self._scratch),
         ]  # fmt: skip
