@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import costmodel
-from benchmarks import subgraphs
+from benchmarks.support import subgraphs
 from costmodel import registry
 from costmodel.data import dataset, felix_bridge, replay
 from costmodel.data import features as task_features

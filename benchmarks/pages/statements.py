@@ -1,0 +1,197 @@
+"""Sentences that state figures, and small tables, of results files: all numbers are computed here.
+
+A statement is of one results file; `benchmarks/report.py` puts it into a page.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import structure
+from benchmarks.support import common, efficiency
+
+Data = Mapping[str, Any]
+#: A search is near the best within this share.
+SHARE = 0.95
+#: Latencies closer than this ratio count as equal.
+CLOSE = 1.1
+
+
+def features(data: Data) -> str:
+    """How much cheaper formulas are than TVM's extraction."""
+    entries = data["entries"]
+    formulas_us = [entry["large_batch_us"] for entry in entries]
+    ratios = [entry["large_batch_ratio"] for entry in entries]
+    return (
+        f"In batches of {data['batch']:,} the formulas take {_range(formulas_us)} us a candidate "
+        f"where TVM's extraction takes {_range([entry['tvm_us'] for entry in entries])} us: "
+        f"{_range(ratios)} times as long."
+    )
+
+
+def structure_check(data: Data) -> str:
+    """How many schedules were compared with TVM's, and what differed."""
+    instances = data["found"]
+    total = {
+        key: sum(instance[key] for instance in instances)
+        for key in ("sketches", "checked", "mismatched", "rejected")
+    }
+    return (
+        f"{len(instances)} instances, {total['sketches']:,} sketches, {total['checked']:,} "
+        f"schedules compared: {total['mismatched']} differ, TVM rejects {total['rejected']}."
+    )
+
+
+def proposals(data: Data) -> str:
+    """What share of the search's proposals TVM accepts."""
+    entries = data["found"]
+    shares = [entry["uniform_accepted"] / entry["uniform"] for entry in entries]
+    return (
+        f"TVM accepts {sum(entry['accepted'] for entry in entries)} of "
+        f"{sum(entry['proposed'] for entry in entries)} proposals of the search. "
+        f"Of uniform samples it accepts {min(shares):.1%} to {max(shares):.0%} by workload."
+    )
+
+
+def cpu_tuning(data: Data) -> str:
+    """Felix against stock MetaSchedule: wall time and latency."""
+    rows = [row for row in data["summary"] if row["tool"] == "stock"]
+    seeds = min(row["n_seeds"] for row in rows)
+    faster = [row["workload"] for row in rows if row["cold_ratio"] >= 1]
+    slower = [row["workload"] for row in rows if row["cold_ratio"] < 1]
+    behind = f" Felix's winner is slower on {_listed(slower)}." if slower else ""
+    return (
+        f"{data['settings']['trials']} trials of {len(rows)} workloads, medians of {seeds} seeds: "
+        f"stock takes {_range([row['wall_ratio'] for row in rows])} times Felix's wall time. The "
+        f"cold latency of its winner is {_range([row['cold_ratio'] for row in rows])} times that "
+        f"of Felix's, which is faster on {_listed(faster)}.{behind}"
+    )
+
+
+def measure_throughput(data: Data) -> str:
+    """Candidates a second over those of MetaSchedule's builder and runner."""
+    ratios = [f"{row['ratio']:.3g} on {name}" for name, row in data["summary"].items()]
+    return (
+        f"{data['candidates']} random schedules of each workload. Candidates a second of Felix's "
+        f"pool over those of MetaSchedule's builder and runner: {_listed(ratios)}."
+    )
+
+
+def search_efficiency(data: Data) -> str:
+    """How long other searches take to get near the best, and PyTorch's libraries."""
+    entries = efficiency.summary(data["runs"])
+    n_subgraphs = len({entry["name"] for entry in entries})
+    lines = [
+        _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_subgraphs)
+        for strategy in efficiency.COMPARED
+    ]
+    libraries = [
+        min(entry["vendor_eager_us"], entry["vendor_inductor_us"]) / entry["best_us"]
+        for entry in entries
+        if entry["strategy"] == "felix" and "vendor_eager_us" in entry
+    ]
+    if libraries:
+        lines.append(_libraries(libraries))
+    return "\n".join(f"- {line}" for line in lines if line)
+
+
+def _slower(strategy: str, ratios: efficiency.Ratios, n_subgraphs: int) -> str:
+    both, all_of_felix = ratios.both, ratios.both + ratios.bounds
+    if not all_of_felix:
+        return ""
+    parts = []
+    if both:
+        mean = statistics.geometric_mean(both)
+        parts.append(f"{mean:.1f} times as long on the {len(both)} where both get there")
+    mean = statistics.geometric_mean(all_of_felix)
+    parts.append(f"at least {mean:.1f} times on the {len(all_of_felix)} where Felix does")
+    lost = f" It alone gets there on {_listed(ratios.lost)}." if ratios.lost else ""
+    return (
+        f"**{strategy}**, to {SHARE:.0%} of the best of any search, {n_subgraphs} subgraphs "
+        f"(geometric means): {', '.join(parts)}.{lost}"
+    )
+
+
+def _libraries(ratios: Sequence[float]) -> str:
+    slower = [ratio for ratio in ratios if ratio > CLOSE]
+    faster = [1 / ratio for ratio in ratios if ratio < 1 / CLOSE]
+    alike = len(ratios) - len(slower) - len(faster)
+    return (
+        f"**PyTorch's libraries** (the faster of eager and inductor) are slower than Felix's "
+        f"schedule on {len(slower)} subgraphs ({_range(slower)} times), within "
+        f"{CLOSE - 1:.0%} on {alike}, and faster on {len(faster)} ({_range(faster)} times)."
+    )
+
+
+def service_polling(data: Data) -> str:
+    """What polling clients cost a tuner on the same machine."""
+    alone, watched = (
+        statistics.median(run["s_per_trial"] for run in data["runs"][kind])
+        for kind in ("alone", "watched")
+    )
+    return (
+        f"{data['clients']} clients ask for a running job and its new events every "
+        f"{data['every_s']:.0f} s, on the machine that tunes it ({data['workload']}, "
+        f"{data['trials']} trials, {len(data['runs']['alone'])} pairs of jobs with and without "
+        f"clients). A trial takes {alone:.3f} s alone and {watched:.3f} s watched in the medians; "
+        f"over pairs, watched jobs are slower by {data['slower']:.1%} ± "
+        f"{data['standard_error']:.1%} (standard error). API and clients use "
+        f"{data['cpu_share']:.1%} of the cores."
+    )
+
+
+def service_answers(data: Data) -> str:
+    """Response times of the API and the dashboard."""
+    rows = [[name, row["median_ms"], row["p95_ms"], row["server_cpu_ms"], row["bytes"]]
+            for name, row in data["answers"].items()]  # fmt: skip
+    return (
+        f"{data['database']}, {data['jobs']} jobs with {data['trials']:,} trials, "
+        "one request at a time:\n\n"
+        + common.table(["response", "median ms", "95 % ms", "server CPU ms", "bytes"], rows)
+    )
+
+
+def structure_table(data: Data) -> str:
+    """Counts by operator and target."""
+    head = ["operator", "target", "instances", "sketches", "compared", "rejected by TVM"]
+    return common.table([*head, "differ", "loose"], structure.summarize(data["found"]))
+
+
+def proposals_table(data: Data) -> str:
+    """Accepted shares by workload and target."""
+    rows = [
+        [entry["workload"], entry["target"], entry["proposed"],
+         entry["accepted"] / max(entry["proposed"], 1),
+         entry["uniform_accepted"] / entry["uniform"]]
+        for entry in data["found"]
+    ]  # fmt: skip
+    head = ["workload", "target", "proposed", "share accepted", "share of uniform samples"]
+    return common.table(head, rows)
+
+
+#: A results file's field `benchmark` -> its statement.
+STATEMENTS: Mapping[str, Callable[[Data], str]] = {
+    "cpu_tuning": cpu_tuning,
+    "features": features,
+    "measure_throughput": measure_throughput,
+    "proposals": proposals,
+    "search_efficiency": search_efficiency,
+    "service-polling": service_polling,
+    "structure": structure_check,
+}
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{_number(low)} to {_number(high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

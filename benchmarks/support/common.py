@@ -1,0 +1,108 @@
+"""What every benchmark stores beside its numbers, and how it prints and writes them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+#: Files of results, in folders named as the pages that show them.
+RESULTS = ROOT / "benchmarks" / "results"
+#: Pieces of unfinished results, which are not committed.
+PARTS = RESULTS / "parts"
+#: Options that only say where files lie.
+_PLACES = ("--work", "--out", "--picture")
+#: Seconds that a build of stock's builder may take; its own limit of 30 s is less than its workers
+#: may take to import.
+STOCK_BUILD_S = 180.0
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def header(name: str) -> dict[str, Any]:
+    """Date, command without the folders of this machine, versions, machine."""
+    from costmodel.training import provenance
+
+    facts = provenance.facts(shlex.join(["python", *placeless(_relative(sys.argv))]))
+    return {"benchmark": name, **facts, "machine": machine()}
+
+
+def machine() -> dict[str, Any]:
+    """The CPU as Felix sees it, and how busy it was."""
+    from felix import target
+    from felix.target import cpu
+
+    hardware = target.hardware("llvm")
+    return {
+        "cpu": hardware.name,
+        "cores": cpu.available_cores(),
+        "clock_ghz": hardware.clock_ghz,
+        "vector_lanes": hardware.vector_lanes,
+        "l2_bytes": hardware.l2_bytes,
+        "l3_bytes": hardware.l3_bytes,
+        "system": platform.platform(),
+        "load_average": load(),
+    }
+
+
+def load() -> list[float]:
+    """Load averages of 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def write(path: pathlib.Path, data: Any) -> None:
+    """Write JSON, all or nothing."""
+    from felix import files
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(path, json.dumps(data, indent=1) + "\n")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; numbers with three significant digits, right-aligned."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(r[i]) for r in [list(head), *cells]) for i in range(len(head))]
+    is_number = [all(not isinstance(row[i], str) for row in rows) for i in range(len(head))]
+
+    def line(values: Sequence[str]) -> str:
+        aligned = [v.rjust(w) if n else v.ljust(w)
+                   for v, w, n in zip(values, widths, is_number, strict=True)]  # fmt: skip
+        return "| " + " | ".join(aligned) + " |"
+
+    rule = ["-" * (w - 1) + (":" if n else "-") for w, n in zip(widths, is_number, strict=True)]
+    return "\n".join([line(head), line(rule), *map(line, cells)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def placeless(argv: Sequence[str]) -> list[str]:
+    """Arguments without those that only say where files lie: no figure depends on them."""
+    others, rest = [], iter(argv)
+    for argument in rest:
+        if argument in _PLACES:
+            next(rest, None)
+        elif not argument.startswith(tuple(f"{option}=" for option in _PLACES)):
+            others.append(argument)
+    return others
+
+
+def _relative(argv: Sequence[str]) -> list[str]:
+    script = pathlib.Path(argv[0]).resolve()
+    is_ours = script.is_relative_to(ROOT)
+    return [str(script.relative_to(ROOT)) if is_ours else script.name, *argv[1:]]

@@ -1,0 +1,82 @@
+"""The winners of all searches of a subgraph, timed in turns by one process.
+
+Each search has timed its own winner, minutes apart and in processes of their own; kernels of a few
+microseconds differ by some per cent from process to process. So who is faster is decided here:
+a burst of repeats of each, then the next burst of each, with a cold L2, and the median of all.
+
+Modules in, latencies in microseconds out.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+    from felix.measure.pool.local import LocalOptions
+    from felix.task import Task
+
+#: Bursts of each module that is not slower than the fastest by more than this factor.
+TURNS, MARGIN = 20, 1.25
+SUFFIX = ".mods"
+
+
+def write(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
+    """Write the scheduled modules that may be a search's winner, if any, beside its piece."""
+    import tvm
+
+    piece.with_suffix(SUFFIX).write_text(tvm.ir.save_json(list(mods)))
+
+
+def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[tvm.IRModule]]:
+    """The modules that `write` wrote, by the name of the search; of pieces that are there.
+
+    Raises:
+        FileNotFoundError: a piece is there and its modules are not, or there are no two.
+    """
+    import tvm
+
+    done = {name: path.with_suffix(SUFFIX) for name, path in pieces.items() if path.exists()}
+    missing = [name for name, path in done.items() if not path.exists()]
+    if missing or len(done) < 2:
+        what = f"no modules of {', '.join(missing)}" if missing else "fewer than two searches"
+        raise FileNotFoundError(f"{what}: run the searches again, in this work folder")
+    return {name: list(tvm.ir.load_json(path.read_text())) for name, path in done.items()}
+
+
+def timed(
+    task: Task, modules: Mapping[str, Sequence[tvm.IRModule]], options: LocalOptions
+) -> dict[str, Any]:
+    """Median latency of every search's fastest module; None: none of them ran."""
+    from felix.measure.pool import local
+
+    every = [(name, mod) for name, mods in modules.items() for mod in mods]
+    latencies: list[list[float]] = [[] for _ in every]
+    left = list(range(len(every)))
+    with local.LocalPool(task, options) as pool:
+        for turn in range(TURNS):
+            futures = [pool.submit(every[number][1], thorough=True) for number in left]
+            for number, future in zip(left, futures, strict=True):
+                latencies[number].extend(future.result().latencies_us)
+            if turn == 0:
+                left = _near_the_best(latencies)
+    medians: dict[str, list[float]] = {name: [] for name in modules}
+    for (name, _), times_us in zip(every, latencies, strict=True):
+        if times_us:
+            medians[name].append(statistics.median(times_us))
+    return {
+        "turns": TURNS,
+        "medians_us": medians,
+        "median_us": {name: min(times_us, default=None) for name, times_us in medians.items()},
+    }
+
+
+def _near_the_best(latencies: Sequence[Sequence[float]]) -> list[int]:
+    medians = [statistics.median(times_us) if times_us else math.inf for times_us in latencies]
+    limit_us = MARGIN * min(medians, default=math.inf)
+    return [number for number, us in enumerate(medians) if us <= limit_us < math.inf]
