@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import tvm
 
+from felix import files
 from felix.measure import reference
 
 
@@ -40,9 +41,8 @@ def write(
     for index, output in outputs.items():
         output.tofile(_output_path(folder, index))
     meta = {"payload": payload, "seed": seed, "positive": positive, "check": bool(outputs)}
-    part = pathlib.Path(folder, "task.json.part")
-    part.write_text(json.dumps(meta))
-    part.rename(pathlib.Path(folder, "task.json"))
+    path = pathlib.Path(folder, "task.json")
+    files.write_atomically(path, json.dumps(meta), durable=False)
 
 
 def read(folder: str) -> StoredTask:

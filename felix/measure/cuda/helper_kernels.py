@@ -14,6 +14,7 @@ import pathlib
 
 import numpy as np
 
+from felix import files
 from felix.measure.cuda import driver, nvrtc
 
 SOURCE = """
@@ -133,7 +134,6 @@ def cubin(arch: str, folder: pathlib.Path) -> bytes:
     """The helpers' cubin, compiled once for all workers of a pool."""
     path = folder / f"helpers-{arch}.cubin"
     if not path.exists():
-        part = path.with_suffix(".part")
-        part.write_bytes(nvrtc.compile_cubin(SOURCE, arch, options=()))
-        part.rename(path)
+        data = nvrtc.compile_cubin(SOURCE, arch, options=())
+        files.write_atomically(path, data, durable=False)
     return path.read_bytes()
