@@ -298,7 +298,7 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
              "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
-    best = [] if result.found is None else [result.best.schedule.mod]
+    best = [] if result.best_or_none is None else [result.best.schedule.mod]
     winners.keep(pathlib.Path(request["path"]), best)
     if request["strategy"] == "felix" and best:
         found["best_warm_us"] = _warm_us(task, best[0])

@@ -67,7 +67,7 @@ def show(
     console.print(tasks)
     console.print(_time_line(breakdown), soft_wrap=True, highlight=False)
     for result in found:
-        if result.found is None:
+        if result.best_or_none is None:
             console.print(result.failure(), soft_wrap=True, highlight=False)
     notes = {n.note for n in numpy if n.latency_us is not None}
     if notes:
@@ -80,7 +80,7 @@ def show(
 def _cells(result: results.TuneResult, reference: numpy_baseline.NumpyTime) -> list[str]:
     failed = str(sum(not record.measurement.ok for record in result.records))
     head = [result.task.name, str(len(result.records)), failed]
-    if result.found is None:
+    if result.best_or_none is None:
         return [*head, "none", "-", "-", "-"]
     rate = f"{result.gflops:.1f}"
     best = duration(result.best.latency_us)
@@ -88,7 +88,7 @@ def _cells(result: results.TuneResult, reference: numpy_baseline.NumpyTime) -> l
 
 
 def _over(reference: numpy_baseline.NumpyTime, result: results.TuneResult) -> float | None:
-    if reference.latency_us is None or result.found is None:
+    if reference.latency_us is None or result.best_or_none is None:
         return None
     return reference.latency_us / result.best.latency_us
 
@@ -123,7 +123,7 @@ def to_json(
 def _task_json(
     result: results.TuneResult, reference: numpy_baseline.NumpyTime, folder: pathlib.Path | None
 ) -> dict[str, Any]:
-    task, best = result.task, result.found
+    task, best = result.task, result.best_or_none
     return {
         "name": task.name,
         "key": task.key,

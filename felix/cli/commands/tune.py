@@ -99,7 +99,7 @@ def _export(found: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Pat
     where = [out] if one else results.folders(out, found.results)
     written: list[pathlib.Path | None] = []
     for result, folder in zip(found.results, where, strict=True):
-        written.append(None if result.found is None else result.export(folder))
+        written.append(None if result.best_or_none is None else result.export(folder))
     if not one and found.curve:
         title = f"{len(found.results)} tasks: {report.duration(found.latency_us)}"
         report.picture(found.curve, title, out / "convergence.svg")
@@ -107,7 +107,7 @@ def _export(found: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Pat
 
 
 def _numpy(result: results.TuneResult, skip: bool) -> numpy_baseline.NumpyTime:
-    if skip or result.found is None:
+    if skip or result.best_or_none is None:
         return numpy_baseline.NumpyTime(None, "not timed")
     return numpy_baseline.measure(result.task)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from felix import errors
+from felix import errors, events
 from felix.search import history, interface, scoring, selection
 
 
@@ -35,8 +35,13 @@ class BaseSearch:
         self.history = history.History()
         self.statistics = Statistics()
 
+    @property
+    def descent_steps(self) -> list[events.DescentStep]:
+        """How the descent of the last round went, at the recorded steps; empty without one."""
+        return []
+
     def suggest(self, n: int) -> list[interface.Suggestion]:
-        """Up to n new candidates; see `types.Search`."""
+        """Up to n new candidates; see `interface.Search`."""
         rng = np.random.default_rng([self.seed, self.round])
         self.round += 1
         suggestions = self._suggest(n, rng) if n > 0 else []
