@@ -16,7 +16,7 @@ from felix.search import history, interface, scoring, selection
 class Statistics:
     """Counts of the last round: rows considered, of which new, of which legal."""
 
-    n_offered: int = 0
+    n_considered: int = 0
     n_new: int = 0
     n_legal: int = 0
 
@@ -137,5 +137,5 @@ class ModelSearch(BaseSearch):
                 rows = np.asarray([decisions for _, decisions in fresh], np.int64)
                 made = self.scorer.fingerprints(index, rows).tolist()
                 self._fingerprints.update(zip(fresh, made, strict=True))
-        seen = {self._fingerprints[key] for key in proposed}
-        return selection.Pool(self.scorer, self.history, options, seen)
+        fingerprints = {self._fingerprints[key] for key in proposed}
+        return selection.Pool(self.scorer, self.history, options, fingerprints)

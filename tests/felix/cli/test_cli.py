@@ -244,8 +244,8 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
 
 def test_help_and_version_load_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom felix import cli\n"
-        "try:\n    cli.main(sys.argv[1:])\n"
+        "import sys\nfrom felix.cli import main\n"
+        "try:\n    main.main(sys.argv[1:])\n"
         "except SystemExit:\n    pass\n"
         "heavy = {'tvm', 'torch', 'numpy', 'sympy', 'rich', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
