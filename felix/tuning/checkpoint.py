@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from felix import errors, records
 from felix.search import allocate
-from felix.tuning import pacing, session, task_run
+from felix.tuning import pacing, session
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of a run whose state a checkpoint holds."""
 
-    task_runs: Sequence[task_run.TaskRun]
+    task_runs: Sequence[TaskRun]
     allocator: allocate.Allocator
     #: None for a strategy without a model
     learner: online_model.Learner | None
@@ -39,12 +40,12 @@ def take(parts: Parts) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     n_learnt = 0
     if parts.learner is not None:
         model, tensors = parts.learner.state_dict()
-        n_measured = sum(len(of_task.records) for of_task in parts.task_runs)
+        n_measured = sum(len(task_run.records) for task_run in parts.task_runs)
         n_learnt = n_measured - parts.learner.n_unlearnt
     state = {
         "elapsed_s": parts.clock.elapsed_s,
         "n_learnt": n_learnt,
-        "jobs": [of_task.state_dict() for of_task in parts.task_runs],
+        "jobs": [task_run.state_dict() for task_run in parts.task_runs],
         "allocator": parts.allocator.state_dict(),
         "breakdown": dataclasses.asdict(parts.breakdown),
         "model": model,
@@ -55,7 +56,7 @@ def take(parts: Parts) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 def restore(
     parts: Parts,
     journal: session.Journal,
-    open_task: Callable[[task_run.TaskRun, bool], None],
+    open_task: Callable[[TaskRun, bool], None],
 ) -> None:
     """Take over what an earlier session left, if it left anything.
 
@@ -74,12 +75,12 @@ def restore(
     state = journal.state
     try:
         states = state["jobs"] if state is not None else [None] * len(parts.task_runs)
-        for of_task, task_state in zip(parts.task_runs, states, strict=True):
+        for task_run, task_state in zip(parts.task_runs, states, strict=True):
             was_open = task_state is not None and task_state["search"] is not None
-            if was_open or of_task.task.key in known:
-                open_task(of_task, task_state is not None)
+            if was_open or task_run.task.key in known:
+                open_task(task_run, task_state is not None)
             if task_state is not None:
-                of_task.load_state_dict(task_state)
+                task_run.load_state_dict(task_state)
         n_learnt, earlier_s = 0, 0.0
         if state is not None:
             n_learnt, earlier_s = int(state["n_learnt"]), float(state["elapsed_s"])
@@ -97,12 +98,12 @@ def _replay(parts: Parts, stored: Sequence[records.Record], n_learnt: int) -> No
     """Take all records in; those the model has not learnt are learnt next."""
     n_trials = 0
     for record in stored:
-        of_task = next((run for run in parts.task_runs if run.is_origin_of(record)), None)
-        if of_task is None:
+        task_run = next((run for run in parts.task_runs if run.is_origin_of(record)), None)
+        if task_run is None:
             raise errors.RecordError("the records hold a task that is not tuned here")
-        of_task.replay(record)
+        task_run.replay(record)
         n_trials += not record.repeat
         if record.repeat or n_trials <= n_learnt or parts.learner is None:
             continue
-        suggestion = of_task.suggestion(record)
-        parts.learner.remember(of_task.search, of_task.index, suggestion, record.measurement)
+        suggestion = task_run.suggestion(record)
+        parts.learner.remember(task_run.search, task_run.index, suggestion, record.measurement)

@@ -16,7 +16,8 @@ from felix import events
 from felix.measure import protocol
 from felix.search import interface
 from felix.tuning import options as options_module
-from felix.tuning import pacing, task_run
+from felix.tuning import pacing
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     import tvm
@@ -31,7 +32,7 @@ _Future = concurrent.futures.Future[protocol.Measurement]
 class PendingTrial:
     """A candidate that is being built or run."""
 
-    task_run: task_run.TaskRun
+    task_run: TaskRun
     suggestion: interface.Suggestion
     future: _Future
     round: int
@@ -69,11 +70,11 @@ class PendingTrials:
         return len(self._trials)
 
     def submit(
-        self, of_task: task_run.TaskRun, suggestion: interface.Suggestion, mod: tvm.IRModule
+        self, task_run: TaskRun, suggestion: interface.Suggestion, mod: tvm.IRModule
     ) -> None:
         """Send a candidate of a task's current round to be measured."""
-        future = of_task.measurer.submit(mod)
-        trial = PendingTrial(of_task, suggestion, future, of_task.n_rounds)
+        future = task_run.measurer.submit(mod)
+        trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds)
 
         def note_time(_: _Future) -> None:
             trial.completed_s = self._clock.elapsed_s
@@ -128,24 +129,24 @@ class Baselines:
 
     def __init__(self, on_event: options_module.OnEvent) -> None:
         self._on_event = on_event
-        self._futures: dict[task_run.TaskRun, _Future] = {}
+        self._futures: dict[TaskRun, _Future] = {}
 
-    def submit(self, of_task: task_run.TaskRun) -> None:
+    def submit(self, task_run: TaskRun) -> None:
         """Send the task's program to be measured as it is."""
-        self._futures[of_task] = of_task.measurer.submit(of_task.task.mod)
+        self._futures[task_run] = task_run.measurer.submit(task_run.task.mod)
 
     def take(self) -> None:
         """Give the tasks their measurements that are there."""
-        for of_task, future in list(self._futures.items()):
+        for task_run, future in list(self._futures.items()):
             if not future.done() or future.cancelled():
                 continue
-            del self._futures[of_task]
+            del self._futures[task_run]
             measurement = future.result()
-            of_task.set_baseline(measurement)
+            task_run.set_baseline(measurement)
             self._on_event(
                 events.Baseline(
-                    task=of_task.task.name,
-                    task_index=of_task.index,
+                    task=task_run.task.name,
+                    task_index=task_run.index,
                     latency_us=measurement.latency_us,
                     message=measurement.message,
                 )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from felix import events, records
 from felix.measure import protocol
 from felix.tuning import options as options_module
-from felix.tuning import pacing, pending, session, task_run
+from felix.tuning import pacing, pending, session
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     from felix.tuning import online_model
@@ -29,7 +30,7 @@ class Recorder:
 
     def __init__(
         self,
-        task_runs: Sequence[task_run.TaskRun],
+        task_runs: Sequence[TaskRun],
         journal: session.Journal | None,
         learner: online_model.Learner | None,
         clock: pacing.Clock,
@@ -46,15 +47,15 @@ class Recorder:
     @property
     def n_trials(self) -> int:
         """Candidates measured."""
-        return sum(len(of_task.records) for of_task in self._task_runs)
+        return sum(len(task_run.records) for task_run in self._task_runs)
 
     def trial(self, trial: pending.PendingTrial) -> None:
         """Record a candidate that is measured."""
-        of_task, suggestion, measurement = trial.task_run, trial.suggestion, trial.future.result()
-        sketch = of_task.sketches[suggestion.sketch_index]
+        task_run, suggestion, measurement = trial.task_run, trial.suggestion, trial.future.result()
+        sketch = task_run.sketches[suggestion.sketch_index]
         record = records.Record(
-            task_key=of_task.task.key,
-            task_name=of_task.task.name,
+            task_key=task_run.task.key,
+            task_name=task_run.task.name,
             sketch_index=sketch.index,
             sketch_key=sketch.key,
             decisions=suggestion.decisions,
@@ -67,20 +68,20 @@ class Recorder:
         )
         self._store(record)
         trial.mark_recorded()
-        is_best = of_task.add(record)
+        is_best = task_run.add(record)
         if self._learner is not None:
-            self._learner.remember(of_task.search, of_task.index, suggestion, measurement)
+            self._learner.remember(task_run.search, task_run.index, suggestion, measurement)
         self._add_work(measurement)
         self._on_event(
             events.Trial(
-                task=of_task.task.name,
-                task_index=of_task.index,
+                task=task_run.task.name,
+                task_index=task_run.index,
                 trial=self.n_trials,
                 round=trial.round,
                 latency_us=measurement.latency_us,
                 error=None if measurement.error is None else str(measurement.error),
                 message=measurement.message,
-                best_us=of_task.best_us,
+                best_us=task_run.best_us,
                 is_best=is_best,
                 elapsed_s=record.elapsed_s,
             )
@@ -88,7 +89,7 @@ class Recorder:
 
     def repeat(
         self,
-        of_task: task_run.TaskRun,
+        task_run: TaskRun,
         record: records.Record,
         measurement: protocol.Measurement,
     ) -> None:
@@ -101,7 +102,7 @@ class Recorder:
             repeat=True,
         )
         self._store(repeat)
-        of_task.add(repeat)
+        task_run.add(repeat)
         self._add_work(measurement)
 
     def _store(self, record: records.Record) -> None:

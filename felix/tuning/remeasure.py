@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from felix import records
 from felix.measure import protocol
 from felix.tuning import options as options_module
-from felix.tuning import pacing, task_run
+from felix.tuning import pacing
 from felix.tuning import recorder as recorder_module
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     import tvm
@@ -31,7 +32,7 @@ WAVES = 3
 
 
 def run(
-    task_runs: Sequence[task_run.TaskRun],
+    task_runs: Sequence[TaskRun],
     options: options_module.TuneOptions,
     compute_guard: pacing.ComputeGuard,
     breakdown: pacing.Breakdown,
@@ -40,28 +41,28 @@ def run(
     """Measure the fastest candidates of every task again, longer."""
     if options.n_finalists <= 0:
         return
-    for of_task in task_runs:
+    for task_run in task_runs:
         done: set[records.Key] = set()
         for _ in range(WAVES):
-            contenders = _contenders(of_task, options.n_finalists, done)
+            contenders = _contenders(task_run, options.n_finalists, done)
             if not contenders:
                 break
             done.update(contender.key for contender in contenders)
-            mods = [of_task.schedule_of(contender) for contender in contenders]
+            mods = [task_run.schedule_of(contender) for contender in contenders]
             with breakdown.of("measure"):
-                bursts = _bursts(of_task, mods, options, compute_guard)
+                bursts = _bursts(task_run, mods, options, compute_guard)
             for contender, of_contender in zip(contenders, bursts, strict=True):
                 measurement = _pooled(of_contender)
                 if measurement is not None:
-                    recorder.repeat(of_task, contender, measurement)
+                    recorder.repeat(task_run, contender, measurement)
 
 
-def _contenders(of_task: task_run.TaskRun, n: int, done: set[records.Key]) -> list[records.Record]:
+def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[records.Record]:
     """At first the n fastest; then those that look faster than the best measured again."""
-    ranked = sorted(of_task.effective.values(), key=lambda r: r.measurement.latency_us or 0.0)
-    if not ranked or of_task.best_us is None:
+    ranked = sorted(task_run.effective.values(), key=lambda r: r.measurement.latency_us or 0.0)
+    if not ranked or task_run.best_us is None:
         return []
-    limit_us = MARGIN * of_task.best_us
+    limit_us = MARGIN * task_run.best_us
     if done:
         remeasured = [r for r in ranked if r.key in done]
         limit_us = (remeasured[0].measurement.latency_us or 0.0) if remeasured else limit_us
@@ -73,7 +74,7 @@ def _contenders(of_task: task_run.TaskRun, n: int, done: set[records.Key]) -> li
 
 
 def _bursts(
-    of_task: task_run.TaskRun,
+    task_run: TaskRun,
     mods: Sequence[tvm.IRModule],
     options: options_module.TuneOptions,
     compute_guard: pacing.ComputeGuard,
@@ -81,9 +82,9 @@ def _bursts(
     """The bursts of each candidate: all are timed in turns."""
     bursts: list[list[protocol.Measurement]] = [[] for _ in mods]
     for turn in range(options.final_turns):
-        if turn > 0 and of_task.task.target.kind.name == "llvm":
+        if turn > 0 and task_run.task.target.kind.name == "llvm":
             _pause(compute_guard, options.final_pause_s)
-        futures = [of_task.measurer.submit(mod, thorough=True) for mod in mods]
+        futures = [task_run.measurer.submit(mod, thorough=True) for mod in mods]
         for of_candidate, future in zip(bursts, futures, strict=True):
             of_candidate.append(_wait(compute_guard, future))
     return bursts

@@ -16,11 +16,10 @@ from felix.autodiff import torch_threads
 from felix.search import allocate, interface, strategies
 from felix.tuning import checkpoint, pacing, pending, recorder, remeasure, results, session
 from felix.tuning import options as options_module
-from felix.tuning import task_run as task_run_module
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     from felix.tuning import online_model
-    from felix.tuning.task_run import TaskRun
 
 
 class Run:
@@ -61,8 +60,7 @@ class Run:
             pool.timing_lock, self._breakdown, options.should_stop
         )
         self._task_runs = [
-            task_run_module.TaskRun(index, task, pool.for_task(task))
-            for index, task in enumerate(tasks)
+            TaskRun(index, task, pool.for_task(task)) for index, task in enumerate(tasks)
         ]
         self._learner = self._load_model(request)
         hardware = target.hardware(tasks[0].target)
