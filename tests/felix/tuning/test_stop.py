@@ -75,6 +75,25 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(emitted[-1], events.Finished)
 
 
+def test_an_interrupt_in_a_callback_records_no_trial_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuning_fakes.use(monkeypatch)
+    journal = Journal()
+
+    def interrupt(event: events.Event) -> None:
+        if isinstance(event, events.Trial) and event.trial == 5:
+            raise KeyboardInterrupt
+
+    result = felix.tune(
+        tuning_fakes.task(), trials=32, strategy="random",
+        options=tuning_fakes.small(journal=journal.open), on_event=interrupt,
+    )  # fmt: skip
+    assert result.reason == "interrupted" and len(result.records) >= 5
+    assert journal.records == list(result.records)
+    assert len({record.key for record in journal.records}) == len(journal.records)
+
+
 def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_fakes.use(monkeypatch)
     emitted: list[events.Event] = []
