@@ -63,7 +63,7 @@ def restore(
     Args:
         parts: of the new run.
         journal: of the earlier one.
-        open_task: makes the search of a task; is told whether the state knows the task.
+        open_task: makes the search of a task; the flag says whether the state knows the task.
 
     Raises:
         RecordError: the checkpoint is malformed or of other sketches.
