@@ -300,7 +300,7 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
              "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
-    best = [] if result.found is None else [result.best.schedule.mod]
+    best = [] if result.best_or_none is None else [result.best.schedule.mod]
     winners.write(pathlib.Path(request["path"]), best)
     if request["strategy"] == "felix" and best:
         piece["best_warm_us"] = _warm_us(task, best[0])

@@ -16,12 +16,15 @@ from felix.version import __version__ as __version__
 _MODULES = frozenset({"events", "frontend", "metaschedule", "records", "workloads"})
 #: Public name -> module that defines it.
 _LAZY = {
-    "Task": "felix.task",
+    "NetworkResult": "felix.tuning.results",
     "Sketch": "felix.sketch.sketch",
-    "sketches": "felix.sketch.sketch",
-    "extract_tasks": "felix.frontend",
-    "tune": "felix.tuning.tune",
+    "Task": "felix.task",
+    "TuneOptions": "felix.tuning.options",
+    "TuneResult": "felix.tuning.results",
     "compile": "felix.tuning.tune",
+    "extract_tasks": "felix.frontend",
+    "sketches": "felix.sketch.sketch",
+    "tune": "felix.tuning.tune",
 }
 
 if TYPE_CHECKING:
@@ -29,11 +32,13 @@ if TYPE_CHECKING:
     from felix.frontend import extract_tasks
     from felix.sketch.sketch import Sketch, sketches
     from felix.task import Task
+    from felix.tuning.options import TuneOptions
+    from felix.tuning.results import NetworkResult, TuneResult
     from felix.tuning.tune import compile, tune
 
-__all__ = ["FelixError", "InvalidSchedule", "Sketch", "Task", "compile", "errors", "events",
-           "extract_tasks", "frontend", "metaschedule", "records", "sketches", "tune",
-           "workloads"]  # fmt: skip
+__all__ = ["FelixError", "InvalidSchedule", "NetworkResult", "Sketch", "Task", "TuneOptions",
+           "TuneResult", "compile", "errors", "events", "extract_tasks", "frontend",
+           "metaschedule", "records", "sketches", "tune", "workloads"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

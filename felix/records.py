@@ -1,7 +1,7 @@
 """Tuning records: what was measured, on disk, and MetaSchedule databases in and out.
 
 A record file is JSON Lines: one `Record` a line, in the order of measuring, each written with
-one system call, so a killed process loses no record it was told is written and leaves at most
+one system call, so a killed process loses no record whose writing returned and leaves at most
 one torn line at the end, which readers skip and the next writer cuts off. Latencies are in
 microseconds, durations in seconds, `timestamp` is in seconds since 1970 (UTC).
 
@@ -18,7 +18,7 @@ import os
 import pathlib
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from felix import errors, version
 from felix.measure import protocol
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 #: Version of the lines written here.
 FORMAT = 1
 
+#: Sketch index and decisions: what makes two candidates of a task the same.
+Key: TypeAlias = tuple[int, tuple[int, ...]]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One measured candidate: whose it is, which decisions, what measuring gave and when.
 
-    `predicted_us` is what the cost model said before measuring, None if nothing was asked;
+    `predicted_us` is what the cost model predicted before measuring, None without a model;
     `round` counts rounds of the task from 0; `elapsed_s` is since the start of tuning. A `repeat`
     is another, longer measurement of a candidate at the end of a run; it is no trial.
     """
@@ -51,6 +54,11 @@ class Record:
     timestamp: float
     versions: Mapping[str, str]
     repeat: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Which candidate of its task this is of."""
+        return self.sketch_index, self.decisions
 
     def to_json(self) -> str:
         """One line of text, without its end."""
@@ -80,35 +88,43 @@ class Record:
 
 def versions() -> dict[str, str]:
     """Versions of what a latency depends on."""
-    found = {"felix": version.__version__, "python": platform.python_version()}
-    for package in ("apache-tvm", "apache-tvm-ffi"):
-        found[package] = importlib.metadata.version(package)
-    return found
+    return {
+        "felix": version.__version__,
+        "python": platform.python_version(),
+        "apache-tvm": importlib.metadata.version("apache-tvm"),
+        "apache-tvm-ffi": importlib.metadata.version("apache-tvm-ffi"),
+    }
 
 
-def standing(every: Iterable[Record]) -> dict[tuple[int, tuple[int, ...]], Record]:
-    """What counts of each candidate of one task that ran and was checked: its last repeat if it
-    was measured again (none if that failed), else its fastest measurement."""
-    found: dict[tuple[int, tuple[int, ...]], Record] = {}
+def effective_measurements(every: Iterable[Record]) -> dict[Key, Record]:
+    """The record that counts of each candidate of one task that ran and was checked.
+
+    It is the last repeat of a candidate that was measured again (none if that failed), else its
+    fastest measurement.
+    """
+    effective: dict[Key, Record] = {}
     for record in every:
-        key, latency_us = (record.sketch_index, record.decisions), record.measurement.latency_us
-        known = found.get(key)
+        latency_us = record.measurement.latency_us
+        earlier = effective.get(record.key)
         if record.repeat:
-            found.pop(key, None)
+            effective.pop(record.key, None)
         if latency_us is None or not record.measurement.checked:
             continue
-        if record.repeat or known is None:
-            found[key] = record
-        elif not known.repeat and latency_us < (known.measurement.latency_us or 0.0):
-            found[key] = record
-    return found
+        if record.repeat or earlier is None:
+            effective[record.key] = record
+        elif not earlier.repeat and latency_us < (earlier.measurement.latency_us or 0.0):
+            effective[record.key] = record
+    return effective
 
 
-def fastest(standing: Mapping[Any, Record], is_final: bool) -> Record | None:
-    """The fastest of what counts (`standing`); once a run has ended with repeats (`is_final`), the
-    fastest of those: what was not measured again was not as fast, or is fast by luck."""
-    finals = [record for record in standing.values() if record.repeat] if is_final else []
-    ranked = finals or list(standing.values())
+def fastest(effective: Mapping[Key, Record], is_remeasured: bool) -> Record | None:
+    """The fastest candidate by its effective measurement.
+
+    Once the best of a run were measured again (`is_remeasured`), the fastest of those: any other
+    was not as fast, or is fast by luck.
+    """
+    repeats = [record for record in effective.values() if record.repeat] if is_remeasured else []
+    ranked = repeats or list(effective.values())
     return min(ranked, key=lambda r: r.measurement.latency_us or 0.0, default=None)
 
 
@@ -179,7 +195,7 @@ def iterate(path: str | os.PathLike[str]) -> Iterator[Record]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DatabaseEntry:
-    """A schedule of a workload as MetaSchedule's database keeps it."""
+    """A schedule of a workload as MetaSchedule's database stores it."""
 
     mod: tvm.IRModule
     trace: Any
@@ -235,7 +251,7 @@ def import_database(folder: str | os.PathLike[str]) -> list[DatabaseEntry]:
             raise errors.RecordError(f"no MetaSchedule database in {folder}: {name} is missing")
     try:
         database = ms.database.JSONDatabase(work_dir=str(folder), allow_missing=False)
-        found = database.get_all_tuning_records()
+        tuning_records = database.get_all_tuning_records()
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         first = str(error).strip().splitlines() or ["unreadable"]
         raise errors.RecordError(f"cannot read the database in {folder}: {first[-1]}") from error
@@ -246,7 +262,7 @@ def import_database(folder: str | os.PathLike[str]) -> list[DatabaseEntry]:
             latencies_us=tuple(float(seconds) * 1e6 for seconds in record.run_secs),
             target=record.target,
         )
-        for record in found
+        for record in tuning_records
         if record.run_secs and all(0 < float(s) < _FAILED_RUN_S for s in record.run_secs)
     ]
     return sorted(entries, key=lambda entry: sum(entry.latencies_us) / len(entry.latencies_us))

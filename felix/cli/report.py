@@ -67,7 +67,7 @@ def show(
     console.print(rows)
     console.print(_time_line(breakdown), soft_wrap=True, highlight=False)
     for result in tasks:
-        if result.found is None:
+        if result.best_or_none is None:
             console.print(result.failure(), soft_wrap=True, highlight=False)
     notes = {n.note for n in numpy if n.latency_us is not None}
     if notes:
@@ -80,7 +80,7 @@ def show(
 def _cells(result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime) -> list[str]:
     failed = str(sum(not record.measurement.ok for record in result.records))
     head = [result.task.name, str(len(result.records)), failed]
-    if result.found is None:
+    if result.best_or_none is None:
         return [*head, "none", "-", "-", "-"]
     rate = f"{result.gflops:.1f}"
     best = duration(result.best.latency_us)
@@ -91,7 +91,7 @@ def _numpy_speedup(
     result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime
 ) -> float | None:
     """Numpy's over the best latency."""
-    if numpy_time.latency_us is None or result.found is None:
+    if numpy_time.latency_us is None or result.best_or_none is None:
         return None
     return numpy_time.latency_us / result.best.latency_us
 
@@ -128,7 +128,7 @@ def to_json(
 def _task_json(
     result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime, folder: pathlib.Path | None
 ) -> dict[str, Any]:
-    task, best = result.task, result.found
+    task, best = result.task, result.best_or_none
     return {
         "name": task.name,
         "key": task.key,

@@ -23,12 +23,9 @@ from torch import nn
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from costmodel import registry
-from costmodel.models import checkpoint
-from costmodel.online import finetune
 from felix import errors, target
-from felix.features import spec
 from felix.metaschedule import runner_results, trace_lookup
+from felix.search import cost_model as models
 from felix.search import scoring
 from felix.sketch.sketch import Sketch
 from felix.task import Task
@@ -87,7 +84,7 @@ class _Network:
 
     device: str
     module: nn.Module
-    tuner: finetune.FineTuner | None
+    tuner: models.OnlineModel | None
 
 
 class OnlineModel:
@@ -167,26 +164,17 @@ class OnlineModel:
         network = self._network
         if network is None:
             raise errors.CheckpointError("there is no model to save before it is used")
-        if not hasattr(network.module, "describe"):
-            raise errors.CheckpointError(f"a {type(network.module).__name__} cannot be saved")
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        count = 0 if network.tuner is None else len(network.tuner)
-        metadata = checkpoint.Metadata(
-            features_version=spec.FEATURES_VERSION,
-            feature_names=spec.NAMES,
-            device=network.device,
-            data={"fine_tuned_on": count},
-            date=now,
-        )
-        checkpoint.save(path, network.module, metadata)  # type: ignore[arg-type]
+        data = {"fine_tuned_on": 0 if network.tuner is None else len(network.tuner)}
+        models.save(path, network.module, network.device, data, now)
 
     def load(self, path: str) -> None:
         """Take the weights of a checkpoint; what was learnt is forgotten."""
-        checkpoint.load(path, spec.NAMES, spec.FEATURES_VERSION)  # raises now, not at first use
+        models.check(path)  # raises now, not at first use
         self._source, self._network = path, None
 
     def _open(self, built_for: tvm.target.Target) -> _Network:
-        device = registry.device_key(built_for)
+        device = models.device_key(built_for)
         if self._network is None:
             self._network = self._load(built_for, device)
         if self._network.device != device:
@@ -196,20 +184,12 @@ class OnlineModel:
         return self._network
 
     def _load(self, built_for: tvm.target.Target, device: str) -> _Network:
-        replay = None
-        if isinstance(self._source, nn.Module):
-            module = self._source
-        else:
-            module, info = registry.load_for(
-                built_for, spec.NAMES, spec.FEATURES_VERSION, self._source, seed=self._seed
-            )
-            replay = info.replay
-            _log.info("%s", info.message)
-        trainable = self._learn and any(p.requires_grad for p in module.parameters())
-        options = finetune.FineTuneOptions(seed=self._seed)
-        return _Network(
-            device, module, finetune.FineTuner(module, replay, options) if trainable else None
-        )
+        loaded = models.load(self._source, built_for, self._seed)
+        if loaded.info is not None:
+            _log.info("%s", loaded.message)
+        fine_tuning = models.fine_tuning(self._seed)
+        tuner = models.online(loaded, fine_tuning) if self._learn else None
+        return _Network(device, loaded.module, tuner)
 
 
 @derived_object

@@ -1,7 +1,7 @@
 """Searches: what to measure next, and which task next.
 
 `GradientSearch` descends through the formulas and the cost model; `EvolutionarySearch` and
-`RandomSearch` are baselines behind the same protocol (`types.Search`). Loading this package
+`RandomSearch` are baselines behind the same protocol (`interface.Search`). Loading this package
 does not load torch; the searches themselves do.
 """
 

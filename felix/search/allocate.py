@@ -19,11 +19,15 @@ makes them the most promising for ever, and loops endlessly on an empty candidat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from felix import errors
+
+if TYPE_CHECKING:
+    from felix.target import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,25 @@ class TaskProgress:
     def latency_us(self) -> float | None:
         """Best latency so far."""
         return self.best_us[-1] if self.best_us else None
+
+    def has_stalled(self, n_rounds: int, min_improvement: float) -> bool:
+        """Whether the last so many rounds together gained no more than that relative share."""
+        if len(self.best_us) <= n_rounds:
+            return False
+        before, now = self.best_us[-1 - n_rounds], self.best_us[-1]
+        if before is None or now is None:
+            return False
+        return now > before * (1.0 - min_improvement)
+
+
+def floor_us(flops: float, min_bytes: float, hardware: Hardware) -> float:
+    """A latency that no schedule of a task can go below: half the time at the device's peak rates.
+
+    The peak rates are estimates; 0 where they are unknown.
+    """
+    compute_us = flops / (hardware.peak_fp32_gflops * 1e3)
+    memory_us = min_bytes / (hardware.dram_bandwidth_gbs * 1e3)
+    return 0.5 * max(compute_us, memory_us) if math.isfinite(compute_us + memory_us) else 0.0
 
 
 class Allocator:
@@ -101,6 +124,11 @@ class Allocator:
         if progress.n_empty >= self.options.patience:
             return False
         return progress.latency_us is not None or self._rounds(task) < self.options.patience
+
+    def has_converged(self, n_rounds: int, min_improvement: float) -> bool:
+        """Whether every task that is still open has stalled (`TaskProgress.has_stalled`)."""
+        progress = [p for i, p in enumerate(self.tasks) if self.is_open(i)]
+        return bool(progress) and all(p.has_stalled(n_rounds, min_improvement) for p in progress)
 
     def gain_us(self, task: int) -> float:
         """G_i in weighted microseconds; 0 without a latency. An empty round halves it."""

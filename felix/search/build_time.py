@@ -6,10 +6,10 @@ factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
 
 *For CUDA* they are those of all kernels, which are one source. A software pipeline writes its body
 (fetches into shared memory, update) out once more for each stage that it drains, 1 + last stage
-copies in all; fewer where its loop is shorter, which is not looked at. NVRTC unrolls more by
+copies in all; fewer where its loop is shorter, which is ignored. NVRTC unrolls more by
 itself: of what a thread executes a statement, the first times count as copies of it, as many as
 suit the kind of store. Fitted to the CPU seconds of 1,319 builds, of schedules in `data/cuda` and
-random ones (docs/measuring-cuda.md; `python benchmarks/cuda_build_time.py` checks it).
+random ones (docs/design/measuring-cuda.md; `python benchmarks/cuda_build_time.py` checks it).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Notation
     k       entries: one (sketch, structure) each, with its own formulas
     B       seeds of an entry (the same for all; shorter ones repeat)
-    x       coordinates [B, sum of n_free over entries] (`space`)
+    x       coordinates [B, sum of n_free over entries] (`coordinates.Space`)
     T       temperature of the smooth formulas, hot to cold in geometric steps
 
 All entries are merged into one program, so a step costs one forward and one reverse pass
@@ -14,7 +14,7 @@ tames constraints that are not logarithms. Both terms are in nats, so a weight m
 at equilibrium a constraint is exceeded by slope / (2 weight). The weight belongs to the seed
 and entry; it grows while the point is illegal and shrinks while it is legal. The original
 rescales the penalty's gradient to 5 times the cost's, however small the violation, so a seed at
-a boundary is thrown back and forth, and it needs two reverse passes a step. On 24 synthetic
+a boundary oscillates, and it needs two reverse passes a step. On 24 synthetic
 problems it ended 0.10 nats above the best found, against 0.03 for the rule here.
 
 *Bounds* are kept by projection, not by penalty: a tile size below 1 has no meaning, and all
@@ -86,7 +86,7 @@ class Visited:
     predicted: Array
 
 
-class Joint:
+class MergedProgram:
     """The merged formulas of several entries; depends on which, not on their seeds."""
 
     def __init__(
@@ -98,20 +98,20 @@ class Joint:
         width = self.n_rows * self.n_features
         both: list[autodiff_program.Program] = []
         features: list[list[int | None]] = []
-        self.constraint_entry: list[int] = []
+        constraint_entries: list[int] = []
         for number, variant in enumerate(variants):
             pair = [variant.program, variant.constraint_program]
             both.append(autodiff_program.Program.merge(pair, share_symbols=True))
-            n_own = len(variant.program.outputs)
-            features.append([*range(n_own), *([None] * (width - n_own))])
-            self.constraint_entry += [number] * len(variant.constraint_program.outputs)
+            n_features = len(variant.program.outputs)
+            features.append([*range(n_features), *([None] * (width - n_features))])
+            constraint_entries += [number] * len(variant.constraint_program.outputs)
         everything = autodiff_program.Program.merge(both)
         # all features first (padded to the same rows), then all constraints
         order: list[int | None] = []
         tail: list[int | None] = []
         first = 0
-        for variant, own, program in zip(variants, features, both, strict=True):
-            order += [None if i is None else first + i for i in own]
+        for variant, columns, program in zip(variants, features, both, strict=True):
+            order += [None if i is None else first + i for i in columns]
             tail += range(first + len(variant.program.outputs), first + len(program.outputs))
             first += len(program.outputs)
         self.program = autodiff_program.Program.merge([everything], outputs=[[*order, *tail]])
@@ -120,22 +120,24 @@ class Joint:
         self.space = coordinates.Space.concatenate(
             [coordinates.Space.of(scorer.sketches[index].variables) for index, _ in keys]
         )
-        self.spreader = torch.zeros(len(tail), self.n_entries, dtype=torch.float64)
-        self.spreader[torch.arange(len(tail)), torch.tensor(self.constraint_entry).long()] = 1.0
+        #: [n_constraints, k]: 1 where a constraint is of an entry; sums constraints by entry
+        self.constraint_to_entry = torch.zeros(len(tail), self.n_entries, dtype=torch.float64)
+        rows, columns_of = torch.arange(len(tail)), torch.tensor(constraint_entries).long()
+        self.constraint_to_entry[rows, columns_of] = 1.0
 
 
 class Descent:
-    """Runs descents; keeps the merged programs of the entry sets it has met."""
+    """Runs descents; caches the merged programs of the latest sets of entries."""
 
-    #: merged programs kept; each is a few megabytes
-    KEPT = 4
+    #: merged programs in the cache; each is a few megabytes
+    MAX_MERGED = 4
 
     def __init__(self, scorer: scoring.Scorer, options: DescentOptions) -> None:
         self.scorer = scorer
         self.options = options
         #: how the last run went
         self.steps: list[events.DescentStep] = []
-        self._joints: dict[tuple[tuple[int, coordinates.Structure], ...], Joint] = {}
+        self._merged: dict[tuple[tuple[int, coordinates.Structure], ...], MergedProgram] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Visited]:
         """Descend from the starts of all entries; returns where they went, one an entry."""
@@ -143,36 +145,36 @@ class Descent:
         entries = [entry for entry in entries if len(entry.starts)]
         if not entries:
             return []
-        joint = self._joint(tuple((e.sketch_index, e.structure) for e in entries))
+        merged = self._merge(tuple((e.sketch_index, e.structure) for e in entries))
         n_seeds = max(len(e.starts) for e in entries)
         padded = [e.starts[np.arange(n_seeds) % len(e.starts)] for e in entries]
-        mask = _mask(entries, joint, self.scorer)
+        mask = _mask(entries, merged, self.scorer)
         with torch_threads.limit(self.options.threads):
-            points, costs = self._descend(joint, np.concatenate(padded, axis=1), mask)
+            points, costs = self._descend(merged, np.concatenate(padded, axis=1), mask)
         result, column = [], 0
         for number, entry in enumerate(entries):
             width = entry.starts.shape[1]
-            kept = slice(0, len(entry.starts))
-            values = points[:, kept, column : column + width].reshape(-1, width)
-            result.append(Visited(entry, values, costs[:, kept, number].reshape(-1)))
+            seeds = slice(0, len(entry.starts))
+            values = points[:, seeds, column : column + width].reshape(-1, width)
+            result.append(Visited(entry, values, costs[:, seeds, number].reshape(-1)))
             column += width
         return result
 
-    def _joint(self, keys: tuple[tuple[int, coordinates.Structure], ...]) -> Joint:
-        if keys not in self._joints:
-            while len(self._joints) >= self.KEPT:
-                self._joints.pop(next(iter(self._joints)))
-            self._joints[keys] = Joint(keys, self.scorer)
-        return self._joints[keys]
+    def _merge(self, keys: tuple[tuple[int, coordinates.Structure], ...]) -> MergedProgram:
+        if keys not in self._merged:
+            while len(self._merged) >= self.MAX_MERGED:
+                self._merged.pop(next(iter(self._merged)))
+            self._merged[keys] = MergedProgram(keys, self.scorer)
+        return self._merged[keys]
 
     def _descend(
-        self, joint: Joint, starts: interface.Decisions, mask: torch.Tensor
+        self, merged: MergedProgram, starts: interface.Decisions, mask: torch.Tensor
     ) -> tuple[Array, Array]:
         """Recorded values [n_records, B, n_variables] and predictions [n_records, B, k]."""
-        options, where = self.options, joint.space
+        options, where = self.options, merged.space
         x = where.project(where.encode(starts)).requires_grad_(True)
         adam = Adam(x, where.trainable)
-        weight = torch.full((len(starts), joint.n_entries), options.penalty, dtype=torch.float64)
+        weight = torch.full((len(starts), merged.n_entries), options.penalty, dtype=torch.float64)
         points, costs = [], []
         self.steps = []
         for step in range(options.steps + 1):
@@ -180,9 +182,9 @@ class Descent:
             temperature = options.hot * (options.cold / options.hot) ** progress
             values = where.decode(x)
             outputs = torch_function.smooth(
-                joint.program, values, temperature, kernel=options.kernel
+                merged.program, values, temperature, kernel=options.kernel
             )
-            cost, excess = self._terms(joint, outputs, mask)
+            cost, excess = self._terms(merged, outputs, mask)
             if step % options.record_every == 0 or step == options.steps:
                 points.append(values.detach().numpy().copy())
                 costs.append(cost.detach().numpy().copy())
@@ -200,17 +202,17 @@ class Descent:
         return np.stack(points), np.stack(costs)
 
     def _terms(
-        self, joint: Joint, outputs: torch.Tensor, mask: torch.Tensor
+        self, merged: MergedProgram, outputs: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted ln(latency) and squared excess of constraints, each [B, k]."""
         batch = len(outputs)
-        rows = outputs[:, : joint.n_feature_outputs].reshape(-1, joint.n_rows, joint.n_features)
+        rows = outputs[:, : merged.n_feature_outputs].reshape(-1, merged.n_rows, merged.n_features)
         rows = rows.to(scoring.dtype_of(self.scorer.model))
         spread = mask.to(rows.dtype).repeat(batch, 1)
-        cost = self.scorer.model(rows, spread).double().reshape(batch, joint.n_entries)
-        self.scorer.n_predictions += batch * joint.n_entries
-        residuals = torch.asinh(outputs[:, joint.n_feature_outputs :])
-        return cost, torch.square(torch.relu(residuals)) @ joint.spreader
+        cost = self.scorer.model(rows, spread).double().reshape(batch, merged.n_entries)
+        self.scorer.n_predictions += batch * merged.n_entries
+        residuals = torch.asinh(outputs[:, merged.n_feature_outputs :])
+        return cost, torch.square(torch.relu(residuals)) @ merged.constraint_to_entry
 
 
 class Adam:
@@ -256,9 +258,9 @@ def _cosine(first: float, last: float, progress: float) -> float:
     return last + (first - last) * 0.5 * (1.0 + float(np.cos(np.pi * progress)))
 
 
-def _mask(entries: Sequence[Entry], joint: Joint, scorer: scoring.Scorer) -> torch.Tensor:
+def _mask(entries: Sequence[Entry], merged: MergedProgram, scorer: scoring.Scorer) -> torch.Tensor:
     """[k, n_rows]: which rows exist under each entry's structure (they do for all its seeds)."""
-    mask = torch.zeros(len(entries), joint.n_rows, dtype=torch.float64)
+    mask = torch.zeros(len(entries), merged.n_rows, dtype=torch.float64)
     for number, entry in enumerate(entries):
         exact = scorer.features(
             entry.sketch_index, entry.structure, entry.starts.astype(np.float64)

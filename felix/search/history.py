@@ -1,4 +1,4 @@
-"""What a search has proposed and learnt: `History`.
+"""What a search has proposed and what was measured of it: `History`.
 
 Keys carry the sketch index, live for the whole run, and are never mistaken for absent when the
 set is empty. A failed candidate is remembered as measured, without a latency.

@@ -65,25 +65,25 @@ class Moves:
 
     def around(self, row: Sequence[int]) -> list[tuple[int, ...]]:
         """All rows one small change away."""
-        found = []
+        rows = []
         for group in self.movable:
             for chosen in self._steps([int(v) for v in row], group):
                 moved = [int(v) for v in row]
                 for position, value in zip(group, chosen, strict=True):
                     moved[position] = value
-                found.append(tuple(moved))
-        return found
+                rows.append(tuple(moved))
+        return rows
 
     def neighbours(
         self, row: Sequence[int], n: int, rng: np.random.Generator
     ) -> list[tuple[int, ...]]:
         """Up to n distinct rows one or two small changes away."""
-        found: dict[tuple[int, ...], None] = {}
-        own = tuple(int(v) for v in row)
+        neighbours: dict[tuple[int, ...], None] = {}
+        start = tuple(int(v) for v in row)
         for _ in range(3 * n):
-            candidate = tuple(self.mutate(row, rng))
-            if candidate != own:
-                found[candidate] = None
-            if len(found) == n:
+            mutated = tuple(self.mutate(row, rng))
+            if mutated != start:
+                neighbours[mutated] = None
+            if len(neighbours) == n:
                 break
-        return list(found)
+        return list(neighbours)

@@ -1,12 +1,12 @@
 """From relaxed points to legal decisions, several a point, nearest first: `Rounder`.
 
 Each perfect tiling and each choice is a *group* whose alternatives are ranked by distance from
-the point (squared, in the scale of `space`). The distance of a combination is the sum
+the point (squared, in the scale of `coordinates.Space`). The distance of a combination is the sum
 over groups, so the k nearest combinations come from folding groups one at a time and keeping
 the k best sums: exact, without enumerating the product.
 
 Every result is a legal perfect tiling with choices from their domains; other constraints
-(threads, memory) are for the caller to check exactly. Structural values are kept.
+(threads, memory) are for the caller to check exactly. Structural values stay.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Rounder:
     def _alternatives(
         self, scaled: Array, position: int, k: int
     ) -> tuple[NDArray[np.int64], Array]:
-        """Values of a choice by distance: [n, m, 1] and [n, m]; a structural one has only its own.
+        """Values of a choice by distance: [n, m, 1] and [n, m]; a structural one only the nearest.
 
         A choice that is not on a log scale is measured in shares of its range.
         """
@@ -74,8 +74,8 @@ class Rounder:
         levels = np.log(domain + c.shift[position]) if c.is_log[position] else domain.astype(float)
         unit = 1.0 if c.is_log[position] else max(1.0, float(np.ptp(levels)))
         distance = np.square((scaled[:, position, None] - levels) / unit)
-        kept = 1 if variable.structural else min(k, len(domain))
-        order = np.argsort(distance, axis=1, kind="stable")[:, :kept]
+        n_nearest = 1 if variable.structural else min(k, len(domain))
+        order = np.argsort(distance, axis=1, kind="stable")[:, :n_nearest]
         return domain[order][:, :, None], np.take_along_axis(distance, order, axis=1)
 
 

@@ -27,8 +27,8 @@ from felix.search import build_time, interface
 from felix.sketch import coordinates, legality
 
 Array = NDArray[np.float64]
-#: Decisions of a structure that TVM is asked about; it may mind the tile sizes of one.
-OFFER_ROWS = 3
+#: Decisions of a structure that TVM is tried on; the tile sizes of one may not suit it.
+CHECKED_ROWS = 3
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
 #: Array type of a fingerprint: 32 hexadecimal digits.
@@ -52,12 +52,12 @@ class Scores:
         nothing = build_time.BuildCost(np.zeros(n), np.zeros(n))
         return cls(np.full(n, np.nan), nothing, np.zeros(n, FINGERPRINT))
 
-    def put(self, rows: NDArray[np.intp], found: Scores) -> None:
+    def put(self, rows: NDArray[np.intp], scores: Scores) -> None:
         """Scores of some of the candidates."""
-        self.ln_latency[rows] = found.ln_latency
-        self.build.statements[rows] = found.build.statements
-        self.build.compile_s[rows] = found.build.compile_s
-        self.fingerprints[rows] = found.fingerprints
+        self.ln_latency[rows] = scores.ln_latency
+        self.build.statements[rows] = scores.build.statements
+        self.build.compile_s[rows] = scores.build.compile_s
+        self.fingerprints[rows] = scores.fingerprints
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Scorer:
 
     sketches: Sequence[interface.Sketch]
     model: interface.CostModel
-    #: how many candidates the model has been asked about
+    #: how many predictions the model has made
     n_predictions: int = 0
     #: new structures of each sketch that this round may still compile; None: any number
     _allowance: list[int] | None = None
@@ -75,9 +75,9 @@ class Scorer:
     _variants: dict[tuple[int, coordinates.Structure], interface.Variant] = field(
         default_factory=dict
     )
-    #: structures that no program has, and those that TVM was seen to take
+    #: structures that no program has, and those that TVM can apply
     _impossible: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
-    _offered: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
+    _applicable: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
 
     def begin_round(self, n_new_structures: int | Sequence[int]) -> None:
         """Allow so many new structures of every sketch, or of each, until the next call."""
@@ -120,28 +120,28 @@ class Scorer:
                 continue
             try:
                 program = self.variant(sketch_index, structure).constraint_program
-            except errors.UnsupportedSchedule:  # no such program: a location TVM never offers
+            except errors.UnsupportedSchedule:  # no such program: TVM never samples it
                 self._impossible.add((sketch_index, structure))
                 continue
             residuals = program.exact(decisions[rows])
             is_legal = legality.is_legal(residuals)
-            if self._is_offered(sketch_index, structure, decisions[rows][is_legal]):
+            if self._is_applicable(sketch_index, structure, decisions[rows][is_legal]):
                 result[rows] = is_legal
         return result
 
-    def _is_offered(
+    def _is_applicable(
         self, sketch_index: int, structure: coordinates.Structure, decisions: interface.Decisions
     ) -> bool:
-        """Whether TVM takes a structure, asked once with some of its legal decisions.
+        """Whether TVM can apply a structure, tried once on some of its legal decisions.
 
         Mutations combine compute locations as TVM's sampler never would.
         """
         key = (sketch_index, structure)
-        if not structure or key in self._offered or not len(decisions):
+        if not structure or key in self._applicable or not len(decisions):
             return True
         sketch = self.sketches[sketch_index]
-        if any(sketch.is_applicable(row) for row in decisions[:OFFER_ROWS].tolist()):
-            self._offered.add(key)
+        if any(sketch.is_applicable(row) for row in decisions[:CHECKED_ROWS].tolist()):
+            self._applicable.add(key)
             return True
         self._impossible.add(key)
         return False
@@ -173,18 +173,18 @@ class Scorer:
         for structure, rows in self._by_structure(sketch_index, decisions):
             features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
             build = build_time.BuildCost.of(self.sketches[sketch_index], features)
-            result.put(rows, Scores(self._ask(features), build, _fingerprints(features)))
+            result.put(rows, Scores(self._predicted(features), build, _fingerprints(features)))
         return result
 
-    def _ask(self, features: Array) -> Array:
+    def _predicted(self, features: Array) -> Array:
         self.n_predictions += len(features)
-        answers = []
+        batches = []
         with torch.no_grad():
             for start in range(0, len(features), MODEL_BATCH):
                 rows = torch.from_numpy(features[start : start + MODEL_BATCH])
                 rows = rows.to(dtype_of(self.model))
-                answers.append(self.model(rows, row_mask(rows)).double())
-        return torch.cat(answers).cpu().numpy()
+                batches.append(self.model(rows, row_mask(rows)).double())
+        return torch.cat(batches).cpu().numpy()
 
     def _by_structure(
         self, sketch_index: int, decisions: interface.Decisions

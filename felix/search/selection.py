@@ -1,15 +1,15 @@
 """Which scored candidates to measure: mostly the best, not all alike.
 
 `Pool` collects candidates of all sketches, each once and never one that was proposed before,
-together with its own score. Two kinds are kept in reserve, for when there is nothing else: copies
+together with its own score. Two kinds are a fallback, for when there is nothing else: copies
 that the model cannot tell from what was proposed or is in the pool (`scoring`: equal features),
 because a winner has so many that they would fill rounds, and those that a builder would give up.
 
 `select` ranks them with rules against a model that is sure and wrong: no structure takes more
 than a share of the picks while others have candidates, and the less the more of its candidates
 failed (some programs take LLVM longer than a builder allows); near copies of picks wait; a share
-is kept for neighbours of what measured best, and a share is drawn at random. Code that takes long
-to build must promise more.
+is for neighbours of what measured best, and a share is drawn at random. Code that takes long
+to build must promise more: the *acquisition* value adds the cost of building to the prediction.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Candidate:
     #: predicted ln(latency_us)
     score: float
     source: Source
-    #: the score and what building costs, in nats (`SelectionOptions.build_weight`)
-    price: float
+    #: the score plus what building costs, in nats (`SelectionOptions.build_weight`)
+    acquisition: float
 
     @property
     def key(self) -> interface.Key:
@@ -67,18 +67,18 @@ class SelectionOptions:
 
     #: drawn at random among legal candidates of any predicted quality
     random_share: float = 0.1
-    #: kept for neighbours of the best measured
+    #: for neighbours of the best measured
     neighbour_share: float = 0.2
     #: most that one (sketch, structure) may take while others have candidates; less where some
     #: of its candidates failed
     structure_share: float = 0.6
     #: a candidate waits while so many picks differ from it in at most two values (one move)
-    crowd: int = 2
+    max_similar: int = 2
     #: nats that a candidate must be predicted faster by to be built e times as long
     build_weight: float = 0.04
-    #: predicted seconds of a CUDA build beyond which a candidate is one for the reserve: half of
-    #: what a builder has (`measure.local.LocalOptions.build_timeout_s`), for long ones take 1.3
-    #: times what is predicted in the median, some twice as long (docs/measuring-cuda.md)
+    #: predicted seconds of a CUDA build beyond which a candidate is a fallback: half of what a
+    #: builder has (`LocalOptions.build_timeout_s`), for long ones take 1.3 times what is predicted
+    #: in the median, some twice as long (docs/design/measuring-cuda.md)
     max_compile_s: float = 3.0
 
 
@@ -90,23 +90,23 @@ class Pool:
     past: history.History
     options: SelectionOptions = field(default_factory=SelectionOptions)
     #: fingerprints of what was proposed before, and of the candidates
-    seen: set[bytes] = field(default_factory=set)
+    fingerprints: set[bytes] = field(default_factory=set)
     candidates: dict[interface.Key, Candidate] = field(default_factory=dict)
-    #: copies of what was seen, and what takes too long to build
-    reserve: dict[interface.Key, Candidate] = field(default_factory=dict)
-    #: rows offered, of which new (each once), of which legal
-    n_offered: int = 0
+    #: copies of the others or of what was proposed, and what takes too long to build
+    fallback: dict[interface.Key, Candidate] = field(default_factory=dict)
+    #: rows considered, of which new (each once), of which legal
+    n_considered: int = 0
     n_new: int = 0
     n_legal: int = 0
 
-    def offer(self, sketch_index: int, rows: Iterable[Sequence[int]], source: Source) -> None:
-        """Score rows that are new and keep the legal ones."""
+    def add(self, sketch_index: int, rows: Iterable[Sequence[int]], source: Source) -> None:
+        """Score rows that are new; the legal ones become candidates."""
         fresh: dict[tuple[int, ...], None] = {}
         for row in rows:
-            self.n_offered += 1
+            self.n_considered += 1
             decisions = tuple(int(v) for v in row)
             key = (sketch_index, decisions)
-            if not (key in self.past or key in self.candidates or key in self.reserve):
+            if not (key in self.past or key in self.candidates or key in self.fallback):
                 fresh[decisions] = None
         if not fresh:
             return
@@ -118,25 +118,26 @@ class Pool:
     ) -> None:
         scores = self.scorer.score(sketch_index, np.asarray(decisions_list, np.int64))
         statements = scores.build.statements / build_time.FREE_STATEMENTS
-        prices = scores.ln_latency + self.options.build_weight * np.log1p(statements)
+        acquisition = scores.ln_latency + self.options.build_weight * np.log1p(statements)
         is_long = scores.build.compile_s > self.options.max_compile_s
         variables = self.scorer.sketches[sketch_index].variables
         for row in np.flatnonzero(~np.isnan(scores.ln_latency)).tolist():
             self.n_legal += 1
             decisions, fingerprint = decisions_list[row], bytes(scores.fingerprints[row])
-            is_spare = bool(is_long[row]) or fingerprint in self.seen
-            self.seen.add(fingerprint)
-            (self.reserve if is_spare else self.candidates)[(sketch_index, decisions)] = Candidate(
+            is_fallback = bool(is_long[row]) or fingerprint in self.fingerprints
+            self.fingerprints.add(fingerprint)
+            group = self.fallback if is_fallback else self.candidates
+            group[(sketch_index, decisions)] = Candidate(
                 sketch_index,
                 decisions,
                 coordinates.structure(variables, decisions),
                 float(scores.ln_latency[row]),
                 source,
-                float(prices[row]),
+                float(acquisition[row]),
             )
 
     def ranked(self) -> list[Candidate]:
-        """Lowest price first; ties by key, so that the order is the same everywhere."""
+        """Lowest acquisition first; ties by key, so that the order is the same everywhere."""
         return _ranked(self.candidates.values())
 
     def failures(self) -> dict[Kind, float]:
@@ -153,9 +154,9 @@ class Pool:
 def select(
     pool: Pool, n: int, options: SelectionOptions, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Up to n candidates of the pool: lowest price first, random ones, the reserve if need be."""
+    """Up to n candidates: lowest acquisition first, random ones, fallbacks if need be."""
     ranked = pool.ranked()
-    spare = _ranked(pool.reserve.values())[: max(0, n - len(ranked))]
+    fallback = _ranked(pool.fallback.values())[: max(0, n - len(ranked))]
     n = min(n, len(ranked))
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0
     n_greedy = n - n_random
@@ -174,7 +175,7 @@ def select(
             if key in chosen:
                 continue
             is_full = taken.get(kind, 0) >= limits.get(kind, limit)
-            if capped and (is_full or _crowded(candidate, chosen, options)):
+            if capped and (is_full or _has_similar(candidate, chosen, options)):
                 continue
             chosen[key] = candidate
             taken[kind] = taken.get(kind, 0) + 1
@@ -185,20 +186,20 @@ def select(
     greedy = _ranked(chosen.values())
     rest = [c for c in ranked if c.key not in chosen]
     picks = rng.permutation(len(rest))[:n_random]
-    return [*greedy, *(rest[i] for i in picks), *spare]
+    return [*greedy, *(rest[i] for i in picks), *fallback]
 
 
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(candidates, key=lambda c: (c.price, c.key))
+    return sorted(candidates, key=lambda c: (c.acquisition, c.key))
 
 
-def _crowded(
+def _has_similar(
     candidate: Candidate, chosen: dict[interface.Key, Candidate], options: SelectionOptions
 ) -> bool:
-    """Whether enough picks of the same sketch are one move away."""
-    near = 0
+    """Whether as many picks of the same sketch as are allowed are one move away."""
+    n_similar = 0
     for sketch_index, decisions in chosen:
         if sketch_index == candidate.sketch_index:
             differ = sum(a != b for a, b in zip(decisions, candidate.decisions, strict=True))
-            near += differ <= 2
-    return near >= options.crowd
+            n_similar += differ <= 2
+    return n_similar >= options.max_similar

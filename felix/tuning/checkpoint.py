@@ -7,79 +7,103 @@ apart, as they come; those that the state does not know yet are replayed.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import errors, records
-from felix.tuning import pacing
+from felix.search import allocate
+from felix.tuning import pacing, session
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     import torch
 
-    from felix.tuning.run import Run
+    from felix.tuning import online_model
 
 
-def take(run: Run) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The run's state: JSON-able values, and tensors by name."""
-    plain: dict[str, Any] = {}
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a run whose state a checkpoint holds."""
+
+    task_runs: Sequence[TaskRun]
+    allocator: allocate.Allocator
+    #: None for a strategy without a model
+    learner: online_model.Learner | None
+    clock: pacing.Clock
+    breakdown: pacing.Breakdown
+
+
+def take(parts: Parts) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The state of a run: JSON-able values, and tensors by name."""
+    model: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
-    if run.learner is not None:
-        plain, tensors = run.learner.state_dict()
+    n_learnt = 0
+    if parts.learner is not None:
+        model, tensors = parts.learner.state_dict()
+        n_measured = sum(len(task_run.records) for task_run in parts.task_runs)
+        n_learnt = n_measured - parts.learner.n_unlearnt
     state = {
-        "elapsed_s": run.elapsed_s,
-        "n_learnt": run.n_measured - len(run.fresh),
-        "jobs": [job.state_dict() for job in run.jobs],
-        "allocator": run.allocator.state_dict(),
-        "breakdown": dataclasses.asdict(run.breakdown),
-        "model": plain,
+        "elapsed_s": parts.clock.elapsed_s,
+        "n_learnt": n_learnt,
+        "jobs": [task_run.state_dict() for task_run in parts.task_runs],
+        "allocator": parts.allocator.state_dict(),
+        "breakdown": dataclasses.asdict(parts.breakdown),
+        "model": model,
     }
     return state, tensors
 
 
-def restore(run: Run) -> None:
+def restore(
+    parts: Parts,
+    journal: session.Journal,
+    open_task: Callable[[TaskRun, bool], None],
+) -> None:
     """Take over what an earlier session left, if it left anything.
+
+    Args:
+        parts: of the new run.
+        journal: of the earlier one.
+        open_task: makes the search of a task; the flag says whether the state knows the task.
 
     Raises:
         RecordError: the checkpoint is malformed or of other sketches.
         CheckpointError: its model is another one.
     """
-    if run.session is None or not run.session.records:
+    if not journal.records:
         return
-    stored, state = run.session.records, run.session.state
-    saved = state["jobs"] if state is not None else [None] * len(run.jobs)
+    known = {record.task_key for record in journal.records}
+    state = journal.state
     try:
-        for job, own in zip(run.jobs, saved, strict=True):
-            is_known = any(record.task_key == job.task.key for record in stored)
-            if is_known or (own is not None and own["search"] is not None):
-                run.open(job, is_resumed=own is not None)
-            if own is not None:
-                job.load_state_dict(own)
-        n_learnt, before_s = 0, 0.0
+        states = state["jobs"] if state is not None else [None] * len(parts.task_runs)
+        for task_run, task_state in zip(parts.task_runs, states, strict=True):
+            was_open = task_state is not None and task_state["search"] is not None
+            if was_open or task_run.task.key in known:
+                open_task(task_run, task_state is not None)
+            if task_state is not None:
+                task_run.load_state_dict(task_state)
+        n_learnt, earlier_s = 0, 0.0
         if state is not None:
-            n_learnt, before_s = int(state["n_learnt"]), float(state["elapsed_s"])
-            run.allocator.load_state_dict(state["allocator"])
-            run.breakdown = run.compute_guard.resume(pacing.Breakdown(**state["breakdown"]))
-            if run.learner is not None:
-                run.learner.load_state_dict(state["model"], run.session.tensors)
+            n_learnt, earlier_s = int(state["n_learnt"]), float(state["elapsed_s"])
+            parts.allocator.load_state_dict(state["allocator"])
+            parts.breakdown.resume(pacing.Breakdown(**state["breakdown"]))
+            if parts.learner is not None:
+                parts.learner.load_state_dict(state["model"], journal.tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.RecordError(f"the checkpoint is malformed: {error!r}") from error
-    _replay(run, stored, n_learnt)
-    run.before_s = max(before_s, *(record.elapsed_s for record in stored))
-    run.started_s = time.monotonic()
+    _replay(parts, journal.records, n_learnt)
+    parts.clock.resume(max(earlier_s, *(record.elapsed_s for record in journal.records)))
 
 
-def _replay(run: Run, stored: Sequence[records.Record], n_learnt: int) -> None:
-    """All records into the books; those the model has not seen are learnt next."""
-    number = 0  # of the trial
+def _replay(parts: Parts, stored: Sequence[records.Record], n_learnt: int) -> None:
+    """Take all records in; those the model has not learnt are learnt next."""
+    n_trials = 0
     for record in stored:
-        job = next((job for job in run.jobs if job.owns(record)), None)
-        if job is None:
+        task_run = next((run for run in parts.task_runs if run.is_origin_of(record)), None)
+        if task_run is None:
             raise errors.RecordError("the records hold a task that is not tuned here")
-        job.keep(record)
-        if record.repeat:
+        task_run.replay(record)
+        n_trials += not record.repeat
+        if record.repeat or n_trials <= n_learnt or parts.learner is None:
             continue
-        job.n_rounds = max(job.n_rounds, record.round + 1)
-        number += 1
-        if number > n_learnt:
-            run.fresh.append((job, job.suggestion(record), record.measurement))
+        suggestion = task_run.suggestion(record)
+        parts.learner.remember(task_run.search, task_run.index, suggestion, record.measurement)

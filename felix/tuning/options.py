@@ -1,22 +1,26 @@
-"""Options of a tuning run, and the choice of a search strategy by name."""
+"""What a tuning run is asked for: tasks, budget, options."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from felix import errors
+from felix import errors, events
 from felix.measure import protocol
 from felix.measure.pool import rwlock
 from felix.search import allocate, strategies
 
 if TYPE_CHECKING:
-    from costmodel.online.finetune import FineTuneOptions
-    from costmodel.online.gaussian_process import CorrectionOptions
-    from felix.search import EvolutionOptions, GradientOptions, interface
+    from felix.metaschedule.tvm_search import TVMEvolutionOptions
+    from felix.search import EvolutionOptions, GradientOptions, cost_model
     from felix.task import Task
     from felix.tuning import session
+
+#: Sizes of a strategy's round.
+SearchOptions: TypeAlias = "GradientOptions | EvolutionOptions | TVMEvolutionOptions"
+OnEvent: TypeAlias = Callable[[events.Event], None]
 
 
 class Pool(Protocol):
@@ -65,17 +69,25 @@ class TuneOptions:
     #: torch threads of the tuner. Its tensors are small; more threads than idle cores are slow.
     torch_threads: int = 1
     #: Sizes of the strategy's round.
-    search: GradientOptions | EvolutionOptions | None = None
+    search: SearchOptions | None = None
     #: How measurements correct the model; fine-tuning options train its weights instead, which
     #: takes seconds a round.
-    learning: CorrectionOptions | FineTuneOptions | None = None
+    learning: cost_model.LearningOptions | None = None
     allocation: allocate.AllocationOptions | None = None
     #: Makes the pool from the first task; None: processes on this machine.
     pool: Callable[[Task], Pool] | None = None
     #: Where records and checkpoints go instead of an output folder.
     journal: Callable[[Sequence[Task], session.Identity], session.Journal] | None = None
-    #: Asked many times a second while the run works and waits; True ends it as Ctrl-C does.
+    #: Called many times a second while the run works and waits; True ends it as Ctrl-C does.
     should_stop: Callable[[], bool] | None = None
+
+    def open_pool(self, task: Task) -> Pool:
+        """The pool of a run whose first task this is."""
+        if self.pool is not None:
+            return self.pool(task)
+        from felix.measure.pool import local
+
+        return local.LocalPool(task)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,23 +112,35 @@ class Budget:
         if type(self.seed) is not int or self.seed < 0:
             raise errors.TuningError(f"the seed must be an integer >= 0, got {self.seed!r}")
 
+    def spent(self, n_trials: int, elapsed_s: float) -> str | None:
+        """What is used up by trials begun and time passed: "trials", "seconds" or None."""
+        if self.trials is not None and n_trials >= self.trials:
+            return "trials"
+        if self.seconds is not None and elapsed_s >= self.seconds:
+            return "seconds"
+        return None
 
-def make_search(
-    strategy: str, sketches: Sequence[interface.Sketch], model: Any, options: Any, seed: int
-) -> Any:
-    """The search of a strategy; `model` is ignored where it ranks nothing."""
-    from felix import search
 
-    match strategy:
-        case "gradient":
-            return search.GradientSearch(sketches, model, options, seed)
-        case "evolutionary":
-            return search.EvolutionarySearch(sketches, model, options, seed)
-        case "random":
-            return search.RandomSearch(sketches, seed)
-        case "tvm-evolutionary" | "tvm-xgb":
-            from felix.metaschedule import tvm_search
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A call of `felix.tune`, checked; see there for the fields."""
 
-            own = None if strategy in strategies.WITHOUT_MODEL else model
-            return tvm_search.TVMEvolutionarySearch(sketches, own, options, seed)  # type: ignore
-    raise errors.TuningError(f"unknown strategy {strategy!r}")
+    tasks: tuple[Task, ...]
+    budget: Budget
+    options: TuneOptions
+    model: cost_model.ModelLike
+    out: pathlib.Path | None
+    resume: bool
+    on_event: OnEvent
+
+    def __post_init__(self) -> None:
+        from felix.task import Task
+
+        if not self.tasks:
+            raise errors.TuningError("there is nothing to tune: no tasks were given")
+        if not all(isinstance(task, Task) for task in self.tasks):
+            raise errors.TuningError("tune takes a felix.Task or a sequence of them")
+        if len({task.key for task in self.tasks}) != len(self.tasks):
+            raise errors.TuningError("a task is given twice: give it once, with a larger weight")
+        if len({str(task.target) for task in self.tasks}) != 1:
+            raise errors.TuningError("all tasks of a run must have the same target")

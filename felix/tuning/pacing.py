@@ -1,8 +1,9 @@
 """Who computes when, and where the wall time goes.
 
-`ComputeGuard` holds the measuring pool's gate in shared mode while the tuner computes, and lets a
+`ComputeGuard` holds the measuring pool's lock in shared mode while the tuner computes, and lets a
 waiting kernel be timed first at every call of the cost model (about every 10 ms). `Breakdown`
 adds up wall seconds of the tuner's thread; its parts do not overlap and sum to nearly all.
+`Clock` counts the seconds of a run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,26 @@ import time
 from collections.abc import Callable, Iterator
 
 from felix.measure.pool import rwlock
+
+#: How often a wait calls `ComputeGuard.check`, in seconds.
+POLL_S = 0.2
+
+
+class Clock:
+    """Seconds of tuning, those of resumed sessions included."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+        self._earlier_s = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds so far."""
+        return self._earlier_s + time.monotonic() - self._started_s
+
+    def resume(self, earlier_s: float) -> None:
+        """Go on, from now, after so many seconds of earlier sessions."""
+        self._started_s, self._earlier_s = time.monotonic(), earlier_s
 
 
 @dataclasses.dataclass(slots=True)
@@ -54,6 +75,12 @@ class Breakdown:
         name = f"{part}_s"
         setattr(self, name, getattr(self, name) + seconds)
 
+    def resume(self, earlier: Breakdown) -> None:
+        """Add the seconds of an earlier session."""
+        for field in dataclasses.fields(earlier):
+            total = getattr(earlier, field.name) + getattr(self, field.name)
+            setattr(self, field.name, total)
+
     @property
     def other_s(self) -> float:
         """What no part names."""
@@ -67,7 +94,7 @@ class Stopped(Exception):
 
 
 class ComputeGuard:
-    """The tuner's side of the gate; used by one thread."""
+    """The tuner's side of the pool's timing lock; used by one thread."""
 
     def __init__(
         self,
@@ -76,7 +103,7 @@ class ComputeGuard:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._should_stop = should_stop
-        self._gate = timing_lock
+        self._timing_lock = timing_lock
         self._breakdown = breakdown
         self._held: contextlib.AbstractContextManager[None] | None = None
         self._waited_s = 0.0
@@ -105,6 +132,11 @@ class ComputeGuard:
             self._leave()
             self._enter()
 
+    @property
+    def can_stop(self) -> bool:
+        """Whether a wait has to call `check`, every `POLL_S`."""
+        return self._should_stop is not None
+
     def check(self) -> None:
         """Stop here if the run is asked to.
 
@@ -114,17 +146,9 @@ class ComputeGuard:
         if self._should_stop is not None and self._should_stop():
             raise Stopped
 
-    def resume(self, breakdown: Breakdown) -> Breakdown:
-        """Go on with the seconds of an earlier session; returns them with this one's added."""
-        for field in dataclasses.fields(breakdown):
-            total = getattr(breakdown, field.name) + getattr(self._breakdown, field.name)
-            setattr(breakdown, field.name, total)
-        self._breakdown = breakdown
-        return breakdown
-
     def _enter(self) -> None:
         start = time.perf_counter()
-        held = self._gate.shared()
+        held = self._timing_lock.shared()
         try:
             held.__enter__()
             self._held = held

@@ -1,4 +1,4 @@
-"""The finals: the fastest candidates are timed once more before one is called best.
+"""The fastest candidates of a run are measured again before one is called best.
 
 The minimum of many noisy medians is low by luck as much as by merit, and a machine that drifts
 favours whatever it timed in a good moment. So the fastest candidates of a run are timed again, in
@@ -11,86 +11,83 @@ faster than the winner, it is measured again as well, for a few waves. These rec
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from felix import records
 from felix.measure import protocol
-from felix.tuning import task_run
+from felix.tuning import options as options_module
+from felix.tuning import pacing
+from felix.tuning import recorder as recorder_module
+from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
-    from felix.tuning.run import Run
+    import tvm
 
 #: Slower than the best by more than this factor, a candidate cannot win.
 MARGIN = 1.15
 #: Waves at most; the second is there if the winners of the first were not that fast after all.
 WAVES = 3
-#: How often the wait asks whether the run is to stop, in seconds.
-_POLL_S = 0.2
 
 
-def hold(run: Run) -> None:
+def run(
+    task_runs: Sequence[TaskRun],
+    options: options_module.TuneOptions,
+    compute_guard: pacing.ComputeGuard,
+    breakdown: pacing.Breakdown,
+    recorder: recorder_module.Recorder,
+) -> None:
     """Measure the fastest candidates of every task again, longer."""
-    n = run.options.n_finalists
-    for job in run.jobs if n > 0 else ():
-        done: set[task_run.Key] = set()
+    if options.n_finalists <= 0:
+        return
+    for task_run in task_runs:
+        done: set[records.Key] = set()
         for _ in range(WAVES):
-            found = _contenders(job, n, done)
-            if not found:
+            contenders = _contenders(task_run, options.n_finalists, done)
+            if not contenders:
                 break
-            done.update(map(task_run.key_of, found))
-            _measure(run, job, found)
+            done.update(contender.key for contender in contenders)
+            mods = [task_run.schedule_of(contender) for contender in contenders]
+            with breakdown.of("measure"):
+                bursts = _bursts(task_run, mods, options, compute_guard)
+            for contender, of_contender in zip(contenders, bursts, strict=True):
+                measurement = _pooled(of_contender)
+                if measurement is not None:
+                    recorder.repeat(task_run, contender, measurement)
 
 
-def _contenders(job: task_run.Job, n: int, done: set[task_run.Key]) -> list[records.Record]:
+def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[records.Record]:
     """At first the n fastest; then those that look faster than the best measured again."""
-    ranked = sorted(job.standing.values(), key=lambda r: r.measurement.latency_us or 0.0)
-    if not ranked or job.best_us is None:
+    ranked = sorted(task_run.effective.values(), key=lambda r: r.measurement.latency_us or 0.0)
+    if not ranked or task_run.best_us is None:
         return []
-    limit_us = MARGIN * job.best_us
+    limit_us = MARGIN * task_run.best_us
     if done:
-        again = [r for r in ranked if task_run.key_of(r) in done]
-        limit_us = (again[0].measurement.latency_us or 0.0) if again else limit_us
+        remeasured = [r for r in ranked if r.key in done]
+        limit_us = (remeasured[0].measurement.latency_us or 0.0) if remeasured else limit_us
     return [
         record
         for record in ranked
-        if task_run.key_of(record) not in done
-        and (record.measurement.latency_us or 0.0) <= limit_us
+        if record.key not in done and (record.measurement.latency_us or 0.0) <= limit_us
     ][:n]
 
 
-def _measure(run: Run, job: task_run.Job, found: Sequence[records.Record]) -> None:
-    mods = [
-        job.sketch_of(record).schedule(np.asarray(record.decisions, np.int64)).mod
-        for record in found
-    ]
-    bursts: list[list[protocol.Measurement]] = [[] for _ in found]
-    with run.breakdown.of("measure"):
-        for turn in range(run.options.final_turns):
-            if turn > 0 and job.task.target.kind.name == "llvm":
-                _pause(run, run.options.final_pause_s)
-            futures = [job.measurer.submit(mod, thorough=True) for mod in mods]
-            for own, future in zip(bursts, futures, strict=True):
-                own.append(_wait(run, future))
-    for record, own in zip(found, bursts, strict=True):
-        measurement = _pooled(own)
-        if measurement is None:
-            continue
-        run.keep_repeat(
-            job,
-            dataclasses.replace(
-                record,
-                measurement=measurement,
-                elapsed_s=run.elapsed_s,
-                timestamp=time.time(),
-                repeat=True,
-            ),
-        )
+def _bursts(
+    task_run: TaskRun,
+    mods: Sequence[tvm.IRModule],
+    options: options_module.TuneOptions,
+    compute_guard: pacing.ComputeGuard,
+) -> list[list[protocol.Measurement]]:
+    """The bursts of each candidate: all are timed in turns."""
+    bursts: list[list[protocol.Measurement]] = [[] for _ in mods]
+    for turn in range(options.final_turns):
+        if turn > 0 and task_run.task.target.kind.name == "llvm":
+            _pause(compute_guard, options.final_pause_s)
+        futures = [task_run.measurer.submit(mod, thorough=True) for mod in mods]
+        for of_candidate, future in zip(bursts, futures, strict=True):
+            of_candidate.append(_wait(compute_guard, future))
+    return bursts
 
 
 def _pooled(bursts: Sequence[protocol.Measurement]) -> protocol.Measurement | None:
@@ -111,16 +108,19 @@ def _pooled(bursts: Sequence[protocol.Measurement]) -> protocol.Measurement | No
     )
 
 
-def _pause(run: Run, seconds: float) -> None:
-    """With idle cores, so that the host of a virtual machine may place them anew."""
+def _pause(compute_guard: pacing.ComputeGuard, seconds: float) -> None:
+    """With idle cores, so that a hypervisor may place the virtual machine's anew."""
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        run.compute_guard.check()
-        time.sleep(min(left, _POLL_S))
+    while (left_s := end - time.monotonic()) > 0:
+        compute_guard.check()
+        time.sleep(min(left_s, pacing.POLL_S))
 
 
-def _wait(run: Run, future: Future[protocol.Measurement]) -> protocol.Measurement:
+def _wait(
+    compute_guard: pacing.ComputeGuard,
+    future: concurrent.futures.Future[protocol.Measurement],
+) -> protocol.Measurement:
     while not future.done():
-        concurrent.futures.wait([future], _POLL_S)
-        run.compute_guard.check()
+        concurrent.futures.wait([future], pacing.POLL_S)
+        compute_guard.check()
     return future.result()

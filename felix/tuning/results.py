@@ -13,9 +13,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from felix import errors, records
 from felix.tuning import pacing
@@ -23,6 +21,7 @@ from felix.tuning import pacing
 if TYPE_CHECKING:
     import tvm
 
+    from felix.sketch.sketch import Sketch
     from felix.task import Task
 
 Record = records.Record
@@ -33,7 +32,7 @@ Curve = tuple[tuple[int, float, float], ...]
 class Best:
     """The fastest schedule whose output agreed with the reference."""
 
-    def __init__(self, record: records.Record, sketch: Any) -> None:
+    def __init__(self, record: records.Record, sketch: Sketch) -> None:
         self.record = record
         self._sketch = sketch
 
@@ -56,7 +55,7 @@ class Best:
     @functools.cached_property
     def schedule(self) -> tvm.s_tir.Schedule:
         """The schedule, made by TVM from the decisions."""
-        return self._sketch.schedule(np.asarray(self.decisions, np.int64))
+        return self._sketch.schedule(self.decisions)
 
     def __repr__(self) -> str:
         return f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.decisions})"
@@ -72,8 +71,8 @@ class TuneResult:
     task: Task
     records: tuple[records.Record, ...]
     curve: Curve
-    #: None while no candidate ran correctly
-    found: Best | None
+    #: the best schedule; None if no candidate ran correctly
+    best_or_none: Best | None
     #: of the unscheduled program; None if it was not measured
     unscheduled_us: float | None
     reason: str
@@ -88,9 +87,9 @@ class TuneResult:
         Raises:
             TuningError: no candidate ran correctly; the message says what happened to most.
         """
-        if self.found is None:
+        if self.best_or_none is None:
             raise errors.TuningError(self.failure())
-        return self.found
+        return self.best_or_none
 
     @property
     def gflops(self) -> float:
@@ -108,11 +107,11 @@ class TuneResult:
             return f"{self.task.name}: nothing was measured ({self.reason})"
         kinds = collections.Counter(str(r.measurement.error) for r in self.records)
         kind, count = kinds.most_common(1)[0]
-        said = next(r.measurement.message for r in self.records
-                    if str(r.measurement.error) == kind)  # fmt: skip
+        message = next(r.measurement.message for r in self.records
+                       if str(r.measurement.error) == kind)  # fmt: skip
         return (
             f"{self.task.name}: none of {len(self.records)} candidates ran correctly; "
-            f"{count} had a {kind} error: {said}"
+            f"{count} had a {kind} error: {message}"
         )
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
@@ -143,9 +142,9 @@ class NetworkResult:
         """Sum of weight x best latency; None if a task has no result."""
         total = 0.0
         for result in self.results:
-            if result.found is None:
+            if result.best_or_none is None:
                 return None
-            total += result.task.weight * result.found.latency_us
+            total += result.task.weight * result.best_or_none.latency_us
         return total
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
@@ -155,9 +154,23 @@ class NetworkResult:
             OutputError: a folder cannot be written.
         """
         for path, result in zip(folders(folder, self.results), self.results, strict=True):
-            if result.found is not None:
+            if result.best_or_none is not None:
                 result.export(path)
         return pathlib.Path(folder)
+
+
+def network(
+    results: Sequence[TuneResult], reason: str, breakdown: pacing.Breakdown
+) -> NetworkResult:
+    """The results of a run's tasks as one."""
+    every = sorted((r for result in results for r in result.records), key=lambda r: r.elapsed_s)
+    weights = {result.task.key: result.task.weight for result in results}
+    return NetworkResult(
+        results=tuple(results),
+        curve=network_curve(every, weights),
+        reason=reason,
+        breakdown=breakdown,
+    )
 
 
 def network_curve(every: Sequence[records.Record], weights: Mapping[str, float]) -> Curve:

@@ -19,7 +19,7 @@ import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import errors, files, records
@@ -50,7 +50,7 @@ class Identity:
 
 
 class Journal(Protocol):
-    """What a run writes down, and what an earlier one left; `Session` keeps it in a folder."""
+    """What a run stores, and what an earlier one left; `Session` stores it in a folder."""
 
     records: list[_Record]
     #: of the last checkpoint; None if there is none
@@ -70,6 +70,41 @@ class Journal(Protocol):
         ...
 
 
+def identity(tasks: Sequence[Task], strategy: str, seed: int) -> Identity:
+    """The identity of a run of this version."""
+    from felix.features import spec
+
+    return Identity(
+        task_keys=tuple(task.key for task in tasks),
+        strategy=strategy,
+        seed=seed,
+        features_version=spec.FEATURES_VERSION,
+        versions=records.versions(),
+    )
+
+
+def open_journal(
+    tasks: Sequence[Task],
+    identity: Identity,
+    out: pathlib.Path | None,
+    resume: bool,
+    make: Callable[[Sequence[Task], Identity], Journal] | None = None,
+) -> Journal | None:
+    """The session in an output folder, or the journal of the caller; None without either.
+
+    Raises:
+        TuningError: there is nothing to resume without an output folder.
+        FelixError: as `Session`, or as `make` raises.
+    """
+    if make is not None:
+        return make(tasks, identity)
+    if out is not None:
+        return Session(out / FOLDER, tasks, identity, resume)
+    if resume:
+        raise errors.TuningError("resuming needs the output folder of the earlier run")
+    return None
+
+
 class Session:
     """An open session; one process at a time.
 
@@ -78,7 +113,7 @@ class Session:
         tasks: what is tuned.
         identity: of this run.
         resume: go on with the session in the folder, if there is one. Otherwise a session that
-            is there already is kept under another name (`tuning-1`, ...).
+            is there already gets another name (`tuning-1`, ...).
 
     Raises:
         OutputError: the folder cannot be written, or another process uses it.
@@ -99,7 +134,7 @@ class Session:
                 if resume and (folder / "session.json").exists():
                     self._load(tasks, identity)
                 else:
-                    _keep_aside(folder)
+                    _set_aside(folder)
                     folder.mkdir(exist_ok=True)
                     files.write_atomically(folder / "session.json", _describe(tasks, identity))
                 self._writer = records.Writer(folder / "records.jsonl")
@@ -135,13 +170,13 @@ class Session:
             self._lock = -1
 
     def _load(self, tasks: Sequence[Task], identity: Identity) -> None:
-        found = read_json(self.folder / "session.json")
-        known = json.loads(_describe(tasks, identity))
+        stored = read_json(self.folder / "session.json")
+        expected = json.loads(_describe(tasks, identity))
         for field, label in (("format", "format"), ("task_keys", "workload or target"),
                              ("strategy", "strategy"), ("seed", "seed"),
                              ("features_version", "feature version"),
                              ("versions", "software versions")):  # fmt: skip
-            if found.get(field) != known[field]:
+            if stored.get(field) != expected[field]:
                 raise errors.RecordError(
                     f"the session in {self.folder} is of another {label}: use another output "
                     "folder, or do not resume"
@@ -169,14 +204,14 @@ class Session:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """A JSON object from a file; RecordError if there is none."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except OSError as error:
         raise errors.RecordError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise errors.RecordError(f"{path} is not valid JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise errors.RecordError(f"{path} holds no JSON object")
-    return found
+    return content
 
 
 def stored_tasks(folder: pathlib.Path) -> list[Task]:
@@ -187,10 +222,10 @@ def stored_tasks(folder: pathlib.Path) -> list[Task]:
     """
     from felix.task import Task
 
-    found = read_json(folder / "session.json").get("tasks")
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    texts = read_json(folder / "session.json").get("tasks")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise errors.RecordError(f"{folder / 'session.json'} is malformed")
-    return [Task.from_json(text) for text in found]
+    return [Task.from_json(text) for text in texts]
 
 
 def _describe(tasks: Sequence[Task], identity: Identity) -> str:
@@ -209,7 +244,7 @@ def _lock(folder: pathlib.Path) -> int:
     return handle
 
 
-def _keep_aside(folder: pathlib.Path) -> None:
+def _set_aside(folder: pathlib.Path) -> None:
     """Rename an earlier session: what was measured is never deleted."""
     if not folder.exists():
         return

@@ -14,65 +14,71 @@ from felix.measure import protocol
 from felix.search import interface
 from felix.target import cpu
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results
+from felix.tuning import pacing, results, strategies
 
 if TYPE_CHECKING:
+    import tvm
+
+    from felix.search.strategies import base
+    from felix.sketch.sketch import Sketch
     from felix.task import Task
 
 
 #: Threads that make schedules.
 MAX_THREADS = 8
-#: What makes two candidates of a task the same.
-Key = tuple[int, tuple[int, ...]]
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Flight:
-    """A candidate that is being built or run."""
-
-    job: Job
-    suggestion: interface.Suggestion
-    future: futures.Future[protocol.Measurement]
-    round: int
-    #: when its measurement was there, in the run's elapsed seconds; None until then
-    done_s: float | None = None
-    #: whether it is in the books
-    kept: bool = False
-
-
-class Job:
-    """A task of the run, by its `index`. `open` makes the sketches, when its turn comes."""
+class TaskRun:
+    """A task of the run, by its `index`. `open` makes its sketches and its search."""
 
     def __init__(self, index: int, task: Task, measurer: protocol.Measurer) -> None:
         self.index = index
         self.task = task
         self.measurer = measurer
-        self.search: Any = None
+        self._search: base.BaseSearch | None = None
         #: those with legal schedules; a search counts in this list
-        self.sketches: list[Any] = []
+        self.sketches: list[Sketch] = []
         self._position: dict[int, int] = {}
-        #: trials, and the measurements of the finals
+        #: trials, and the measurements of those that were measured again
         self.records: list[records.Record] = []
         self.repeats: list[records.Record] = []
-        #: what counts of each candidate that ran (`records.standing`)
-        self.standing: dict[Key, records.Record] = {}
+        #: the record that counts of each candidate (`records.effective_measurements`)
+        self.effective: dict[records.Key, records.Record] = {}
         #: candidates by the hash of their program: other decisions may give the same one
-        self.programs: dict[str, Key] = {}
-        self._twins: dict[Key, list[interface.Suggestion]] = {}
-        self.curve: list[tuple[int, float, float]] = []
+        self._programs: dict[str, records.Key] = {}
+        #: duplicates of a candidate's program, which wait for its measurement
+        self._duplicates: dict[records.Key, list[interface.Suggestion]] = {}
+        self._curve: list[tuple[int, float, float]] = []
         self.best: records.Record | None = None
         self.n_rounds = 0
-        #: best latency since the allocator was told last
-        self.recent_us: float | None = None
-        self.unscheduled: protocol.Measurement | None = None
-        self.pending_baseline: futures.Future[protocol.Measurement] | None = None
+        #: best latency that the allocator does not know yet
+        self._recent_us: float | None = None
+        #: of the unscheduled program
+        self._baseline: protocol.Measurement | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are sketches and a search."""
+        return self._search is not None
+
+    @property
+    def search(self) -> base.BaseSearch:
+        """The search of an open task."""
+        assert self._search is not None, "the task is not open"
+        return self._search
 
     @property
     def best_us(self) -> float | None:
         """Best latency so far."""
         return None if self.best is None else self.best.measurement.latency_us
 
-    def open(self, strategy: str, model: Any, options: Any, seed: int) -> list[str]:
+    def open(
+        self,
+        strategy: str,
+        model: interface.CostModel | None,
+        options: options_module.SearchOptions | None,
+        seed: int,
+    ) -> list[str]:
         """Make the sketches and the search; says which sketches are left out and why.
 
         Raises:
@@ -90,85 +96,114 @@ class Job:
                 "; ".join(left_out) or f"{self.task.name} has no design space for this target"
             )
         self._position = {sketch.index: i for i, sketch in enumerate(self.sketches)}
-        own = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
-        self.search = options_module.make_search(strategy, self.sketches, model, options, own)
+        task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
+        self._search = strategies.make_search(strategy, self.sketches, model, options, task_seed)
         return left_out
 
     def schedules(
         self, suggestions: Sequence[interface.Suggestion], compute_guard: pacing.ComputeGuard
-    ) -> list[tuple[interface.Suggestion, Any]]:
+    ) -> list[tuple[interface.Suggestion, tvm.IRModule]]:
         """The scheduled modules; what TVM rejects is remembered as failed and left out.
 
         Several at a time: TVM applies a trace without Python's lock, in 30 ms and more each.
         """
-        made = []
+        scheduled = []
         width = min(MAX_THREADS, cpu.available_cores())
         with compute_guard.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
             for first in range(0, len(suggestions), width):
                 compute_guard.yield_to_timing()
                 some = suggestions[first : first + width]
-                for suggestion, found in zip(some, threads.map(self._schedule, some), strict=True):
-                    if isinstance(found, errors.InvalidSchedule):
+                for suggestion, mod in zip(some, threads.map(self._schedule, some), strict=True):
+                    if isinstance(mod, errors.InvalidSchedule):
                         failed = protocol.Measurement(
-                            error=protocol.ErrorClass.BUILD, message=str(found)
+                            error=protocol.ErrorClass.BUILD, message=str(mod)
                         )
                         self.search.update([(suggestion, failed)])
-                    elif not self._is_twin(suggestion, found):
-                        made.append((suggestion, found))
-        return made
+                    elif not self._is_duplicate(suggestion, mod):
+                        scheduled.append((suggestion, mod))
+        return scheduled
 
-    def _schedule(self, suggestion: interface.Suggestion) -> Any:
+    def _schedule(self, suggestion: interface.Suggestion) -> tvm.IRModule | errors.InvalidSchedule:
         """The scheduled module, or why there is none."""
         sketch = self.sketches[suggestion.sketch_index]
         try:
-            return sketch.schedule(np.asarray(suggestion.decisions, np.int64)).mod
+            return sketch.schedule(suggestion.decisions).mod
         except errors.InvalidSchedule as error:
             return error
 
-    def _is_twin(self, suggestion: interface.Suggestion, mod: Any) -> bool:
+    def _is_duplicate(self, suggestion: interface.Suggestion, mod: tvm.IRModule) -> bool:
         """Whether another candidate gives the same program; it then shares its measurement."""
         program = fingerprint(mod)
         if program is None:
             return False
-        first = self.programs.setdefault(program, suggestion.key)
+        first = self._programs.setdefault(program, suggestion.key)
         if first == suggestion.key:
             return False
-        known = self.search.history.measured
-        if first in known:
-            self.search.update([(suggestion, _Shared(known[first]))])
+        measured = self.search.history.measured
+        if first in measured:
+            self.search.update([(suggestion, _SharedMeasurement(measured[first]))])
         else:
-            self._twins.setdefault(first, []).append(suggestion)
+            self._duplicates.setdefault(first, []).append(suggestion)
         return True
 
-    def keep(self, record: records.Record) -> bool:
-        """Take one measurement into the books; whether it is the new best."""
+    def add(self, record: records.Record) -> bool:
+        """Take a record in: a trial, or one of a candidate that was measured again.
+
+        Returns:
+            Whether a trial is the new best.
+        """
         if record.repeat:
-            self._keep_repeat(record)
+            self._add_repeat(record)
             return False
         measurement = record.measurement
         self.records.append(record)
         if measurement.error is not protocol.ErrorClass.INFRASTRUCTURE:
-            own = self.suggestion(record)
-            same = [own, *self._twins.pop(own.key, [])]
+            measured = self.suggestion(record)
+            same = [measured, *self._duplicates.pop(measured.key, [])]
             self.search.update([(suggestion, measurement) for suggestion in same])
         latency_us = measurement.latency_us
         if latency_us is None or not measurement.checked:
             return False
-        self.standing = records.standing([*self.standing.values(), record])
-        self.recent_us = min(latency_us, self.recent_us or latency_us)
+        self._count(record)
+        self._recent_us = min(latency_us, self._recent_us or latency_us)
         if self.best_us is not None and self.best_us <= latency_us:
             return False
         self.best = record
-        self.curve.append((len(self.records), record.elapsed_s, latency_us))
+        self._curve.append((len(self.records), record.elapsed_s, latency_us))
         return True
 
-    def _keep_repeat(self, record: records.Record) -> None:
+    def _add_repeat(self, record: records.Record) -> None:
         self.repeats.append(record)
-        self.standing = records.standing([*self.standing.values(), record])
-        self.best = records.fastest(self.standing, is_final=True)
+        self._count(record)
+        self.best = records.fastest(self.effective, is_remeasured=True)
 
-    def sketch_of(self, record: records.Record) -> Any:
-        """The sketch of a record's candidate."""
+    def _count(self, record: records.Record) -> None:
+        self.effective = records.effective_measurements([*self.effective.values(), record])
+
+    def replay(self, record: records.Record) -> None:
+        """Take in a record of an earlier session."""
+        self.add(record)
+        if not record.repeat:
+            self.n_rounds = max(self.n_rounds, record.round + 1)
+
+    def end_round(self) -> None:
+        """The candidates of a round are chosen and submitted."""
+        self.n_rounds += 1
+
+    def take_recent_us(self) -> float | None:
+        """Best latency since the last call; None without a new one."""
+        recent_us, self._recent_us = self._recent_us, None
+        return recent_us
+
+    def set_baseline(self, measurement: protocol.Measurement) -> None:
+        """Take in the measurement of the unscheduled program."""
+        self._baseline = measurement
+
+    def schedule_of(self, record: records.Record) -> tvm.IRModule:
+        """The scheduled module of a record's candidate."""
+        return self._sketch_of(record).schedule(record.decisions).mod
+
+    def _sketch_of(self, record: records.Record) -> Sketch:
         return self.sketches[self._position[record.sketch_index]]
 
     def suggestion(self, record: records.Record) -> interface.Suggestion:
@@ -176,7 +211,7 @@ class Job:
         position = self._position[record.sketch_index]
         return interface.Suggestion(position, record.decisions, record.predicted_us)
 
-    def owns(self, record: records.Record) -> bool:
+    def is_origin_of(self, record: records.Record) -> bool:
         """Whether a stored record is of this task and its sketches are still the same.
 
         Raises:
@@ -193,66 +228,59 @@ class Job:
 
     def result(self, reason: str, breakdown: pacing.Breakdown) -> results.TuneResult:
         """The task's result as it stands."""
-        found = None
+        best = None
         if self.best is not None:
-            found = results.Best(self.best, self.sketch_of(self.best))
-        curve = list(self.curve)
+            best = results.Best(self.best, self._sketch_of(self.best))
+        curve = list(self._curve)
         if curve and len(self.records) > curve[-1][0]:  # to the end of the run
             curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
-        if curve and self.repeats and self.best_us is not None:  # what the finals gave
+        if curve and self.repeats and self.best_us is not None:  # what measuring again gave
             curve.append((len(self.records), self.repeats[-1].elapsed_s, self.best_us))
         return results.TuneResult(
             task=self.task,
             records=tuple(self.records),
             repeats=tuple(self.repeats),
             curve=tuple(curve),
-            found=found,
-            unscheduled_us=None if self.unscheduled is None else self.unscheduled.latency_us,
+            best_or_none=best,
+            unscheduled_us=None if self._baseline is None else self._baseline.latency_us,
             reason=reason,
             breakdown=breakdown,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The checkpoint's part of this task."""
+        baseline = self._baseline
         return {
             "n_rounds": self.n_rounds,
-            "recent_us": self.recent_us,
-            "programs": [[p, index, list(d)] for p, (index, d) in self.programs.items()],
-            "search": None if self.search is None else self.search.state_dict(),
+            "recent_us": self._recent_us,
+            "programs": [[p, index, list(d)] for p, (index, d) in self._programs.items()],
+            "search": None if self._search is None else self._search.state_dict(),
             "unscheduled": None
-            if self.unscheduled is None
-            else {
-                "latency_us": self.unscheduled.latency_us,
-                "message": self.unscheduled.message,
-            },
+            if baseline is None
+            else {"latency_us": baseline.latency_us, "message": baseline.message},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint; the task must be open if it was then."""
-        self.n_rounds, self.recent_us = int(state["n_rounds"]), state["recent_us"]
+        self.n_rounds, self._recent_us = int(state["n_rounds"]), state["recent_us"]
         if state["search"] is not None:
             self.search.load_state_dict(state["search"])
             self.search.forget_pending()
             programs = {str(p): (int(i), tuple(map(int, d))) for p, i, d in state["programs"]}
-            known = self.search.history.measured
-            self.programs = {p: key for p, key in programs.items() if key in known}
+            measured = self.search.history.measured
+            self._programs = {p: key for p, key in programs.items() if key in measured}
         if state["unscheduled"] is not None:
-            self.unscheduled = _baseline(**state["unscheduled"])
+            self._baseline = _stored_baseline(**state["unscheduled"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Shared:
-    """The measurement of a candidate with the same program."""
+class _SharedMeasurement:
+    """The measurement of another candidate with the same program."""
 
     latency_us: float | None
 
 
-def key_of(record: records.Record) -> Key:
-    """Which candidate of its task a record is of."""
-    return record.sketch_index, record.decisions
-
-
-def fingerprint(mod: Any) -> str | None:
+def fingerprint(mod: tvm.IRModule) -> str | None:
     """Hash of a scheduled module, the same for equal programs; None for what is no module."""
     import tvm
     import tvm_ffi
@@ -262,13 +290,13 @@ def fingerprint(mod: Any) -> str | None:
     return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
 
 
-def _baseline(latency_us: float | None, message: str) -> protocol.Measurement:
+def _stored_baseline(latency_us: float | None, message: str) -> protocol.Measurement:
     error = protocol.ErrorClass.LAUNCH if latency_us is None else None
     return protocol.Measurement(latency_us=latency_us, error=error, message=message)
 
 
-def sketches_of(task: Task) -> list[Any]:
+def sketches_of(task: Task) -> list[Sketch]:
     """All sketches of a task."""
     from felix.sketch import sketch as sketching
 
-    return list(sketching.sketches(task))
+    return sketching.sketches(task)

@@ -17,8 +17,7 @@ result (`felix.tuning.remeasure`).
 
 The search of a round begins when half of the candidates of the last one are measured
 (`TuneOptions.lookahead`), so that builders and search work at the same time. Every measurement
-is written down before anything learns of it; see `felix.tuning.session` for what a killed run
-keeps.
+is stored before anything learns of it; see `felix.tuning.session` for what a killed run leaves.
 
 The steps are in `felix.tuning.run`, results in `felix.tuning.results`.
 """
@@ -28,63 +27,58 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overload
 
-from felix import errors
+from felix import errors, events
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import pacing, remeasure, results, run
+from felix.tuning import pacing, results
+from felix.tuning import run as run_module
 
 if TYPE_CHECKING:
     import tvm
 
-    from felix.tuning import online_model
+    from felix.search import cost_model
 
-Best = results.Best
-NetworkResult = results.NetworkResult
-TuneOptions = options_module.TuneOptions
-TuneResult = results.TuneResult
+_Arguments = ParamSpec("_Arguments")
 
 
-@overload
-def tune(
-    task_or_tasks: Task,
-    trials: int | None = ...,
-    seconds: float | None = ...,
-    seed: int = ...,
-    strategy: str = ...,
-    model: online_model.ModelLike = ...,
-    options: TuneOptions | None = ...,
-    out: str | os.PathLike[str] | None = ...,
-    resume: bool = ...,
-    on_event: run.OnEvent | None = ...,
-) -> TuneResult: ...
-@overload
-def tune(
-    task_or_tasks: Sequence[Task],
-    trials: int | None = ...,
-    seconds: float | None = ...,
-    seed: int = ...,
-    strategy: str = ...,
-    model: online_model.ModelLike = ...,
-    options: TuneOptions | None = ...,
-    out: str | os.PathLike[str] | None = ...,
-    resume: bool = ...,
-    on_event: run.OnEvent | None = ...,
-) -> NetworkResult: ...
+class _Tune(Protocol[_Arguments]):
+    """One task gives a `TuneResult`, several give a `NetworkResult`."""
+
+    @overload
+    def __call__(
+        self, task_or_tasks: Task, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> results.TuneResult: ...
+    @overload
+    def __call__(
+        self, task_or_tasks: Sequence[Task], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> results.NetworkResult: ...
+
+
+def _result_by_argument(
+    function: Callable[
+        Concatenate[Task | Sequence[Task], _Arguments], results.TuneResult | results.NetworkResult
+    ],
+) -> _Tune[_Arguments]:
+    """Say to type checkers what `_Tune` says; the function stays as it is."""
+    return cast("_Tune[_Arguments]", function)
+
+
+@_result_by_argument
 def tune(
     task_or_tasks: Task | Sequence[Task],
     trials: int | None = 64,
     seconds: float | None = None,
     seed: int = 0,
     strategy: str = "gradient",
-    model: online_model.ModelLike = None,
-    options: TuneOptions | None = None,
+    model: cost_model.ModelLike = None,
+    options: options_module.TuneOptions | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    on_event: run.OnEvent | None = None,
-) -> TuneResult | NetworkResult:
+    on_event: options_module.OnEvent | None = None,
+) -> results.TuneResult | results.NetworkResult:
     """Find fast schedules by measuring candidates on the task's device.
 
     Ctrl-C ends the run and returns what was found (`reason` "interrupted").
@@ -110,42 +104,50 @@ def tune(
         FelixError: tuning cannot start, or a file cannot be written. A task without any
             schedule that runs is no error here: `result.best` raises then.
     """
-    tasks = [task_or_tasks] if isinstance(task_or_tasks, Task) else list(task_or_tasks)
-    _check(tasks)
-    budget = options_module.Budget(trials=trials, seconds=seconds, seed=seed, strategy=strategy)
-    folder = None if out is None else pathlib.Path(out)
-    current = run.Run(tasks, budget, options or TuneOptions(), model, folder, resume, on_event)
-    with contextlib.closing(current):
-        current.start()
+    is_one = isinstance(task_or_tasks, Task)
+    request = options_module.Request(
+        tasks=(task_or_tasks,) if isinstance(task_or_tasks, Task) else tuple(task_or_tasks),
+        budget=options_module.Budget(trials=trials, seconds=seconds, seed=seed, strategy=strategy),
+        options=options or options_module.TuneOptions(),
+        model=model,
+        out=None if out is None else pathlib.Path(out),
+        resume=resume,
+        on_event=on_event or _ignore,
+    )
+    with contextlib.closing(run_module.Run(request)) as run:
+        run.start()
         try:
-            reason = _rounds(current)
-            current.collect()
-            remeasure.hold(current)
+            reason = _rounds(run, request.options.lookahead)
+            run.collect()
+            run.remeasure()
         except (KeyboardInterrupt, pacing.Stopped):
             reason = "interrupted"
-        current.finish(reason)
-        found = current.result(reason)
-    return found.results[0] if isinstance(task_or_tasks, Task) else found
+        result = run.finish(reason)
+    return result.results[0] if is_one else result
 
 
-def _rounds(current: run.Run) -> str:
+def _rounds(run: run_module.Run, lookahead: float) -> str:
     """Rounds until a budget is spent or no task can improve; the reason why it ended."""
-    current.learn()  # what a resumed session measured last
-    while (reason := current.stop_reason()) is None:
-        job = current.next_job()
-        if job is None:
-            if current.settle():  # results that were still to come may change that
+    run.learn()  # what a resumed session measured last
+    while (reason := run.stop_reason()) is None:
+        task_run = run.next_task()
+        if task_run is None:
+            if run.settle():  # results that were still to come may change that
                 continue
-            return "exhausted" if current.n_working() else "failed"
-        n_candidates = current.submit(job, current.search(job))
-        current.collect(leave=round(current.options.lookahead * n_candidates))
-        current.end_round(job, n_candidates)
-        current.learn()
-        current.save()
+            return "exhausted" if run.has_best() else "failed"
+        n_candidates = run.submit(task_run, run.search(task_run))
+        run.collect(leave=round(lookahead * n_candidates))
+        run.end_round(task_run, n_candidates)
+        run.learn()
+        run.save()
     return reason
 
 
-def compile(result: TuneResult) -> tvm.runtime.Module:
+def _ignore(event: events.Event) -> None:
+    """Nobody listens."""
+
+
+def compile(result: results.TuneResult) -> tvm.runtime.Module:
     """Build the best schedule: a module to call with the task's tensors, outputs included.
 
     Raises:
@@ -154,17 +156,6 @@ def compile(result: TuneResult) -> tvm.runtime.Module:
     """
     from felix.measure import build
 
-    if not isinstance(result, TuneResult):
+    if not isinstance(result, results.TuneResult):
         raise errors.TuningError("compile takes the result of one task, e.g. network.results[0]")
     return build.module(result.best.schedule.mod, result.task.target)
-
-
-def _check(tasks: Sequence[Any]) -> None:
-    if not tasks:
-        raise errors.TuningError("there is nothing to tune: no tasks were given")
-    if not all(isinstance(task, Task) for task in tasks):
-        raise errors.TuningError("tune takes a felix.Task or a sequence of them")
-    if len({task.key for task in tasks}) != len(tasks):
-        raise errors.TuningError("a task is given twice: give it once, with a larger weight")
-    if len({str(task.target) for task in tasks}) != 1:
-        raise errors.TuningError("all tasks of a run must have the same target")

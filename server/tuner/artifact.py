@@ -81,7 +81,7 @@ def _several(
     folder.mkdir()
     where = results.folders(folder, found.results)
     for result, place in zip(found.results, where, strict=True):
-        if result.found is not None:
+        if result.best_or_none is not None:
             result.export(place)
     if found.curve:
         title = f"{job.name}: {report.duration(found.latency_us)}"
@@ -92,8 +92,8 @@ def _several(
             "name": result.task.name,
             "weight": result.task.weight,
             "flops": result.task.flops,
-            "folder": place.name if result.found is not None else None,
-            "latency_us": None if result.found is None else result.found.latency_us,
+            "folder": place.name if result.best_or_none is not None else None,
+            "latency_us": None if result.best_or_none is None else result.best_or_none.latency_us,
             "unscheduled_us": result.unscheduled_us,
         }
         for result, place in zip(found.results, where, strict=True)

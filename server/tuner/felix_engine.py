@@ -71,7 +71,7 @@ class Workbench:
             ),
             on_event=report,
         )
-        working = [result for result in found.results if result.found is not None]
+        working = [result for result in found.results if result.best_or_none is not None]
         failure = None if working else found.results[0].failure()
         return engine.Outcome(reason=found.reason, failure=failure, result=found)
 

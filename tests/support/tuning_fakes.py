@@ -53,9 +53,9 @@ def latency_us(mod: Any) -> float:
     """About 10 us at the optimum of the synthetic sketches, more elsewhere."""
     if not isinstance(mod, Program):
         return UNSCHEDULED_US
-    wanted = (8, 2, 16, 4)
+    optimum = (8, 2, 16, 4)
     tiles = mod.decisions[:8]
-    distance = sum((math.log(v) - math.log(wanted[i % 4])) ** 2 for i, v in enumerate(tiles))
+    distance = sum((math.log(v) - math.log(optimum[i % 4])) ** 2 for i, v in enumerate(tiles))
     return 10.0 * math.exp(0.2 * distance) * (1 + 0.1 * mod.sketch)
 
 

@@ -74,7 +74,9 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
 
 def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
     trials = tuple(r for r in stored if not r.repeat)
-    best = records.fastest(records.standing(stored), bool(stored) and stored[-1].repeat)
+    best = records.fastest(
+        records.effective_measurements(stored), bool(stored) and stored[-1].repeat
+    )
     fastest = None
     if best is not None:
         sketches = {sketch.index: sketch for sketch in task_run.sketches_of(task)}
@@ -89,7 +91,7 @@ def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
         records=trials,
         repeats=tuple(r for r in stored if r.repeat),
         curve=results.network_curve(trials, {task.key: 1.0}),
-        found=fastest,
+        best_or_none=fastest,
         unscheduled_us=None,
         reason="stored",
         breakdown=pacing.Breakdown(),

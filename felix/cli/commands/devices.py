@@ -7,8 +7,8 @@ import dataclasses
 import json
 import sys
 
-from costmodel import registry
 from felix import target
+from felix.search import cost_model
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,5 +45,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pretrained(device: target.Device) -> str | None:
-    path = registry.pretrained(device.target)
+    path = cost_model.pretrained(device.target)
     return None if path is None else str(path)

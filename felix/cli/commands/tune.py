@@ -79,7 +79,7 @@ def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.P
     folders = [out] if one else results.folders(out, network.results)
     written: list[pathlib.Path | None] = []
     for result, folder in zip(network.results, folders, strict=True):
-        written.append(None if result.found is None else result.export(folder))
+        written.append(None if result.best_or_none is None else result.export(folder))
     if not one and network.curve:
         title = f"{len(network.results)} tasks: {report.duration(network.latency_us)}"
         convergence.draw(network.curve, title, out / convergence.FILE_NAME)
@@ -87,7 +87,7 @@ def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.P
 
 
 def _numpy(result: results.TuneResult, skip: bool) -> numpy_baseline.NumpyTime:
-    if skip or result.found is None:
+    if skip or result.best_or_none is None:
         return numpy_baseline.NumpyTime(None, "not timed")
     return numpy_baseline.measure(result.task)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from felix import errors
+from felix import errors, events
 from felix.search import history, interface, scoring, selection
 
 
@@ -16,7 +16,7 @@ from felix.search import history, interface, scoring, selection
 class Statistics:
     """Counts of the last round: rows considered, of which new, of which legal."""
 
-    n_offered: int = 0
+    n_considered: int = 0
     n_new: int = 0
     n_legal: int = 0
 
@@ -35,8 +35,13 @@ class BaseSearch:
         self.history = history.History()
         self.statistics = Statistics()
 
+    @property
+    def descent_steps(self) -> list[events.DescentStep]:
+        """How the descent of the last round went, at the recorded steps; empty without one."""
+        return []
+
     def suggest(self, n: int) -> list[interface.Suggestion]:
-        """Up to n new candidates; see `types.Search`."""
+        """Up to n new candidates; see `interface.Search`."""
         rng = np.random.default_rng([self.seed, self.round])
         self.round += 1
         suggestions = self._suggest(n, rng) if n > 0 else []
@@ -132,5 +137,5 @@ class ModelSearch(BaseSearch):
                 rows = np.asarray([decisions for _, decisions in fresh], np.int64)
                 made = self.scorer.fingerprints(index, rows).tolist()
                 self._fingerprints.update(zip(fresh, made, strict=True))
-        seen = {self._fingerprints[key] for key in proposed}
-        return selection.Pool(self.scorer, self.history, options, seen)
+        fingerprints = {self._fingerprints[key] for key in proposed}
+        return selection.Pool(self.scorer, self.history, options, fingerprints)

@@ -53,9 +53,9 @@ class EvolutionarySearch(base.ModelSearch):
         for index, sketch in enumerate(self.sketches):
             limit = self.options.n_new_structures + 1
             samples = scoring.legal_samples(sketch, size, rng, limit)
-            pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
+            pool.add(index, samples.tolist(), selection.Source.SAMPLE)
             self._evolve(index, pool, size, rng)
-        self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
+        self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)
         return selection.select(pool, n, self.options.selection, rng)
 
     def _evolve(
@@ -72,7 +72,7 @@ class EvolutionarySearch(base.ModelSearch):
             children = [self._child(index, parents, rng) for _ in range(size)]
             near = generation == 0 and bool(elite)
             source = selection.Source.NEIGHBOUR if near else selection.Source.DESCENT
-            pool.offer(index, children, source)
+            pool.add(index, children, source)
 
     def _child(
         self, index: int, parents: Sequence[tuple[int, ...]], rng: np.random.Generator

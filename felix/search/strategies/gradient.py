@@ -74,7 +74,7 @@ class GradientOptions:
 
 
 class GradientSearch(base.ModelSearch):
-    """Multi-seed gradient descent through the formulas and the cost model (`search.types.Search`).
+    """Multi-seed gradient descent through the formulas and the cost model (`interface.Search`).
 
     Args:
         sketches: sketches of one task; a suggestion's `sketch_index` counts in this order.
@@ -123,14 +123,14 @@ class GradientSearch(base.ModelSearch):
         pool = self._pool(self.options.selection)
         self._sample(n, rng)
         for index, samples in sorted(self._samples.items()):
-            pool.offer(index, samples.tolist(), selection.Source.SAMPLE)
+            pool.add(index, samples.tolist(), selection.Source.SAMPLE)
         rule = self.options.selection
         if self.round <= self.options.n_warm_rounds:
             self._descent.steps = []
             rule = self.options.warm_selection
         else:
             self._descend(pool, rng)
-        self.statistics = base.Statistics(pool.n_offered, pool.n_new, pool.n_legal)
+        self.statistics = base.Statistics(pool.n_considered, pool.n_new, pool.n_legal)
         return selection.select(pool, n, rule, rng)
 
     def _sample(self, n: int, rng: np.random.Generator) -> None:
@@ -157,11 +157,11 @@ class GradientSearch(base.ModelSearch):
             index = visited.entry.sketch_index
             rounded, _ = self._rounders[index].round(visited.values, self.options.n_roundings)
             rows = rounded.reshape(-1, rounded.shape[-1]).tolist()
-            pool.offer(index, rows, selection.Source.DESCENT)
+            pool.add(index, rows, selection.Source.DESCENT)
         self._polish(pool)
         for index, decisions in self.history.best(self.options.n_parents):
             near = self._moves[index].neighbours(decisions, self.options.n_neighbours, rng)
-            pool.offer(index, near, selection.Source.NEIGHBOUR)
+            pool.add(index, near, selection.Source.NEIGHBOUR)
 
     def _promising(self, pool: selection.Pool, rng: np.random.Generator) -> list[descent.Entry]:
         """Entries of all sketches whose best seed is predicted best, and one at random."""
@@ -193,7 +193,7 @@ class GradientSearch(base.ModelSearch):
             for index in range(len(self.sketches)):
                 rows = [r for c in parents if c.sketch_index == index
                         for r in self._moves[index].around(c.decisions)]  # fmt: skip
-                pool.offer(index, rows, selection.Source.DESCENT)
+                pool.add(index, rows, selection.Source.DESCENT)
 
     def _entries(
         self, index: int, legal: Sequence[selection.Candidate], rng: np.random.Generator

@@ -16,6 +16,7 @@ from felix.measure import protocol
 from felix.metaschedule import trace_lookup, tvm_search
 from felix.search import interface, scoring, strategies
 from felix.tuning import options
+from felix.tuning import strategies as tuning_strategies
 from tests.support import tuning_fakes
 
 SMALL = tvm_search.TVMEvolutionOptions(population=32, generations=2, init_unmeasured=8, threads=1)
@@ -39,7 +40,7 @@ def sketches(task: felix.Task) -> list[felix.Sketch]:
 
 
 def make(kind: str, sketches: list[felix.Sketch], seed: int = 5) -> Any:
-    return options.make_search(kind, sketches, Model(), SMALL, seed)
+    return tuning_strategies.make_search(kind, sketches, Model(), SMALL, seed)
 
 
 def trace_scorer(sketches: list[felix.Sketch]) -> trace_lookup.TraceScorer:

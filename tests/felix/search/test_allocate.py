@@ -1,8 +1,10 @@
-"""Allocation of rounds: warm-up, gains, dead and exhausted tasks (defect d)."""
+"""Allocation of rounds: warm-up, gains, dead and exhausted tasks, convergence."""
 
 from __future__ import annotations
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,7 +52,6 @@ def test_a_task_that_still_improves_is_preferred() -> None:
 
 
 def test_a_task_that_always_fails_dies() -> None:
-    """Defect d: such a task kept a latency of 1e10 and was picked for ever."""
     allocator = allocate.Allocator([1.0, 1.0])
     order = run(allocator, 50, {0: [None], 1: [5.0]})
     assert order.count(0) == 3 and not allocator.is_open(0)
@@ -64,7 +65,6 @@ def test_a_task_that_succeeds_late_lives() -> None:
 
 
 def test_empty_rounds_end_the_run() -> None:
-    """Defect d: an empty candidate list added no measurements, so the loop never ended."""
     allocator = allocate.Allocator([1.0, 1.0])
     allocator.record(0, 5.0, 8)
     for _ in range(100):
@@ -99,6 +99,26 @@ def test_options_change_the_rule() -> None:
     assert run(allocator, 7, {0: falling, 1: [30.0]})[2:4] == [0, 0]
     impatient = allocate.Allocator([1.0], options=allocate.AllocationOptions(patience=1))
     assert run(impatient, 9, {0: [None]}) == [0]
+
+
+def test_a_run_converges_when_every_open_task_has_stalled() -> None:
+    allocator = allocate.Allocator([1.0, 1.0])
+    for task, latencies in enumerate(([10.0, 9.99, 9.98], [10.0, 8.0, 6.0])):
+        for latency_us in latencies:
+            allocator.record(task, latency_us, 8)
+    assert not allocator.has_converged(2, 0.01)
+    for _ in range(2):
+        allocator.record(1, None, 8)
+    assert allocator.has_converged(2, 0.01)
+    assert not allocator.has_converged(3, 0.01)
+
+
+def test_a_floor_is_half_the_time_at_peak_rates() -> None:
+    machine = SimpleNamespace(peak_fp32_gflops=100.0, dram_bandwidth_gbs=10.0)
+    assert allocate.floor_us(4e6, 1e3, machine) == pytest.approx(20.0)
+    assert allocate.floor_us(4e3, 1e6, machine) == pytest.approx(50.0)
+    machine = SimpleNamespace(peak_fp32_gflops=math.nan, dram_bandwidth_gbs=10.0)
+    assert allocate.floor_us(4e6, 1e3, machine) == 0.0
 
 
 def test_the_state_survives_json() -> None:

@@ -45,7 +45,7 @@ def test_only_the_body_of_a_pipeline_is_written_again() -> None:
 
 
 def test_seconds_of_a_cuda_build() -> None:
-    """Each kind of store has its price, and NVRTC unrolls what TVM has not."""
+    """Each kind of store has its cost, and NVRTC unrolls what TVM has not."""
     nothing = build_time.CUDA_S
     assert of([[0, 0, 0, 0]]).compile_s == pytest.approx(nothing)
     update, fetch, write = [2000, 1, 0, 2000], [2000, 0, 1, 2000], [2000, 0, 0, 2000]
@@ -70,10 +70,10 @@ def test_the_limit_is_half_of_what_a_builder_has() -> None:
 def test_statements_of_a_cpu_are_those_of_the_largest_kernel() -> None:
     (sketch, *_) = sketching.sketches(workloads.gemm(32, 32, 32))
     rows = sketch.sample(16, seed=0)
-    found = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).build
+    cost = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).build
     raw = sketch.formulas.raw(rows)[..., list(sketch.formulas.names).index("code_statements")]
-    np.testing.assert_allclose(found.statements, raw.max(axis=1), rtol=1e-6)
-    assert not found.compile_s.any()
+    np.testing.assert_allclose(cost.statements, raw.max(axis=1), rtol=1e-6)
+    assert not cost.compile_s.any()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The searches, on sketches with a known optimum; and the original's defects, one test each."""
+"""The searches, on sketches with a known optimum: legal, new, deterministic, resumable, good."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_suggestions_are_new_legal_and_deterministic(kind: str) -> None:
     sketches = two_sketches()
     search, again = make(kind, sketches, 3), make(kind, two_sketches(), 3)
     scorer = scoring.Scorer(sketches, synthetic.CostModel())
-    seen = set()
+    proposed = set()
     for _ in range(3):
         suggestions = search.suggest(12)
         assert suggestions == again.suggest(12)
         assert len(suggestions) == 12
         for suggestion in suggestions:
-            assert suggestion.key not in seen
-            seen.add(suggestion.key)
+            assert suggestion.key not in proposed
+            proposed.add(suggestion.key)
             row = np.asarray([suggestion.decisions], np.int64)
             assert scorer.legal(suggestion.sketch_index, row)[0]
             variables = sketches[suggestion.sketch_index].variables
@@ -94,18 +94,18 @@ def test_gradient_search_needs_fewer_rounds_than_random() -> None:
     def best_after(kind: str) -> float:
         sketches = [synthetic.FakeSketch(extents=(512, 512, 1024))]
         search = make(kind, sketches)
-        found = []
+        latencies_us = []
         for _ in range(2):
             suggestions = search.suggest(8)
-            found += [true_us(sketches, s) for s in suggestions]
+            latencies_us += [true_us(sketches, s) for s in suggestions]
             search.update([(s, Result(true_us(sketches, s))) for s in suggestions])
-        return min(found)
+        return min(latencies_us)
 
     assert best_after("gradient") < 0.5 * best_after("random")
 
 
 def test_predictions_belong_to_their_candidates() -> None:
-    """Defect a: rankings used other points' predictions once one candidate was illegal."""
+    """Also where illegal candidates were left out between them."""
     sketches = [synthetic.FakeSketch(capacity=32)]
     search = make("gradient", sketches)
     search.suggest(8)  # warm-up
@@ -116,7 +116,7 @@ def test_predictions_belong_to_their_candidates() -> None:
 
 
 def test_scores_keep_their_rows_when_some_are_illegal() -> None:
-    """Defect a, at its root: the illegal rows stay in place, as NaN."""
+    """The illegal rows stay in place, as NaN."""
     sketch = synthetic.FakeSketch(capacity=32)
     wide = synthetic.FakeSketch()
     rows = wide.sample(64, seed=1)
@@ -145,66 +145,65 @@ def test_long_builds_must_promise_more(weight: float) -> None:
     options = selection.SelectionOptions(0.0, 0.0, 1.0, 99, weight, max_compile_s=math.inf)
     pool = selection.Pool(LongCode(), history_module.History(), options)
     rows = synthetic.FakeSketch().sample(64, seed=1)
-    pool.offer(0, rows.tolist(), selection.Source.SAMPLE)
+    pool.add(0, rows.tolist(), selection.Source.SAMPLE)
     picks = selection.select(pool, 8, options, np.random.default_rng(0))
     statements = [100.0 * c.decisions[3] for c in picks]
     shortest = sorted(100.0 * c.decisions[3] for c in pool.candidates.values())[:8]
     assert (statements == shortest) == (weight > 0)
     assert all(c.score == 0.0 for c in picks)  # the prediction itself is not changed
-    want = [weight * math.log1p(s / build_time.FREE_STATEMENTS) for s in statements]
-    assert [c.price for c in picks] == pytest.approx(want)
+    expected = [weight * math.log1p(s / build_time.FREE_STATEMENTS) for s in statements]
+    assert [c.acquisition for c in picks] == pytest.approx(expected)
 
 
 def test_what_takes_too_long_to_compile_waits() -> None:
     """`LongCode` compiles for as many seconds as its last tile says."""
     pool = selection.Pool(LongCode(), history_module.History())
-    pool.offer(0, synthetic.FakeSketch().sample(64, seed=1).tolist(), selection.Source.SAMPLE)
+    pool.add(0, synthetic.FakeSketch().sample(64, seed=1).tolist(), selection.Source.SAMPLE)
     limit = pool.options.max_compile_s
-    assert pool.reserve and all(c.decisions[3] > limit for c in pool.reserve.values())
+    assert pool.fallback and all(c.decisions[3] > limit for c in pool.fallback.values())
     assert all(c.decisions[3] <= limit for c in pool.candidates.values())
     picks = selection.select(pool, 64, pool.options, np.random.default_rng(0))
     n_short = len(pool.candidates)
     assert all(c.key in pool.candidates for c in picks[:n_short])
-    assert {c.key for c in picks[n_short:]} == set(pool.reserve)
+    assert {c.key for c in picks[n_short:]} == set(pool.fallback)
 
 
 def test_copies_of_what_was_proposed_wait() -> None:
     """Widths 1 and 2 give the synthetic sketch equal features, and so do 3 and 4."""
 
-    def looks(search: base.ModelSearch, suggestions: list[Suggestion]) -> list[bytes]:
+    def fingerprints(search: base.ModelSearch, suggestions: list[Suggestion]) -> list[bytes]:
         rows = np.asarray([s.decisions for s in suggestions], np.int64)
         return search.scorer.fingerprints(0, rows).tolist()
 
     search = make("gradient", [synthetic.FakeSketch(extents=(64,), parts=2)])
-    seen: list[bytes] = []
+    proposed: list[bytes] = []
     for _ in range(3):  # 7 tilings, 4 unroll steps and 2 kinds of widths: 56 that differ
         suggestions = search.suggest(16)
         assert len(suggestions) == 16
-        seen += looks(search, suggestions)
+        proposed += fingerprints(search, suggestions)
         search.update([(s, Result(true_us(search.sketches, s))) for s in suggestions])
-    assert len(set(seen)) == 48
+    assert len(set(proposed)) == 48
     while suggestions := search.suggest(16):  # then the copies, until all are proposed
-        seen += looks(search, suggestions)
-    assert len(seen) == 112 and len(set(seen)) == 56
+        proposed += fingerprints(search, suggestions)
+    assert len(proposed) == 112 and len(set(proposed)) == 56
 
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_nothing_is_proposed_twice(kind: str) -> None:
-    """Defect b: candidates were measured again, because an empty history was discarded."""
+    """A history that is still empty counts, too."""
     sketches = [synthetic.FakeSketch(extents=(12,), parts=2, with_choices=False)]
     search = make(kind, sketches)
     empty = search.history
     first = search.suggest(3)
     assert search.history is empty and all(s.key in empty for s in first)
-    seen = [s.key for s in first]
+    keys = [s.key for s in first]
     for _ in range(4):
-        seen += [s.key for s in search.suggest(3)]
-    assert len(seen) == len(set(seen)) == 6  # 12 in two parts: all there are
+        keys += [s.key for s in search.suggest(3)]
+    assert len(keys) == len(set(keys)) == 6  # 12 in two parts: all there are
     assert search.suggest(3) == []
 
 
 def test_equal_decisions_of_two_sketches_are_two_candidates() -> None:
-    """Defect c: the key had no sketch in it."""
     sketches = [synthetic.FakeSketch(extents=(4,), parts=2, with_choices=False, index=i)
                 for i in range(2)]  # fmt: skip
     for kind in SEARCHES:
@@ -224,7 +223,7 @@ def test_failures_are_remembered_without_a_latency() -> None:
 
 @pytest.mark.parametrize("kind", SEARCHES)
 def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
-    """Defect f: no seed, no resume. The state survives JSON."""
+    """The state survives JSON."""
 
     def many_structures() -> list[synthetic.FakeSketch]:
         return [synthetic.FakeSketch(structural=tuple(range(20))), *two_sketches()]
@@ -301,7 +300,7 @@ def test_selection_leaves_room_for_other_structures_and_chance() -> None:
     assert all(c.structure == (0,) for c in picks)
 
 
-def test_selection_keeps_a_share_for_neighbours() -> None:
+def test_selection_has_a_share_for_neighbours() -> None:
     pool = empty_pool()
     scored(pool, 50, 0, 0.0)
     near = selection.Candidate(0, (7,) * 5, (0,), 999.0, selection.Source.NEIGHBOUR, 999.0)
@@ -349,14 +348,14 @@ def test_near_copies_of_picks_wait() -> None:
             0, decisions, (), float(i), selection.Source.DESCENT, float(i)
         )
     scored(pool, 20, 5, 100.0)
-    options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, crowd=3)
+    options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, max_similar=3)
     pool.candidates = {k: v for k, v in pool.candidates.items() if len(k[1]) == 4} | {
         (1, k[1]): dataclasses.replace(v, sketch_index=1)
         for k, v in pool.candidates.items() if len(k[1]) == 5
     }  # fmt: skip
     picks = selection.select(pool, 10, options, np.random.default_rng(0))
     assert sum(c.sketch_index == 0 for c in picks) == 3
-    options = dataclasses.replace(options, crowd=100)
+    options = dataclasses.replace(options, max_similar=100)
     picks = selection.select(pool, 10, options, np.random.default_rng(0))
     assert sum(c.sketch_index == 0 for c in picks) == 10
 
@@ -370,7 +369,7 @@ def test_a_round_compiles_few_new_structures(kind: str) -> None:
         limit = max(limit, 24 // len(sketches[0].variables))
     for round_number in range(1, 4):
         assert search.suggest(8)
-        assert sum(call != "offers" for call in sketches[0].calls) <= limit * round_number
+        assert sum(call != "is_applicable" for call in sketches[0].calls) <= limit * round_number
 
 
 def test_small_formulas_are_compiled_for_more_structures() -> None:
@@ -378,7 +377,7 @@ def test_small_formulas_are_compiled_for_more_structures() -> None:
         sketch = synthetic.FakeSketch(structural=tuple(range(-1, 60)))
         search = _search([sketch], new_structure_variables=variables)
         assert search.suggest(8)
-        return sum(call != "offers" for call in sketch.calls)
+        return sum(call != "is_applicable" for call in sketch.calls)
 
     n_variables = len(synthetic.FakeSketch(structural=(-1, 0)).variables)
     assert compiled(0) == compiled(2 * n_variables - 1) == 1
@@ -388,9 +387,9 @@ def test_small_formulas_are_compiled_for_more_structures() -> None:
 def test_structures_that_tvm_refuses_are_not_proposed() -> None:
     sketch = synthetic.FakeSketch(structural=(-1, 0, 1), refused=(0,))
     search = _search([sketch], n_new_structures=3)
-    found = [s.decisions[-1] for _ in range(3) for s in search.suggest(8)]
-    assert set(found) == {-1, 1}
-    assert sketch.calls.count("offers") <= 2 + scoring.OFFER_ROWS
+    structures = [s.decisions[-1] for _ in range(3) for s in search.suggest(8)]
+    assert set(structures) == {-1, 1}
+    assert sketch.calls.count("is_applicable") <= 2 + scoring.CHECKED_ROWS
 
 
 def test_polishing_finds_what_rounding_missed() -> None:
@@ -503,8 +502,8 @@ def test_warm_up_has_its_own_selection() -> None:
     def spread(random_share: float) -> float:
         chosen = selection.SelectionOptions(random_share=random_share)
         search = _search(two_sketches(), warm_selection=chosen, n_new_structures=2)
-        found = search.suggest(16)
-        return float(np.std([math.log(s.predicted_us or 1.0) for s in found]))
+        suggestions = search.suggest(16)
+        return float(np.std([math.log(s.predicted_us or 1.0) for s in suggestions]))
 
     assert spread(1.0) > 2 * spread(0.0)
 
@@ -514,17 +513,18 @@ def test_a_round_descends_the_most_promising_entries_and_one_at_random() -> None
         """Sketches that are descended, and their best predicted start."""
         sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
         search = _search(sketches, n_entries=n_entries, n_warm_rounds=0)
-        seen: dict[int, float] = {}
+        best_starts: dict[int, float] = {}
         run = search._descent.run
 
-        def note(given: Any) -> Any:
-            for e in given:
-                seen[e.sketch_index] = float(search.scorer.predict(e.sketch_index, e.starts).min())
-            return run(given)
+        def note(entries: Any) -> Any:
+            for e in entries:
+                scores = search.scorer.predict(e.sketch_index, e.starts)
+                best_starts[e.sketch_index] = float(scores.min())
+            return run(entries)
 
         search._descent.run = note  # type: ignore[method-assign]
         search.suggest(4)
-        return seen
+        return best_starts
 
     every = entries(100)
     assert len(every) == 4

@@ -30,9 +30,9 @@ def brute(domains: factorizations.Domains, extent: int) -> list[tuple[int, ...]]
 def test_all_factorizations_are_found(extent: int, parts: int) -> None:
     limit = 512 if parts == 1 else 16
     domains = domains_of(extent, parts, limit)
-    found = factorizations.enumerate_all(domains, extent)
-    assert [tuple(row) for row in found.tolist()] == sorted(brute(domains, extent))
-    assert factorizations.count(domains, extent) == len(found)
+    rows = factorizations.enumerate_all(domains, extent)
+    assert [tuple(row) for row in rows.tolist()] == sorted(brute(domains, extent))
+    assert factorizations.count(domains, extent) == len(rows)
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
@@ -40,9 +40,9 @@ def test_any_extent_rounds_to_a_factorization(extent: int) -> None:
     domains = domains_of(extent, 4)
     rng = np.random.default_rng(extent)
     targets = rng.uniform(0, math.log(max(extent, 2)), (20, 4))
-    found, distance = factorizations.Nearest(domains, extent).nearest(targets, 5)
-    assert (found.prod(axis=2) == extent).all()
-    assert (found[:, :, -1] <= 64).all()
+    nearest, distance = factorizations.Nearest(domains, extent).nearest(targets, 5)
+    assert (nearest.prod(axis=2) == extent).all()
+    assert (nearest[:, :, -1] <= 64).all()
     assert (np.diff(distance, axis=1) >= 0).all()
 
 
@@ -55,12 +55,12 @@ def test_any_extent_rounds_to_a_factorization(extent: int) -> None:
 def test_the_nearest_comes_first(extent: int, parts: int, data: st.DataObject) -> None:
     domains = domains_of(extent, parts, 16)
     target = np.asarray([data.draw(st.floats(-1.0, 7.0)) for _ in range(parts)])
-    found, distance = factorizations.Nearest(domains, extent).nearest(target[None], 3)
+    nearest, distance = factorizations.Nearest(domains, extent).nearest(target[None], 3)
     everything = np.asarray(brute(domains, extent))
     expected = np.sort(np.square(np.log(everything) - target).sum(axis=1))[:3]
     np.testing.assert_allclose(distance[0], expected, atol=1e-9)
-    own = np.square(np.log(found[0]) - target).sum(axis=1)
-    np.testing.assert_allclose(own, distance[0], atol=1e-9)
+    actual = np.square(np.log(nearest[0]) - target).sum(axis=1)
+    np.testing.assert_allclose(actual, distance[0], atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -70,8 +70,8 @@ def test_a_legal_point_rounds_to_itself(data: st.DataObject) -> None:
     domains = domains_of(extent, 4)
     seed = data.draw(st.integers(0, 1000))
     row = synthetic.random_factors(np.random.default_rng(seed), extent, 4, 64)
-    found, distance = factorizations.Nearest(domains, extent).nearest(np.log([row]), 2)
-    assert found[0, 0].tolist() == row
+    nearest, distance = factorizations.Nearest(domains, extent).nearest(np.log([row]), 2)
+    assert nearest[0, 0].tolist() == row
     assert distance[0, 0] == pytest.approx(0, abs=1e-20)
 
 
@@ -96,8 +96,8 @@ def test_a_space_too_large_for_a_table_still_rounds() -> None:
     finder = factorizations.Nearest(domains, extent)
     assert finder.table is None
     target = np.log([[8.0, 45.0, 32.0, 9.0, 320.0]])
-    found, _ = finder.nearest(target, 3)
-    assert (found.prod(axis=2) == extent).all() and (found[..., -1] <= 64).all()
+    nearest, _ = finder.nearest(target, 3)
+    assert (nearest.prod(axis=2) == extent).all() and (nearest[..., -1] <= 64).all()
 
 
 def test_an_impossible_tiling_is_refused() -> None:
@@ -136,7 +136,7 @@ def test_roundings_are_distinct_legal_and_ordered(seed: int, k: int) -> None:
         for row in rows:
             assert math.prod(row[:4].tolist()) == 512 and math.prod(row[4:8].tolist()) == 197
             assert all(value in v.domain for v, value in zip(variables, row, strict=True))
-            assert row[-1] == point[-1], "a structural value is kept"
+            assert row[-1] == point[-1], "a structural value stays"
 
 
 def test_roundings_are_the_best_combinations() -> None:
@@ -149,14 +149,14 @@ def test_roundings_are_the_best_combinations() -> None:
     rows = [row for row in itertools.product(*(v.domain for v in variables))
             if row[0] * row[1] == 12 and row[2] * row[3] == 8]  # fmt: skip
     scaled = where.scale(np.asarray(rows, float))
-    for point, found in zip(where.scale(values), distance, strict=True):
+    for point, distances in zip(where.scale(values), distance, strict=True):
         expected = np.sort(np.square(scaled - point).sum(axis=1))[:6]
-        np.testing.assert_allclose(found, expected, atol=1e-9)
+        np.testing.assert_allclose(distances, expected, atol=1e-9)
     assert len(decisions[0]) == 6
 
 
 def test_unroll_steps_round_in_their_own_scale() -> None:
     variables = (synthetic.choice("unroll", 0, (0, 16, 64, 512)),)
     rounder = rounding.Rounder(variables)
-    found, _ = rounder.round(np.asarray([[0.4], [5.0], [30.0], [200.0], [9999.0]]), 1)
-    assert found.ravel().tolist() == [0, 16, 16, 512, 512]
+    rounded, _ = rounder.round(np.asarray([[0.4], [5.0], [30.0], [200.0], [9999.0]]), 1)
+    assert rounded.ravel().tolist() == [0, 16, 16, 512, 512]

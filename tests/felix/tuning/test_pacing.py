@@ -1,4 +1,4 @@
-"""The tuner's side of the gate, and that search and measuring overlap."""
+"""The tuner's side of the timing lock, and that search and measuring overlap."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _timer(shared: rwlock.ReadWriteLock, timed: list[float]) -> threading.Thread
     return thread
 
 
-def test_timing_goes_first_at_a_breath() -> None:
+def test_a_waiting_kernel_is_timed_when_the_tuner_yields() -> None:
     shared, spent, timed = rwlock.ReadWriteLock(), pacing.Breakdown(), []
     compute_guard = pacing.ComputeGuard(shared, spent)
     with compute_guard.computing("search"):
@@ -51,7 +51,7 @@ def test_timing_goes_first_at_a_breath() -> None:
     assert 0.07 <= spent.search_s < 0.5
 
 
-def test_the_gate_is_left_when_computing_fails() -> None:
+def test_the_lock_is_released_when_computing_fails() -> None:
     shared, spent = rwlock.ReadWriteLock(), pacing.Breakdown()
     compute_guard = pacing.ComputeGuard(shared, spent)
     with pytest.raises(ValueError), compute_guard.computing("train"):
@@ -62,12 +62,16 @@ def test_the_gate_is_left_when_computing_fails() -> None:
 
 
 def test_resumed_seconds_are_added() -> None:
-    compute_guard = pacing.ComputeGuard(
-        rwlock.ReadWriteLock(), pacing.Breakdown(search_s=1.0, total_s=2.0)
-    )
-    total = compute_guard.resume(pacing.Breakdown(search_s=10.0, total_s=20.0))
-    assert total.search_s == 11.0 and total.total_s == 22.0
-    assert total.other_s == 11.0
+    breakdown = pacing.Breakdown(search_s=1.0, total_s=2.0)
+    breakdown.resume(pacing.Breakdown(search_s=10.0, total_s=20.0))
+    assert breakdown.search_s == 11.0 and breakdown.total_s == 22.0
+    assert breakdown.other_s == 11.0
+
+
+def test_the_clock_of_a_resumed_run_goes_on() -> None:
+    clock = pacing.Clock()
+    clock.resume(100.0)
+    assert 100.0 <= clock.elapsed_s < 110.0
 
 
 class Threaded(fakes.Pool):
@@ -84,38 +88,38 @@ class Threaded(fakes.Pool):
             def measure_one(self, mod: Any) -> protocol.Measurement:
                 pool.timing_lock.acquire()
                 try:
-                    (found,) = inner.measure([mod])
+                    (measurement,) = inner.measure([mod])
                 finally:
                     pool.timing_lock.release()
-                return dataclasses.replace(found, run_s=pool.seconds)
+                return dataclasses.replace(measurement, run_s=pool.seconds)
 
         return Measurer()
 
 
 def _overlap(lookahead: float) -> tuple[int, Any]:
-    """Most candidates that were in flight when a later round was sent off."""
-    most, sent, done = 0, 0, 0
+    """Most candidates that were pending when a later round was submitted."""
+    most, submitted, done = 0, 0, 0
 
     def count(event: events.Event) -> None:
-        nonlocal most, sent, done
+        nonlocal most, submitted, done
         if isinstance(event, events.RoundStarted):
-            most = max(most, sent - done)
-            sent += event.n_candidates
+            most = max(most, submitted - done)
+            submitted += event.n_candidates
         done += isinstance(event, events.Trial)
 
     options = fakes.small(Threaded(seconds=0.02), lookahead=lookahead)
-    found = felix.tune(fakes.task(), trials=32, model=fakes.Model(), options=options,
+    result = felix.tune(fakes.task(), trials=32, model=fakes.Model(), options=options,
                        on_event=count)  # fmt: skip
-    return most, found
+    return most, result
 
 
 def test_search_overlaps_with_measuring() -> None:
-    in_flight, found = _overlap(0.5)
-    assert in_flight == 4
-    assert len(found.records) == 32
-    in_flight, _ = _overlap(0.0)
-    assert in_flight == 0
-    assert found.breakdown.measure_s > 0
+    n_pending, result = _overlap(0.5)
+    assert n_pending == 4
+    assert len(result.records) == 32
+    n_pending, _ = _overlap(0.0)
+    assert n_pending == 0
+    assert result.breakdown.measure_s > 0
 
 
 def test_one_slow_candidate_holds_up_nobody() -> None:
@@ -131,26 +135,26 @@ def test_one_slow_candidate_holds_up_nobody() -> None:
                     number = len(pool.measured)
                     if number == 17:
                         third.set()
-                    (found,) = inner.measure([mod])
+                    (measurement,) = inner.measure([mod])
                     is_slow = number == 0 and isinstance(mod, fakes.Program)
-                    return executor.submit(self.answer, found, is_slow)
+                    return executor.submit(self.answer, measurement, is_slow)
 
-                def answer(self, found: protocol.Measurement, is_slow: bool) -> Any:
+                def answer(self, measurement: protocol.Measurement, is_slow: bool) -> Any:
                     assert not is_slow or third.wait(60)
-                    return found
+                    return measurement
 
             return Measurer()
 
     order: list[int] = []
-    found = felix.tune(
+    result = felix.tune(
         fakes.task(), trials=24, model=fakes.Model(), options=fakes.small(Uneven()),
         on_event=lambda e: order.append(e.round) if isinstance(e, events.Trial) else None,
     )  # fmt: skip
-    assert len(found.records) == 24
-    assert 0 in order[8:]  # it landed after candidates of later rounds
+    assert len(result.records) == 24
+    assert 0 in order[8:]  # it completed after candidates of later rounds
 
 
 def test_overlapping_runs_are_deterministic() -> None:
     runs = [_overlap(0.5)[1] for _ in range(2)]
-    keys = [[(r.sketch_index, r.decisions) for r in found.records] for found in runs]
+    keys = [[(r.sketch_index, r.decisions) for r in result.records] for result in runs]
     assert keys[0] == keys[1]

@@ -137,15 +137,15 @@ def test_records_survive_kill_9(tmp_path: pathlib.Path) -> None:
     )
     assert writer.stdout is not None
     for line in writer.stdout:
-        told = int(line)
-        if told == 50:
+        n_written = int(line)
+        if n_written == 50:
             break
     writer.send_signal(signal.SIGKILL)
-    told = int((writer.stdout.read().split("\n")[:-1] or ["50"])[-1])
+    n_written = int((writer.stdout.read().split("\n")[:-1] or ["50"])[-1])
     writer.wait()
-    found = records.read(path)
-    assert len(found) >= told
-    assert [record.decisions[2] for record in found] == list(range(len(found)))
+    stored = records.read(path)
+    assert len(stored) >= n_written
+    assert [record.decisions[2] for record in stored] == list(range(len(stored)))
 
 
 def test_stock_tvm_applies_an_exported_database(tmp_path: pathlib.Path) -> None:
@@ -176,15 +176,15 @@ def test_database_round_trip_sorts_and_drops_failures(tmp_path: pathlib.Path) ->
         for factor, latencies in ((2, (30.0,)), (4, (10.0, 12.0)), (8, (1e16,)))
     ]
     records.export_database(tmp_path, entries)
-    found = records.import_database(tmp_path)
-    assert [entry.latencies_us for entry in found] == [
+    imported = records.import_database(tmp_path)
+    assert [entry.latencies_us for entry in imported] == [
         pytest.approx((10.0, 12.0)),
         pytest.approx((30.0,)),
     ]
-    sch = tvm.s_tir.Schedule(found[0].mod)
-    found[0].trace.apply_to_schedule(sch, remove_postproc=False)
+    sch = tvm.s_tir.Schedule(imported[0].mod)
+    imported[0].trace.apply_to_schedule(sch, remove_postproc=False)
     tvm.ir.assert_structural_equal(sch.mod["main"].body, _tuned(mod, 4).mod["main"].body)
-    assert found[0].target.kind.name == "llvm"
+    assert imported[0].target.kind.name == "llvm"
 
 
 def test_bad_databases_are_record_errors(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""Finals and equal programs in the round loop; no real kernels."""
+"""Measuring the fastest again, and equal programs, in the round loop; no real kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from felix import events, records
 from felix.measure import protocol, testing
 from felix.measure.pool import rwlock
 from felix.search import interface
-from felix.tuning import options, pacing, remeasure, task_run
+from felix.tuning import options, pacing, remeasure, strategies, task_run
 from tests.support import tuning_fakes as fakes
 
 
@@ -51,64 +51,66 @@ class _Noisy(fakes.Pool):
         return Measurer(fakes.latency_us)
 
 
-def test_the_best_is_the_fastest_of_the_finals() -> None:
+def test_the_best_is_the_fastest_of_those_measured_again() -> None:
     pool = _Noisy()
-    found = _tune(trials=24, pool=pool, options={"n_finalists": 3})
-    truth = {task_run.key_of(r): fakes.latency_us(fakes.Program(r.sketch_index, r.decisions))
-             for r in found.repeats}  # fmt: skip
-    assert len(found.records) == 24
+    result = _tune(trials=24, pool=pool, options={"n_finalists": 3})
+    truth = {r.key: fakes.latency_us(fakes.Program(r.sketch_index, r.decisions))
+             for r in result.repeats}  # fmt: skip
+    assert len(result.records) == 24
     assert 3 <= len(truth) <= 9
     assert len(pool.thorough) == options.TuneOptions().final_turns * len(truth)
-    assert found.best.latency_us == min(truth.values())
-    assert found.curve[-1][2] == found.best.latency_us
-    lucky = min(r.measurement.latency_us or 0.0 for r in found.records)
-    assert found.best.latency_us > lucky
+    assert result.best.latency_us == min(truth.values())
+    assert result.curve[-1][2] == result.best.latency_us
+    lucky = min(r.measurement.latency_us or 0.0 for r in result.records)
+    assert result.best.latency_us > lucky
 
 
-def test_without_finals_luck_wins() -> None:
+def test_without_measuring_again_luck_wins() -> None:
     pool = _Noisy()
-    found = _tune(trials=24, pool=pool, options={"n_finalists": 0})
-    assert found.repeats == () and pool.thorough == []
-    assert found.best.latency_us == min(r.measurement.latency_us or 0.0 for r in found.records)
+    result = _tune(trials=24, pool=pool, options={"n_finalists": 0})
+    assert result.repeats == () and pool.thorough == []
+    assert result.best.latency_us == min(r.measurement.latency_us or 0.0 for r in result.records)
 
 
-def test_finals_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
+def test_repeats_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
     options = {"n_finalists": 3}
-    found = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path)
+    result = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path)
     stored = records.read(tmp_path / "tuning" / "records.jsonl")
-    assert [r.repeat for r in stored] == [False] * 16 + [True] * len(found.repeats)
+    assert [r.repeat for r in stored] == [False] * 16 + [True] * len(result.repeats)
     again = _tune(trials=16, pool=_Noisy(), options=options, out=tmp_path, resume=True)
     assert len(again.records) == 16
-    assert again.best.decisions == found.best.decisions
+    assert again.best.decisions == result.best.decisions
     longer = _tune(trials=24, pool=_Noisy(), options=options, out=tmp_path, resume=True)
     assert len(longer.records) == 24
-    assert longer.best.latency_us <= found.best.latency_us
+    assert longer.best.latency_us <= result.best.latency_us
 
 
 def test_equal_programs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_run, "fingerprint", lambda mod: str(mod.decisions[4:]))
     pool = fakes.Pool()
-    found = _tune(trials=32, pool=pool)
+    result = _tune(trials=32, pool=pool)
     programs = [p.decisions[4:] for p in pool.measured]
-    assert len(programs) == len(set(programs)) == len(found.records)
+    assert len(programs) == len(set(programs)) == len(result.records)
 
 
 def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A winner's twins, all predicted to be as fast, filled rounds, and runs ended early.
+    """Duplicates of a winner, all predicted to be as fast, do not end a run early.
 
     Widths 1 and 2 stand for one program and have equal features, and so do 3 and 4.
     """
     monkeypatch.setattr(
         task_run, "fingerprint", lambda m: str((m.sketch, m.decisions[:-1], m.decisions[-1] < 3))
     )
-    seen: list[Any] = []
-    found = _tune(fakes.Pool(), trials=96, on_event=seen.append)
-    rounds = [event.n_candidates for event in seen if isinstance(event, events.RoundStarted)]
+    emitted: list[Any] = []
+    result = _tune(fakes.Pool(), trials=96, on_event=emitted.append)
+    rounds = [event.n_candidates for event in emitted if isinstance(event, events.RoundStarted)]
     assert rounds == [8] * 12
-    assert found.reason == "trials" and len(found.records) == 96
+    assert result.reason == "trials" and len(result.records) == 96
 
 
-def test_a_twin_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duplicate_learns_the_measurement_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(task_run, "fingerprint", lambda mod: str(mod.decisions[4:]))
     updates: list[tuple[Any, Any]] = []
 
@@ -118,22 +120,23 @@ def test_a_twin_learns_the_measurement_of_the_first(monkeypatch: pytest.MonkeyPa
         def update(self, results: Any) -> None:
             updates.extend(results)
 
-    job = task_run.Job(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
-    job.sketches, job.search, job._position = fakes.sketches(job.task), Search(), {0: 0, 1: 1}
-    first, twin = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
+    monkeypatch.setattr(strategies, "make_search", lambda *_: Search())
+    run = task_run.TaskRun(0, fakes.task(), testing.FunctionMeasurer(fakes.latency_us))
+    run.open("random", None, None, 0)
+    first, duplicate = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
     compute_guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown())
-    made = job.schedules([first, twin], compute_guard)
-    assert [s for s, _ in made] == [first]
+    scheduled = run.schedules([first, duplicate], compute_guard)
+    assert [s for s, _ in scheduled] == [first]
     record = records.Record(
-        task_key=job.task.key, task_name="t", sketch_index=0, sketch_key="k",
+        task_key=run.task.key, task_name="t", sketch_index=0, sketch_key="k",
         decisions=first.decisions, predicted_us=None, round=0, elapsed_s=0.0, timestamp=0.0,
         measurement=protocol.Measurement.timed([7.0], checked=True), versions={},
     )  # fmt: skip
-    job.keep(record)
-    assert [(s, m.latency_us) for s, m in updates] == [(first, 7.0), (twin, 7.0)]
+    run.add(record)
+    assert [(s, m.latency_us) for s, m in updates] == [(first, 7.0), (duplicate, 7.0)]
 
 
-def test_a_repeat_stands_for_its_candidate_and_a_failed_one_removes_it() -> None:
+def test_a_repeat_counts_for_its_candidate_and_a_failed_one_removes_it() -> None:
     def record(key: int, latency_us: float | None, repeat: bool = False) -> records.Record:
         measured = (protocol.Measurement.timed([latency_us], checked=True) if latency_us
                     else protocol.Measurement(error=protocol.ErrorClass.WRONG_RESULT))  # fmt: skip
@@ -145,8 +148,8 @@ def test_a_repeat_stands_for_its_candidate_and_a_failed_one_removes_it() -> None
 
     every = [record(1, 5.0), record(2, 6.0), record(3, 7.0), record(4, None), record(1, 4.0),
              record(2, 9.0, True), record(3, None, True)]  # fmt: skip
-    found = records.standing(every)
-    assert {k[1][0]: r.measurement.latency_us for k, r in found.items()} == {1: 4.0, 2: 9.0}
+    effective = records.effective_measurements(every)
+    assert {k[1][0]: r.measurement.latency_us for k, r in effective.items()} == {1: 4.0, 2: 9.0}
 
 
 def test_finalists_are_timed_in_turns() -> None:

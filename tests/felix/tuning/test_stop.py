@@ -1,4 +1,4 @@
-"""A run that somebody else watches: `should_stop`, `journal`, descent steps in events."""
+"""A run that is watched from outside: `should_stop`, `journal`, descent steps in events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import tuning_fakes
 
 
 class Journal:
-    """Keeps everything in memory; a second run goes on from it."""
+    """Stores everything in memory; a second run goes on from it."""
 
     def __init__(self) -> None:
         self.records: list[records.Record] = []
@@ -55,15 +55,15 @@ def test_a_journal_replaces_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_fakes.use(monkeypatch)
-    told = threading.Event()
+    stop = threading.Event()
     pool = tuning_fakes.Pool(seconds=0.05)
-    options = tuning_fakes.small(pool, should_stop=told.is_set)
-    seen: list[events.Event] = []
+    options = tuning_fakes.small(pool, should_stop=stop.is_set)
+    emitted: list[events.Event] = []
 
     def watch(event: events.Event) -> None:
-        seen.append(event)
+        emitted.append(event)
         if isinstance(event, events.Trial) and event.trial == 3:
-            told.set()
+            stop.set()
 
     begun = time.monotonic()
     result = felix.tune(
@@ -72,17 +72,36 @@ def test_should_stop_ends_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.reason == "interrupted"
     assert 3 <= len(result.records) <= 16  # the pool answers at once: what is measured is kept
     assert time.monotonic() - begun < 10
-    assert isinstance(seen[-1], events.Finished)
+    assert isinstance(emitted[-1], events.Finished)
+
+
+def test_an_interrupt_in_a_callback_records_no_trial_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuning_fakes.use(monkeypatch)
+    journal = Journal()
+
+    def interrupt(event: events.Event) -> None:
+        if isinstance(event, events.Trial) and event.trial == 5:
+            raise KeyboardInterrupt
+
+    result = felix.tune(
+        tuning_fakes.task(), trials=32, strategy="random",
+        options=tuning_fakes.small(journal=journal.open), on_event=interrupt,
+    )  # fmt: skip
+    assert result.reason == "interrupted" and len(result.records) >= 5
+    assert journal.records == list(result.records)
+    assert len({record.key for record in journal.records}) == len(journal.records)
 
 
 def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_fakes.use(monkeypatch)
-    seen: list[events.Event] = []
+    emitted: list[events.Event] = []
     felix.tune(
         tuning_fakes.task(), trials=16, model=tuning_fakes.Model(),
-        options=tuning_fakes.small(), on_event=seen.append,
+        options=tuning_fakes.small(), on_event=emitted.append,
     )  # fmt: skip
-    rounds = [event for event in seen if isinstance(event, events.RoundStarted)]
+    rounds = [event for event in emitted if isinstance(event, events.RoundStarted)]
     assert rounds[0].steps == ()  # warm-up
     steps = rounds[1].steps
     assert [s.step for s in steps] == [0, 5, 10, 15, 20]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import math
 import os
@@ -35,29 +37,31 @@ def _tune(
     return felix.tune(task or fakes.task(), options=chosen, **arguments)
 
 
-def _keys(found: results.TuneResult) -> list[tuple[int, tuple[int, ...]]]:
-    return [(r.sketch_index, r.decisions) for r in found.records]
+def _keys(result: results.TuneResult) -> list[tuple[int, tuple[int, ...]]]:
+    return [(r.sketch_index, r.decisions) for r in result.records]
 
 
 def test_finds_a_fast_schedule_and_says_what_happened() -> None:
-    pool, seen = fakes.Pool(), []
-    found = _tune(pool=pool, on_event=seen.append)
-    assert found.reason == "trials"
-    assert len(found.records) == 32 == len(pool.measured)
-    assert len(set(_keys(found))) == 32
-    assert found.best.latency_us == min(r.measurement.latency_us for r in found.records)
-    assert found.best.latency_us < 12.0
-    assert found.speedup == pytest.approx(fakes.UNSCHEDULED_US / found.best.latency_us)
-    assert found.best.schedule.mod == fakes.Program(found.best.sketch_index, found.best.decisions)
+    pool, emitted = fakes.Pool(), []
+    result = _tune(pool=pool, on_event=emitted.append)
+    assert result.reason == "trials"
+    assert len(result.records) == 32 == len(pool.measured)
+    assert len(set(_keys(result))) == 32
+    assert result.best.latency_us == min(r.measurement.latency_us for r in result.records)
+    assert result.best.latency_us < 12.0
+    assert result.speedup == pytest.approx(fakes.UNSCHEDULED_US / result.best.latency_us)
+    assert result.best.schedule.mod == fakes.Program(
+        result.best.sketch_index, result.best.decisions
+    )
     assert pool.closed
-    latencies = [point[2] for point in found.curve]
+    latencies = [point[2] for point in result.curve]
     assert latencies == sorted(latencies, reverse=True)
-    assert found.curve[-1][0] == 32
-    kinds = [type(event).__name__ for event in seen]
+    assert result.curve[-1][0] == 32
+    kinds = [type(event).__name__ for event in emitted]
     assert kinds[0] == "Started" and kinds[-1] == "Finished"
     assert kinds.count("Trial") == 32 and kinds.count("RoundStarted") == 4
     assert {"Opened", "Baseline", "Trained"} <= set(kinds)
-    for event in seen:
+    for event in emitted:
         json.dumps(events.to_json(event))
 
 
@@ -72,41 +76,41 @@ def test_same_seed_same_run(strategy: str) -> None:
 
 def test_seconds_end_a_run_soon() -> None:
     start = time.monotonic()
-    found = _tune(pool=fakes.Pool(seconds=0.05), trials=None, seconds=1.5)
-    assert found.reason == "seconds"
+    result = _tune(pool=fakes.Pool(seconds=0.05), trials=None, seconds=1.5)
+    assert result.reason == "seconds"
     assert 1.5 <= time.monotonic() - start < 5.0
-    assert found.best.latency_us > 0
+    assert result.best.latency_us > 0
 
 
 def test_time_of_the_parts_adds_up() -> None:
-    found = _tune(pool=fakes.Pool(seconds=0.01))
-    spent = found.breakdown
+    result = _tune(pool=fakes.Pool(seconds=0.01))
+    spent = result.breakdown
     assert spent.search_s > 0 and spent.train_s > 0 and spent.total_s > 0
     assert 0 <= spent.other_s < spent.total_s
 
 
 def test_converged_run_stops() -> None:
-    found = _tune(pool=fakes.Pool(lambda mod: 10.0), trials=500, options={"patience_rounds": 2})
-    assert found.reason == "converged"
-    assert len(found.records) <= 40
+    result = _tune(pool=fakes.Pool(lambda mod: 10.0), trials=500, options={"patience_rounds": 2})
+    assert result.reason == "converged"
+    assert len(result.records) <= 40
 
 
 def test_small_space_is_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = [fakes.Sketch(extents=(2,), parts=2, with_choices=False)]
     fakes.use(monkeypatch, lambda task: tiny)
-    found = _tune(trials=100)
-    assert found.reason == "exhausted"
-    assert len(found.records) == 2
+    result = _tune(trials=100)
+    assert result.reason == "exhausted"
+    assert len(result.records) == 2
 
 
 def test_dead_task_ends_and_says_why() -> None:
-    found = _tune(pool=fakes.Pool(lambda mod: protocol.ErrorClass.BUILD), trials=1000)
-    assert found.reason == "failed"
-    assert found.found is None and found.curve == ()
+    result = _tune(pool=fakes.Pool(lambda mod: protocol.ErrorClass.BUILD), trials=1000)
+    assert result.reason == "failed"
+    assert result.best_or_none is None and result.curve == ()
     with pytest.raises(errors.TuningError, match="24 had a build error"):
-        _ = found.best
+        _ = result.best
     with pytest.raises(errors.TuningError):
-        found.export("/nonexistent")
+        result.export("/nonexistent")
 
 
 def test_one_dead_task_does_not_stop_the_others() -> None:
@@ -115,53 +119,53 @@ def test_one_dead_task_does_not_stop_the_others() -> None:
         return protocol.ErrorClass.LAUNCH if bad else fakes.latency_us(mod)
 
     tasks = [fakes.task(64, weight=2.0), fakes.task(81), fakes.task(128)]
-    found = _tune(tasks, pool=fakes.Pool(latency_of), trials=96)
-    assert found.reason == "trials"
-    alive, dead, other = found.results
-    assert len(dead.records) <= 3 * 8 and dead.found is None
-    assert found.latency_us is None
+    result = _tune(tasks, pool=fakes.Pool(latency_of), trials=96)
+    assert result.reason == "trials"
+    alive, dead, other = result.results
+    assert len(dead.records) <= 3 * 8 and dead.best_or_none is None
+    assert result.latency_us is None
     assert len(alive.records) + len(other.records) >= 72
 
 
 def test_network_latency_and_curve() -> None:
     tasks = [fakes.task(64, weight=3.0), fakes.task(128)]
-    found = _tune(tasks, trials=48)
-    first, second = found.results
-    assert found.latency_us == pytest.approx(3 * first.best.latency_us + second.best.latency_us)
-    assert found.curve[-1][2] == pytest.approx(found.latency_us)
+    result = _tune(tasks, trials=48)
+    first, second = result.results
+    assert result.latency_us == pytest.approx(3 * first.best.latency_us + second.best.latency_us)
+    assert result.curve[-1][2] == pytest.approx(result.latency_us)
     assert {r.task_key for r in first.records} == {tasks[0].key}
     assert len(first.records) + len(second.records) == 48
 
 
 def test_few_trials_still_warm_up_every_task() -> None:
-    found = _tune([fakes.task(m) for m in (32, 64, 96, 128)], trials=8)
-    assert [len(r.records) for r in found.results] == [2, 2, 2, 2]
+    result = _tune([fakes.task(m) for m in (32, 64, 96, 128)], trials=8)
+    assert [len(r.records) for r in result.results] == [2, 2, 2, 2]
 
 
 def test_rejected_schedules_are_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     picky = fakes.Sketch(extents=(64, 64))
     picky.reject = lambda decisions: decisions[0] in (4, 8)
     fakes.use(monkeypatch, lambda task: [picky])
-    seen: list[Any] = []
-    found = _tune(on_event=seen.append)
-    assert all(r.decisions[0] not in (4, 8) for r in found.records)
-    assert sum(e.n_invalid for e in seen if isinstance(e, events.RoundStarted)) > 0
+    emitted: list[Any] = []
+    result = _tune(on_event=emitted.append)
+    assert all(r.decisions[0] not in (4, 8) for r in result.records)
+    assert sum(e.n_invalid for e in emitted if isinstance(e, events.RoundStarted)) > 0
 
 
 def test_a_sketch_without_legal_schedules_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hopeless(fakes.Sketch):
+    class Illegal(fakes.Sketch):
         def sample(self, n: int, seed: int, max_structures: int = 6) -> Any:
             raise errors.InvalidSchedule("nothing is legal")
 
     good = fakes.Sketch(extents=(1024, 1024), index=1)
-    fakes.use(monkeypatch, lambda task: [Hopeless(index=0), good])
-    seen: list[Any] = []
-    found = _tune(on_event=seen.append)
-    assert {r.sketch_index for r in found.records} == {1}
-    assert found.best.sketch_index == 1 and found.best.schedule.mod.sketch == 1
-    (warning,) = [e for e in seen if isinstance(e, events.Warned)]
+    fakes.use(monkeypatch, lambda task: [Illegal(index=0), good])
+    emitted: list[Any] = []
+    result = _tune(on_event=emitted.append)
+    assert {r.sketch_index for r in result.records} == {1}
+    assert result.best.sketch_index == 1 and result.best.schedule.mod.sketch == 1
+    (warning,) = [e for e in emitted if isinstance(e, events.Warned)]
     assert "nothing is legal" in warning.message
-    fakes.use(monkeypatch, lambda task: [Hopeless(index=0)])
+    fakes.use(monkeypatch, lambda task: [Illegal(index=0)])
     with pytest.raises(errors.TuningError, match="nothing is legal"):
         _tune()
 
@@ -170,8 +174,8 @@ def test_all_rejected_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     picky = fakes.Sketch(extents=(64, 64))
     picky.reject = lambda decisions: True
     fakes.use(monkeypatch, lambda task: [picky])
-    found = _tune()
-    assert found.reason == "failed" and not found.records
+    result = _tune()
+    assert result.reason == "failed" and not result.records
 
 
 def test_infrastructure_errors_do_not_count_against_a_candidate() -> None:
@@ -184,9 +188,9 @@ def test_infrastructure_errors_do_not_count_against_a_candidate() -> None:
         return fakes.latency_us(mod)
 
     tiny = fakes.Pool(latency_of)
-    found = _tune(pool=tiny)
-    assert found.best.latency_us < 12.0
-    failed = [r for r in found.records if not r.measurement.ok]
+    result = _tune(pool=tiny)
+    assert result.best.latency_us < 12.0
+    failed = [r for r in result.records if not r.measurement.ok]
     assert len(failed) == 4
 
 
@@ -204,8 +208,8 @@ def test_unchecked_results_are_never_best() -> None:
             measurer.submit = unchecked  # type: ignore[method-assign]
             return measurer
 
-    found = _tune(pool=Unchecked(), trials=16)
-    assert found.found is None
+    result = _tune(pool=Unchecked(), trials=16)
+    assert result.best_or_none is None
 
 
 def test_interrupt_keeps_what_was_measured(tmp_path: pathlib.Path) -> None:
@@ -223,14 +227,14 @@ def test_interrupt_keeps_what_was_measured(tmp_path: pathlib.Path) -> None:
             return measurer
 
     pool = Impatient()
-    found = _tune(pool=pool, out=tmp_path, trials=64)
-    assert found.reason == "interrupted"
-    assert len(found.records) == 20
+    result = _tune(pool=pool, out=tmp_path, trials=64)
+    assert result.reason == "interrupted"
+    assert len(result.records) == 20
     assert len(records.read(tmp_path / "tuning" / "records.jsonl")) == 20
     assert pool.closed
     resumed = _tune(out=tmp_path, trials=40, resume=True)
     assert len(resumed.records) == 40 == len(set(_keys(resumed)))
-    assert _keys(resumed)[:20] == _keys(found)
+    assert _keys(resumed)[:20] == _keys(result)
 
 
 _VICTIM = """
@@ -264,33 +268,33 @@ def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "tuning" / "state.json").exists()
     pool = fakes.Pool()
     trials = len(before) + 24
-    found = _tune(pool=pool, out=tmp_path, trials=trials, resume=True)
-    assert list(found.records[: len(before)]) == before
-    assert len(found.records) == trials == len(set(_keys(found)))
+    result = _tune(pool=pool, out=tmp_path, trials=trials, resume=True)
+    assert list(result.records[: len(before)]) == before
+    assert len(result.records) == trials == len(set(_keys(result)))
     assert len(pool.measured) == 24
-    assert records.read(log) == list(found.records)
-    assert found.records[-1].round > before[-1].round
-    assert found.records[len(before)].elapsed_s >= before[-1].elapsed_s
+    assert records.read(log) == list(result.records)
+    assert result.records[-1].round > before[-1].round
+    assert result.records[len(before)].elapsed_s >= before[-1].elapsed_s
     again = _tune(out=tmp_path, trials=trials, resume=True)
-    assert again.records == found.records and again.best.decisions == found.best.decisions
+    assert again.records == result.records and again.best.decisions == result.best.decisions
 
 
 def test_resumes_without_a_checkpoint(tmp_path: pathlib.Path) -> None:
     first = _tune(out=tmp_path, trials=16)
     (tmp_path / "tuning" / "state.json").unlink()
-    found = _tune(out=tmp_path, trials=32, resume=True)
-    assert found.records[:16] == first.records
-    assert len(set(_keys(found))) == 32
+    result = _tune(out=tmp_path, trials=32, resume=True)
+    assert result.records[:16] == first.records
+    assert len(set(_keys(result))) == 32
 
 
 def test_resume_of_several_tasks(tmp_path: pathlib.Path) -> None:
     tasks = [fakes.task(64), fakes.task(128)]
     first = _tune(tasks, out=tmp_path, trials=24)
-    found = _tune(tasks, out=tmp_path, trials=48, resume=True)
-    for before, after in zip(first.results, found.results, strict=True):
+    result = _tune(tasks, out=tmp_path, trials=48, resume=True)
+    for before, after in zip(first.results, result.results, strict=True):
         assert after.records[: len(before.records)] == before.records
         assert after.unscheduled_us == fakes.UNSCHEDULED_US
-    assert sum(len(r.records) for r in found.results) == 48
+    assert sum(len(r.records) for r in result.results) == 48
 
 
 def test_a_new_run_keeps_the_old_session(tmp_path: pathlib.Path) -> None:
@@ -300,7 +304,7 @@ def test_a_new_run_keeps_the_old_session(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"task": fakes.task(128)}, "another workload or target"),
         ({"seed": 5}, "another seed"),
@@ -308,10 +312,10 @@ def test_a_new_run_keeps_the_old_session(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_resume_refuses_another_run(
-    tmp_path: pathlib.Path, change: dict[str, Any], said: str
+    tmp_path: pathlib.Path, change: dict[str, Any], message: str
 ) -> None:
     _tune(out=tmp_path, trials=8)
-    with pytest.raises(errors.RecordError, match=said):
+    with pytest.raises(errors.RecordError, match=message):
         _tune(out=tmp_path, resume=True, **change)
     assert len(records.read(tmp_path / "tuning" / "records.jsonl")) == 8
 
@@ -362,7 +366,7 @@ def test_twice_the_same_task_is_refused() -> None:
         _tune([fakes.task(), fakes.task()])
 
 
-def test_unwritable_output_is_told_before_tuning(tmp_path: pathlib.Path) -> None:
+def test_unwritable_output_is_an_error_before_tuning(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     pool = fakes.Pool()
     with pytest.raises(errors.OutputError, match="cannot write"):
@@ -370,9 +374,17 @@ def test_unwritable_output_is_told_before_tuning(tmp_path: pathlib.Path) -> None
     assert not pool.measured
 
 
-def test_module_and_function_are_both_callable() -> None:
-    import importlib
-
+def test_felix_tune_is_the_function_whatever_is_imported() -> None:
     module = importlib.import_module("felix.tuning.tune")
-    found = module(fakes.task(), trials=8, model=fakes.Model(), options=fakes.small())
-    assert isinstance(found, results.TuneResult)
+    assert felix.tune is module.tune
+    assert list(inspect.signature(felix.tune).parameters) == [
+        "task_or_tasks", "trials", "seconds", "seed", "strategy", "model", "options", "out",
+        "resume", "on_event",
+    ]  # fmt: skip
+    assert isinstance(_tune(trials=8), felix.TuneResult)
+    assert isinstance(_tune([fakes.task()], trials=8), felix.NetworkResult)
+
+
+def test_a_strategy_refuses_the_options_of_another() -> None:
+    with pytest.raises(errors.TuningError, match="evolutionary takes EvolutionOptions, not Grad"):
+        _tune(strategy="evolutionary")

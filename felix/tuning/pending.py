@@ -1,0 +1,159 @@
+"""What is being measured: candidates, completed in any order, and unscheduled programs.
+
+One slow build holds up nobody: a candidate is taken when its measurement is there. A measurer
+that answers the same in the same order gives the same run.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from felix import events
+from felix.measure import protocol
+from felix.search import interface
+from felix.tuning import options as options_module
+from felix.tuning import pacing
+from felix.tuning.task_run import TaskRun
+
+if TYPE_CHECKING:
+    import tvm
+
+#: A bound on the wait for the unscheduled program after the last candidate, in seconds.
+BASELINE_WAIT_S = 20.0
+
+_Future = concurrent.futures.Future[protocol.Measurement]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PendingTrial:
+    """A candidate that is being built or run."""
+
+    task_run: TaskRun
+    suggestion: interface.Suggestion
+    future: _Future
+    round: int
+    #: when its measurement was there, in the run's elapsed seconds; None until then
+    completed_s: float | None = None
+    is_recorded: bool = False
+
+    def mark_recorded(self) -> None:
+        """Its record is stored: whatever happens now, it is not recorded again."""
+        self.is_recorded = True
+
+
+class PendingTrials:
+    """The candidates of a run that are submitted and not recorded yet, oldest first.
+
+    Args:
+        clock, compute_guard, breakdown: of the run.
+        seconds: when candidates that have not begun are cancelled; None: never.
+    """
+
+    def __init__(
+        self,
+        clock: pacing.Clock,
+        compute_guard: pacing.ComputeGuard,
+        breakdown: pacing.Breakdown,
+        seconds: float | None,
+    ) -> None:
+        self._clock = clock
+        self._compute_guard = compute_guard
+        self._breakdown = breakdown
+        self._seconds = seconds
+        self._trials: list[PendingTrial] = []
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def submit(
+        self, task_run: TaskRun, suggestion: interface.Suggestion, mod: tvm.IRModule
+    ) -> None:
+        """Send a candidate of a task's current round to be measured."""
+        future = task_run.measurer.submit(mod)
+        trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds)
+
+        def note_time(_: _Future) -> None:
+            trial.completed_s = self._clock.elapsed_s
+
+        future.add_done_callback(note_time)
+        self._trials.append(trial)
+
+    def complete_one(self, record: Callable[[PendingTrial], None]) -> None:
+        """Wait for a candidate, record it unless it was cancelled, and let go of it."""
+        trial = self._wait()
+        if not trial.future.cancelled():
+            record(trial)
+        self._trials.remove(trial)
+
+    def abandon(self, record: Callable[[PendingTrial], None]) -> None:
+        """Record what is measured by now; let go of the rest."""
+        for trial in self._trials:
+            if not trial.future.cancel() and trial.future.done() and not trial.is_recorded:
+                record(trial)
+        self._trials.clear()
+
+    def _wait(self) -> PendingTrial:
+        """The oldest candidate that is measured, or cancelled because time is up."""
+        start = time.perf_counter()
+        while (trial := next((t for t in self._trials if t.future.done()), None)) is None:
+            futures = [pending.future for pending in self._trials]
+            first = concurrent.futures.FIRST_COMPLETED
+            concurrent.futures.wait(futures, self._timeout_s(futures), first)
+            self._compute_guard.check()
+        waited_s = time.perf_counter() - start
+        run_s = 0.0 if trial.future.cancelled() else trial.future.result().run_s
+        running_s = min(waited_s, run_s)  # a measurement ends with its run
+        self._breakdown.add("measure", running_s)
+        self._breakdown.add("build_wait", waited_s - running_s)
+        return trial
+
+    def _timeout_s(self, futures: list[_Future]) -> float | None:
+        """How long to wait; when time is up, candidates that have not begun are cancelled."""
+        left_s: float | None = None
+        if self._seconds is not None:
+            left_s = max(0.0, self._seconds - self._clock.elapsed_s)
+            if left_s == 0.0:
+                cancelled = [future.cancel() for future in futures]
+                left_s = 0.0 if any(cancelled) else None
+        if self._compute_guard.can_stop:
+            left_s = pacing.POLL_S if left_s is None else min(left_s, pacing.POLL_S)
+        return left_s
+
+
+class Baselines:
+    """Times the unscheduled program of each task, among its first candidates."""
+
+    def __init__(self, on_event: options_module.OnEvent) -> None:
+        self._on_event = on_event
+        self._futures: dict[TaskRun, _Future] = {}
+
+    def submit(self, task_run: TaskRun) -> None:
+        """Send the task's program to be measured as it is."""
+        self._futures[task_run] = task_run.measurer.submit(task_run.task.mod)
+
+    def take(self) -> None:
+        """Give the tasks their measurements that are there."""
+        for task_run, future in list(self._futures.items()):
+            if not future.done() or future.cancelled():
+                continue
+            del self._futures[task_run]
+            measurement = future.result()
+            task_run.set_baseline(measurement)
+            self._on_event(
+                events.Baseline(
+                    task=task_run.task.name,
+                    task_index=task_run.index,
+                    latency_us=measurement.latency_us,
+                    message=measurement.message,
+                )
+            )
+
+    def wait(self, breakdown: pacing.Breakdown) -> None:
+        """Wait for those that are still to come, a while for each."""
+        for future in self._futures.values():
+            with breakdown.of("measure"):
+                concurrent.futures.wait([future], BASELINE_WAIT_S)

@@ -1,0 +1,114 @@
+"""Measurements become records: stored first, then known to the task, the model and the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from felix import events, records
+from felix.measure import protocol
+from felix.tuning import options as options_module
+from felix.tuning import pacing, pending, session
+from felix.tuning.task_run import TaskRun
+
+if TYPE_CHECKING:
+    from felix.tuning import online_model
+
+
+class Recorder:
+    """Records what a run measures.
+
+    Args:
+        task_runs: the tasks of the run.
+        journal: where records are stored; None: nowhere.
+        learner: the cost model that learns them later; None without a model.
+        clock, breakdown: of the run.
+        on_event: called with each trial.
+    """
+
+    def __init__(
+        self,
+        task_runs: Sequence[TaskRun],
+        journal: session.Journal | None,
+        learner: online_model.Learner | None,
+        clock: pacing.Clock,
+        breakdown: pacing.Breakdown,
+        on_event: options_module.OnEvent,
+    ) -> None:
+        self._task_runs = task_runs
+        self._journal = journal
+        self._learner = learner
+        self._clock = clock
+        self._breakdown = breakdown
+        self._on_event = on_event
+
+    @property
+    def n_trials(self) -> int:
+        """Candidates measured."""
+        return sum(len(task_run.records) for task_run in self._task_runs)
+
+    def trial(self, trial: pending.PendingTrial) -> None:
+        """Record a candidate that is measured."""
+        task_run, suggestion, measurement = trial.task_run, trial.suggestion, trial.future.result()
+        sketch = task_run.sketches[suggestion.sketch_index]
+        record = records.Record(
+            task_key=task_run.task.key,
+            task_name=task_run.task.name,
+            sketch_index=sketch.index,
+            sketch_key=sketch.key,
+            decisions=suggestion.decisions,
+            measurement=measurement,
+            predicted_us=suggestion.predicted_us,
+            round=trial.round,
+            elapsed_s=self._clock.elapsed_s if trial.completed_s is None else trial.completed_s,
+            timestamp=time.time(),
+            versions=records.versions(),
+        )
+        self._store(record)
+        trial.mark_recorded()
+        is_best = task_run.add(record)
+        if self._learner is not None:
+            self._learner.remember(task_run.search, task_run.index, suggestion, measurement)
+        self._add_work(measurement)
+        self._on_event(
+            events.Trial(
+                task=task_run.task.name,
+                task_index=task_run.index,
+                trial=self.n_trials,
+                round=trial.round,
+                latency_us=measurement.latency_us,
+                error=None if measurement.error is None else str(measurement.error),
+                message=measurement.message,
+                best_us=task_run.best_us,
+                is_best=is_best,
+                elapsed_s=record.elapsed_s,
+            )
+        )
+
+    def repeat(
+        self,
+        task_run: TaskRun,
+        record: records.Record,
+        measurement: protocol.Measurement,
+    ) -> None:
+        """Record that a candidate was measured again: no trial, and nothing learns from it."""
+        repeat = dataclasses.replace(
+            record,
+            measurement=measurement,
+            elapsed_s=self._clock.elapsed_s,
+            timestamp=time.time(),
+            repeat=True,
+        )
+        self._store(repeat)
+        task_run.add(repeat)
+        self._add_work(measurement)
+
+    def _store(self, record: records.Record) -> None:
+        if self._journal is not None:
+            self._journal.append(record)
+
+    def _add_work(self, measurement: protocol.Measurement) -> None:
+        self._breakdown.add("build_work", measurement.build_s)
+        self._breakdown.add("run_work", measurement.run_s)

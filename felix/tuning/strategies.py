@@ -1,0 +1,58 @@
+"""The search of a strategy, by its name (`felix.search.strategies.NAMES`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from felix import errors
+from felix.search import strategies
+
+if TYPE_CHECKING:
+    from felix.search import interface
+    from felix.search.strategies import base
+    from felix.sketch.sketch import Sketch
+    from felix.tuning import options as options_module
+
+_Options = TypeVar("_Options")
+
+
+def make_search(
+    strategy: str,
+    sketches: Sequence[Sketch],
+    model: interface.CostModel | None,
+    options: options_module.SearchOptions | None,
+    seed: int,
+) -> base.BaseSearch:
+    """The search of a strategy; model and options are ignored where it has none.
+
+    Raises:
+        TuningError: the strategy is unknown, needs a model, or takes other options.
+    """
+    from felix import search
+
+    if strategy == "random":
+        return search.RandomSearch(sketches, seed)
+    if strategy in ("tvm-evolutionary", "tvm-xgb"):
+        from felix.metaschedule import tvm_search
+
+        sizes = _checked(strategy, options, tvm_search.TVMEvolutionOptions)
+        ranking = None if strategy in strategies.WITHOUT_MODEL else model
+        return tvm_search.TVMEvolutionarySearch(sketches, ranking, sizes, seed)
+    if strategy not in strategies.NAMES:
+        raise errors.TuningError(f"unknown strategy {strategy!r}")
+    if model is None:
+        raise errors.TuningError(f"the strategy {strategy} needs a cost model")
+    if strategy == "evolutionary":
+        evolution = _checked(strategy, options, search.EvolutionOptions)
+        return search.EvolutionarySearch(sketches, model, evolution, seed)
+    gradient = _checked(strategy, options, search.GradientOptions)
+    return search.GradientSearch(sketches, model, gradient, seed)
+
+
+def _checked(strategy: str, options: object, kind: type[_Options]) -> _Options | None:
+    if options is None or isinstance(options, kind):
+        return options
+    raise errors.TuningError(
+        f"the strategy {strategy} takes {kind.__name__}, not {type(options).__name__}"
+    )
