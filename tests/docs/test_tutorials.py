@@ -44,7 +44,7 @@ def test_tutorial_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert len(done.stdout.splitlines()) > 5
 
 
-@pytest.mark.parametrize("code", [*_examples("howto.md"), *_examples("models.md")])
+@pytest.mark.parametrize("code", _examples("howto.md"))
 def test_example_of_the_guide_runs(
     code: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
