@@ -1,4 +1,4 @@
-"""How well artifacts reproduce, in fresh processes, the latency that their runs told.
+"""How well artifacts reproduce, in fresh processes, the latency that their runs reported.
 
     python benchmarks/artifact_repeat.py [--seeds 2] [--runs 7]
 
@@ -17,9 +17,9 @@ import sys
 import tempfile
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:512,512,512",
@@ -30,7 +30,7 @@ WORKLOADS = (
 
 
 def measure(workload: str, seed: int, trials: int, runs: int) -> dict[str, Any]:
-    """Tune, then run the artifact: what was told and what fresh processes took."""
+    """Tune, then run the artifact: the latency it reports and those of fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         tune = ["-m", "felix", "tune", workload, "--trials", str(trials), "--seed", str(seed)]
         _python(*tune, "--out", folder, "--no-numpy", "--quiet")
@@ -44,14 +44,22 @@ def measure(workload: str, seed: int, trials: int, runs: int) -> dict[str, Any]:
 
 
 def render(data: dict[str, Any]) -> str:
-    """A row for each artifact: what fresh processes took over what was told."""
+    """A row for each artifact: what fresh processes took over the reported latency."""
     rows = []
     for case in data["cases"]:
         ratios = [run_us / case["told_us"] for run_us in case["run_us"]]
         middle = statistics.median(ratios)
         rows.append([case["workload"], case["seed"], case["told_us"], len(ratios), min(ratios),
                      middle, max(ratios)])  # fmt: skip
-    head = ["workload", "seed", "told us", "runs", "least / told", "median / told", "most / told"]
+    head = [
+        "workload",
+        "seed",
+        "reported us",
+        "runs",
+        "least / reported",
+        "median / reported",
+        "most / reported",
+    ]
     return common.table(head, rows)
 
 
@@ -69,7 +77,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--runs", type=int, default=7, help="fresh processes of each artifact")
-    out = common.RESULTS / "artifact_repeat.json"
+    out = common.RESULTS / "cpu-tuning" / "artifact_repeat.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     args = parser.parse_args()
     data: dict[str, Any] = {**common.header("artifact_repeat"), "cases": []}

@@ -4,7 +4,8 @@
 
 Random schedules of five workloads are built one after another; the CPU time of each build is
 fitted by a + b * statements, with the feature `code_statements` of the largest kernel. The search
-prices candidates by it (`felix.search.selection`). Writes benchmarks/results/build_time.json.
+charges candidates for it (`felix.search.build_time`). Writes
+benchmarks/results/parts/build_time.json.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:512,512,512",
@@ -39,11 +40,11 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
     from felix.measure import build
     from felix.workloads import catalogue
 
-    operator, given = catalogue.parse_params(text)
-    task = workloads.build(operator, given, "llvm")
+    operator, params = catalogue.parse_params(text)
+    task = workloads.build(operator, params, "llvm")
     sketches = felix.sketches(task)
     column = spec.NAMES.index("code_statements")
-    found = []
+    points = []
     for number in range(n):
         sketch = sketches[number % len(sketches)]
         row = sketch.sample(1, seed=number)
@@ -54,8 +55,8 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
             build.build(mod, task.target, f"{folder}/kernel", build.Link.AUTO)
             after = os.times()
         cpu_s = sum(after[:4]) - sum(before[:4])
-        found.append((statements, cpu_s))
-    return found
+        points.append((statements, cpu_s))
+    return points
 
 
 def fit(points: list[tuple[float, float]]) -> dict[str, float]:
@@ -72,18 +73,18 @@ def main() -> int:
     """Measure, fit, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=32, help="schedules a workload")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "build_time.json")
+    parser.add_argument("--out", type=pathlib.Path, default=common.PARTS / "build_time.json")
     args = parser.parse_args()
     head = common.header("build_time")
     points: dict[str, Any] = {text: measure(text, args.samples) for text in WORKLOADS}
     rows = [
-        [text, len(own), *np.percentile([s for _, s in own], [0, 50, 100]).tolist()]
-        for text, own in points.items()
+        [text, len(builds), *np.percentile([s for _, s in builds], [0, 50, 100]).tolist()]
+        for text, builds in points.items()
     ]
     print(common.table(["workload", "builds", "least s", "median s", "most s"], rows))
-    found = fit([point for own in points.values() for point in own])
-    print(", ".join(f"{name} {value:.3g}" for name, value in found.items()))
-    common.write(args.out, {**head, "fit": found, "points": points})
+    fitted = fit([point for builds in points.values() for point in builds])
+    print(", ".join(f"{name} {value:.3g}" for name, value in fitted.items()))
+    common.write(args.out, {**head, "fit": fitted, "points": points})
     return 0
 
 

@@ -6,9 +6,9 @@
 
 For every workload and seed there are pieces, each in a process of its own: tuning with each
 tool, and a comparison that builds all winners and times them in turns with one timer on the same
-inputs, with cold and with warm caches. Pieces that are done are kept in
-`benchmarks/results/parts/NAME` and not run again, so a run can be interrupted or made in parts;
-the results file is rewritten after each piece.
+inputs, with cold and with warm caches. Pieces that are done lie in `benchmarks/results/parts/NAME`
+and are not run again, so a run can be interrupted or made in parts; the results file is rewritten
+after each piece.
 
 Tools:
   felix        `felix.tune` as it is, with an empty formula cache
@@ -43,9 +43,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 from felix.target import cpu
 
 WORKLOADS = {
@@ -71,15 +71,15 @@ def main() -> int:
     if args.fresh:
         shutil.rmtree(work, ignore_errors=True)
     settings = {"trials": args.trials, "stock_batch": args.stock_batch}
-    if (known := _load(work / "settings.json")) not in (None, settings):
-        print(f"{work} holds a run with {known}: use another --name or --fresh", file=sys.stderr)
+    if (stored := _load(work / "settings.json")) not in (None, settings):
+        print(f"{work} holds a run with {stored}: use another --name or --fresh", file=sys.stderr)
         return 2
     common.write(work / "settings.json", settings)
     started, failed = time.monotonic(), []
     for workload, seed, tool in _pieces(args):
         label = f"{workload}:{seed}:{tool}"
-        wanted = any(fnmatch.fnmatch(label, pattern) for pattern in args.only)
-        if not wanted or not _is_missing(work, workload, seed, tool):
+        is_chosen = any(fnmatch.fnmatch(label, pattern) for pattern in args.only)
+        if not is_chosen or not _is_missing(work, workload, seed, tool):
             continue
         if args.limit_s is not None and time.monotonic() - started > args.limit_s:
             print("time is up; the same command goes on")
@@ -88,7 +88,7 @@ def main() -> int:
             failed.append(label)
     result = _collect(work, args, settings)
     if result["runs"]:
-        common.write(common.RESULTS / f"{args.name}.json", result)
+        common.write(common.RESULTS / "cpu-tuning" / f"{args.name}.json", result)
     print(render(result))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -204,10 +204,10 @@ def _collect(
     for workload in WORKLOADS:
         for folder in sorted(work.glob(f"{workload}-s*")):
             seed = int(folder.name.rpartition("-s")[2])
-            found = {piece: _load(folder / f"{piece}.json") for piece in (*TOOLS, COMPARE)}
-            known = {piece: value for piece, value in found.items() if value is not None}
-            if known:
-                runs.append({"workload": workload, "seed": seed, **known})
+            pieces = {piece: _load(folder / f"{piece}.json") for piece in (*TOOLS, COMPARE)}
+            done = {piece: value for piece, value in pieces.items() if value is not None}
+            if done:
+                runs.append({"workload": workload, "seed": seed, **done})
     summary = [entry for name in WORKLOADS for entry in _summary(name, runs)]
     return common.header("cpu_tuning") | {
         "settings": settings,
@@ -219,21 +219,21 @@ def _collect(
 
 def _summary(workload: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Medians of every tool over the seeds in which it was compared with Felix."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for tool in TOOLS:
-        own = [r for r in runs if r["workload"] == workload and tool in r.get(COMPARE, {})]
-        if not own:
+        compared = [r for r in runs if r["workload"] == workload and tool in r.get(COMPARE, {})]
+        if not compared:
             continue
-        entry: dict[str, Any] = {"workload": workload, "tool": tool, "n_seeds": len(own)}
+        entry: dict[str, Any] = {"workload": workload, "tool": tool, "n_seeds": len(compared)}
         for name, unit in (("wall", "s"), ("process", "s"), ("cold", "us"), ("warm", "us")):
             key = f"{name}_{unit}"
             mine, felix = (
-                statistics.median((r if unit == "s" else r[COMPARE])[t][key] for r in own)
+                statistics.median((r if unit == "s" else r[COMPARE])[t][key] for r in compared)
                 for t in (tool, "felix")
             )
             entry |= {key: mine, f"{name}_ratio": mine / felix}
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 # ---------------------------------------------------------------- pieces, inside
@@ -258,7 +258,7 @@ def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
         start = time.perf_counter()
         result = felix.tune(task, trials=request["trials"], seed=request["seed"])
         wall_s = time.perf_counter() - start
-    _keep(folder / "felix.module", result.best.schedule.mod, task.target)
+    _write_module(folder / "felix.module", result.best.schedule.mod, task.target)
     return {
         "wall_s": wall_s,
         "reason": result.reason,
@@ -312,7 +312,7 @@ def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]
     ran = [t[len(t) // 2] for t in times if t and t[-1] < FAILED_US]
     if best is None or not ran:
         raise RuntimeError("stock tuning found no schedule that runs")
-    _keep(folder / f"{request['tool']}.module", best.mod, task.target)
+    _write_module(folder / f"{request['tool']}.module", best.mod, task.target)
     return {
         "wall_s": wall_s,
         "import_s": import_s,
@@ -331,7 +331,7 @@ def _without_intrinsics() -> None:
     sys.modules.setdefault(name, types.ModuleType(name))
 
 
-def _keep(path: pathlib.Path, mod: Any, target: Any) -> None:
+def _write_module(path: pathlib.Path, mod: Any, target: Any) -> None:
     import tvm
 
     path.write_text(tvm.ir.save_json([mod, target]))
@@ -349,23 +349,23 @@ def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     args = reference.arguments(task.mod)
     contents = reference.inputs(args, 0, positive=False)
     expected = _outputs(tvm.tirx.build(reference.scheduled(task.mod), task.target), args, contents)
-    libraries, found = {}, {}
+    libraries, results = {}, {}
     for tool in TOOLS:
         if not (folder / f"{tool}.module").exists():
             continue
         mod, built_for = tvm.ir.load_json((folder / f"{tool}.module").read_text())
         libraries[tool] = tvm.tirx.build(mod, built_for)
-        got = _outputs(libraries[tool], args, contents)
-        wrong = [reference.mismatch(got[i], expected[i], reference.tolerance(task.mod))
+        outputs = _outputs(libraries[tool], args, contents)
+        wrong = [reference.mismatch(outputs[i], expected[i], reference.tolerance(task.mod))
                  for i in expected]  # fmt: skip
-        found[tool] = {"correct": not any(wrong), "mismatch": next(filter(None, wrong), "")}
+        results[tool] = {"correct": not any(wrong), "mismatch": next(filter(None, wrong), "")}
     tensors = [tvm.runtime.tensor(array) for array in contents]
     cache_bytes = hardware.l3_bytes or hardware.l2_bytes
     for name, flush in (("cold", True), ("warm", False)):
         for tool, times in _in_turns(libraries, tensors, flush, cache_bytes).items():
-            found[tool][f"{name}_us"] = statistics.median(times)
-            found[tool][f"{name}_all_us"] = times
-    return found
+            results[tool][f"{name}_us"] = statistics.median(times)
+            results[tool][f"{name}_all_us"] = times
+    return results
 
 
 def _outputs(library: Any, args: Any, contents: Any) -> dict[int, Any]:
@@ -383,6 +383,7 @@ def _in_turns(
     import tvm
 
     from felix.measure import timing
+    from felix.measure.cpu import timing as cpu_timing
 
     options = timing.TimingOptions(
         flush=flush, min_repeats=5, max_repeats=5, max_total_s=30.0, min_repeat_ms=20
@@ -390,7 +391,7 @@ def _in_turns(
     times: dict[str, list[float]] = {tool: [] for tool in libraries}
     for turn in range(turns):
         for tool in list(libraries)[:: 1 if turn % 2 == 0 else -1]:
-            times[tool] += timing.latencies(
+            times[tool] += cpu_timing.latencies(
                 libraries[tool], tvm.cpu(), tensors, options,
                 cache_bytes=cache_bytes, first_us=0.0, best_us=None,
             )  # fmt: skip

@@ -2,20 +2,21 @@
 
     python benchmarks/cuda_build_time.py [--subgraphs gemm conv3d] [--compiled 8]
 
-Of each subgraph (`benchmarks/subgraphs.py`): random schedules of all sketches, and what rounds of
-the gradient search propose with the shipped cost model, without a limit on builds and as if each
+Of each subgraph (`support.subgraphs`): random schedules of all sketches, and what rounds of the
+gradient search propose with the shipped cost model, without a limit on builds and as if each
 candidate ran as fast as predicted. All are lowered, which gives true sizes; of those predicted to
 build in a second or more (*long*) NVRTC compiles some, drawn at random (without NVRTC, none: pip
 install nvidia-cuda-nvrtc). Seconds are CPU seconds of one process.
 
 *Arrays* is the time of the source with registers in arrays, as TVM writes it, over that with
-`cuda_source.scalars`, all of a row together; *same cubin* and *same size* are of those for which
+`cuda.source.scalars`, all of a row together; *same cubin* and *same size* are of those for which
 the two sources differ.
 
-*Too long* is what a builder would refuse or give up (`LocalOptions`); *told* are those of them
-that the search would put off, *put off* others that it would put off.
+*Too long* is what a builder would refuse or give up (`LocalOptions`); *predicted* are those of
+them that the search would put off, *put off* others that it would put off.
 
-Writes benchmarks/results/cuda_build_time.json; subgraphs not named keep what the file has of them.
+Writes benchmarks/results/gpu-measuring/cuda_build_time.json; subgraphs not named keep what the
+file has of them.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common, subgraphs
+from benchmarks.support import common, subgraphs
 
 TARGET = "h200"
 #: Of a round of the search.
 ROUND = 24
 #: Candidates predicted to build faster are not compiled: no limit is near.
 LONG_S = 1.0
+OUT = common.RESULTS / "gpu-measuring" / "cuda_build_time.json"
 COLUMNS = ("candidates", "name", "n", "n long", "statements 5/50/95 %", "n timed",
-           "seconds 5/50/95 %", "arrays", "same cubin", "same size", "too long", "told",
+           "seconds 5/50/95 %", "arrays", "same cubin", "same size", "too long", "predicted",
            "put off")  # fmt: skip
 
 
@@ -58,22 +60,22 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
         for index, sketch in enumerate(sketches)
         for row in sketch.sample(-(-n_random // len(sketches)), seed=5, max_structures=4).tolist()
     ]
-    found = []
+    records: list[dict[str, Any]] = []
     texts: dict[str, tuple[int, str]] = {}
     for kind, index, row in drawn + proposed(task, sketches, n_rounds):
         record, source, arrays = size(sketches[index], row, task.target)
-        found.append({"kind": kind, "sketch": index, **record})
-        texts.setdefault(source, (len(found) - 1, arrays))
+        records.append({"kind": kind, "sketch": index, **record})
+        texts.setdefault(source, (len(records) - 1, arrays))
     if not nvrtc.available():
-        return found
-    long = [t for t, (i, _) in texts.items() if found[i]["predicted_s"] >= LONG_S]
+        return records
+    long = [t for t, (i, _) in texts.items() if records[i]["predicted_s"] >= LONG_S]
     rng = np.random.default_rng(0)
     for number in rng.permutation(len(long))[:n_compiled].tolist():
         source = long[number]
         index, arrays = texts[source]
-        if not refused(found[index]):
-            found[index] |= compiled(source, arrays)
-    return found
+        if not refused(records[index]):
+            records[index] |= compiled(source, arrays)
+    return records
 
 
 def compiled(source: str, arrays: str) -> dict[str, Any]:
@@ -107,12 +109,12 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
     any_size = selection.SelectionOptions(max_compile_s=math.inf)
     options = gradient.GradientOptions(selection=any_size, warm_selection=any_size)
     searcher = search.GradientSearch(sketches, model, options, seed=0)
-    found: list[Any] = []
+    batches: list[Any] = []
     for _ in range(n_rounds + options.n_warm_rounds):
         batch = searcher.suggest(ROUND)
         searcher.update([(s, SimpleNamespace(latency_us=s.predicted_us)) for s in batch])
-        found.append([("proposed", s.sketch_index, s.decisions) for s in batch])
-    return [c for batch in found[options.n_warm_rounds :] for c in batch]
+        batches.append([("proposed", s.sketch_index, s.decisions) for s in batch])
+    return [c for batch in batches[options.n_warm_rounds :] for c in batch]
 
 
 def size(sketch: Any, row: Any, target: Any) -> tuple[dict[str, Any], str, str]:
@@ -141,13 +143,15 @@ def refused(record: dict[str, Any]) -> bool:
     return bool(record["source_bytes"] > local.LocalOptions().max_source_bytes)
 
 
-def summary(found: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
+def summary(records_of: dict[str, list[dict[str, Any]]]) -> list[list[Any]]:
     """A row for each kind of candidate and subgraph that has long ones, and for all."""
     rows = []
     for kind in ("random", "proposed"):
-        own = {n: [r for r in records if r["kind"] == kind] for n, records in found.items()}
-        rows += [[kind, name, *_row(records)] for name, records in own.items()]
-        rows.append([kind, "all", *_row([r for records in own.values() for r in records])])
+        of_kind = {
+            name: [r for r in records if r["kind"] == kind] for name, records in records_of.items()
+        }
+        rows += [[kind, name, *_row(records)] for name, records in of_kind.items()]
+        rows.append([kind, "all", *_row([r for records in of_kind.values() for r in records])])
     return [row for row in rows if row[3]]
 
 
@@ -164,11 +168,11 @@ def _row(records: list[dict[str, Any]]) -> list[Any]:
     long = [r for r in records if r["predicted_s"] >= LONG_S]
     timed = [r for r in long if "nvrtc_s" in r]
     limit_s = selection.SelectionOptions().max_compile_s
-    known = timed + [r for r in records if refused(r)]
+    decided = timed + [r for r in records if refused(r)]
     too_long = [
-        r for r in known if refused(r) or build_s(r) > local.LocalOptions().build_timeout_s
+        r for r in decided if refused(r) or build_s(r) > local.LocalOptions().build_timeout_s
     ]
-    others = [r for r in known if r not in too_long]
+    others = [r for r in decided if r not in too_long]
     return [
         len(records),
         len(long),
@@ -209,16 +213,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help=f"of {ROUND} proposals a subgraph")
     parser.add_argument("--compiled", type=int, default=8, help="most that NVRTC compiles of one")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=common.RESULTS / "cuda_build_time.json"
+        "--out",
+        type=pathlib.Path,
+        default=OUT,
     )
     args = parser.parse_args()
     head = common.header("cuda_build_time")
-    found = json.loads(args.out.read_text())["found"] if args.out.exists() else {}
+    records_of = json.loads(args.out.read_text())["found"] if args.out.exists() else {}
     for name in args.subgraphs:
         text = subgraphs.SUBGRAPHS[name]
-        found[name] = measure(text, args.random, args.rounds, args.compiled)
-        common.write(args.out, {**head, "found": found})
-    print(render({"found": found}))
+        records_of[name] = measure(text, args.random, args.rounds, args.compiled)
+        common.write(args.out, {**head, "found": records_of})
+    print(render({"found": records_of}))
     return 0
 
 

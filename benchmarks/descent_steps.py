@@ -3,12 +3,12 @@
     python benchmarks/descent_steps.py [--steps 0 25 50 100 200] [--seeds 2] [--rounds 4]
 
 For every subgraph of `subgraphs`, an H200 target and the shipped cost model, the gradient search
-proposes a warm-up round of 8 and `--rounds` of 24, and is told that each candidate takes what the
-model said. The model does not change and nothing is measured, so the lowest prediction says how
-well the search minimises, and nothing else. 0 steps leave sampling, polishing and neighbours.
-A round's descent records ten points on the way whatever its length. *of best*: the lowest
-prediction that any search of the subgraph ended with, over this one's; geometric means. No GPU is
-needed.
+proposes a warm-up round of 8 and `--rounds` of 24, and is updated as if each candidate took what
+the model predicted. The model does not change and nothing is measured, so the lowest prediction
+says how well the search minimises, and nothing else. 0 steps leave sampling, polishing and
+neighbours. A round's descent records ten points on the way whatever its length. *of best*: the
+lowest prediction that any search of the subgraph ended with, over this one's; geometric means. No
+GPU is needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common, subgraphs
+from benchmarks.support import common, subgraphs
 
 TARGET = "h200"
 RECORDED = 10
+OUT = common.RESULTS / "gpu-search" / "descent_steps.json"
 
 
 def piece(name: str, steps: int, seed: int, rounds: int) -> dict[str, Any]:
@@ -47,17 +48,23 @@ def piece(name: str, steps: int, seed: int, rounds: int) -> dict[str, Any]:
     model, _ = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     moving = descent.DescentOptions(steps=steps, record_every=max(1, steps // RECORDED))
     searcher = search.GradientSearch(sketches, model, search.GradientOptions(descent=moving), seed)
-    best_us, found, seconds = math.inf, [], []
+    best_us, after_rounds_us, seconds = math.inf, [], []
     for number in range(1 + rounds):
         start = time.perf_counter()
         suggestions = searcher.suggest(24 if number else 8)
         seconds.append(time.perf_counter() - start)
         best_us = min([best_us, *(s.predicted_us for s in suggestions)])
-        found.append(best_us)
+        after_rounds_us.append(best_us)
         searcher.update(
             [(s, protocol.Measurement(latency_us=s.predicted_us)) for s in suggestions]
         )
-    return {"name": name, "steps": steps, "seed": seed, "best_us": found, "seconds": seconds}
+    return {
+        "name": name,
+        "steps": steps,
+        "seed": seed,
+        "best_us": after_rounds_us,
+        "seconds": seconds,
+    }
 
 
 def summary(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -65,16 +72,16 @@ def summary(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ends = {p["name"]: math.inf for p in pieces}
     for p in pieces:
         ends[p["name"]] = min(ends[p["name"]], p["best_us"][-1])
-    found = []
+    rows = []
     for steps in sorted({p["steps"] for p in pieces}):
-        own = [p for p in pieces if p["steps"] == steps]
+        same = [p for p in pieces if p["steps"] == steps]
         shares = [
-            statistics.geometric_mean(ends[p["name"]] / p["best_us"][number] for p in own)
-            for number in range(1, len(own[0]["best_us"]))
+            statistics.geometric_mean(ends[p["name"]] / p["best_us"][number] for p in same)
+            for number in range(1, len(same[0]["best_us"]))
         ]
-        seconds = statistics.fmean(s for p in own for s in p["seconds"][1:])
-        found.append({"steps": steps, "searches": len(own), "of_best": shares, "round_s": seconds})
-    return found
+        seconds = statistics.fmean(s for p in same for s in p["seconds"][1:])
+        rows.append({"steps": steps, "searches": len(same), "of_best": shares, "round_s": seconds})
+    return rows
 
 
 def render(data: dict[str, Any]) -> str:
@@ -92,16 +99,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 25, 50, 100, 200])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4, help="after the warm-up")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "descent_steps.json")
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     head = common.header("descent_steps")
-    found = []
+    pieces = []
     for name in args.subgraphs:
         for seed in range(args.seeds):
             for steps in args.steps:
-                found.append(piece(name, steps, seed, args.rounds))
-                print(found[-1], flush=True)
-    data = {**head, "target": TARGET, "pieces": found, "summary": summary(found)}
+                pieces.append(piece(name, steps, seed, args.rounds))
+                print(pieces[-1], flush=True)
+    data = {**head, "target": TARGET, "pieces": pieces, "summary": summary(pieces)}
     common.write(args.out, data)
     print(render(data))
     return 0

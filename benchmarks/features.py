@@ -31,9 +31,9 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a side
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = {
     "gemm": "gemm:512,512,512",
@@ -57,7 +57,7 @@ def main() -> int:
     args = parser.parse_args()
     names = ["gemm"] if args.quick else args.workloads
     n = args.candidates or (8 if args.quick else 64)
-    out = args.out or (None if args.quick else common.RESULTS / "features.json")
+    out = args.out or (None if args.quick else common.RESULTS / "formulas" / "features.json")
     result = common.header("features") | {"candidates_per_sketch": n, "batch": BATCH}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FELIX_CACHE_DIR"] = cache
@@ -77,16 +77,16 @@ def measure(name: str, kind: str, n: int) -> dict[str, Any]:
 
     task = workloads.parse(WORKLOADS[name], TARGETS[kind])
     start = time.perf_counter()
-    found = felix.sketches(task)
+    sketches = felix.sketches(task)
     space_s = time.perf_counter() - start
-    cold = [_seconds(lambda s=sketch: s.formulas.default) for sketch in found]
+    cold = [_seconds(lambda s=sketch: s.formulas.default) for sketch in sketches]
     cached = [_seconds(lambda s=sketch: s.formulas.default) for sketch in felix.sketches(task)]
     more = [_one_more_structure(sketch) for sketch in felix.sketches(task)]
-    compared = [_compare(task, sketch, n) for sketch in found]
+    compared = [_compare(task, sketch, n) for sketch in sketches]
     entry = {
         "workload": WORKLOADS[name],
         "target": kind,
-        "n_sketches": len(found),
+        "n_sketches": len(sketches),
         "design_space_s": space_s,
         "extract_cold_s": cold,
         "extract_cached_s": cached,
@@ -95,7 +95,7 @@ def measure(name: str, kind: str, n: int) -> dict[str, Any]:
         **_totals(compared),
     }
     if name == "gemm":
-        entry["descent"] = _descent(task, found)
+        entry["descent"] = _descent(task, sketches)
     return entry
 
 
@@ -110,8 +110,8 @@ def render(result: dict[str, Any]) -> str:
                      statistics.mean(entry["extract_cold_s"]), max(entry["extract_cached_s"]),
                      max(filter(None, entry["extract_structure_s"]), default=None)])  # fmt: skip
         if "descent" in entry:
-            found = entry["descent"]
-            descents.append([*label, found["n_sketches"], found["first_s"], found["again_s"]])
+            times = entry["descent"]
+            descents.append([*label, times["n_sketches"], times["first_s"], times["again_s"]])
     n, batch = result["candidates_per_sketch"], result["batch"]
     return "\n\n".join(
         [
@@ -206,7 +206,7 @@ def _one_more_structure(fresh: Any) -> float | None:
 
 
 def _totals(compared: list[dict[str, Any]]) -> dict[str, float]:
-    mean = {key: statistics.mean(found[key] for found in compared)
+    mean = {key: statistics.mean(entry[key] for entry in compared)
             for key in ("tvm_us", "batch_us", "large_batch_us")}  # fmt: skip
     return {
         **mean,

@@ -3,7 +3,7 @@
     python benchmarks/measure_throughput.py [--candidates 64] [--workloads gemm conv2d ...]
 
 For every workload the same random legal schedules (as modules, no two alike), those first that the
-search predicts to build longest (`search.build_cost`), are measured by
+search predicts to build longest (`search.build_time`), are measured by
   felix        one `LocalPool` for all workloads, as a tuning run has it: cold L2, outputs checked
   stock        `ms.builder.LocalBuilder` with a worker for each core that this process may use and
                `ms.runner.LocalRunner`, else with their defaults, one batch a workload, as
@@ -31,9 +31,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = {
     "gemm": "gemm:1024,1024,1024",
@@ -56,18 +56,18 @@ class Candidates:
 def main() -> int:
     """Measure with every tool; prints a table and writes the results."""
     args = _arguments()
-    found = [_candidates(name, args.candidates, args.seed) for name in args.workloads]
+    batches = [_candidates(name, args.candidates, args.seed) for name in args.workloads]
     results: dict[str, dict[str, Any]] = {}
-    start_s = felix_pass(found, results, "felix", None, args.builders)
+    start_s = felix_pass(batches, results, "felix", None, args.builders)
     if args.stock:
-        for candidates in found:
+        for candidates in batches:
             results[candidates.name]["stock"] = stock_pass(candidates)
         from felix.measure import timing
 
         warm = timing.TimingOptions(
-            flush=False, max_repeats=3, min_repeats=1, min_repeat_ms=20, hopeless_ratio=1e9
+            flush=False, max_repeats=3, min_repeats=1, min_repeat_ms=20, early_stop_ratio=1e9
         )
-        felix_pass(found, results, "felix-warm", warm, args.builders)
+        felix_pass(batches, results, "felix-warm", warm, args.builders)
     data = common.header("measure_throughput") | {
         "device": _device(), "start_s": start_s, "candidates": args.candidates,
         "seed": args.seed, "workloads": results, "summary": summary(results),
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def felix_pass(
-    found: Sequence[Candidates],
+    batches: Sequence[Candidates],
     results: dict[str, dict[str, Any]],
     name: str,
     timing: Any,
@@ -96,7 +96,7 @@ def felix_pass(
     with local.LocalPool(small, options) as pool:
         pool.measure([reference.scheduled(small.mod)] * (builders or cpu.available_cores()))
         start_s = time.perf_counter() - start
-        for candidates in found:
+        for candidates in batches:
             view = pool.for_task(candidates.task)
             began = time.perf_counter()
             measured = view.measure(candidates.mods)
@@ -147,13 +147,13 @@ def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     rows = {}
     for name, tools in results.items():
         row: dict[str, Any] = {
-            tool: len(found["latency_us"]) / found["seconds"] for tool, found in tools.items()
+            tool: len(run["latency_us"]) / run["seconds"] for tool, run in tools.items()
         }
         if "stock" in tools:
             row["ratio"] = row["felix"] / row["stock"]
             row["ratio_ran"] = row["ratio"] * _ran(tools["felix"]) / max(_ran(tools["stock"]), 1)
-            row["failed"] = {tool: len(found["latency_us"]) - _ran(found)
-                             for tool, found in tools.items()}  # fmt: skip
+            row["failed"] = {tool: len(run["latency_us"]) - _ran(run)
+                             for tool, run in tools.items()}  # fmt: skip
             pairs = zip(
                 tools["felix-warm"]["latency_us"], tools["stock"]["latency_us"], strict=True
             )
@@ -164,8 +164,9 @@ def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return rows
 
 
-def _ran(found: dict[str, Any]) -> int:
-    return sum(latency is not None for latency in found["latency_us"])
+def _ran(run: dict[str, Any]) -> int:
+    """How many candidates have a latency."""
+    return sum(latency is not None for latency in run["latency_us"])
 
 
 def render(data: dict[str, Any]) -> str:
@@ -196,11 +197,11 @@ def _candidates(name: str, count: int, seed: int) -> Candidates:
 
     task = workloads.parse(WORKLOADS[name], target="cuda")
     sketches = felix.sketches(task)
-    found: dict[str, tuple[float, Any]] = {}
+    compile_s_and_mod: dict[str, tuple[float, Any]] = {}
     for number, sketch in enumerate(sketches):
-        wanted = count // len(sketches) + (number < count % len(sketches))
-        for row in sketch.sample(2 * wanted, seed=seed):
-            if wanted == 0:
+        missing = count // len(sketches) + (number < count % len(sketches))
+        for row in sketch.sample(2 * missing, seed=seed):
+            if missing == 0:
                 break
             try:
                 mod = sketch.schedule(row).mod
@@ -208,9 +209,9 @@ def _candidates(name: str, count: int, seed: int) -> Candidates:
                 continue
             features = sketch.formulas.exact(np.asarray([row]))
             compile_s = float(build_time.BuildCost.of(sketch, features).compile_s[0])
-            wanted -= str(mod) not in found
-            found[str(mod)] = compile_s, mod
-    mods = [mod for _, mod in sorted(found.values(), key=lambda pair: -pair[0])]
+            missing -= str(mod) not in compile_s_and_mod
+            compile_s_and_mod[str(mod)] = compile_s, mod
+    mods = [mod for _, mod in sorted(compile_s_and_mod.values(), key=lambda pair: -pair[0])]
     return Candidates(name, task, mods)
 
 
@@ -235,7 +236,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--builders", type=int, help="build workers (default: one a core)")
     parser.add_argument("--no-stock", dest="stock", action="store_false")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=common.RESULTS / "measure_throughput-h200.json"
+        "--out",
+        type=pathlib.Path,
+        default=common.RESULTS / "gpu-measuring" / "measure_throughput-h200.json",
     )
     return parser.parse_args()
 

@@ -5,7 +5,7 @@
 For each workload and target, rounds of the gradient search (shipped or analytic cost model,
 nothing measured) propose schedules, and TVM applies the trace and its postprocessors to each.
 *Uniform* is TVM's own sampler on the same sketches, judged in the same way. No GPU is needed.
-Writes benchmarks/results/proposals.json.
+Writes benchmarks/results/formulas/proposals.json.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:512,512,512,epilogue=bias+relu",
@@ -30,26 +30,30 @@ WORKLOADS = (
     "layer_norm:1024x1024",
     "reduce:64x4096,1",
 )
+OUT = common.RESULTS / "formulas" / "proposals.json"
 
 
 def judge(text: str, target: str, proposals: int, uniform: int) -> dict[str, Any]:
-    """Accepted and offered, of the search's proposals and of uniform samples."""
+    """How many of the search's proposals and of uniform samples TVM accepts."""
     import felix
     from costmodel import registry
     from felix import errors, search, workloads
     from felix.features import spec
     from felix.workloads import catalogue
 
-    operator, given = catalogue.parse_params(text)
-    task = workloads.build(operator, given, target)
+    operator, params = catalogue.parse_params(text)
+    task = workloads.build(operator, params, target)
     sketches = felix.sketches(task)
     model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     searcher = search.GradientSearch(sketches, model, seed=0)
-    found: list[Any] = []
-    while len(found) < proposals and (batch := searcher.suggest(min(16, proposals - len(found)))):
-        found += batch
+    suggestions: list[Any] = []
+    while missing := proposals - len(suggestions):
+        batch = searcher.suggest(min(16, missing))
+        if not batch:
+            break
+        suggestions += batch
     accepted = 0
-    for suggestion in found:
+    for suggestion in suggestions:
         try:
             sketches[suggestion.sketch_index].schedule(suggestion.decisions)
             accepted += 1
@@ -59,7 +63,7 @@ def judge(text: str, target: str, proposals: int, uniform: int) -> dict[str, Any
         "workload": text,
         "target": target,
         "model": info.source,
-        "proposed": len(found),
+        "proposed": len(suggestions),
         "accepted": accepted,
         "uniform": uniform,
         "uniform_accepted": sum(_is_accepted(sketches, i) for i in range(uniform)),
@@ -86,24 +90,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--proposals", type=int, default=48, help="of each workload and target")
     parser.add_argument("--uniform", type=int, default=200, help="uniform samples")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "proposals.json")
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     head = common.header("proposals")
-    found = []
+    entries = []
     for text in WORKLOADS:
         for target in ("llvm", "cuda"):
-            found.append(judge(text, target, args.proposals, args.uniform))
-            print(found[-1], flush=True)
+            entries.append(judge(text, target, args.proposals, args.uniform))
+            print(entries[-1], flush=True)
     rows = [
         [f["workload"], f["target"], f["proposed"], f["accepted"] / max(f["proposed"], 1),
          f["uniform_accepted"] / f["uniform"]]
-        for f in found
+        for f in entries
     ]  # fmt: skip
-    total = sum(f["accepted"] for f in found) / sum(f["proposed"] for f in found)
+    total = sum(f["accepted"] for f in entries) / sum(f["proposed"] for f in entries)
     head_row = ["workload", "target", "proposed", "accepted share", "uniform accepted share"]
     print(common.table(head_row, rows))
     print(f"all: {total:.4f} of the proposals accepted")
-    common.write(args.out, {**head, "found": found, "accepted_share": total})
+    common.write(args.out, {**head, "found": entries, "accepted_share": total})
     return 0
 
 

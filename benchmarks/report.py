@@ -22,21 +22,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import (
     artifact_repeat,
-    common,
     cpu_tuning,
     cuda_build_time,
     descent_steps,
-    efficiency,
     features,
     measure_throughput,
-    model_tables,
     unrolling,
 )
 from benchmarks.pages import statements
+from benchmarks.support import common, efficiency, model_tables
 
 TEMPLATES = pathlib.Path(__file__).resolve().parent / "pages"
 PAGES = common.ROOT / "docs" / "results"

@@ -10,7 +10,7 @@ For every subgraph of `subgraphs` and seed, each in a process of its own:
   stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
                limit of a build alone is raised from 30 to 180 s, because its workers import TVM's
                tensor intrinsics first, and many builds fail by that
-  winners      what the searches found, timed in turns by one process (`winners`); of stock its
+  winners      the best of each search, timed in turns by one process (`winners`); of stock its
                four fastest with a cold L2, the fastest of which counts
   vendor       PyTorch eager and compiled (cuBLAS, cuDNN, inductor), TF32 off; once a subgraph
 
@@ -20,20 +20,20 @@ it is judged by the best of its schedules with a cold L2, not by the one that it
 The latter (`own_best_us` by stock's runner) and Felix's winner are timed by Felix's pool with a
 warm L2 too (`best_warm_us`).
 
-Felix's finals time the fastest candidates again. What they gave counts from the moment when the
-candidate was measured first (`finals`). Times to 90, 95 and 99 % are from the start of the call to
-the first schedule that is so near the best latency any of them found, and count as missing when
-none was. Where another search never got there, the time that it ran is a lower bound of its own.
+Felix measures the fastest candidates again at the end. Those latencies count from the moment when
+the candidate was measured first (`finals`). Times to 90, 95 and 99 % are from the start of the
+call to the first schedule that is so near the best latency of any search, and count as missing
+when none was. Where another search never got there, the time that it ran is a lower bound.
 
 Pieces are forked from a process that has all modules, TVM's tensor intrinsics too, so no import
 is in any of these times, but those of processes that stock starts itself. Felix, evolution and
 chance find measuring workers that run, as a tuner of the service keeps them; what starting them
-took beforehand is told apart (`pool_s`). The formula cache is empty for each.
+took beforehand is reported apart (`pool_s`). The formula cache is empty for each.
 
-Pieces that are done are kept in the work folder and not run again, so the benchmark can be made
+Pieces that are done stay in the work folder and are not run again, so the benchmark can be made
 in parts; the results file and picture are rewritten from all pieces at the end, and --restore
 takes pieces of a former results file into the new one. A piece says where it was measured:
-`gpu` has the start of the GPU's UUID, `boot` that of the host's boot. Durations in seconds,
+`gpu` has the start of the GPU's UUID, `boot` that of the machine's boot. Durations in seconds,
 latencies in microseconds.
 """
 
@@ -54,9 +54,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common, efficiency, subgraphs, winners
+from benchmarks.support import common, efficiency, subgraphs, winners
 
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
@@ -65,14 +65,14 @@ FAILED_US = 1e9
 #: Candidates of a batch of `ms.tune_tir`.
 TVM_BATCH = 64
 #: What stock could build must not be lost when it is built again.
-AGAIN_BUILD_S, AGAIN_SOURCE_BYTES = 60.0, 1 << 30
-#: As many of stock's fastest as Felix's finals time again.
-STOCK_FINALISTS = 4
+REBUILD_S, REBUILD_SOURCE_BYTES = 60.0, 1 << 30
+#: As many of stock's fastest as Felix measures again at the end.
+N_STOCK_REMEASURED = 4
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
-             "felix.tune", "felix.sketch", "felix.search", "felix.metaschedule.tvm_search",
-             "felix.tuning.online_model", "felix.workloads", "server.tuner.warm_pools",
-             "benchmarks.vendor")  # fmt: skip
+             "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.gradient",
+             "felix.metaschedule.tvm_search", "felix.tuning.online_model", "felix.workloads",
+             "server.tuner.warm_pools", "benchmarks.support.vendor")  # fmt: skip
 #: For the process that imports them: TVM asks PyTorch whether there is a GPU, and a fork of a
 #: process that uses one cannot. NVML answers without.
 PRELOADING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -155,10 +155,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--subgraphs", nargs="+", choices=names, default=names)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--seeds", type=int, default=1)
-    given = " ".join(f"{name}={count}" for name, count in TRIALS.items())
+    defaults = " ".join(f"{name}={count}" for name, count in TRIALS.items())
     parser.add_argument(
         "--trials", type=_trials, nargs="+", default=[], metavar="STRATEGY=N",
-        help=f"those that are not named have the default ({given})",
+        help=f"those that are not named have the default ({defaults})",
     )  # fmt: skip
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--workload", help="instead of the subgraphs: one workload, as `own`")
@@ -175,7 +175,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     work = common.PARTS / "search_efficiency"
     parser.add_argument("--work", type=pathlib.Path, default=work)
-    out = common.RESULTS / "search_efficiency-h200.json"
+    out = common.RESULTS / "gpu-search" / "search_efficiency-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
     args = parser.parse_args()
@@ -231,7 +231,7 @@ def _run(
 
 
 def _piece(request: dict[str, Any], log: str) -> None:
-    from benchmarks import vendor
+    from benchmarks.support import vendor
 
     with open(log, "w") as file:
         for descriptor in (1, 2):
@@ -241,34 +241,35 @@ def _piece(request: dict[str, Any], log: str) -> None:
         os.environ["FELIX_CACHE_DIR"] = scratch
         if strategy == "vendor":
             by_layout = vendor.latencies_us(request["workload"])
-            found = {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
+            results = {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
         elif strategy == "winners":
-            found = _winners(request)
+            results = _winners(request)
         elif strategy == "stock":
-            found = _stock(request, scratch)
+            results = _stock(request, scratch)
         else:
-            found = _tune(request)
-    kept = {key: value for key, value in request.items() if key != "path"}
+            results = _tune(request)
+    settings = {key: value for key, value in request.items() if key != "path"}
     where = _where(request["target"])
     command = where.pop("command")
     common.write(
-        path, {**kept, "date": where["date"], "command": command, "measured_on": where, **found}
+        path,
+        {**settings, "date": where["date"], "command": command, "measured_on": where, **results},
     )
 
 
 def _where(target: str) -> dict[str, Any]:
-    """Command, date, versions; machine and GPU, so that pieces of one host are known."""
+    """Command, date, versions; machine and GPU, so that pieces of one machine are known."""
     from felix.measure.cuda import driver
 
     head = common.header("search_efficiency")
-    found = {key: head[key] for key in ("command", "date", "commit", "versions", "machine")}
-    found["device"] = _device(target)
+    facts = {key: head[key] for key in ("command", "date", "commit", "versions", "machine")}
+    facts["device"] = _device(target)
     if target.startswith("cuda"):
-        found["gpu"] = driver.uuid(0)[:8]
+        facts["gpu"] = driver.uuid(0)[:8]
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     if boot.exists():
-        found["boot"] = boot.read_text()[:8]
-    return found
+        facts["boot"] = boot.read_text()[:8]
+    return facts
 
 
 def _tune(request: dict[str, Any]) -> dict[str, Any]:
@@ -283,26 +284,27 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     elif request["strategy"] == "felix":
         settings = dataclasses.replace(settings, search=_gradient(request["max_compile_s"]))
     task = workloads.parse(request["workload"], target=request["target"])
-    with warm_pools.Pools() as kept:
+    with warm_pools.Pools() as pools:
         start = time.perf_counter()
-        kept.warm([request["target"]])
+        pools.warm([request["target"]])
         pool_s, start = time.perf_counter() - start, time.perf_counter()
         result = felix.tune(
             task, trials=request["trials"], seed=request["seed"], model=request["model"],
             strategy=TUNED[request["strategy"]],
-            options=dataclasses.replace(settings, pool=kept.take),
+            options=dataclasses.replace(settings, pool=pools.take),
         )  # fmt: skip
         wall_s = time.perf_counter() - start
     failures = [r.measurement for r in result.records if not r.measurement.ok]
-    found = {"pool_s": pool_s, "wall_s": wall_s, "curve": result.curve, "finals": finals(result),
-             "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
+    piece = {"pool_s": pool_s, "wall_s": wall_s, "curve": result.curve,
+             "finals": remeasured(result), "n_measured": len(result.records),
+             "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
     best = [] if result.found is None else [result.best.schedule.mod]
-    winners.keep(pathlib.Path(request["path"]), best)
+    winners.write(pathlib.Path(request["path"]), best)
     if request["strategy"] == "felix" and best:
-        found["best_warm_us"] = _warm_us(task, best[0])
-    return found
+        piece["best_warm_us"] = _warm_us(task, best[0])
+    return piece
 
 
 def _gradient(max_compile_s: float | None) -> Any:
@@ -311,16 +313,16 @@ def _gradient(max_compile_s: float | None) -> Any:
 
     if max_compile_s is None:
         return None
-    found = search.GradientOptions()
+    options = search.GradientOptions()
     return dataclasses.replace(
-        found,
-        selection=dataclasses.replace(found.selection, max_compile_s=max_compile_s),
-        warm_selection=dataclasses.replace(found.warm_selection, max_compile_s=max_compile_s),
+        options,
+        selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),
+        warm_selection=dataclasses.replace(options.warm_selection, max_compile_s=max_compile_s),
     )
 
 
-def finals(result: Any) -> list[tuple[int, float, float]]:
-    """What the finals gave, dated to the first measurement of each candidate."""
+def remeasured(result: Any) -> list[tuple[int, float, float]]:
+    """Latencies measured again at the end, dated to the first measurement of each candidate."""
     first: dict[Any, tuple[int, float]] = {}
     for trial, record in enumerate(result.records, 1):
         first.setdefault((record.sketch_index, record.decisions), (trial, record.elapsed_s))
@@ -336,7 +338,7 @@ def _patient(**more: Any) -> Any:
     from felix.measure.pool import local
 
     return local.LocalOptions(
-        build_timeout_s=AGAIN_BUILD_S, max_source_bytes=AGAIN_SOURCE_BYTES, **more
+        build_timeout_s=REBUILD_S, max_source_bytes=REBUILD_SOURCE_BYTES, **more
     )
 
 
@@ -369,16 +371,16 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
         measure_callbacks=[ms.measure_callback.AddToDatabase(), watch.callback],
     )  # fmt: skip
     wall_s = time.perf_counter() - start
-    found = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
+    counts = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
     if not watch.ran:
-        winners.keep(pathlib.Path(request["path"]), [])
-        return found | {"curve": []}
+        winners.write(pathlib.Path(request["path"]), [])
+        return counts | {"curve": []}
     cold_us = _cold_us(task, [mod for *_, mod in watch.ran])
     best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
     cold = [number for number, latency_us in enumerate(cold_us) if latency_us is not None]
-    cold = sorted(cold, key=lambda number: cold_us[number])[:STOCK_FINALISTS]
-    winners.keep(pathlib.Path(request["path"]), [watch.ran[number][3] for number in cold])
-    return found | {
+    cold = sorted(cold, key=lambda number: cold_us[number])[:N_STOCK_REMEASURED]
+    winners.write(pathlib.Path(request["path"]), [watch.ran[number][3] for number in cold])
+    return counts | {
         "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
         "own_best_us": watch.ran[best][2], "own_best_cold_us": cold_us[best],
         "best_warm_us": _warm_us(task, watch.ran[best][3]),
@@ -399,13 +401,13 @@ def _winners(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _watch() -> Any:
-    """A measure callback that keeps (trial, time, latency_us, module) of all that ran."""
+    """A measure callback that records (trial, time, latency_us, module) of all that ran."""
     import types
 
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
-    seen = types.SimpleNamespace(count=0, ran=[])
+    record = types.SimpleNamespace(count=0, ran=[])
 
     @derived_object
     class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
@@ -414,15 +416,15 @@ def _watch() -> Any:
         ) -> None:
             now = time.perf_counter()
             for candidate, run in zip(candidates, runs, strict=True):
-                seen.count += 1
+                record.count += 1
                 if run.error_msg or not run.run_secs:
                     continue
                 latency_us = statistics.median(float(s) for s in run.run_secs) * 1e6
                 if latency_us < FAILED_US:
-                    seen.ran.append((seen.count, now, latency_us, candidate.sch.mod))
+                    record.ran.append((record.count, now, latency_us, candidate.sch.mod))
 
-    seen.callback = Watch()
-    return seen
+    record.callback = Watch()
+    return record
 
 
 def _cold_us(task: Any, mods: Sequence[Any]) -> list[float | None]:

@@ -1,25 +1,23 @@
-"""Answer times of a full store, and what 50 watching clients cost a tuning job.
+"""Response times of a full store, and what 50 watching clients cost a tuning job.
 
     python benchmarks/service.py answers [--database URL]
     python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 160] [--pairs 16]
 
-`answers`: 200 finished jobs with 100,000 trials; one client asks for each page 100 times, one
-request at a time, over a socket from an API server in a process of its own. The median is to be
-under 50 ms on two cores. Answers that clients could share are made anew for each request. The
-first job is written through the verbs that tuners use, the others are copies of its rows, because
-writing 100,000 trials one by one would take minutes.
+`answers`: 200 finished jobs with 100,000 trials (`full_store`); one client requests each page 100
+times, one request at a time, over a socket from an API server in a process of its own. The median
+is to be under 50 ms on two cores. Responses that clients could share are made anew for each
+request.
 
-`polling`: one job is tuned on this machine's CPU, with and without 50 clients that ask for the
-job and its new events every two seconds, in turn and `--pairs` times. Compared is the job's own
-tuning time a trial, with the same seed and cost model, between the two jobs of a pair. API,
-clients, tuner and measured kernels share the machine, so this is the worst case; the share of the
-cores that API and clients took is told apart. It is to be slower by less than 5 %.
+`polling`: one job is tuned on this machine's CPU, with and without 50 clients that request the
+job and its new events every two seconds, in turn and `--pairs` times. Compared is the tuning time
+a trial, with the same seed and cost model, between the two jobs of a pair. API, clients, tuner and
+measured kernels share the machine, so this is the worst case; the share of the cores that API and
+clients took is reported as well. It is to be slower by less than 5 %.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import statistics
 import sys
@@ -27,26 +25,18 @@ import tempfile
 import time
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import httpx
 import psutil
-import sqlalchemy as sa
 
-from benchmarks import common, service_host, service_polling
-from server.database import models
-from server.store import rows
-from tests.support import api_rows
+from benchmarks.support import common, full_store, service_polling, service_process
 
 N_JOBS = 200
 N_TRIALS = 500
-ASKED = 100
-#: So short that every answer is made anew; clients that ask the same would share it.
+N_REQUESTS = 100
+#: So short that every response is made anew; clients with equal requests would share it.
 NO_SHARING_S = "0.000001"
-#: Tables whose rows are copied for each job.
-COPIED: tuple[type[models.Base], ...] = (
-    models.Task, models.Trial, models.Round, models.Training, models.Event,
-)  # fmt: skip
 
 
 def main() -> int:
@@ -58,23 +48,22 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=160)
     parser.add_argument("--pairs", type=int, default=16)
     chosen = parser.parse_args()
-    found = common.header(f"service-{chosen.mode}")
+    result = common.header(f"service-{chosen.mode}")
     with tempfile.TemporaryDirectory() as folder:
-        service = service_host.Service(pathlib.Path(folder), chosen.database)
+        service = service_process.Service(pathlib.Path(folder), chosen.database)
         run = _answers if chosen.mode == "answers" else service_polling.run
-        found |= run(service, chosen)
+        result |= run(service, chosen)
     suffix = "" if chosen.database is None else "-postgresql"
-    path = common.RESULTS / f"service-{chosen.mode}{suffix}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path = common.RESULTS / "service" / f"service-{chosen.mode}{suffix}.json"
+    common.write(path, result)
     print(f"written: {path}")
     return 0
 
 
-def _answers(service: service_host.Service, chosen: argparse.Namespace) -> dict[str, Any]:
-    service.environment["FELIX_LOOK_S"] = NO_SHARING_S
+def _answers(service: service_process.Service, chosen: argparse.Namespace) -> dict[str, Any]:
+    service.environment["FELIX_CACHE_TTL_S"] = NO_SHARING_S
     began_s = time.perf_counter()
-    _fill(service)
+    full_store.fill(service.db, service.blobs, N_JOBS, N_TRIALS)
     print(f"{N_JOBS} jobs, {N_JOBS * N_TRIALS} trials in {time.perf_counter() - began_s:.0f} s")
     middle, last = N_JOBS // 2, N_JOBS
     overlay = "&".join(f"job={number}" for number in range(1, 9))
@@ -101,68 +90,39 @@ def _answers(service: service_host.Service, chosen: argparse.Namespace) -> dict[
         _, _, key = service.headers["Authorization"].partition(" ")
         client.post("/dashboard/login", data={"key": key})
         for name, path in paths.items():
-            found = answers[name] = _ask(client, path, server)
+            times = answers[name] = _request_times(client, path, server)
             print(
-                f"{name:24} median {found['median_ms']:6.1f} ms   95 % {found['p95_ms']:6.1f} ms"
-                f"   server CPU {found['server_cpu_ms']:5.1f} ms   {found['bytes'] >> 10:4} KiB"
+                f"{name:24} median {times['median_ms']:6.1f} ms   95 % {times['p95_ms']:6.1f} ms"
+                f"   server CPU {times['server_cpu_ms']:5.1f} ms   {times['bytes'] >> 10:4} KiB"
             )
     dialect = service.db.engine.dialect.name
     return {"database": dialect, "jobs": N_JOBS, "trials": N_JOBS * N_TRIALS, "answers": answers}
 
 
-def _ask(client: httpx.Client, path: str, server: psutil.Process) -> dict[str, Any]:
-    """`server_cpu_ms` is of the API's process and does not depend on what else runs."""
+def _request_times(client: httpx.Client, path: str, server: psutil.Process) -> dict[str, Any]:
+    """Times of requests for one path.
+
+    `server_cpu_ms` is of the API's process and does not depend on what else runs.
+    """
     times_ms: list[float] = []
     size, used_s = 0, 0.0
-    for turn in range(ASKED + 5):
+    for turn in range(N_REQUESTS + 5):
         began_s = time.perf_counter()
-        answer = client.get(path)
+        response = client.get(path)
         took_ms = 1e3 * (time.perf_counter() - began_s)
         if turn == 4:  # the first ones open connections
-            used_s = service_host.cpu_s(server)
+            used_s = service_process.cpu_s(server)
         if turn > 4:
             times_ms.append(took_ms)
-        answer.raise_for_status()
-        size = len(answer.content)
+        response.raise_for_status()
+        size = len(response.content)
     ordered = sorted(times_ms)
     return {
         "median_ms": statistics.median(ordered),
         "p95_ms": ordered[int(0.95 * len(ordered))],
-        "server_cpu_ms": 1e3 * (service_host.cpu_s(server) - used_s) / len(ordered),
+        "server_cpu_ms": 1e3 * (service_process.cpu_s(server) - used_s) / len(ordered),
         "bytes": size,
     }
-
-
-def _fill(service: service_host.Service) -> None:
-    first = api_rows.finished(service.db, service.blobs, n_trials=N_TRIALS)
-    with service.db.write() as tx:
-        for number in range(2, N_JOBS + 1):
-            copy = _copy_job(tx, first, number)
-            for table in COPIED:
-                _copy_rows(tx, table, first.id, copy)
-            if number % 2 == 0:
-                tx.execute(sa.insert(models.JobTag).values(job_id=copy, tag="even"))
-    with service.db.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.exec_driver_sql("ANALYZE")
-
-
-def _copy_job(tx: Any, first: rows.Job, number: int) -> int:
-    table = models.Job.__table__
-    names = [column.name for column in table.columns if column.name not in ("id", "name")]
-    source = sa.select(sa.literal(f"copy {number}"), *(table.c[name] for name in names))
-    statement = sa.insert(table).from_select(
-        ["name", *names], source.where(table.c.id == first.id)
-    )
-    tx.execute(statement)
-    return int(tx.scalar(sa.select(sa.func.max(table.c.id))))
-
-
-def _copy_rows(tx: Any, model: type[models.Base], source: int, to: int) -> None:
-    table = model.__table__
-    names = [column.name for column in table.columns if column.name != "job_id"]
-    found = sa.select(sa.literal(to), *(table.c[name] for name in names))
-    found = found.where(table.c.job_id == source)
-    tx.execute(sa.insert(table).from_select(["job_id", *names], found))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 For each instance of `felix.workloads.suite.CHECK_SUITE` and each target,
 `felix.verify.compare.check` draws random legal decisions of every sketch and compares loops,
-buffers and features with the schedule that TVM makes of them. Writes benchmarks/results/structure.json; exit code 1 if anything
-differs.
+buffers and features with the schedule that TVM makes of them. Writes
+benchmarks/results/formulas/structure.json; exit code 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import sys
 import time
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 from felix.workloads import suite
 
 TARGETS = ("llvm", "cuda")
+OUT = common.RESULTS / "formulas" / "structure.json"
 
 
 def compare(job: tuple[str, str, int, int]) -> dict[str, Any]:
@@ -47,14 +48,14 @@ def compare(job: tuple[str, str, int, int]) -> dict[str, Any]:
     }
 
 
-def summarize(found: list[dict[str, Any]]) -> list[list[Any]]:
+def summarize(checks: list[dict[str, Any]]) -> list[list[Any]]:
     """One row an operator and target: instances, sketches, rows compared, and what differed."""
     rows = []
     keys = ("sketches", "checked", "rejected", "mismatched", "loose")
-    for operator, target in sorted({(f["operator"], f["target"]) for f in found}):
-        own = [f for f in found if (f["operator"], f["target"]) == (operator, target)]
-        rows.append([operator, target, len(own), *(sum(f[key] for f in own) for key in keys)])
-    return [*rows, ["all", "", len(found), *(sum(f[key] for f in found) for key in keys)]]
+    for operator, target in sorted({(c["operator"], c["target"]) for c in checks}):
+        group = [c for c in checks if (c["operator"], c["target"]) == (operator, target)]
+        rows.append([operator, target, len(group), *(sum(c[key] for c in group) for key in keys)])
+    return [*rows, ["all", "", len(checks), *(sum(c[key] for c in checks) for key in keys)]]
 
 
 def main() -> int:
@@ -65,21 +66,21 @@ def main() -> int:
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--only", nargs="+", choices=list(suite.CHECK_SUITE), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "structure.json")
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
     chosen = parser.parse_args()
     names = chosen.only or list(suite.CHECK_SUITE)
     jobs = [(n, t, chosen.check, chosen.seed) for n, t in itertools.product(names, chosen.target)]
     head = common.header("structure")
-    found = []
+    checks = []
     with multiprocessing.get_context("spawn").Pool(chosen.jobs) as pool:
         for done in pool.imap(compare, jobs):
-            found.append(done)
-            print(f"{len(found)}/{len(jobs)} {done['instance']} {done['target']}", flush=True)
+            checks.append(done)
+            print(f"{len(checks)}/{len(jobs)} {done['instance']} {done['target']}", flush=True)
             print(*done["first_mismatches"], sep="\n", end="", flush=True)
     columns = ["operator", "target", "instances", "sketches", "rows compared", "rejected by TVM"]
-    print(common.table([*columns, "mismatched", "loose"], summarize(found)))
-    common.write(chosen.out, {**head, "rows": chosen.check, "seed": chosen.seed, "found": found})
-    return int(any(f["mismatched"] for f in found))
+    print(common.table([*columns, "mismatched", "loose"], summarize(checks)))
+    common.write(chosen.out, {**head, "rows": chosen.check, "seed": chosen.seed, "found": checks})
+    return int(any(c["mismatched"] for c in checks))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ random) are built and timed by pools that differ in how they build only:
   explicit       TVM writes unrolled loops out, as MetaSchedule's space says
   pragma         `#pragma unroll` in their place
   explicit-quick, pragma-quick    the same with `--Ofast-compile=min`
-  explicit-arrays    arrays in registers as TVM writes them, not `cuda_source.scalars`
+  explicit-arrays    arrays in registers as TVM writes them, not `cuda.source.scalars`
 Schedules with software pipelines are left out: TVM can only write those out. Latencies in
 microseconds, builds in seconds (with all builders busy). Writes
-`benchmarks/results/unrolling-DEVICE.json`.
+`benchmarks/results/gpu-measuring/unrolling-DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import statistics
 import sys
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import common
+from benchmarks.support import common
 
 WORKLOADS = (
     "gemm:1024,1024,1024",
@@ -39,6 +39,7 @@ WORKLOADS = (
     "reduce:64x131072,axes=1",
 )
 VARIANTS = ("explicit", "pragma", "explicit-quick", "pragma-quick", "explicit-arrays")
+OUT = common.RESULTS / "gpu-measuring" / "unrolling-h200.json"
 
 
 def main() -> int:
@@ -52,14 +53,14 @@ def main() -> int:
 
     built_for = target.describe(target.parse("cuda"))  # children may not ask the device
     with multiprocessing.get_context("fork").Pool(len(WORKLOADS)) as processes:
-        wanted = [(text, built_for, args.schedules, args.seed) for text in WORKLOADS]
-        texts = processes.starmap(_schedules, wanted)
-    found = {
+        requests = [(text, built_for, args.schedules, args.seed) for text in WORKLOADS]
+        texts = processes.starmap(_schedules, requests)
+    schedules = {
         text: (workloads.parse(text, target=built_for), [tvm.ir.load_json(mod) for mod in mods])
         for text, mods in zip(WORKLOADS, texts, strict=True)
     }
     measured: dict[str, dict[str, list[Any]]] = {text: {} for text in WORKLOADS}
-    first = next(iter(found.values()))[0]
+    first = next(iter(schedules.values()))[0]
     for name in args.variants:
         options = local.LocalOptions(
             explicit_unroll=name.startswith("explicit"),
@@ -68,10 +69,10 @@ def main() -> int:
             build_timeout_s=8.0,
         )
         with local.LocalPool(first, options) as pool:
-            views = {text: pool.for_task(task) for text, (task, _) in found.items()}
+            views = {text: pool.for_task(task) for text, (task, _) in schedules.items()}
             futures = {
                 text: [views[text].submit(mod) for mod in mods]
-                for text, (_, mods) in found.items()
+                for text, (_, mods) in schedules.items()
             }
             for text, waiting in futures.items():
                 measured[text][name] = [future.result() for future in waiting]
@@ -83,7 +84,7 @@ def main() -> int:
 
 
 def _rows(by_variant: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """One dictionary a schedule: variant -> what it gave."""
+    """One dictionary a schedule: variant -> its measurement."""
     return [
         {
             name: {"latency_us": m.latency_us, "build_s": m.build_s, "spread": m.spread,
@@ -159,7 +160,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--schedules", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=pathlib.Path, default=common.RESULTS / "unrolling-h200.json")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=OUT,
+    )
     return parser.parse_args()
 
 

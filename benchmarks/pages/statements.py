@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import common, efficiency, structure
+from benchmarks import structure
+from benchmarks.support import common, efficiency
 
 Data = Mapping[str, Any]
 #: A search is near the best within this share.

@@ -1,6 +1,6 @@
 """Build, check and time candidate schedules in processes of their own.
 
-`protocol` says what a measurement is, `local.LocalPool` measures on this machine,
+`protocol` says what a measurement is, `pool.local.LocalPool` measures on this machine,
 `testing.FunctionMeasurer` answers from a function.
 """
 

@@ -1,7 +1,7 @@
 """From a scheduled module to a file that another process can run.
 
-Reads a module and its target (TVM's JSON); writes a shared library, or LLVM IR where there is
-no linker.
+A module and its target (TVM's JSON) become a shared library, or LLVM IR where there is no linker.
+For CUDA, `cuda.build` makes a cubin instead, and `module` what TVM would build.
 
 Where the time goes for a 512^3 GEMM candidate on `llvm`: reading the module 2 ms, lowering
 and LLVM's passes 25 to 450 ms, machine code 25 to 600 ms, then `ld` 3 ms (`gcc` as a driver
@@ -75,7 +75,7 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     """Compile `mod`; for a GPU as it is measured.
 
     Raises:
-        MeasureError: for a GPU, and what compiles for it is not here (`cuda_build.module`).
+        MeasureError: for a GPU, and NVRTC or headers are missing here (`cuda.build.module`).
     """
     if target.kind.name == "cuda":
         return cuda_build.module(mod, target)

@@ -11,7 +11,7 @@ Contract of a measurer:
 - `submit` may be called from any thread; futures may resolve in any order. A future that has
   not started can be cancelled.
 - A `thorough` submission is a burst of repeats whatever its rank, for the few candidates that
-  decide a run: submitted several times in turns, and pooled by `finals`.
+  decide a run: submitted several times in turns, and pooled by `tuning.remeasure`.
 - `close` ends every process the measurer started and may be called twice.
 """
 
@@ -25,8 +25,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import tvm
 
 
@@ -48,7 +46,7 @@ class ErrorClass(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What measuring one candidate gave: `latency_us`, or `error` with `message`.
+    """The measurement of one candidate: `latency_us`, or `error` with `message`.
 
     `build_s` and `run_s` are seconds spent on each step, errors included; a step that was not
     reached took 0. Those of building are CPU seconds of the builder, so they do not depend on
@@ -112,9 +110,4 @@ class Measurer(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exc_info: object) -> None: ...

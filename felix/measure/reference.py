@@ -1,10 +1,14 @@
-"""The reference a candidate is compared with: inputs, expected outputs, tolerance."""
+"""The reference a candidate is compared with: inputs, expected outputs, tolerance.
+
+The expected outputs are those of the unscheduled program. An element is right within a relative
+tolerance t: |output - expected| <= t * (|expected| + rms(expected)).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -51,10 +55,10 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 read_first.append(region.source)
         written.extend(region.source for region in block.writes)
     bounds = _index_bounds(func)
-    found = []
+    parameters = []
     for param, info in zip(func.params, infos, strict=True):
         is_output = _contains(written, param)
-        found.append(
+        parameters.append(
             Argument(
                 name=str(param.name),
                 dtype=str(info.dtype),
@@ -64,7 +68,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 index_bound=bounds.get(param.name),
             )
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 def inputs(args: Sequence[Argument], seed: int, *, positive: bool) -> list[Array]:
@@ -121,17 +125,17 @@ def reduction_length(mod: tvm.IRModule) -> int:
     return max(lengths, default=1)
 
 
-def mismatch(got: Array, want: Array, relative: float) -> str | None:
-    """None if `got` equals `want` within tolerance, else what differs, in words."""
-    if not is_float(want.dtype.name):
-        wrong = got != want
+def mismatch(actual: Array, expected: Array, relative: float) -> str | None:
+    """None if `actual` equals `expected` within tolerance, else what differs, in words."""
+    if not is_float(expected.dtype.name):
+        wrong = actual != expected
     else:
-        wide = np.float64 if want.dtype.itemsize > 4 else np.float32
-        got, want = got.astype(wide, copy=False), want.astype(wide, copy=False)
-        finite = np.isfinite(want)
+        wide = np.float64 if expected.dtype.itemsize > 4 else np.float32
+        actual, expected = actual.astype(wide, copy=False), expected.astype(wide, copy=False)
+        finite = np.isfinite(expected)
         with np.errstate(invalid="ignore", over="ignore"):
-            close = np.abs(got - want) <= relative * (np.abs(want) + rms(want))
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
+            close = np.abs(actual - expected) <= relative * (np.abs(expected) + rms(expected))
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
         wrong = ~np.where(finite, close, same)
     count = int(np.count_nonzero(wrong))
     if count == 0:
@@ -140,17 +144,49 @@ def mismatch(got: Array, want: Array, relative: float) -> str | None:
     at = ", ".join(str(int(i)) for i in where)
     return (
         f"{count} of {wrong.size} elements differ from the reference: first at [{at}], "
-        f"{got[where]!s} instead of {want[where]!s} (relative tolerance {relative:.1e})"
+        f"{actual[where]!s} instead of {expected[where]!s} (relative tolerance {relative:.1e})"
     )
 
 
-def rms(want: Array) -> float:
+def rms(expected: Array) -> float:
     """Root mean square of the finite elements of an expected output; 0 for no floats."""
-    if not is_float(want.dtype.name):
+    if not is_float(expected.dtype.name):
         return 0.0
-    want = want.astype(np.float64 if want.dtype.itemsize > 4 else np.float32, copy=False)
-    finite = np.isfinite(want)
-    return math.sqrt(np.mean(np.square(want, where=finite, out=np.zeros_like(want))))
+    expected = expected.astype(
+        np.float64 if expected.dtype.itemsize > 4 else np.float32, copy=False
+    )
+    finite = np.isfinite(expected)
+    return math.sqrt(np.mean(np.square(expected, where=finite, out=np.zeros_like(expected))))
+
+
+def outputs_on_cpu(
+    mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument], seed: int
+) -> tuple[dict[int, Array], bool]:
+    """Expected outputs by argument index, and whether positive inputs were needed."""
+    func = tvm.tirx.build(scheduled(mod), cpu_target(target))["main"]
+    for positive in (False, True):
+        tensors = [tvm.runtime.tensor(array) for array in inputs(args, seed, positive=positive)]
+        func(*tensors)
+        outputs = {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
+        if all_finite(outputs, args):
+            break
+    return outputs, positive
+
+
+def all_finite(outputs: Mapping[int, Array], args: Sequence[Argument]) -> bool:
+    """Whether the outputs, by argument index, hold neither NaN nor infinity."""
+    return all(
+        bool(np.isfinite(output.astype(np.float64)).all())
+        for i, output in outputs.items()
+        if is_float(args[i].dtype)
+    )
+
+
+def cpu_target(target: tvm.target.Target) -> tvm.target.Target:
+    """The CPU target that goes with a target."""
+    if target.kind.name == "llvm":
+        return target
+    return target.host if target.host is not None else tvm.target.Target("llvm")
 
 
 def calls(mod: tvm.IRModule) -> set[str]:
@@ -242,5 +278,6 @@ def _index_bounds(func: Any) -> dict[str, int]:
     return bounds
 
 
-def _contains(found: Sequence[Any], value: Any) -> bool:
-    return any(item.same_as(value) for item in found)
+def _contains(buffers: Sequence[Any], buffer: Any) -> bool:
+    """Whether the same TVM object is among others."""
+    return any(other.same_as(buffer) for other in buffers)

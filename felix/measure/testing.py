@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Self
 from felix.measure import protocol
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import tvm
 
 
 class FunctionMeasurer:
-    """Answers each candidate with `latency_of(mod)`; `seen` keeps what was submitted."""
+    """Answers each candidate with `latency_of(mod)`; `submitted` has the modules in order."""
 
     def __init__(self, latency_of: Callable[[tvm.IRModule], float | protocol.ErrorClass]) -> None:
-        self.seen: list[tvm.IRModule] = []
+        self.submitted: list[tvm.IRModule] = []
         self._latency_of = latency_of
 
     def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
         """Measure at once; the future is already done."""
-        self.seen.append(mod)
+        self.submitted.append(mod)
         future: Future[protocol.Measurement] = Future()
-        answer = self._latency_of(mod)
-        if isinstance(answer, protocol.ErrorClass):
-            result = protocol.Measurement(error=answer, message=answer.value, device="function")
+        outcome = self._latency_of(mod)
+        if isinstance(outcome, protocol.ErrorClass):
+            measurement = protocol.Measurement(
+                error=outcome, message=outcome.value, device="function"
+            )
         else:
-            result = protocol.Measurement.timed([answer], checked=True, device="function")
-        future.set_result(result)
+            measurement = protocol.Measurement.timed([outcome], checked=True, device="function")
+        future.set_result(measurement)
         return future
 
     def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
@@ -43,12 +43,7 @@ class FunctionMeasurer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -1,6 +1,6 @@
 """Measuring pools that outlive a job: started before there is one, shared by jobs of a target.
 
-A pool costs seconds to start (its host process imports TVM), and the first point of a curve
+A pool costs seconds to start (its fork server imports TVM), and the first point of a curve
 should not wait for that.
 """
 
@@ -19,8 +19,6 @@ from felix.measure.pool import local
 from felix.target import cpu
 
 if TYPE_CHECKING:
-    import types
-
     import tvm
 
     from felix.measure.pool import rwlock
@@ -70,12 +68,7 @@ class Pools:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 
@@ -100,8 +93,8 @@ class SharedPool:
 
     def is_usable(self) -> bool:
         """Whether the next job may have this pool."""
-        host = self._pool.worker_pids()["host"]
-        alive = host is not None and psutil.pid_exists(host)
+        server = self._pool.worker_pids()["fork_server"]
+        alive = server is not None and psutil.pid_exists(server)
         return alive and not self._had_trouble and self._n_tasks < MAX_TASKS
 
     def close(self) -> None:
@@ -151,10 +144,5 @@ class _Watched:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

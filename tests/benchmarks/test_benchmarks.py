@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks import (
-    common,
     cpu_tuning,
     cuda_build_time,
     features,
-    model_tables,
     report,
-    service_polling,
 )
+from benchmarks.support import common, model_tables, service_polling
 from felix.target import cpu
 
 
@@ -70,7 +68,7 @@ def test_comparison_is_missing_until_it_has_every_tool(tmp_path: pathlib.Path) -
     assert missing()
 
 
-def test_page_is_filled_and_filling_again_changes_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_page_is_its_template_with_tables_and_sentences(tmp_path: pathlib.Path) -> None:
     head = {"date": "2030-01-01T00:00:00", "command": "python x.py", "commit": "abc",
             "versions": {"felix": "1"},
             "machine": {"cpu": "C", "cores": 2, "load_average": [0.1, 0, 0]}}  # fmt: skip
@@ -78,12 +76,13 @@ def test_page_is_filled_and_filling_again_changes_nothing(tmp_path: pathlib.Path
     result = head | {"benchmark": "cpu_tuning", "settings": {"trials": 64}, "runs": runs,
                      "summary": cpu_tuning._summary("gemm", runs)}  # fmt: skip
     (tmp_path / "cpu_tuning.json").write_text(json.dumps(result))
-    page = "# P\n<!-- begin features -->\nformer\n<!-- end features -->\nmiddle\n" \
-           "<!-- begin cpu_tuning -->\n<!-- end cpu_tuning -->\ntail\n"  # fmt: skip
-    filled = report.fill(page, tmp_path)
-    assert "No results yet." in filled and "former" not in filled and "middle" in filled
-    assert "commit abc" in filled and "| gemm" in filled and filled.endswith("tail\n")
-    assert report.fill(filled, tmp_path) == filled
+    template = "# P\n{{table cpu_tuning}}\nmiddle {{table x}}\n{{says cpu_tuning}}\ntail\n"
+    page = report.fill(template, tmp_path)
+    assert "commit abc" in page and "| gemm" in page and page.endswith("tail\n")
+    assert "middle {{table x}}" in page, "a tag is a line of its own"
+    assert "stock takes 5 to 5 times Felix's wall time" in page
+    with pytest.raises(FileNotFoundError, match=r"features\.json"):
+        report.fill("{{table features}}", tmp_path)
 
 
 def test_build_times_count_what_a_limit_tells() -> None:
@@ -95,9 +94,9 @@ def test_build_times_count_what_a_limit_tells() -> None:
 
     refused = candidate(9.0, 0.0, source_bytes=10**7)
     del refused["nvrtc_s"]
-    found = {"gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
-             "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
-    rows = {row[1]: row for row in cuda_build_time.summary(found)}
+    records_of = {"gemm": [candidate(2.0, 3.0), candidate(5.0, 5.5), candidate(7.0, 6.0), refused],
+                  "conv": [candidate(0.5, 0.5), candidate(6.5, 2.0)]}  # fmt: skip
+    rows = {row[1]: row for row in cuda_build_time.summary(records_of)}
     assert list(rows) == ["gemm", "conv", "all"]
     assert rows["gemm"][-3:] == [3, 3, 0] and rows["conv"][-3:] == [0, 0, 1]
     assert rows["gemm"][-6:-3] == [2.0, "1 of 2", "2 of 2"]
@@ -112,12 +111,19 @@ def test_tables_of_cost_models() -> None:
     assert "| no x" in ablated and "1.000" in ablated
 
 
-def test_every_section_of_the_pages_has_results_of_a_benchmark() -> None:
-    pages = [report._SECTION.findall(page.read_text()) for page in report.PAGES]
-    names = [name for sections in pages for _, name, _ in sections]
-    stored = [json.loads((common.RESULTS / f"{name}.json").read_text()) for name in names]
-    found = {result["benchmark"] for result in stored if "benchmark" in result}
-    assert found == set(report.RENDER)
+def test_every_results_file_is_on_a_page_and_every_page_is_up_to_date() -> None:
+    tags = {name for kind in ("table", "says") for name in report.names(kind)}
+    figures = set(report.names("figure"))
+    stored = {path.name for path in common.RESULTS.glob("*/*") if path.parent != common.PARTS}
+    assert stored == {f"{name}.json" for name in tags} | {f"{name}.svg" for name in figures}
+    pages = {path.name: path.read_text() for path in report.PAGES.glob("*.md")}
+    assert pages == report.pages()
+
+
+def test_every_benchmark_with_a_renderer_is_on_a_page() -> None:
+    paths = [next(common.RESULTS.rglob(f"{name}.json")) for name in report.names("table")]
+    benchmarks = {json.loads(path.read_text()).get("benchmark") for path in paths}
+    assert benchmarks - {None} == set(report.RENDER)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +158,6 @@ def test_a_slowdown_is_told_with_its_error_by_pairs() -> None:
 
 
 def test_commands_name_no_folders() -> None:
-    given = ["x.py", "--work", "/a", "--seeds", "2", "--out=/b", "--workloads", "gemm"]
-    assert common.placeless(given) == ["x.py", "--seeds", "2", "--workloads", "gemm"]
+    argv = ["x.py", "--work", "/a", "--seeds", "2", "--out=/b", "--workloads", "gemm"]
+    assert common.placeless(argv) == ["x.py", "--seeds", "2", "--workloads", "gemm"]
     assert common.placeless(["x.py", "--out"]) == ["x.py"]

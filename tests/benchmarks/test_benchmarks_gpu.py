@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import types
@@ -14,15 +15,8 @@ import pytest
 import torch
 
 import felix
-from benchmarks import (
-    efficiency,
-    measure_throughput,
-    search_efficiency,
-    subgraphs,
-    unrolling,
-    vendor,
-    winners,
-)
+from benchmarks import measure_throughput, search_efficiency, unrolling
+from benchmarks.support import efficiency, subgraphs, vendor, winners
 from felix import workloads
 from felix.measure import protocol, testing
 from felix.measure.pool import local
@@ -83,7 +77,7 @@ def test_the_start_of_workers_counts_for_both_if_asked() -> None:
     assert row.split() == "| stock | 95% | 1 | 10 | 0 | 10 | 0 | 5 | 5 |".split()
 
 
-def test_the_finals_count_from_the_first_measurement_of_a_candidate() -> None:
+def test_re_measured_latencies_count_from_the_first_measurement_of_a_candidate() -> None:
     curve = [(1, 2.0, 20.0), (4, 4.0, 11.0), (9, 9.0, 11.0), (9, 9.5, 10.0)]
     piece = run("gemm", "felix", 0, curve)
     assert efficiency.time_to(efficiency.dated(piece), 10.0) == (4.0, 4)  # of the best until then
@@ -98,7 +92,7 @@ def test_the_finals_count_from_the_first_measurement_of_a_candidate() -> None:
     assert efficiency.searched_s(unfinished) == unfinished["wall_s"]
 
 
-def test_finals_are_dated_by_the_records() -> None:
+def test_re_measured_latencies_are_dated_by_the_records() -> None:
     def record(decisions: tuple[int, ...], elapsed_s: float, latency_us: float | None) -> Any:
         measured = types.SimpleNamespace(latency_us=latency_us, ok=latency_us is not None)
         return types.SimpleNamespace(
@@ -108,7 +102,7 @@ def test_finals_are_dated_by_the_records() -> None:
     records = [record((1,), 1.0, 9.0), record((2,), 2.0, 8.0), record((3,), 3.0, 7.0)]
     repeats = [record((3,), 5.0, None), record((2,), 5.0, 7.5)]
     result = types.SimpleNamespace(records=records, repeats=repeats)
-    assert search_efficiency.finals(result) == [(2, 2.0, 7.5)]
+    assert search_efficiency.remeasured(result) == [(2, 2.0, 7.5)]
 
 
 def test_stock_is_judged_by_all_its_schedules_with_a_cold_cache() -> None:
@@ -126,14 +120,14 @@ def test_winners_are_timed_in_turns_if_they_are_near(
     task = catalogue.parse("gemm:64,64,64", target="llvm -num-cores 1")
     (sketch, *_) = felix.sketches(task)
     near, same, far, broken = (sketch.schedule(row).mod for row in sketch.sample(4, seed=0))
-    wanted = {str(near): 10.0, str(same): 11.0, str(far): 14.0,
+    latency_of = {str(near): 10.0, str(same): 11.0, str(far): 14.0,
               str(broken): protocol.ErrorClass.BUILD}  # fmt: skip
-    assert len(wanted) == 4
-    asked: list[str] = []
+    assert len(latency_of) == 4
+    measured: list[str] = []
 
     def measure(mod: Any) -> float | protocol.ErrorClass:
-        asked.append(str(mod))
-        return wanted[asked[-1]]
+        measured.append(str(mod))
+        return latency_of[measured[-1]]
 
     pool = contextlib.nullcontext(testing.FunctionMeasurer(measure))
     monkeypatch.setattr(local, "LocalPool", lambda task, options: pool)
@@ -142,14 +136,14 @@ def test_winners_are_timed_in_turns_if_they_are_near(
         pieces[name].touch()
         with pytest.raises(FileNotFoundError, match=f"no modules of {name}: run"):
             winners.read(pieces)
-        winners.keep(pieces[name], mods)
-    found = winners.timed(task, winners.read(pieces), local.LocalOptions())
-    assert found["median_us"] == {"felix": 11.0, "stock": 10.0, "random": None}
-    assert found["medians_us"]["stock"] == [14.0, 10.0]
-    assert asked.count(str(far)) == asked.count(str(broken)) == 1
-    assert asked.count(str(near)) == asked.count(str(same)) == winners.TURNS
-    winners.keep(pieces["felix"], [])  # it found none that runs
-    winners.keep(pieces["stock"], [])
+        winners.write(pieces[name], mods)
+    times = winners.timed(task, winners.read(pieces), local.LocalOptions())
+    assert times["median_us"] == {"felix": 11.0, "stock": 10.0, "random": None}
+    assert times["medians_us"]["stock"] == [14.0, 10.0]
+    assert measured.count(str(far)) == measured.count(str(broken)) == 1
+    assert measured.count(str(near)) == measured.count(str(same)) == winners.TURNS
+    winners.write(pieces["felix"], [])  # it found none that runs
+    winners.write(pieces["stock"], [])
     nothing = {name: pieces[name] for name in ("felix", "stock")}
     none = winners.timed(task, winners.read(nothing), local.LocalOptions())
     assert none["median_us"] == {"felix": None, "stock": None}
@@ -229,10 +223,16 @@ def test_pieces_come_back_from_a_results_file(tmp_path: pathlib.Path) -> None:
     assert (work / "gemm-s0-random.json").read_text() == json.dumps(RUNS[2], indent=1) + "\n"
 
 
+def test_every_preloaded_module_exists() -> None:
+    """A fork server passes over those that do not."""
+    ours = [name for name in search_efficiency.PRELOADED if not name.startswith("tvm.")]
+    assert [name for name in ours if importlib.util.find_spec(name) is None] == []
+
+
 def test_a_piece_runs_in_a_process_of_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search_efficiency, "PRELOADED", ("felix.tune",))
+    monkeypatch.setattr(search_efficiency, "PRELOADED", ("felix.tuning.tune",))
     out = tmp_path / "results.json"
     monkeypatch.setattr(
         "sys.argv",
@@ -272,11 +272,11 @@ def test_felix_and_evolution_differ_in_the_search_alone(
     monkeypatch.setattr(server_pools.SharedPool, "is_usable", lambda self: True)
     monkeypatch.setattr(online_model, "Learner", learner)
     monkeypatch.setattr(search_efficiency, "_warm_us", lambda task, mod: 4.0)
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     tune = felix.tune
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        asked.append(dict(kwargs))
+        calls.append(dict(kwargs))
         return tune(*args, **kwargs)
 
     monkeypatch.setattr(felix, "tune", noted)
@@ -286,10 +286,10 @@ def test_felix_and_evolution_differ_in_the_search_alone(
     for strategy in ("felix", "evolution"):
         search_efficiency._tune({"strategy": strategy, **request})
     search_efficiency._tune({"strategy": "felix", **request, "max_compile_s": 3.0})
-    search = asked.pop()["options"].search
+    search = calls.pop()["options"].search
     assert {search.selection.max_compile_s, search.warm_selection.max_compile_s} == {3.0}
     assert len(pools) == 3 and models[0] == models[1]  # builder, runner; model and its learning
-    ours, theirs = asked
+    ours, theirs = calls
     kinds = ours.pop("strategy"), theirs.pop("strategy")
     assert kinds == ("gradient", "tvm-evolutionary")
     options, others = ours.pop("options"), theirs.pop("options")
@@ -308,21 +308,21 @@ def test_vendor_programs_compute_the_shape_of_the_workload(name: str) -> None:
         with torch.no_grad():
             shapes.add(tuple(function(*inputs).shape))
     (shape,) = shapes
-    wanted = [int(n) for n in catalogue.parse(text).mod["main"].params[-1].shape]
+    expected = [int(n) for n in catalogue.parse(text).mod["main"].params[-1].shape]
     assert len(layouts) == 1 + text.startswith(("conv", "depthwise"))
     if len(layouts) == 2:  # PyTorch names channels second
-        wanted = [wanted[0], wanted[-1], *wanted[1:-1]]
+        expected = [expected[0], expected[-1], *expected[1:-1]]
         assert inputs[0].is_contiguous()  # the second layout is channels first
         _, (x, *_) = vendor.program(text, "cpu", vendor.LAST)
         assert x.stride(1) == 1 and x.shape == inputs[0].shape
-    assert list(shape) == wanted
+    assert list(shape) == expected
     with pytest.raises(ValueError, match="no PyTorch form"):
         vendor.program("gemm:8,8,8,epilogue=gelu", "cpu")
 
 
 def test_the_better_layout_counts_for_each_kind() -> None:
-    found = {"a": {"eager": 2.0, "inductor": 5.0}, "b": {"eager": 3.0, "inductor": 4.0}}
-    assert vendor.best(found) == {"eager": 2.0, "inductor": 4.0}
+    by_layout = {"a": {"eager": 2.0, "inductor": 5.0}, "b": {"eager": 3.0, "inductor": 4.0}}
+    assert vendor.best(by_layout) == {"eager": 2.0, "inductor": 4.0}
 
 
 def test_pytorch_is_timed_behind_a_delay_and_a_read_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,13 +375,13 @@ def test_no_candidate_of_throughput_is_built_before_its_batch(
     task = catalogue.parse("gemm:64,64,64", target="h200")
     (sketch, *_) = felix.sketches(task)
     mods = [sketch.schedule(row).mod for row in sketch.sample(3, seed=0)]
-    found = [measure_throughput.Candidates("gemm", task, mods)]
+    candidates = [measure_throughput.Candidates("gemm", task, mods)]
     batches: list[list[str]] = []
 
     class Pool(testing.FunctionMeasurer):
-        def measure(self, wanted: Any) -> Any:
-            batches.append([str(mod) for mod in wanted])
-            return super().measure(wanted)
+        def measure(self, mods: Any) -> Any:
+            batches.append([str(mod) for mod in mods])
+            return super().measure(mods)
 
         def for_task(self, task: Any) -> Pool:
             return self
@@ -390,7 +390,7 @@ def test_no_candidate_of_throughput_is_built_before_its_batch(
     small = catalogue.parse("gemm:16,16,16", target="h200")
     monkeypatch.setattr(workloads, "gemm", lambda *sizes, target: small)
     results: dict[str, Any] = {}
-    measure_throughput.felix_pass(found, results, "felix", None, 2)
+    measure_throughput.felix_pass(candidates, results, "felix", None, 2)
     start, batch = batches
     assert len(start) == 2 and not set(start) & set(batch)
     assert batch == [str(mod) for mod in mods] and len(results["gemm"]["felix"]["build_s"]) == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import subgraphs
+from benchmarks.support import subgraphs
 from costmodel.cli import collect
 from costmodel.collect import collector as collecting
 from costmodel.collect import descent, proposals

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import costmodel
-from benchmarks import subgraphs
+from benchmarks.support import subgraphs
 from costmodel.cli import commands
 from costmodel.data import dataset, felix_bridge
 from costmodel.data import features as task_features

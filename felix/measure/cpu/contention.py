@@ -1,15 +1,15 @@
-"""Tells by a probe whether a kernel was timed at full speed on a CPU; if not, waits and repeats.
+"""Whether a kernel was timed at full speed on a CPU, by a probe; if not, waits and times again.
 
-A virtual machine's cores are not always cores. Where the host puts two of them on the two threads
-of one physical core, a kernel of two threads takes up to twice as long, for milliseconds or
-seconds, and nothing in the guest tells: no steal time, no waiting threads. Such phases took an
-eighth of the time on a two-core AMD EPYC (Zen 4) guest, and 512^3 GEMMs of 1.27 to 1.40 ms took
+A virtual machine's cores are not always cores. Where the hypervisor puts two of them on the two
+threads of one physical core, a kernel of two threads takes up to twice as long, for milliseconds
+or seconds, and nothing in the guest shows it: no steal time, no waiting threads. Such phases took
+an eighth of the time on a two-core AMD EPYC (Zen 4) guest, and 512^3 GEMMs of 1.27 to 1.40 ms took
 2.45 ms in them (docs/benchmarks.md).
 
 The probe is a parallel loop of multiply-adds in registers, as many as keep the vector units busy,
 on as many threads as the candidates. It is 1.75 times as long in such a phase. It sees neither
-memory nor caches, so it does not see all that disturbs. A pause of 0.2 s with idle cores makes the
-host place them anew, and ends most phases. It is made only for a kernel whose latency decides.
+memory nor caches, so it does not see all that disturbs. After a pause of 0.2 s the hypervisor
+places idle cores anew, which ends most phases. Only a kernel whose latency decides waits for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 
-#: A probe that took this much longer than the fastest tells of a disturbance.
-DISTURBED = 1.4
+#: A probe that takes this many times as long as the fastest shows contention.
+SLOW_PROBE_RATIO = 1.4
 #: Independent multiply-adds: 8 vectors of AVX-512, as many as keep two units busy for their
 #: latency of 4 cycles. Narrower vectors do not fit into the registers and keep the stores busy.
 _LANES = 128
@@ -34,9 +34,9 @@ _STEPS = 10_000
 _CALLS = 3
 
 #: A kernel takes at most so many times as long in a slow phase: two threads on one core.
-SLOWED = 2.0
+MAX_SLOWDOWN = 2.0
 #: How often a kernel is timed again.
-_AGAIN = 2
+_MAX_RETRIES = 2
 #: Pauses that end no phase.
 _NAPS_S = (0.002, 0.01)
 
@@ -45,8 +45,8 @@ _NAPS_S = (0.002, 0.01)
 class ContentionGuard:
     """Watches the speed of the cores by calls of `probe`, which returns its own time in us.
 
-    Full speed is the fastest seen. What a machine does all the time is no disturbance: after
-    `patience` pauses in vain, the speed of the moment counts as full until a faster one is seen.
+    Full speed is the fastest ever measured. A load that lasts is no disturbance: after `patience`
+    pauses in vain, the speed of the moment counts as full until a faster one is measured.
     `rest` sleeps for so many seconds.
     """
 
@@ -57,7 +57,7 @@ class ContentionGuard:
     _full_us: float | None = None
 
     def learn(self) -> None:
-        """See how fast the cores can be; one look may fall into a slow phase."""
+        """Measure how fast the cores can be, several times: one may fall into a slow phase."""
         for _ in range(self.patience):
             self._slowdown()
             self.rest(0.5 * self.pause_s)
@@ -65,20 +65,21 @@ class ContentionGuard:
     def measure_stable(
         self,
         measure: Callable[[], list[float]],
-        decides: Callable[[list[float]], bool] = lambda found: True,
+        decides: Callable[[list[float]], bool] = lambda latencies_us: True,
     ) -> list[float]:
-        """What `measure` returns, at full speed if it can be had and `decides(found)` is true.
+        """Latencies that `measure` returns, at full speed if it can be reached.
 
-        It measures at once, and again after a wait if the cores were slow before or after.
+        It measures at once. While the cores were slow before or after and
+        `decides(latencies_us)` is true, it waits and measures again, up to twice.
         """
         slow = self._is_slow()
-        found = measure()
-        for _ in range(_AGAIN):
-            if not decides(found) or not (slow or self._is_slow()):
+        latencies_us = measure()
+        for _ in range(_MAX_RETRIES):
+            if not decides(latencies_us) or not (slow or self._is_slow()):
                 break
             self._settle()
-            found, slow = measure(), False
-        return found
+            latencies_us, slow = measure(), False
+        return latencies_us
 
     def _settle(self) -> None:
         """Wait until the cores are at full speed, or it has taken too long."""
@@ -96,10 +97,10 @@ class ContentionGuard:
         Another process that runs for a millisecond is no phase, and the median bears it.
         """
         for nap_s in _NAPS_S:
-            if self._slowdown() <= DISTURBED:
+            if self._slowdown() <= SLOW_PROBE_RATIO:
                 return False
             self.rest(nap_s)
-        return self._slowdown() > DISTURBED
+        return self._slowdown() > SLOW_PROBE_RATIO
 
     def _slowdown(self) -> float:
         """Time of the probe over the shortest ever."""

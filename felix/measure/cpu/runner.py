@@ -1,20 +1,18 @@
-"""What the run worker does: prepare a task's reference once, then check and time candidates."""
+"""The run worker on a CPU: prepares a task's reference once, then checks and times candidates."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import json
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tvm
 
-from felix.measure import protocol, reference, timing
+from felix.measure import protocol, reference, task_folder, timing
 from felix.measure.cpu import contention
+from felix.measure.cpu import timing as cpu_timing
 
 #: Arrays of up to so many bytes in all are moved for each burst, and former places held.
 MOVED_BYTES, N_PLACES = 64 << 20, 8
@@ -27,7 +25,7 @@ class _Prepared:
     folder: str
     args: tuple[reference.Argument, ...]
     fresh: list[reference.Array]
-    tensors: list[Any]
+    tensors: list[tvm.runtime.Tensor]
     expected: dict[int, reference.Array]
     relative: float
     target: tvm.target.Target
@@ -48,22 +46,21 @@ class Runner:
         self._quiet = quiet
         self._rest = rest
         self._task: _Prepared | None = None
-        self._calm: contention.ContentionGuard | None = None
-        self._places: collections.deque[list[Any]] = collections.deque(maxlen=N_PLACES)
+        self._contention: contention.ContentionGuard | None = None
+        self._places: collections.deque[list[tvm.runtime.Tensor]] = collections.deque(
+            maxlen=N_PLACES
+        )
 
     def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
         """The `prepare` verb: compute the reference of a task and keep it in its folder."""
         mod, target = tvm.ir.load_json(payload)
         args = reference.arguments(mod)
-        meta = {"payload": payload, "seed": seed, "positive": False, "check": check}
+        outputs: dict[int, reference.Array] = {}
+        positive = False
         if check:
-            outputs, meta["positive"] = reference_outputs(mod, host(target), args, seed)
-            for index, output in outputs.items():
-                output.tofile(output_path(folder, index))
+            outputs, positive = reference.outputs_on_cpu(mod, target, args, seed)
         self._guard(target).learn()
-        part = pathlib.Path(folder, "task.json.part")
-        part.write_text(json.dumps(meta))
-        part.rename(pathlib.Path(folder, "task.json"))
+        task_folder.write(folder, payload, seed, positive, outputs)
         return {}
 
     def run(
@@ -96,8 +93,8 @@ class Runner:
                 message = f"output {task.args[index].name}: {wrong}"
                 return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": message}
         settings = timing.TimingOptions(**options)
-        found = guard.measure_stable(
-            lambda: timing.latencies(
+        latencies_us = guard.measure_stable(
+            lambda: cpu_timing.latencies(
                 module,
                 device,
                 task.tensors,
@@ -106,9 +103,11 @@ class Runner:
                 first_us=first_us,
                 best_us=best_us,
             ),
-            lambda found: timing.could_lead(found, settings, best_us, contention.SLOWED),
+            lambda latencies_us: timing.could_lead(
+                latencies_us, settings, best_us, contention.MAX_SLOWDOWN
+            ),
         )
-        return {"latencies_us": found, "checked": bool(task.expected)}
+        return {"latencies_us": latencies_us, "checked": bool(task.expected)}
 
     def _moved(self, task: _Prepared) -> _Prepared:
         """The task with small arrays elsewhere in memory.
@@ -125,76 +124,27 @@ class Runner:
 
     def _guard(self, target: tvm.target.Target) -> contention.ContentionGuard:
         """One for all candidates, so that it knows how fast the cores can be."""
-        if self._calm is None:
-            self._calm = contention.ContentionGuard(
-                contention.multiply_adds(host(target), self._threads), self._rest
+        if self._contention is None:
+            self._contention = contention.ContentionGuard(
+                contention.multiply_adds(reference.cpu_target(target), self._threads), self._rest
             )
-        return self._calm
+        return self._contention
 
     def _load(self, folder: str) -> _Prepared:
         if self._task is not None and self._task.folder == folder:
             return self._task
-        meta = json.loads(pathlib.Path(folder, "task.json").read_text())
-        mod, target = tvm.ir.load_json(meta["payload"])
-        args = reference.arguments(mod)
-        fresh = reference.inputs(args, meta["seed"], positive=meta["positive"])
+        stored = task_folder.read(folder)
+        fresh = stored.inputs()
         device = tvm.runtime.device(self._device_name, 0)
-        expected = {
-            index: np.fromfile(
-                output_path(folder, index), dtype=reference.np_dtype(arg.dtype)
-            ).reshape(arg.shape)
-            for index, arg in enumerate(args)
-            if arg.is_output and meta["check"]
-        }
         self._task = None  # frees the other task's tensors before these are made
         self._places.clear()
         self._task = _Prepared(
             folder=folder,
-            args=args,
+            args=stored.args,
             fresh=fresh,
             tensors=[tvm.runtime.tensor(array, device) for array in fresh],
-            expected=expected,
-            relative=reference.tolerance(mod),
-            target=target,
+            expected=stored.expected,
+            relative=reference.tolerance(stored.mod),
+            target=stored.target,
         )
         return self._task
-
-
-def reference_outputs(
-    mod: tvm.IRModule,
-    host: tvm.target.Target,
-    args: tuple[reference.Argument, ...],
-    seed: int,
-) -> tuple[dict[int, reference.Array], bool]:
-    """Expected outputs by argument index, and whether positive inputs were needed."""
-    func = tvm.tirx.build(reference.scheduled(mod), host)["main"]
-    for positive in (False, True):
-        tensors = [
-            tvm.runtime.tensor(array) for array in reference.inputs(args, seed, positive=positive)
-        ]
-        func(*tensors)
-        outputs = {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
-        if finite(outputs, args):
-            break
-    return outputs, positive
-
-
-def finite(outputs: dict[int, reference.Array], args: tuple[reference.Argument, ...]) -> bool:
-    """Whether the outputs hold neither NaN nor infinity."""
-    return all(
-        bool(np.isfinite(output.astype(np.float64)).all())
-        for i, output in outputs.items()
-        if reference.is_float(args[i].dtype)
-    )
-
-
-def host(target: tvm.target.Target) -> tvm.target.Target:
-    """The CPU target that goes with a target."""
-    if target.kind.name == "llvm":
-        return target
-    return target.host if target.host is not None else tvm.target.Target("llvm")
-
-
-def output_path(folder: str, index: int) -> str:
-    """Where a task's folder keeps the expected contents of an output."""
-    return str(pathlib.Path(folder, f"output-{index}.bin"))

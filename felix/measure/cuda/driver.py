@@ -232,10 +232,10 @@ def bus_id(index: int) -> str:
 
 def uuid(index: int) -> str:
     """UUID of a device, 32 hexadecimal digits, the same wherever it is; makes no context."""
-    found = ctypes.create_string_buffer(16)
+    digits = ctypes.create_string_buffer(16)
     cuda = _library()
-    _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(found, device))
-    return found.raw.hex()
+    _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(digits, device))
+    return digits.raw.hex()
 
 
 def version() -> tuple[int, int]:

@@ -3,16 +3,14 @@
 - *sweep* reads through a buffer of twice the L2, which leaves the cache cold and clean (writing
   through it would leave dirty lines that the measured kernel then has to write back);
 - *compare* counts elements that differ from the expected output, by the rule of `reference`;
-- *probe* runs a fixed chain of multiply-adds on every SM: its time is the inverse of the clock.
+- *probe* runs a fixed chain of multiply-adds on every SM: its time is the inverse of the clock's
+  frequency (`clock`), and a number of them keeps the device busy.
 """
 
 from __future__ import annotations
 
 import ctypes
 import pathlib
-import time
-from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -22,13 +20,13 @@ SOURCE = """
 typedef unsigned long long u64;
 
 extern "C" __global__ void felix_sweep(const uint4* data, u64 n, unsigned* sink) {
-  unsigned seen = 0;
+  unsigned bits = 0;
   u64 step = (u64)gridDim.x * blockDim.x;
   for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
     uint4 v = data[i];
-    seen ^= v.x ^ v.y ^ v.z ^ v.w;
+    bits ^= v.x ^ v.y ^ v.z ^ v.w;
   }
-  if (seen == 0x9e3779b9u) *sink = seen;
+  if (bits == 0x9e3779b9u) *sink = bits;
 }
 
 extern "C" __global__ void felix_probe(float* out, int n) {
@@ -69,10 +67,6 @@ extern "C" __global__ void felix_compare(const void* got, const void* want, u64 
 #: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
 KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
 _PROBE_STEPS = 16_000
-#: The fastest of so many probes tells the clock.
-_PROBES = 3
-#: Probes between two looks at the clock, and looks without a gain after which it is at its best.
-_DELAY, _SETTLED = 10, 8
 
 
 class Helpers:
@@ -106,7 +100,7 @@ class Helpers:
             self._context.launch(self._probe)
 
     def probe_us(self) -> float:
-        """Time of one probe; another one before it keeps the host's launches out of it."""
+        """Time of one probe; another one before it keeps the CPU's launches out of it."""
         start, end = self._events
         self._context.launch(self._probe)
         self._context.record(start)
@@ -116,13 +110,13 @@ class Helpers:
         return self._context.elapsed_us(start, end)
 
     def mismatches(
-        self, got: int, want: int, count: int, relative: float, rms: float, kind: int
+        self, actual: int, expected: int, count: int, relative: float, rms: float, kind: int
     ) -> int:
         """How many of `count` elements (bytes for kind 0) differ."""
         result = np.array([0, 2**63], dtype=np.uint64)
         self._context.upload(self._scratch, result)
         args = [
-            ctypes.c_uint64(got), ctypes.c_uint64(want), ctypes.c_uint64(count),
+            ctypes.c_uint64(actual), ctypes.c_uint64(expected), ctypes.c_uint64(count),
             ctypes.c_double(relative), ctypes.c_double(rms), ctypes.c_int(kind),
             ctypes.c_uint64(self._scratch),
         ]  # fmt: skip
@@ -133,95 +127,6 @@ class Helpers:
         self._context.launch(kernel)
         self._context.synchronize()
         return int(self._context.download(self._scratch, result)[0])
-
-
-class Probe(Protocol):
-    """What a `Clock` needs of a device: `Helpers` has it."""
-
-    def probe_us(self) -> float:
-        """Time of one probe."""
-        ...
-
-    def delay(self, count: int) -> None:
-        """Keep the device busy for `count` probes."""
-        ...
-
-
-class Clock:
-    """Guards against a clock that sank: idle devices slow down between candidates.
-
-    Full speed is the fastest seen. What lasts (a limit on power, heat) is no disturbance: after
-    `patience` waits in vain, one after the other, the clock of the moment counts as full until a
-    faster one is seen. Its measure is the time of a probe; `tolerance` is relative.
-    """
-
-    def __init__(
-        self,
-        helpers: Probe,
-        tolerance: float = 0.02,
-        limit_s: float = 0.05,
-        patience: int = 3,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._helpers = helpers
-        self._tolerance = tolerance
-        self._limit_s = limit_s
-        self._patience = patience
-        self._now = now
-        self._full_us: float | None = None
-        self._in_vain = 0
-
-    def measure_stable(
-        self,
-        measure: Callable[[], list[float]],
-        decides: Callable[[list[float], float], bool] = lambda found, changed: True,
-    ) -> list[float]:
-        """What `measure` returns, at full clock if it can be had.
-
-        Where the clock changed meanwhile, by a factor `changed`, and `decides(found, changed)` is
-        true, it measures once more.
-        """
-        before_us = self._steady()
-        found = measure()
-        after_us = self._look()
-        changed = max(before_us, after_us) / min(before_us, after_us)
-        if changed > 1 + self._tolerance and decides(found, changed):
-            self._steady()
-            return measure()
-        return found
-
-    def _steady(self) -> float:
-        """Keep the device busy until the clock is full, or it has taken too long; the probe."""
-        full_us = self._learned() if self._full_us is None else self._full_us
-        deadline = self._now() + self._limit_s
-        probe_us = fastest_us = self._look()
-        while probe_us > full_us * (1 + self._tolerance):
-            if self._now() > deadline:
-                self._in_vain += 1
-                if self._in_vain >= self._patience:
-                    self._full_us, self._in_vain = fastest_us, 0
-                return probe_us
-            self._helpers.delay(_DELAY)
-            probe_us = self._look()
-            fastest_us = min(fastest_us, probe_us)
-        self._in_vain = 0
-        return probe_us
-
-    def _learned(self) -> float:
-        """The probe at full clock: keep the device busy until it gets no faster."""
-        full_us, vain = self._look(), 0
-        while vain < _SETTLED:
-            self._helpers.delay(_DELAY)
-            probe_us = self._look()
-            vain = vain + 1 if probe_us > full_us * (1 - self._tolerance) else 0
-            full_us = min(full_us, probe_us)
-        return full_us
-
-    def _look(self) -> float:
-        """Time of a probe now; the fastest seen is noted."""
-        probe_us = min(self._helpers.probe_us() for _ in range(_PROBES))
-        self._full_us = min(probe_us, self._full_us or probe_us)
-        return probe_us
 
 
 def cubin(arch: str, folder: pathlib.Path) -> bytes:

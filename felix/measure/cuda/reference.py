@@ -1,9 +1,9 @@
 """Expected outputs computed on the device, and how far from them outputs may be.
 
-The reference is the unscheduled program, one thread an element. On the host it takes seconds for a
+The reference is the unscheduled program, one thread an element. On a CPU it takes seconds for a
 batched convolution; this takes milliseconds. Each block of the program becomes a kernel of its own
 whose threads are the block's outputs; sums keep their order, and fast math is off. What has no
-such form (no output axis, very long sums) is left to the host.
+such form (no output axis, very long sums) is left to the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tvm
 from tvm import s_tir
 
 from felix.measure import reference
-from felix.measure.cuda import build, nvrtc
+from felix.measure.cuda import build, launches, nvrtc
 
 _REDUCTION = 2
 _THREADS = 256
@@ -27,8 +27,10 @@ _APPROXIMATE = {"tanh": 1.5e-3, "pow": 1e-4, "log": 1e-4, "sin": 1e-4, "cos": 1e
                 "sigmoid": 2e-5, "erf": 2e-5, "rsqrt": 2e-5, "sqrt": 2e-5}  # fmt: skip
 
 
-def program(mod: tvm.IRModule, target: tvm.target.Target) -> tuple[build.Plan, bytes] | None:
-    """Plan and cubin of the reference; None where the host has to compute it."""
+def program(
+    mod: tvm.IRModule, target: tvm.target.Target
+) -> tuple[launches.LaunchPlan, bytes] | None:
+    """Plan and cubin of the reference; None where the CPU has to compute it."""
     simple = scheduled(mod)
     if simple is None:
         return None
@@ -46,8 +48,8 @@ def tolerance(mod: tvm.IRModule) -> float:
     units in the last place, tanh by one of 5e-4.
     """
     names = reference.calls(mod)
-    found = [limit for name, limit in _APPROXIMATE.items() if name in names]
-    return max([reference.tolerance(mod), *found])
+    limits = [limit for name, limit in _APPROXIMATE.items() if name in names]
+    return max([reference.tolerance(mod), *limits])
 
 
 def scheduled(mod: tvm.IRModule) -> tvm.IRModule | None:

@@ -63,8 +63,8 @@ def slim(generated: str, with_scalars: bool = True) -> Source:
     includes = "#include" in rest
     if _LIBCUXX.search(rest) or rest == generated:
         return Source(_STOCK_LIMITS + generated.replace("#include <cuda.h>", ""), headers=True)
-    needed = [line for name, line in _CONSTANTS.items() if re.search(rf"\b{name}\b", rest)]
-    return Source(_INTEGERS + "".join(needed) + rest, headers=includes)
+    constants = [line for name, line in _CONSTANTS.items() if re.search(rf"\b{name}\b", rest)]
+    return Source(_INTEGERS + "".join(constants) + rest, headers=includes)
 
 
 def scalars(text: str) -> str:
@@ -80,10 +80,10 @@ def _of_kernel(text: str) -> str:
     if not names:
         return text
 
-    def declared(found: re.Match[str]) -> str:
-        indent, kind, name, size = found.groups()
+    def declared(declaration: re.Match[str]) -> str:
+        indent, kind, name, size = declaration.groups()
         if name not in names:
-            return found[0]
+            return declaration[0]
         return f"{indent}{kind} {', '.join(f'{name}_e{i}' for i in range(int(size)))};\n"
 
     mention = re.compile(rf"\b({'|'.join(sorted(names))})\[(\d+)\]")

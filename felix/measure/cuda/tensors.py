@@ -1,33 +1,27 @@
-"""A task's tensors: read on the host, where that disturbs nobody, then put on the device."""
+"""A task's tensors: read into main memory, which disturbs nobody, then put on the device."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-import tvm
-
-from felix.measure import reference
-from felix.measure.cpu import runner
+from felix.measure import reference, task_folder
 from felix.measure.cuda import driver, helper_kernels
 from felix.measure.cuda import reference as cuda_reference
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
-    """What an output is to be, and its root mean square."""
+    """The expected contents of an output, flat, and their root mean square."""
 
     array: reference.Array
     rms: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Contents:
-    """A task on the host: `arrays` holds what each argument is before a run."""
+class HostTask:
+    """A task in main memory: `arrays` has the contents of each argument before a run."""
 
     folder: str
     args: tuple[reference.Argument, ...]
@@ -38,7 +32,7 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """An output of the task: where it is expected, and how it is compared."""
+    """An output of a task: the address of what is expected, and how it is compared."""
 
     index: int
     expected: int
@@ -48,7 +42,7 @@ class Output:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Task:
+class DeviceTask:
     """A task on the device. `fresh` has a copy of each argument that a run changes."""
 
     folder: str
@@ -59,34 +53,30 @@ class Task:
     relative: float
 
 
-def read(folder: str, arrays: Sequence[reference.Array] | None) -> Contents:
-    """The task of a folder; its arguments are `arrays`, if they are known."""
-    meta = json.loads(pathlib.Path(folder, "task.json").read_text())
-    mod, _ = tvm.ir.load_json(meta["payload"])
-    args = reference.arguments(mod)
-    if arrays is None:
-        arrays = reference.inputs(args, meta["seed"], positive=meta["positive"])
-    expected = {}
-    for index, arg in enumerate(args):
-        if arg.is_output and meta["check"]:
-            dtype = reference.np_dtype(arg.dtype)
-            want = np.fromfile(runner.output_path(folder, index), dtype=dtype)
-            expected[index] = Expected(want, reference.rms(want))
-    return Contents(folder, args, arrays, expected, cuda_reference.tolerance(mod))
+def read(folder: str, arrays: Sequence[reference.Array] | None) -> HostTask:
+    """The task of a folder; `arrays` are its arguments, if they are known."""
+    stored = task_folder.read(folder)
+    arrays = stored.inputs() if arrays is None else arrays
+    expected = {
+        index: Expected(output.ravel(), reference.rms(output.ravel()))
+        for index, output in stored.expected.items()
+    }
+    relative = cuda_reference.tolerance(stored.mod)
+    return HostTask(folder, stored.args, arrays, expected, relative)
 
 
-def place(context: driver.Context, contents: Contents) -> Task:
+def place(context: driver.Context, task: HostTask) -> DeviceTask:
     """Put a task on the device."""
-    tensors, fresh = upload(context, contents.args, contents.arrays)
+    tensors, fresh = upload(context, task.args, task.arrays)
     outputs = []
-    for index, expected in contents.expected.items():
-        want = expected.array
-        pointer = context.allocate(want.nbytes)
-        context.upload(pointer, want)
-        kind = helper_kernels.KINDS.get(contents.args[index].dtype, 0)
-        count = want.size if kind else want.nbytes
+    for index, expected in task.expected.items():
+        array = expected.array
+        pointer = context.allocate(array.nbytes)
+        context.upload(pointer, array)
+        kind = helper_kernels.KINDS.get(task.args[index].dtype, 0)
+        count = array.size if kind else array.nbytes
         outputs.append(Output(index, pointer, count, kind, expected.rms))
-    return Task(contents.folder, contents.args, tensors, fresh, tuple(outputs), contents.relative)
+    return DeviceTask(task.folder, task.args, tensors, fresh, tuple(outputs), task.relative)
 
 
 def upload(
@@ -106,7 +96,7 @@ def upload(
     return tuple(tensors), fresh
 
 
-def free(context: driver.Context, task: Task) -> None:
+def free(context: driver.Context, task: DeviceTask) -> None:
     """Give back what `place` took."""
     for pointer in (*task.tensors, *task.fresh.values(), *(o.expected for o in task.outputs)):
         context.free(pointer)

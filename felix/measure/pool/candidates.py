@@ -1,4 +1,4 @@
-"""What a pool keeps: how it works, its tasks, and candidates on their way through it."""
+"""Data of a pool: its options, its device, its tasks and the candidates in its queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from felix.measure.cuda import nvrtc
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """How a `local.LocalPool` works; None means: chosen for the target."""
+    """Options of a `local.LocalPool`; None means: chosen for the target."""
 
     #: Build workers; None: one a core.
     builders: int | None = None
@@ -38,9 +38,9 @@ class LocalOptions:
     timing: timing.TimingOptions | None = None
     #: CUDA: let TVM write unrolled loops out, instead of a pragma for the compiler.
     explicit_unroll: bool = True
-    #: CUDA: variables for the elements of arrays in registers (`cuda_source.scalars`).
+    #: CUDA: variables for the elements of arrays in registers (`cuda.source.scalars`).
     scalar_registers: bool = True
-    #: CUDA: what NVRTC is told, beside the architecture.
+    #: CUDA: options for NVRTC, beside the architecture.
     nvrtc_options: tuple[str, ...] = nvrtc.FAST
     #: CUDA: a candidate with more source is a build error: the longest one built in 6 s had 774 kB
     #: (docs/measuring-cuda.md).
@@ -58,24 +58,24 @@ class Device:
 
 @dataclasses.dataclass(slots=True)
 class TaskState:
-    """What the pool keeps of one task; used by the run thread only, but for the first five."""
+    """State of one task in the pool; used by the run thread only, but for the first five."""
 
     target: tvm.target.Target
     device: Device
     folder: str
     payload: str
-    #: libraries of fast candidates by the digest of their payload: one submitted again is not
-    #: built again
+    #: Libraries of fast candidates by the digest of their payload: one submitted again is not
+    #: built again.
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
-    #: Why there is no reference, and how often more to try for one.
+    #: Why there is no reference, and how many more times to try to compute one.
     failure: str | None = None
     tries_left: int = 2
     best_us: float | None = None
 
 
 @dataclasses.dataclass(slots=True)
-class Job:
-    """A candidate on its way through the pool."""
+class Candidate:
+    """A scheduled module in the queues of the pool, and the future of its measurement."""
 
     state: TaskState
     payload: str

@@ -1,161 +1,156 @@
-"""The process that forks measuring workers: started as `python -m felix.measure.pool.fork_server`.
+"""The fork server as seen by the parent: a process that forks workers, replaced if it dies.
 
-TVM is imported once, here; a worker is a fork of this process and is ready in milliseconds,
-so replacing one that crashed costs about as much as building nothing. That is safe because
-this process never starts a thread: TVM's and LLVM's pools come up in the workers, and the
-environment keeps BLAS to one thread. What only costs time here is kept out: torch, which TVM
-imports when it can (two seconds), TVM's graph level, which comes when something asks for it, and
-collections of garbage meanwhile. The last two are half of the rest (docs/measuring-cuda.md).
-
-Protocol with the parent, over one SEQPACKET socket, one JSON object a packet, in lock-step:
-`{"fork": settings}` with the worker's pipe as a file descriptor -> `{"pid": n}`;
-`{"wait": pid}` -> `{"status": wait status}` (the worker must be dead or dying; null for a
-worker of an earlier host).
-
-No orphans: when the parent goes away this process reads end-of-file, kills its workers,
-removes the work folder and exits; when this process is killed, the kernel kills the workers
-(PR_SET_PDEATHSIG).
+`fork_server_main` is what runs in it, and has the protocol.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
-import resource
+import pathlib
 import shutil
-import signal
 import socket
+import subprocess
 import sys
-import types
-from collections.abc import Sequence
+import tempfile
+import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from felix import errors
+
 _PACKET_BYTES = 65536
+#: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
+#: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
+#: search for up to 0.17 s after every candidate, and from resting.
+_SPINS = 5_000
 
 
-def main(argv: list[str]) -> None:
-    """Serve fork requests on the socket `argv[0]` until the parent goes away."""
-    control = socket.socket(fileno=int(argv[0]))
-    work_dir = argv[1]
-    _import_tvm()
-    children: set[int] = set()
-    try:
-        control.send(b'{"ready": true}')
-        while True:
-            packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
-            if not packet:
-                break
-            request = json.loads(packet)
-            if "fork" in request:
-                pid = _fork(control, fds[0], request["fork"])
-                children.add(pid)
-                control.send(json.dumps({"pid": pid}).encode())
-            else:
-                pid = request["wait"]
-                status = os.waitpid(pid, 0)[1] if pid in children else None
-                children.discard(pid)
-                control.send(json.dumps({"status": status}).encode())
-    except ConnectionError:
-        pass  # the parent died in the middle of a request
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    shutil.rmtree(work_dir, ignore_errors=True)
+class ForkServer:
+    """The process that forks workers, started when first needed and again if it dies."""
+
+    def __init__(self, start_timeout_s: float) -> None:
+        self.work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-measure-"))
+        self._start_timeout_s = start_timeout_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready = False
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running fork server."""
+        return self._process.pid if self._process is not None else None
+
+    def launch(self) -> None:
+        """Start the process without waiting for it to be ready."""
+        with self._lock:
+            self._launch()
+
+    def fork(self, settings: dict[str, Any], theirs: Connection) -> int:
+        """Fork a worker that talks over `theirs`; returns its pid.
+
+        Raises:
+            MeasureError: no fork server could be started.
+        """
+        with self._lock:
+            for attempt in (1, 2):  # one killed since the last fork is replaced once
+                try:
+                    return int(self._request({"fork": settings}, [theirs.fileno()])["pid"])
+                except ConnectionError:
+                    self._drop()
+                    if attempt == 2:
+                        raise errors.MeasureError(f"cannot start workers: {self._log()}") from None
+        raise AssertionError("unreachable")
+
+    def wait(self, pid: int) -> int | None:
+        """Reap a dead worker; its wait status, None if the fork server died with it."""
+        with self._lock:
+            if self._control is None:
+                return None
+            try:
+                status: int | None = self._request({"wait": pid}, [])["status"]
+                return status
+            except ConnectionError:
+                self._drop()
+                return None
+
+    def close(self) -> None:
+        """End the process and, through it, every worker."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+            if self.work_dir.exists():  # the process removes it, unless it was killed
+                shutil.rmtree(self.work_dir)
+
+    def _launch(self) -> None:
+        if self._closed:
+            raise errors.MeasureError("the pool is closed")
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        package = str(pathlib.Path(__file__).resolve().parents[3])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {"TVM_THREAD_POOL_SPIN_COUNT": str(_SPINS)} | os.environ
+        env |= {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+        with theirs, open(self.work_dir / "fork_server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "felix.measure.pool.fork_server_main"),
+                    *(str(theirs.fileno()), str(self.work_dir)),
+                ],
+                env=env | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
+            )
+        self._control = ours
+        self._ready = False
+
+    def _request(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """One request in lock-step; ConnectionError when the process is gone."""
+        self._launch()
+        assert self._control is not None
+        if not self._ready:
+            self._control.settimeout(self._start_timeout_s)
+            self._receive()
+            self._control.settimeout(None)
+            self._ready = True
+        socket.send_fds(self._control, [json.dumps(request).encode()], fds)
+        return self._receive()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._control is not None
+        try:
+            packet = self._control.recv(_PACKET_BYTES)
+        except TimeoutError:
+            raise ConnectionError("the fork server did not start in time") from None
+        if not packet:
+            raise ConnectionError("the fork server is gone")
+        reply: dict[str, Any] = json.loads(packet)
+        return reply
+
+    def _drop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=5)  # it kills its workers and goes
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._control = self._process = None
+
+    def _log(self) -> str:
+        return tail(self.work_dir / "fork_server.log") or "no message"
 
 
-def _import_tvm() -> None:
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    sys.meta_path.insert(0, _WhenUsed("tvm.relax"))
-    gc.disable()
-    import tvm
-    import tvm.s_tir
-
-    # The rest of what `tvm.relax` does for others when it is loaded.
-    tvm.script.register_dialect("relax", "tvm.relax.script")
-
-    # The first build sets up LLVM; workers inherit it.
-    i = tvm.te.compute((1,), lambda i: i, name="warm")
-    tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
-    from felix.measure import build  # noqa: F401
-    from felix.measure.cpu import runner as cpu_runner  # noqa: F401
-    from felix.measure.cuda import build as cuda_build  # noqa: F401
-    from felix.measure.cuda import runner as cuda_runner  # noqa: F401
-
-    gc.freeze()  # workers need not copy these pages to look through them
-    gc.enable()
-
-
-class _WhenUsed(importlib.abc.MetaPathFinder):
-    """Loads one module when an attribute of it is first asked for."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The module's spec with a lazy loader; None for others."""
-        if name != self._name:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-        return spec
-
-
-def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> int:
-    host = os.getpid()
-    pid = os.fork()
-    if pid:
-        os.close(fd)
-        return pid
-    status = 1
-    try:
-        control.close()
-        _become_worker(host, settings)
-        from felix.measure.pool import worker_main
-
-        worker_main.serve(Connection(fd), settings)
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _become_worker(host: int, settings: dict[str, Any]) -> None:
-    """Limits, priority and log of a fresh fork."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != host:
-        os._exit(1)  # the host died between fork and prctl
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if settings["memory_bytes"] is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
-    os.nice(settings["nice"])
-    os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
-    if not may_bind(os.sched_getaffinity(0)):
-        os.environ["TVM_BIND_THREADS"] = "0"
-    os.environ.update(settings["environment"])
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # short of memory, the kernel takes a candidate, not the tuner
-    log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-
-
-def may_bind(cores: set[int]) -> bool:
-    """Whether TVM may pin its threads: it counts cores from 0, whatever a process may use."""
-    return cores == set(range(len(cores)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def tail(path: pathlib.Path, characters: int = 300) -> str:
+    """The end of a log file on one line; empty if there is none."""
+    if not path.exists():
+        return ""
+    text = path.read_text(errors="replace").strip()
+    return " ".join(text[-characters:].split())

@@ -2,9 +2,9 @@
 
     submit -> [to build] -> builder threads -> [to run] -> run thread -> future
 
-Each thread owns one worker process (see `process`, `host`; `run_worker` for that of the run
-thread). What a candidate does to its worker is its own loss: the worker is replaced by a fresh
-fork (10 ms) and the rest go on.
+Each thread owns one worker process (`worker`, a fork of the `fork_server`); `run_stage` has what
+the run thread does with its worker. A candidate that crashes its worker costs nothing else: the
+worker is replaced by a fresh fork (10 ms) and the rest go on.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ import tvm
 from felix import errors, target
 from felix.measure import build, protocol
 from felix.measure.cuda import driver, nvrtc
-from felix.measure.pool import candidates, device_lock, run_stage, rwlock
+from felix.measure.pool import candidates, device_lock, fork_server, run_stage, rwlock
 from felix.measure.pool import worker as pool_worker
 from felix.target import cpu
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from felix.task import Task
 
 LocalOptions = candidates.LocalOptions
 _ErrorClass = protocol.ErrorClass
 
-#: A library is kept, for being measured again, up to this multiple of the best latency.
-_KEPT_RATIO = 1.3
+#: A library stays on disk, to be measured again, up to this multiple of the best latency.
+_REUSABLE_RATIO = 1.3
 
 
 class LocalPool:
@@ -48,16 +46,16 @@ class LocalPool:
         self.timing_lock = rwlock.ReadWriteLock()
         self._options = options or LocalOptions()
         self._kind = task.target.kind.name
-        self._device = _device(task.target)
+        self._device = _local_device(task.target)
         is_cpu = self._device.kind == "cpu"
         exclusive = self.timing_lock if is_cpu else device_lock.for_device(self._device.kind)
-        self._host = pool_worker.Host(self._options.start_timeout_s)
+        self._fork_server = fork_server.ForkServer(self._options.start_timeout_s)
         self._lock = threading.Lock()
         self._closed = False
         self._submitted = 0
         self._states: dict[str, candidates.TaskState] = {}
-        self._to_build: queue.SimpleQueue[candidates.Job | None] = queue.SimpleQueue()
-        self._to_run: queue.SimpleQueue[candidates.Job | candidates.TaskState | None] = (
+        self._to_build: queue.SimpleQueue[candidates.Candidate | None] = queue.SimpleQueue()
+        self._to_run: queue.SimpleQueue[candidates.Candidate | candidates.TaskState | None] = (
             queue.SimpleQueue()
         )
         threads = _num_cores(task.target) if is_cpu else 1
@@ -75,7 +73,7 @@ class LocalPool:
             threading.Thread(target=self._build_loop, args=(worker,), daemon=True)
             for worker in self._builders
         ] + [threading.Thread(target=self._run_loop, daemon=True)]
-        self._host.launch()
+        self._fork_server.launch()
         for thread in self._threads:
             thread.start()
         self._state = self._state_of(task)
@@ -95,9 +93,9 @@ class LocalPool:
         return TaskView(self, self._state_of(task))
 
     def worker_pids(self) -> dict[str, int | None]:
-        """Process ids by name: the host, the builders, the runner."""
+        """Process ids by name: the fork server, the builders, the runner."""
         pids = {worker.name: worker.pid for worker in [*self._builders, self._runner]}
-        return {"host": self._host.pid, **pids}
+        return {"fork_server": self._fork_server.pid, **pids}
 
     def close(self) -> None:
         """Cancel what waits, end all processes; running candidates become errors."""
@@ -109,7 +107,7 @@ class LocalPool:
         for _ in self._builders:
             self._to_build.put(None)
         self._to_run.put(None)
-        self._host.close()
+        self._fork_server.close()
         for thread in self._threads:
             thread.join()
         self._drain()
@@ -117,12 +115,7 @@ class LocalPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _worker(self, name: str, **limits: int | None) -> pool_worker.Worker:
@@ -131,16 +124,16 @@ class LocalPool:
         cuda = {"CUDA_MODULE_LOADING": "EAGER"} if is_runner else {"CUDA_VISIBLE_DEVICES": ""}
         settings = {
             "device": self._device.kind,
-            "work_dir": str(self._host.work_dir),
+            "work_dir": str(self._fork_server.work_dir),
             "environment": cuda if self._device.kind == "cuda" else {},
         }
-        return pool_worker.Worker(self._host, name, {**settings, **limits})
+        return pool_worker.Worker(self._fork_server, name, {**settings, **limits})
 
     def _state_of(self, task: Task) -> candidates.TaskState:
         with self._lock:
             key = task.key
             if key not in self._states:
-                folder = self._host.work_dir / f"task-{len(self._states)}"
+                folder = self._fork_server.work_dir / f"task-{len(self._states)}"
                 folder.mkdir()
                 payload = build.payload(task.mod, task.target)
                 state = candidates.TaskState(task.target, self._device, str(folder), payload)
@@ -158,20 +151,24 @@ class LocalPool:
                 raise errors.MeasureError("the pool is closed")
             stem = str(pathlib.Path(state.folder, f"candidate-{self._submitted}"))
             self._submitted += 1
-            job = candidates.Job(
+            candidate = candidates.Candidate(
                 state=state, payload=payload, stem=stem, future=future, thorough=thorough
             )
-            job.binary = state.libraries.get(job.digest, "")
-            (self._to_run if job.binary else self._to_build).put(job)
+            candidate.binary = state.libraries.get(candidate.digest, "")
+            (self._to_run if candidate.binary else self._to_build).put(candidate)
         return future
 
     def _build_loop(self, worker: pool_worker.Worker) -> None:
-        while (job := self._to_build.get()) is not None:
-            if job.future.set_running_or_notify_cancel():
-                self._build(worker, job)
+        while (candidate := self._to_build.get()) is not None:
+            if candidate.future.set_running_or_notify_cancel():
+                self._build(worker, candidate)
 
-    def _build(self, worker: pool_worker.Worker, job: candidates.Job) -> None:
-        request: dict[str, Any] = {"verb": "build", "payload": job.payload, "stem": job.stem}
+    def _build(self, worker: pool_worker.Worker, candidate: candidates.Candidate) -> None:
+        request: dict[str, Any] = {
+            "verb": "build",
+            "payload": candidate.payload,
+            "stem": candidate.stem,
+        }
         if self._device.kind == "cuda":
             request["verb"] = "build_cuda"
             request["explicit"] = self._options.explicit_unroll
@@ -183,16 +180,18 @@ class LocalPool:
         try:
             reply = worker.call(request, self._options.build_timeout_s, busy=True)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
-            job.build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
+            candidate.build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
             kind = run_stage.classify(error, _ErrorClass.BUILD)
-            self._settle(job, job.failed(kind, f"building: {error}"))
+            self._settle(candidate, candidate.failed(kind, f"building: {error}"))
             return
-        job.build_s = reply["seconds"]
+        candidate.build_s = reply["seconds"]
         if "error" in reply:
-            self._settle(job, job.failed(_ErrorClass(reply["error"]), reply["message"]))
+            self._settle(
+                candidate, candidate.failed(_ErrorClass(reply["error"]), reply["message"])
+            )
             return
-        job.binary = reply["library"]
-        self._to_run.put(job)
+        candidate.binary = reply["library"]
+        self._to_run.put(candidate)
 
     def _run_loop(self) -> None:
         while (item := self._to_run.get()) is not None:
@@ -203,37 +202,38 @@ class LocalPool:
                 self._keep_or_delete(item, measurement.latency_us)
                 self._settle(item, measurement)
 
-    def _keep_or_delete(self, job: candidates.Job, latency_us: float | None) -> None:
+    def _keep_or_delete(self, candidate: candidates.Candidate, latency_us: float | None) -> None:
         """Keep the library of a candidate near the best."""
-        state = job.state
+        state = candidate.state
         with self._lock:
-            if job.digest in state.libraries:
+            if candidate.digest in state.libraries:
                 return
             if latency_us is not None and state.best_us is not None:
-                if latency_us <= _KEPT_RATIO * state.best_us:
-                    state.libraries[job.digest] = job.binary
+                if latency_us <= _REUSABLE_RATIO * state.best_us:
+                    state.libraries[candidate.digest] = candidate.binary
                     return
-        pathlib.Path(job.binary).unlink(missing_ok=True)
+        pathlib.Path(candidate.binary).unlink(missing_ok=True)
 
-    def _settle(self, job: candidates.Job, measurement: protocol.Measurement) -> None:
-        """Give a candidate its measurement; what failed after `close` did because of that."""
+    def _settle(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+        """Give a candidate its measurement; one that failed after `close` failed because of it."""
         if self._closed and not measurement.ok:
-            measurement = job.failed(
+            measurement = candidate.failed(
                 _ErrorClass.INFRASTRUCTURE, "the pool was closed", measurement.run_s
             )
-        job.future.set_result(measurement)
+        candidate.future.set_result(measurement)
 
     def _drain(self) -> None:
-        """Cancel jobs that no thread will take any more."""
+        """Cancel candidates that no thread will take any more."""
         for waiting in (self._to_build, self._to_run):
             while True:
                 try:
-                    job = waiting.get_nowait()
+                    candidate = waiting.get_nowait()
                 except queue.Empty:
                     break
-                if isinstance(job, candidates.Job) and not job.future.cancel():
+                if isinstance(candidate, candidates.Candidate) and not candidate.future.cancel():
                     self._settle(
-                        job, job.failed(_ErrorClass.INFRASTRUCTURE, "the pool was closed")
+                        candidate,
+                        candidate.failed(_ErrorClass.INFRASTRUCTURE, "the pool was closed"),
                     )
 
 
@@ -258,16 +258,11 @@ class TaskView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 
-def _device(built_for: tvm.target.Target) -> candidates.Device:
+def _local_device(built_for: tvm.target.Target) -> candidates.Device:
     """The device a target runs on, if this machine has it."""
     kind = built_for.kind.name
     if kind not in ("llvm", "cuda"):
@@ -284,13 +279,17 @@ def _device(built_for: tvm.target.Target) -> candidates.Device:
     return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
 
 
-def _gpu_here(built_for: tvm.target.Target, wanted: target.Hardware) -> target.Hardware:
-    """This machine's GPU, which the target may name: latencies are told of what they are from."""
+def _gpu_here(built_for: tvm.target.Target, required: target.Hardware) -> target.Hardware:
+    """This machine's GPU, under whose name latencies are recorded.
+
+    Raises:
+        MeasureError: the target names another model.
+    """
     here = target.hardware("cuda")
-    named = "model" in built_for.attrs or "feature.name" in built_for.attrs
-    if named and wanted.name != here.name:
+    names_model = "model" in built_for.attrs or "feature.name" in built_for.attrs
+    if names_model and required.name != here.name:
         raise errors.MeasureError(
-            f"the target is for {wanted.name}, the GPU here is {here.name}: "
+            f"the target is for {required.name}, the GPU here is {here.name}: "
             "tune for 'cuda', which is the GPU that is here, or where the target's is"
         )
     return here

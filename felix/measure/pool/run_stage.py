@@ -18,7 +18,7 @@ _ErrorClass = protocol.ErrorClass
 
 
 class Exclusive(Protocol):
-    """What one at a time may have: a `gate.Gate`, a `device_lock.DeviceLock`."""
+    """A lock for one holder: a `rwlock.ReadWriteLock`, a `device_lock.DeviceLock`."""
 
     def acquire(self) -> None:
         """Wait until nobody else has it."""
@@ -30,7 +30,7 @@ class Exclusive(Protocol):
 
 
 class Quiet:
-    """Makes everything else stand still: who needs `exclusive`, and the `paused` workers."""
+    """Stops everything else: those who share the lock `exclusive`, and the `paused` workers."""
 
     def __init__(self, exclusive: Exclusive, paused: Sequence[pool_worker.Worker]) -> None:
         self._exclusive = exclusive
@@ -38,14 +38,14 @@ class Quiet:
 
     @contextlib.contextmanager
     def until_end(self) -> Iterator[Callable[[], None]]:
-        """Gives a function that makes it quiet until the block ends."""
-        begun = False
+        """Yields a function that takes the lock and pauses the workers until the block ends."""
+        is_locked = False
 
         def begin() -> None:
-            nonlocal begun
-            if not begun:
+            nonlocal is_locked
+            if not is_locked:
                 self._exclusive.acquire()
-            begun = True
+            is_locked = True
             for worker in self._paused:
                 worker.pause()
 
@@ -54,12 +54,12 @@ class Quiet:
         finally:
             for worker in self._paused:
                 worker.resume()
-            if begun:
+            if is_locked:
                 self._exclusive.release()
 
 
 class RunWorker:
-    """Sends requests to `worker` while it is quiet, and judges what comes of them."""
+    """Sends requests to `worker`, with `quiet` while kernels run, and classifies failures."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RunWorker:
         self._timing = options.timing or default
 
     def prepare(self, state: candidates.TaskState) -> None:
-        """Compute a task's reference; a failure is kept for its candidates.
+        """Compute a task's reference; `state` holds a failure for its candidates.
 
         What failed may have left memory or a broken context behind, so the next request gets a
         fresh worker. There, the first candidate tries once more, unless it would take as long.
@@ -97,52 +97,57 @@ class RunWorker:
         except (pool_worker.WorkerDied, errors.MeasureError) as error:
             state.failure = str(error)
 
-    def run(self, job: candidates.Job) -> protocol.Measurement:
+    def run(self, candidate: candidates.Candidate) -> protocol.Measurement:
         """Check and time one candidate."""
-        state = job.state
+        state = candidate.state
         if state.failure is not None and state.tries_left > 0:
             self.prepare(state)
         if state.failure is not None:
             message = f"the unscheduled program gave no reference: {state.failure}"
-            return job.failed(_ErrorClass.INFRASTRUCTURE, message)
+            return candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
         start = time.monotonic()
         try:
-            reply = self._call(self._request(job), self._options.run_timeout_s)
+            reply = self._call(self._request(candidate), self._options.run_timeout_s)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             run_s = time.monotonic() - start
-            return job.failed(classify(error, _ErrorClass.LAUNCH), f"running: {error}", run_s)
+            return candidate.failed(
+                classify(error, _ErrorClass.LAUNCH), f"running: {error}", run_s
+            )
         if "error" in reply:
-            return job.failed(_ErrorClass(reply["error"]), reply["message"], reply["seconds"])
-        result = protocol.Measurement.timed(
+            return candidate.failed(
+                _ErrorClass(reply["error"]), reply["message"], reply["seconds"]
+            )
+        measurement = protocol.Measurement.timed(
             reply["latencies_us"],
-            build_s=job.build_s,
+            build_s=candidate.build_s,
             run_s=reply["seconds"],
             checked=reply["checked"],
             device=self._device.name,
         )
-        assert result.latency_us is not None
-        state.best_us = min(result.latency_us, state.best_us or result.latency_us)
-        return result
+        latency_us = measurement.latency_us
+        assert latency_us is not None
+        state.best_us = min(latency_us, state.best_us or latency_us)
+        return measurement
 
-    def _request(self, job: candidates.Job) -> dict[str, Any]:
-        options = self._timing.burst() if job.thorough else self._timing
+    def _request(self, candidate: candidates.Candidate) -> dict[str, Any]:
+        options = self._timing.burst() if candidate.thorough else self._timing
         request: dict[str, Any] = {
             "verb": "run",
-            "folder": job.state.folder,
-            "library": job.binary,
+            "folder": candidate.state.folder,
+            "library": candidate.binary,
             "options": dataclasses.asdict(options),
             "cache_bytes": self._device.cache_bytes,
-            "best_us": job.state.best_us,
+            "best_us": candidate.state.best_us,
         }
         if self._device.kind == "cpu":
-            request["move"] = job.thorough
+            request["move"] = candidate.thorough
         return request
 
     def _call(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """One request; the worker ends with one that failed, unless that says `reusable`.
+        """One request; a worker that failed is killed, unless its reply says `reusable`.
 
-        It may have written where it should not. It ends while it is quiet, for on a GPU that
-        takes the device's time, too.
+        It may have written where it should not. It is killed while others are kept off, because
+        on a GPU that takes the device's time, too.
         """
         with self._quiet.until_end() as begin:
             reply = self._worker.call(request, timeout_s, begin)
@@ -151,10 +156,10 @@ class RunWorker:
         return reply
 
 
-def classify(error: Exception, own_fault: _ErrorClass) -> _ErrorClass:
+def classify(error: Exception, candidate_error: _ErrorClass) -> _ErrorClass:
     """A death by SIGKILL came from outside (or from the kernel, short of memory)."""
     if isinstance(error, pool_worker.WorkerTimeout):
         return _ErrorClass.TIMEOUT
     if isinstance(error, pool_worker.WorkerDied) and error.signal_number != signal.SIGKILL:
-        return own_fault
+        return candidate_error
     return _ErrorClass.INFRASTRUCTURE

@@ -1,11 +1,11 @@
-"""A gate between timing and everything else that needs the same cores.
+"""A lock that keeps timing and everything else that needs the same cores apart.
 
 A two-thread kernel timed while two other processes compute takes 2.2 to 2.7 times as long,
 and 2.2 times as long even when those run at the lowest priority (`nice` 19): one of the
 kernel's threads waits for a core while the other spins. Builders are therefore stopped while
-a kernel is timed (see `local`); threads of the tuner itself share this gate instead.
+a kernel is timed (see `local`); threads of the tuner itself share this lock instead.
 
-    with gate.shared():      # one optimiser step, say: short, so that timing waits little
+    with lock.shared():      # one optimiser step, say: short, so that timing waits little
         ...
 """
 
@@ -27,7 +27,7 @@ class ReadWriteLock:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Compute while nobody times."""
+        """Hold it together with others, while nobody holds it exclusively."""
         with self._changed:
             self._changed.wait_for(lambda: not self._exclusive and not self._waiting)
             self._shared += 1
@@ -39,7 +39,7 @@ class ReadWriteLock:
                 self._changed.notify_all()
 
     def acquire(self) -> None:
-        """Wait for all that compute to leave, and keep them out."""
+        """Wait until nobody shares it, and hold it exclusively."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: not self._exclusive and not self._shared)
@@ -47,7 +47,7 @@ class ReadWriteLock:
             self._exclusive = True
 
     def release(self) -> None:
-        """Let them back in."""
+        """Let others share it again."""
         with self._changed:
             self._exclusive = False
             self._changed.notify_all()

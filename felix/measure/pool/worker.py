@@ -1,16 +1,10 @@
-"""Worker processes as seen by the parent: start, call with a deadline, pause, replace."""
+"""A worker process as seen by the parent: start, call with a deadline, pause, replace."""
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,16 +12,12 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from felix import errors
+from felix.measure.pool import fork_server
 
-_PACKET_BYTES = 65536
 #: Longest single wait on a pipe, so that time spent paused is noticed.
 _POLL_S = 0.25
 #: A busy worker may wait for a core this many times as long as it may compute.
 _STARVED = 10.0
-#: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
-#: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
-#: search for up to 0.17 s after every candidate, and from resting.
-_SPINS = 5_000
 
 
 class WorkerLost(Exception):
@@ -54,135 +44,15 @@ class WorkerTimeout(WorkerLost):
     """The worker did not answer in time and was killed."""
 
 
-class Host:
-    """The forking process, started when first needed and again if it dies."""
-
-    def __init__(self, start_timeout_s: float) -> None:
-        self.work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-measure-"))
-        self._start_timeout_s = start_timeout_s
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._ready = False
-        self._closed = False
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the running host."""
-        return self._process.pid if self._process is not None else None
-
-    def launch(self) -> None:
-        """Start the process without waiting for it to be ready."""
-        with self._lock:
-            self._launch()
-
-    def fork(self, settings: dict[str, Any], theirs: Connection) -> int:
-        """Fork a worker that talks over `theirs`; returns its pid.
-
-        Raises:
-            MeasureError: no host could be started.
-        """
-        with self._lock:
-            for attempt in (1, 2):  # a host killed since the last fork is replaced once
-                try:
-                    return int(self._ask({"fork": settings}, [theirs.fileno()])["pid"])
-                except ConnectionError:
-                    self._drop()
-                    if attempt == 2:
-                        raise errors.MeasureError(f"cannot start workers: {self._log()}") from None
-        raise AssertionError("unreachable")
-
-    def wait(self, pid: int) -> int | None:
-        """Reap a dead worker; its wait status, None if the host died with it."""
-        with self._lock:
-            if self._control is None:
-                return None
-            try:
-                status: int | None = self._ask({"wait": pid}, [])["status"]
-                return status
-            except ConnectionError:
-                self._drop()
-                return None
-
-    def close(self) -> None:
-        """End the host and, through it, every worker."""
-        with self._lock:
-            self._closed = True
-            self._drop()
-            if self.work_dir.exists():  # the host removes it, unless it was killed
-                shutil.rmtree(self.work_dir)
-
-    def _launch(self) -> None:
-        if self._closed:
-            raise errors.MeasureError("the pool is closed")
-        if self._process is not None:
-            return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        package = str(pathlib.Path(__file__).resolve().parents[3])
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {"TVM_THREAD_POOL_SPIN_COUNT": str(_SPINS)} | os.environ
-        env |= {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
-        with theirs, open(self.work_dir / "host.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "felix.measure.pool.fork_server"),
-                    *(str(theirs.fileno()), str(self.work_dir)),
-                ],
-                env=env | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
-            )
-        self._control = ours
-        self._ready = False
-
-    def _ask(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """One request in lock-step; ConnectionError when the host is gone."""
-        self._launch()
-        assert self._control is not None
-        if not self._ready:
-            self._control.settimeout(self._start_timeout_s)
-            self._receive()
-            self._control.settimeout(None)
-            self._ready = True
-        socket.send_fds(self._control, [json.dumps(request).encode()], fds)
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._control is not None
-        try:
-            packet = self._control.recv(_PACKET_BYTES)
-        except TimeoutError:
-            raise ConnectionError("the host did not start in time") from None
-        if not packet:
-            raise ConnectionError("the host is gone")
-        answer: dict[str, Any] = json.loads(packet)
-        return answer
-
-    def _drop(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        if self._process is not None:
-            try:
-                self._process.wait(timeout=5)  # it kills its workers and goes
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._control = self._process = None
-
-    def _log(self) -> str:
-        return tail(self.work_dir / "host.log") or "no message"
-
-
 class Worker:
     """One worker; a fresh fork takes its place after a death, at the next call."""
 
-    def __init__(self, host: Host, name: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, server: fork_server.ForkServer, name: str, settings: dict[str, Any]
+    ) -> None:
         self.name = name
-        self._host = host
-        self._log = host.work_dir / f"{name}.log"
+        self._server = server
+        self._log = server.work_dir / f"{name}.log"
         self._settings = settings | {"log": str(self._log)}
         self._lock = threading.Lock()
         self._conn: Connection | None = None
@@ -263,7 +133,7 @@ class Worker:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
-        return self._host.wait(pid) if pid is not None else None
+        return self._server.wait(pid) if pid is not None else None
 
     def _message(self, wait_s: float) -> tuple[str, Any] | None:
         """What the worker says next; None if it says nothing for that long."""
@@ -309,7 +179,7 @@ class Worker:
     def _start(self) -> None:
         ours, theirs = Pipe()
         with theirs:
-            pid = self._host.fork(self._settings, theirs)
+            pid = self._server.fork(self._settings, theirs)
         with self._lock:
             self._conn, self._pid = ours, pid
             self._cpu_before_s = 0.0
@@ -325,8 +195,8 @@ class Worker:
         status = self.kill()
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         if status is None:
-            number = int(signal.SIGKILL)  # the host died, and the kernel killed its workers
-        return WorkerDied(number, tail(self._log), used_s)
+            number = int(signal.SIGKILL)  # the fork server died, and the kernel killed its workers
+        return WorkerDied(number, fork_server.tail(self._log), used_s)
 
 
 def cpu_seconds(pid: int | None) -> float:
@@ -336,14 +206,6 @@ def cpu_seconds(pid: int | None) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def tail(path: pathlib.Path, characters: int = 300) -> str:
-    """The end of a log file on one line; empty if there is none."""
-    if not path.exists():
-        return ""
-    text = path.read_text(errors="replace").strip()
-    return " ".join(text[-characters:].split())
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -1,7 +1,7 @@
-"""The loop of a measuring worker, run in a fork of `host`.
+"""The loop of a measuring worker, run in a fork of the `fork_server`.
 
 Messages are pickled tuples over a pipe to the parent: a request is a dict with a `verb`; the
-worker answers `("started", None)`, then any number of `("quiet", None)` (each of which the
+worker replies `("started", None)`, then any number of `("quiet", None)` (each of which the
 parent answers when nothing else runs) and `("resting", seconds)` (it sleeps so long, which is not
 charged to the request), then `("done", reply)`. A reply is a dict with the `seconds` that the
 request took, CPU seconds of a build; one with `error` says that it failed. End-of-file ends the
@@ -23,8 +23,8 @@ from felix.measure.cuda import runner as cuda_runner
 
 Reply = dict[str, Any]
 _ErrorClass = protocol.ErrorClass
-#: Whose fault it is if a verb raises.
-_FAULTS = {
+#: Error class of what a verb raises.
+_ERROR_OF_VERB = {
     "build": _ErrorClass.BUILD,
     "build_cuda": _ErrorClass.BUILD,
     "prepare": _ErrorClass.INFRASTRUCTURE,
@@ -62,15 +62,15 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
 
 def _answer(name: str, verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
     # a build computes all the time, if it has a core and is not stopped
-    fault = _FAULTS[name]
-    clock = time.process_time if fault is _ErrorClass.BUILD else time.perf_counter
+    error_class = _ERROR_OF_VERB[name]
+    clock = time.process_time if error_class is _ErrorClass.BUILD else time.perf_counter
     start = clock()
     try:
         reply = verb(**request)
     except errors.MeasureError as error:  # something that this machine lacks
         reply = {"error": _ErrorClass.INFRASTRUCTURE.value, "message": _message(error)}
     except Exception as error:  # the edge of the process: the candidate failed, whatever it was
-        reply = {"error": fault.value, "message": _message(error)}
+        reply = {"error": error_class.value, "message": _message(error)}
     reply["seconds"] = clock() - start
     return reply
 
@@ -78,8 +78,8 @@ def _answer(name: str, verb: Callable[..., Reply], request: dict[str, Any]) -> R
 def _message(error: Exception) -> str:
     """The first line that says something: TVM's messages begin with a stack trace at times."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
-    return f"{type(error).__name__}: {said[0] if said else 'no message'}"[:500]
+    informative = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
+    return f"{type(error).__name__}: {informative[0] if informative else 'no message'}"[:500]
 
 
 def _quiet(conn: Connection) -> None:

@@ -31,7 +31,7 @@ def test_a_pool_whose_host_died_is_replaced() -> None:
         kept.warm([TARGET])
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = kept.take(task)
-        host = pool._pool._host
+        host = pool._pool._fork_server
         assert host.pid is not None and host._process is not None
         os.kill(host.pid, signal.SIGKILL)
         host._process.wait()

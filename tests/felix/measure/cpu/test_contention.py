@@ -10,7 +10,7 @@ from felix import target
 from felix.measure.cpu import contention
 
 
-class _Host:
+class _Cores:
     """Cores whose speed follows a script: one value of the probe, in us, for each look at them."""
 
     def __init__(self, *script: float) -> None:
@@ -25,67 +25,72 @@ class _Host:
         return value
 
 
-def _guarded(*script: float) -> tuple[_Host, contention.ContentionGuard]:
-    host = _Host(*script)
-    return host, contention.ContentionGuard(
-        host.probe, host.pauses.append, patience=2, _full_us=50.0
+def _guarded(*script: float) -> tuple[_Cores, contention.ContentionGuard]:
+    cores = _Cores(*script)
+    return cores, contention.ContentionGuard(
+        cores.probe, cores.pauses.append, patience=2, _full_us=50.0
     )
 
 
-def _measure(seen: list[int]) -> Callable[[], list[float]]:
+def _measure(calls: list[int]) -> Callable[[], list[float]]:
     def measure() -> list[float]:
-        seen.append(1)
-        return [float(len(seen))]
+        calls.append(1)
+        return [float(len(calls))]
 
     return measure
 
 
 def test_at_full_speed_nothing_waits() -> None:
-    host, guard = _guarded(55.0)
+    cores, guard = _guarded(55.0)
     assert guard.measure_stable(_measure([])) == [1.0]
-    assert host.pauses == []
+    assert cores.pauses == []
 
 
 def test_a_moment_is_no_phase() -> None:
-    host, guard = _guarded(100.0, 50.0, 100.0, 100.0, 50.0)
+    cores, guard = _guarded(100.0, 50.0, 100.0, 100.0, 50.0)
     assert guard.measure_stable(_measure([])) == [1.0]
-    assert guard.pause_s not in host.pauses
+    assert guard.pause_s not in cores.pauses
 
 
 def test_timing_waits_for_a_slow_phase_to_end() -> None:
-    host, guard = _guarded(*6 * [100.0], 50.0)
+    cores, guard = _guarded(*6 * [100.0], 50.0)
     assert guard.measure_stable(_measure([])) == [2.0]
-    assert host.pauses.count(guard.pause_s) == 1
+    assert cores.pauses.count(guard.pause_s) == 1
 
 
 def test_what_cannot_lead_waits_for_nothing() -> None:
-    host, guard = _guarded(100.0)
-    asked: list[list[float]] = []
-    assert guard.measure_stable(_measure([]), lambda found: bool(asked.append(found))) == [1.0]
-    assert asked == [[1.0]] and guard.pause_s not in host.pauses
+    cores, guard = _guarded(100.0)
+    decided_on: list[list[float]] = []
+
+    def decides(latencies_us: list[float]) -> bool:
+        decided_on.append(latencies_us)
+        return False
+
+    assert guard.measure_stable(_measure([]), decides) == [1.0]
+    assert decided_on == [[1.0]] and guard.pause_s not in cores.pauses
 
 
 def test_what_was_slowed_meanwhile_is_timed_again() -> None:
-    host, guard = _guarded(50.0, *6 * [100.0], 50.0)
+    cores, guard = _guarded(50.0, *6 * [100.0], 50.0)
     assert guard.measure_stable(_measure([])) == [2.0]
-    assert host.pauses.count(guard.pause_s) == 1
+    assert cores.pauses.count(guard.pause_s) == 1
 
 
 def test_what_lasts_is_no_disturbance() -> None:
-    host, guard = _guarded(100.0)
+    cores, guard = _guarded(100.0)
     assert guard.measure_stable(_measure([])) == [2.0]
-    assert host.pauses.count(guard.pause_s) == guard.patience
+    assert cores.pauses.count(guard.pause_s) == guard.patience
     assert guard.measure_stable(_measure([])) == [1.0]
-    assert host.pauses.count(guard.pause_s) == guard.patience, "it waited for what does not end"
-    host.script, host.calls = [50.0, *3 * [100.0], 50.0], 0
+    assert cores.pauses.count(guard.pause_s) == guard.patience, "it waited for what does not end"
+    cores.script, cores.calls = [50.0, *3 * [100.0], 50.0], 0
     assert guard.measure_stable(_measure([])) == [2.0], "the full speed, once seen, counts again"
 
 
 def test_the_first_look_is_several() -> None:
-    host, guard = _guarded(100.0, 50.0, 100.0, 50.0)
+    cores, guard = _guarded(100.0, 50.0, 100.0, 50.0)
     guard._full_us = None
     guard.learn()
-    assert guard._full_us == 50.0 and len(host.pauses) == guard.patience
+    assert guard._full_us == 50.0 and len(cores.pauses) == guard.patience
 
 
 @pytest.mark.parametrize("threads", [1, 2])

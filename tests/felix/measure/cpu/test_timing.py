@@ -1,4 +1,4 @@
-"""When timing stops, from a library that answers scripted latencies; the gate."""
+"""When timing stops, by a library with scripted latencies; the read-write lock."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import tvm
 
 from felix.measure import protocol, timing
 from felix.measure import testing as measure_testing
+from felix.measure.cpu import timing as cpu_timing
 from felix.measure.pool import rwlock
 
 OPTIONS = timing.TimingOptions(min_total_s=0.0, leader_error=1.0)
@@ -50,27 +51,27 @@ def _time(
     best_us: float | None = None,
 ) -> tuple[list[float], FakeLibrary]:
     library = FakeLibrary(latencies_us)
-    found = timing.latencies(
+    times_us = cpu_timing.latencies(
         library, tvm.cpu(), [], options, cache_bytes=1024, first_us=first_us, best_us=best_us
     )
-    return found, library
+    return times_us, library
 
 
-def test_hopeless_slow_candidate_is_its_first_call() -> None:
-    found, library = _time([], first_us=50_000.0, best_us=100.0)
-    assert found == [50_000.0] and not library.settings
+def test_an_early_stopped_slow_candidate_is_its_first_call() -> None:
+    times_us, library = _time([], first_us=50_000.0, best_us=100.0)
+    assert times_us == [50_000.0] and not library.settings
 
 
-def test_hopeless_fast_candidate_gets_few_repeats() -> None:
-    found, _ = _time(itertools.repeat(60.0), best_us=10.0)
-    assert found == pytest.approx([60.0] * OPTIONS.hopeless_repeats)
+def test_an_early_stopped_fast_candidate_gets_few_repeats() -> None:
+    times_us, _ = _time(itertools.repeat(60.0), best_us=10.0)
+    assert times_us == pytest.approx([60.0] * OPTIONS.early_stop_repeats)
 
 
-def test_one_slow_call_does_not_make_a_candidate_hopeless() -> None:
+def test_one_slow_call_does_not_stop_a_candidate_early() -> None:
     disturbed = itertools.chain([70_000.0], itertools.repeat(12.0))
-    found, _ = _time(disturbed, timing.GPU, first_us=70_000.0, best_us=10.0)
-    assert len(found) > timing.GPU.hopeless_repeats
-    assert found == pytest.approx([12.0] * len(found))
+    times_us, _ = _time(disturbed, timing.GPU, first_us=70_000.0, best_us=10.0)
+    assert len(times_us) > timing.GPU.early_stop_repeats
+    assert times_us == pytest.approx([12.0] * len(times_us))
 
 
 def test_a_call_that_was_held_up_uses_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,44 +79,44 @@ def test_a_call_that_was_held_up_uses_up_no_time(monkeypatch: pytest.MonkeyPatch
 
     def sample(repeat: int) -> list[float]:
         nonlocal now_s
-        found = [300_000.0 if now_s == 0 and n == 0 else 12.0 for n in range(repeat)]
-        now_s += sum(found) / 1e6
-        return found
+        times_us = [300_000.0 if now_s == 0 and n == 0 else 12.0 for n in range(repeat)]
+        now_s += sum(times_us) / 1e6
+        return times_us
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    found = timing.adaptive(sample, timing.GPU, 12.0, 10.0)
-    assert len(found) >= timing.GPU.min_repeats and found == [12.0] * len(found)
+    times_us = timing.adaptive(sample, timing.GPU, 12.0, 10.0)
+    assert len(times_us) >= timing.GPU.min_repeats and times_us == [12.0] * len(times_us)
 
 
 @pytest.mark.parametrize("held_up", range(3))
-def test_a_hopeless_candidate_keeps_its_own_latency(held_up: int) -> None:
-    calls = [80.0] * timing.GPU.hopeless_repeats
+def test_an_early_stopped_candidate_keeps_its_latency(held_up: int) -> None:
+    calls = [80.0] * timing.GPU.early_stop_repeats
     calls[held_up] = 70_000.0
-    found, _ = _time(calls, timing.GPU, best_us=10.0)
-    assert np.median(found) == pytest.approx(80.0)
+    times_us, _ = _time(calls, timing.GPU, best_us=10.0)
+    assert np.median(times_us) == pytest.approx(80.0)
 
 
-def test_hopeless_ratio_and_repeats_are_options() -> None:
-    options = dataclasses.replace(OPTIONS, hopeless_ratio=2.0, hopeless_repeats=2)
-    found, _ = _time(itertools.repeat(30.0), options, best_us=10.0)
-    assert len(found) == 2
-    options = dataclasses.replace(options, hopeless_first_s=1e-6)
-    found, _ = _time([], options, first_us=30.0, best_us=10.0)
-    assert found == [30.0]
+def test_early_stop_ratio_and_repeats_are_options() -> None:
+    options = dataclasses.replace(OPTIONS, early_stop_ratio=2.0, early_stop_repeats=2)
+    times_us, _ = _time(itertools.repeat(30.0), options, best_us=10.0)
+    assert len(times_us) == 2
+    options = dataclasses.replace(options, early_stop_first_s=1e-6)
+    times_us, _ = _time([], options, first_us=30.0, best_us=10.0)
+    assert times_us == [30.0]
 
 
 def test_min_and_max_repeats() -> None:
-    found, _ = _time(itertools.repeat(30.0), best_us=10.0)
-    assert len(found) == OPTIONS.min_repeats
+    times_us, _ = _time(itertools.repeat(30.0), best_us=10.0)
+    assert len(times_us) == OPTIONS.min_repeats
     options = dataclasses.replace(OPTIONS, min_total_s=1.0, max_repeats=12, max_total_s=1e3)
-    found, _ = _time(itertools.repeat(30.0), options)
-    assert len(found) == 12
+    times_us, _ = _time(itertools.repeat(30.0), options)
+    assert len(times_us) == 12
 
 
 def test_min_total_asks_for_that_much_kernel_time() -> None:
     options = dataclasses.replace(OPTIONS, min_total_s=300e-6, max_total_s=1e3)
-    found, _ = _time(itertools.repeat(10.0), options)
-    assert sum(found) == pytest.approx(300.0)
+    times_us, _ = _time(itertools.repeat(10.0), options)
+    assert sum(times_us) == pytest.approx(300.0)
 
 
 def test_max_total_bounds_the_wall_time() -> None:
@@ -126,8 +127,8 @@ def test_max_total_bounds_the_wall_time() -> None:
 
     options = dataclasses.replace(OPTIONS, min_repeats=50, max_total_s=0.1)
     start = time.perf_counter()
-    found, _ = _time(slow(), options)
-    assert 1 <= len(found) < 10
+    times_us, _ = _time(slow(), options)
+    assert 1 <= len(times_us) < 10
     assert time.perf_counter() - start < 0.5
 
 
@@ -143,10 +144,10 @@ def test_a_noisy_leader_gets_more_repeats_than_a_noisy_loser() -> None:
 
 def test_who_could_lead_if_the_machine_were_slow() -> None:
     options = dataclasses.replace(OPTIONS, leader_ratio=1.1)
-    assert timing.could_lead([90.0], options, None, slowed=2.0)
-    assert timing.could_lead([21.0, 22.0, 90.0], options, 10.0, slowed=2.0)
-    assert not timing.could_lead([23.0], options, 10.0, slowed=2.0)
-    assert timing.could_lead([90.0], options.burst(), 10.0, slowed=2.0)
+    assert timing.could_lead([90.0], options, None, slowdown=2.0)
+    assert timing.could_lead([21.0, 22.0, 90.0], options, 10.0, slowdown=2.0)
+    assert not timing.could_lead([23.0], options, 10.0, slowdown=2.0)
+    assert timing.could_lead([90.0], options.burst(), 10.0, slowdown=2.0)
 
 
 def test_flush_is_one_cold_call_a_repeat_and_warm_is_bundled() -> None:
@@ -166,7 +167,7 @@ def test_flushed_kernel_is_slower_than_a_warm_one() -> None:
     medians = {}
     for flush in (True, False):
         options = timing.TimingOptions(flush=flush, min_repeat_ms=1, max_total_s=0.3)
-        found = timing.latencies(
+        times_us = cpu_timing.latencies(
             library,
             tvm.cpu(),
             tensors,
@@ -175,7 +176,7 @@ def test_flushed_kernel_is_slower_than_a_warm_one() -> None:
             first_us=1.0,
             best_us=None,
         )
-        medians[flush] = protocol.Measurement.timed(found).latency_us
+        medians[flush] = protocol.Measurement.timed(times_us).latency_us
     assert medians[True] > 1.2 * medians[False]
 
 
@@ -195,16 +196,16 @@ def test_function_measurer_answers_and_remembers() -> None:
     with measure_testing.FunctionMeasurer(lambda mod: next(answers)) as measurer:
         good, bad = measurer.measure(mods)
     assert good.latency_us == 2.5 and bad.error is protocol.ErrorClass.LAUNCH
-    assert measurer.seen == mods
+    assert measurer.submitted == mods
 
 
-def test_gate_keeps_computing_and_timing_apart() -> None:
-    door = rwlock.ReadWriteLock()
+def test_the_lock_keeps_computing_and_timing_apart() -> None:
+    lock = rwlock.ReadWriteLock()
     log: list[str] = []
 
     def compute() -> None:
         for _ in range(200):
-            with door.shared():
+            with lock.shared():
                 log.append("in")
                 log.append("out")
 
@@ -212,11 +213,11 @@ def test_gate_keeps_computing_and_timing_apart() -> None:
     for thread in threads:
         thread.start()
     for _ in range(20):
-        door.acquire()
+        lock.acquire()
         before = len(log)
         time.sleep(0.001)
         assert len(log) == before
-        door.release()
+        lock.release()
     for thread in threads:
         thread.join()
     assert len(log) == 800

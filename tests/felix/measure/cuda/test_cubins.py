@@ -11,15 +11,15 @@ import felix
 from felix import errors
 from felix.measure import build as measure_build
 from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda import launches, nvrtc
 from felix.measure.cuda import source as cuda_source
 
 
 def _candidate(text: str, sketch: int, row: int) -> tuple[tvm.IRModule, tvm.target.Target]:
     """The `row`th of four schedules that a fixed seed draws from a sketch."""
     task = felix.workloads.parse(text, target="h200")
-    found = felix.sketches(task)[sketch]
-    return found.schedule(found.sample(4, seed=0)[row]).mod, task.target
+    chosen = felix.sketches(task)[sketch]
+    return chosen.schedule(chosen.sample(4, seed=0)[row]).mod, task.target
 
 
 def _cubin(source: cuda_source.Source) -> bytes:
@@ -63,23 +63,23 @@ def test_tvm_is_given_the_cubin_that_is_measured(
     """Without a GPU TVM keeps the source and asks no compiler, so here a fake of it does."""
     mod, target = _candidate(text, 0, 1)
     tvm_build = tvm.tirx.build
-    given: list[bytes] = []
+    cubins: list[bytes] = []
 
     def build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
         built = tvm_build(mod, target)
         compiler = tvm.get_global_func("tvm_callback_cuda_compile")
-        given.append(bytes(compiler(built.imports[0].inspect_source())))
+        cubins.append(bytes(compiler(built.imports[0].inspect_source())))
         return built
 
-    def own(code: str) -> bytes:
+    def tvm_compiler(code: str) -> bytes:
         return b"TVM's own"
 
     before = tvm.get_global_func("tvm_callback_cuda_compile", allow_missing=True)
-    tvm.register_global_func("tvm_callback_cuda_compile", own, override=True)
+    tvm.register_global_func("tvm_callback_cuda_compile", tvm_compiler, override=True)
     monkeypatch.setattr(tvm.tirx, "build", build)
     module = measure_build.module(mod, target)
     assert "__global__" in module.imports[0].inspect_source()
-    assert given == [_cubin(cuda_build.lower(mod, target).source)]
+    assert cubins == [_cubin(cuda_build.lower(mod, target).source)]
     assert bytes(tvm.get_global_func("tvm_callback_cuda_compile")("")) == b"TVM's own"
     if before is not None:
         tvm.register_global_func("tvm_callback_cuda_compile", before, override=True)
@@ -101,7 +101,7 @@ def test_a_float16_program_is_built(tmp_path: pathlib.Path) -> None:
         measure_build.payload(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6,
         explicit=True, scalars=True, options=nvrtc.FAST,
     )  # fmt: skip
-    plan, cubin = cuda_build.read(reply["library"])
+    plan, cubin = launches.read(reply["library"])
     assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
 

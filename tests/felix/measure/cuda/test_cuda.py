@@ -18,19 +18,10 @@ from tvm.support import nvcc
 import felix
 from felix import errors
 from felix.measure import build, protocol, timing
-from felix.measure.cuda import (
-    build as cuda_build,
-)
-from felix.measure.cuda import (
-    driver as cuda_driver,
-)
-from felix.measure.cuda import (
-    nvrtc,
-    reference,
-)
-from felix.measure.cuda import (
-    source as cuda_source,
-)
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import driver as cuda_driver
+from felix.measure.cuda import launches, nvrtc, reference
+from felix.measure.cuda import source as cuda_source
 from felix.measure.pool import device_lock, local
 from felix.task import Task
 
@@ -123,16 +114,16 @@ def much_shared(
     for i in T.thread_binding(N, thread="blockIdx.x"):
         with T.sblock("outer"):
             vo = T.axis.spatial(N, i)
-            kept = T.sblock_alloc_buffer((N, 4096), scope="shared")
+            tile = T.sblock_alloc_buffer((N, 4096), scope="shared")
             for j in T.thread_binding(N, thread="threadIdx.x"):
                 for k in range(4096):
                     with T.sblock("fill"):
                         vj, vk = T.axis.remap("SS", [j, k])
-                        kept[vj, vk] = a[vo, vj] + T.Cast("float32", vk)
+                        tile[vj, vk] = a[vo, vj] + T.Cast("float32", vk)
             for j in T.thread_binding(N, thread="threadIdx.x"):
                 with T.sblock("c"):
                     vj = T.axis.spatial(N, j)
-                    c[vo, vj] = kept[(vj + 1) % N, (vj * 7) % 4096] + b[vo, vj]
+                    c[vo, vj] = tile[(vj + 1) % N, (vj * 7) % 4096] + b[vo, vj]
 
 
 def _mod(func: tvm.tirx.PrimFunc) -> tvm.IRModule:
@@ -150,8 +141,8 @@ def _bound() -> tvm.IRModule:
 
 def _schedules(text: str, n: int, sketch: int = 0) -> tuple[Task, list[tvm.IRModule]]:
     task = felix.workloads.parse(text, target="h200")
-    found = felix.sketches(task)[sketch]
-    return task, [found.schedule(row).mod for row in found.sample(n, seed=0)]
+    chosen = felix.sketches(task)[sketch]
+    return task, [chosen.schedule(row).mod for row in chosen.sample(n, seed=0)]
 
 
 # ---------------------------------------------------------------- without a GPU
@@ -169,7 +160,7 @@ def test_plan_has_the_launches_and_tensors_of_the_host_function() -> None:
     written_last = plan.launches[-1].args
     assert sorted(written_last) == [0, 1, 2, 3]  # both workspaces, both parameters
     assert 1 not in plan.launches[0].args and 0 in plan.launches[0].args
-    assert cuda_build.Plan.from_json(plan.to_json()) == plan
+    assert launches.LaunchPlan.from_json(plan.to_json()) == plan
 
 
 def test_launch_extents_are_those_of_the_schedule() -> None:
@@ -184,7 +175,7 @@ def test_host_loops_are_refused() -> None:
     sch = tvm.s_tir.Schedule(mod)
     _, j, _ = sch.get_loops(sch.get_sblock("c"))
     sch.bind(j, "threadIdx.x")
-    with pytest.raises(cuda_build.BuildError):
+    with pytest.raises(launches.BuildError):
         cuda_build.lower(sch.mod, felix.target.parse("h200"))
 
 
@@ -281,10 +272,10 @@ def test_candidates_have_variables_for_their_accumulators() -> None:
 
 
 def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
-    plan = cuda_build.Plan(1, (4,), (cuda_build.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),))
+    plan = launches.LaunchPlan(1, (4,), (launches.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),))
     path = str(tmp_path / "k.cubin")
-    cuda_build.write(path, plan, b"\x7fELF\n\n\x00rest")
-    assert cuda_build.read(path) == (plan, b"\x7fELF\n\n\x00rest")
+    launches.write(path, plan, b"\x7fELF\n\n\x00rest")
+    assert launches.read(path) == (plan, b"\x7fELF\n\n\x00rest")
 
 
 class _Nvrtc:
@@ -374,12 +365,12 @@ def test_a_poisoned_context_unloads_nothing(monkeypatch: pytest.MonkeyPatch, cod
 
 
 def test_the_host_makes_references_that_the_device_would_take_long_for() -> None:
-    def found(text: str) -> bool:
+    def is_on_device(text: str) -> bool:
         task = felix.workloads.parse(text, target="h200")
         return reference.scheduled(task.mod) is not None
 
-    assert found("softmax:12x197x197") and found("conv2d:1,14,14,32,32,3,padding=1")
-    assert not found("reduce:1000003")
+    assert is_on_device("softmax:12x197x197") and is_on_device("conv2d:1,14,14,32,32,3,padding=1")
+    assert not is_on_device("reduce:1000003")
 
 
 # ---------------------------------------------------------------- on a GPU
@@ -405,7 +396,7 @@ class TestOnGpu:
         assert len(result.latencies_us) >= 5
 
     @pytest.mark.parametrize(
-        ("func", "kind", "said"),
+        ("func", "kind", "pattern"),
         [
             (other_sum, protocol.ErrorClass.WRONG_RESULT, "output c"),
             (unwritten_row, protocol.ErrorClass.WRONG_RESULT, "64 of 4096 elements"),
@@ -419,11 +410,11 @@ class TestOnGpu:
         pool: local.LocalPool,
         func: tvm.tirx.PrimFunc,
         kind: protocol.ErrorClass,
-        said: str,
+        pattern: str,
     ) -> None:
         bad, good = pool.measure([_mod(func), _bound()])
         assert bad.error is kind, (bad.error, bad.message)
-        assert re.search(said, bad.message), bad.message
+        assert re.search(pattern, bad.message), bad.message
         assert "Unload" not in bad.message
         assert good.ok and good.checked, good.message
 

@@ -14,21 +14,10 @@ from tvm.script import tirx as T
 
 from felix import target, workloads
 from felix.measure import build, protocol, reference, timing
-from felix.measure.cuda import (
-    build as cuda_build,
-)
-from felix.measure.cuda import (
-    driver as cuda_driver,
-)
-from felix.measure.cuda import (
-    nvrtc,
-)
-from felix.measure.cuda import (
-    reference as cuda_reference,
-)
-from felix.measure.cuda import (
-    runner as cuda_runner,
-)
+from felix.measure.cuda import driver as cuda_driver
+from felix.measure.cuda import launches, nvrtc
+from felix.measure.cuda import reference as cuda_reference
+from felix.measure.cuda import runner as cuda_runner
 from tests.support.cuda_fakes import Driver, array, word
 
 N = 64
@@ -124,13 +113,13 @@ class Bench:
         workspaces: tuple[int, ...] = (),
         best_us: float | None = None,
         timed: timing.TimingOptions = timing.GPU,
-        launches: int = 1,
+        n_launches: int = 1,
     ) -> dict[str, Any]:
         args = tuple(range(n_params + len(workspaces)))
-        launch = cuda_build.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
+        launch = launches.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
         path = str(self.folder / "candidate.cubin")
-        cuda_build.write(
-            path, cuda_build.Plan(n_params, workspaces, (launch,) * launches), b"cubin"
+        launches.write(
+            path, launches.LaunchPlan(n_params, workspaces, (launch,) * n_launches), b"cubin"
         )
         options = dataclasses.asdict(timed)
         return self.runner.run(folder, path, options, cache_bytes=4096, best_us=best_us)
@@ -215,8 +204,10 @@ def test_a_right_candidate_is_checked_and_timed(bench: Bench) -> None:
     assert len(reply["latencies_us"]) >= timing.GPU.min_repeats
 
 
-@pytest.mark.parametrize("launches", [1, 3, 400])
-def test_warm_calls_are_queued_before_the_first_of_them_runs(bench: Bench, launches: int) -> None:
+@pytest.mark.parametrize("n_launches", [1, 3, 400])
+def test_warm_calls_are_queued_before_the_first_of_them_runs(
+    bench: Bench, n_launches: int
+) -> None:
     """A stream takes 1,024 launches; what the host launches later would be in the times."""
     driver = bench.driver
 
@@ -230,22 +221,22 @@ def test_warm_calls_are_queued_before_the_first_of_them_runs(bench: Bench, launc
     )
     folder = bench.prepare(add)
     del driver.log[:], driver.launched[:]
-    reply = bench.run(folder, "right", timed=warm, launches=launches)
+    reply = bench.run(folder, "right", timed=warm, n_launches=n_launches)
     assert len(reply["latencies_us"]) == 2
     for latency_us in reply["latencies_us"]:  # of bundles of 2 and 4 us a launch
-        assert 2.2 * launches < latency_us < 3.8 * launches
-    calls = driver.launched.count("right") / launches
-    assert 2 * 5_000 <= calls * 4.0 * launches and calls * 2.0 * launches <= 3 * 5_000
+        assert 2.2 * n_launches < latency_us < 3.8 * n_launches
+    calls = driver.launched.count("right") / n_launches
+    assert 2 * 5_000 <= calls * 4.0 * n_launches and calls * 2.0 * n_launches <= 3 * 5_000
     names = iter(driver.launched)
     for stretch in " ".join(driver.log).split("cuStreamSynchronize"):
-        own = [next(names) for _ in range(stretch.count("cuLaunchKernel"))]
-        assert len(own) < 1024
-        if own.count("right") > launches:  # a bundle; a delay of 10 us a launch comes first
-            ahead = own[: own.index("right")].count("felix_probe")
-            assert ahead * driver.durations_us["felix_probe"] >= 10.0 * own.count("right")
+        launched = [next(names) for _ in range(stretch.count("cuLaunchKernel"))]
+        assert len(launched) < 1024
+        if launched.count("right") > n_launches:  # a bundle; a delay of 10 us a launch comes first
+            ahead = launched[: launched.index("right")].count("felix_probe")
+            assert ahead * driver.durations_us["felix_probe"] >= 10.0 * launched.count("right")
 
 
-def test_a_hopeless_candidate_is_run_once(bench: Bench) -> None:
+def test_an_early_stopped_candidate_is_run_once(bench: Bench) -> None:
     bench.driver.durations_us["right"] = 300_000.0
     reply = bench.run(bench.prepare(add), "right", best_us=12.0)
     assert reply["latencies_us"] == pytest.approx([300_000.0])
@@ -255,20 +246,22 @@ def test_a_hopeless_candidate_is_run_once(bench: Bench) -> None:
 def test_a_first_run_that_the_host_may_have_held_up_is_not_believed(bench: Bench) -> None:
     bench.driver.durations_us["right"] = 30_000.0
     reply = bench.run(bench.prepare(add), "right", best_us=12.0)
-    assert reply["latencies_us"] == pytest.approx([30_000.0] * timing.GPU.hopeless_repeats)
-    assert bench.driver.launched.count("right") == 1 + timing.GPU.hopeless_repeats
+    assert reply["latencies_us"] == pytest.approx([30_000.0] * timing.GPU.early_stop_repeats)
+    assert bench.driver.launched.count("right") == 1 + timing.GPU.early_stop_repeats
 
 
 @pytest.mark.parametrize(
-    ("kernel", "said"),
+    ("kernel", "message"),
     [("wrong", "64 of 64"), ("partial", "4 of 64"), ("nothing", "64 of 64")],
 )
-def test_a_wrong_output_is_told_and_costs_the_worker(bench: Bench, kernel: str, said: str) -> None:
+def test_a_wrong_output_is_told_and_costs_the_worker(
+    bench: Bench, kernel: str, message: str
+) -> None:
     folder = bench.prepare(add)
     assert bench.run(folder, "right")["checked"]  # the outputs hold what is right
     reply = bench.run(folder, kernel)
     assert reply["error"] == protocol.ErrorClass.WRONG_RESULT and not reply["reusable"]
-    assert "output c" in reply["message"] and said in reply["message"]
+    assert "output c" in reply["message"] and message in reply["message"]
 
 
 def test_integers_nobody_wrote_are_seen(bench: Bench) -> None:
@@ -281,9 +274,9 @@ def test_integers_nobody_wrote_are_seen(bench: Bench) -> None:
 def test_what_a_run_changes_is_as_before_for_the_next_candidate(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = cuda_build.Launch("accumulate", (1, 1, 1, N, 1, 1), 0, (0, 1))
-    found = cuda_build.Plan(2, (), (launch,)), b"cubin"
-    monkeypatch.setattr(cuda_reference, "program", lambda mod, target: found)
+    launch = launches.Launch("accumulate", (1, 1, 1, N, 1, 1), 0, (0, 1))
+    program = launches.LaunchPlan(2, (), (launch,)), b"cubin"
+    monkeypatch.setattr(cuda_reference, "program", lambda mod, target: program)
     folder = bench.prepare(accumulate)
     for _ in range(2):  # each of which runs it many times
         assert bench.run(folder, "accumulate", n_params=2)["checked"]
@@ -307,19 +300,19 @@ def test_tolerance_is_wider_where_fast_math_approximates(text: str, limit: float
 
 
 def test_outputs_and_workspaces_hold_nothing_useful_before_the_check(bench: Bench) -> None:
-    seen: list[bool] = []
+    poisoned: list[bool] = []
 
     def looks(args: Sequence[int]) -> None:
-        seen.append(all(np.isnan(array(word(args[i]), N)).all() for i in (2, 3)))
+        poisoned.append(all(np.isnan(array(word(args[i]), N)).all() for i in (2, 3)))
         _add(args[:3])
         array(word(args[3]), N)[:] = 0
 
     bench.driver.kernels["spacious"] = looks
     folder = bench.prepare(add)
     for _ in range(2):
-        seen.clear()
+        poisoned.clear()
         assert bench.run(folder, "spacious", workspaces=(_N_BYTES,))["checked"]
-        assert seen[0] and not any(seen[1:])
+        assert poisoned[0] and not any(poisoned[1:])
 
 
 # ---------------------------------------------------------------- whose fault an error is

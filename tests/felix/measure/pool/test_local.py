@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 
 from felix import errors, workloads
 from felix.measure import build, protocol, reference, timing
-from felix.measure.pool import fork_server, local, worker
+from felix.measure.pool import fork_server_main, local, worker
 from felix.task import Task
 
 N = 64
@@ -183,12 +183,12 @@ def test_good_candidates_have_latency_and_are_checked(pool: local.LocalPool) -> 
         assert result.latency_us is not None and 0 < result.latency_us < 1e5
         assert result.build_s > 0 and result.run_s > 0
         assert result.device
-    longest = max(results, key=lambda result: len(result.latencies_us))  # one may look hopeless
+    longest = max(results, key=lambda result: len(result.latencies_us))  # one may be early-stopped
     assert len(longest.latencies_us) >= 3 and longest.spread is not None
 
 
 @pytest.mark.parametrize(
-    ("func", "kind", "said"),
+    ("func", "kind", "message"),
     [
         (null_pointer, protocol.ErrorClass.LAUNCH, "SIGSEGV"),
         (abort, protocol.ErrorClass.LAUNCH, "SIGABRT"),
@@ -202,11 +202,11 @@ def test_a_bad_candidate_costs_only_itself(
     pool: local.LocalPool,
     func: tvm.tirx.PrimFunc,
     kind: protocol.ErrorClass,
-    said: str,
+    message: str,
 ) -> None:
     before, bad, after = pool.measure([_mod(gemm), _mod(func), _parallel()])
     assert bad.error is kind, bad
-    assert said in bad.message
+    assert message in bad.message
     assert bad.latency_us is None and bad.build_s > 0
     assert before.ok and after.ok
 
@@ -218,7 +218,7 @@ def test_a_build_that_takes_too_long_is_cut(pool: local.LocalPool) -> None:
     assert after.ok
 
 
-@pytest.mark.parametrize("victim", ["runner", "builder", "host"])
+@pytest.mark.parametrize("victim", ["runner", "builder", "fork_server"])
 def test_an_idle_process_killed_from_outside_is_replaced(
     pool: local.LocalPool, victim: str
 ) -> None:
@@ -229,7 +229,7 @@ def test_an_idle_process_killed_from_outside_is_replaced(
         pid = pids[name]
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-    dead = pids if victim == "host" else victims  # its workers die with the host
+    dead = pids if victim == "fork_server" else victims  # its workers die with the fork server
     assert all(_gone(number) for name in dead if (number := pids[name]) is not None)
     fresh = [_mod(gemm.with_attr("felix.fresh", f"{victim} {n}")) for n in range(8)]
     assert all(result.ok for result in pool.measure(fresh))  # not built before
@@ -237,7 +237,7 @@ def test_an_idle_process_killed_from_outside_is_replaced(
     assert any(now[name] != pids[name] for name in victims)
 
 
-@pytest.mark.parametrize("victim", ["runner", "host"])
+@pytest.mark.parametrize("victim", ["runner", "fork_server"])
 def test_killed_while_running_is_infrastructure(pool: local.LocalPool, victim: str) -> None:
     assert pool.measure([_mod(gemm)])[0].ok
     pid = pool.worker_pids()[victim]
@@ -290,7 +290,7 @@ pool.measure([t._mod(t.gemm)] * 4)
 pool.submit(t._mod(t.hang))
 pool.submit(t._unrolled())
 time.sleep(0.5)
-print(pool._host.work_dir, *[pid for pid in pool.worker_pids().values() if pid], flush=True)
+print(pool._fork_server.work_dir, *[pid for pid in pool.worker_pids().values() if pid], flush=True)
 time.sleep(60)
 """
 
@@ -324,7 +324,7 @@ def test_several_tasks_share_the_workers(pool: local.LocalPool) -> None:
     assert results[0].ok
     assert results[1].error is protocol.ErrorClass.WRONG_RESULT
     assert pool.measure([_mod(gemm)])[0].ok
-    assert pool.worker_pids()["host"] == pids["host"]
+    assert pool.worker_pids()["fork_server"] == pids["fork_server"]
     assert pool.worker_pids()["runner"] is not None
 
 
@@ -433,12 +433,13 @@ def test_timing_waits_for_who_computes_and_is_not_charged_for_it(task: Task) -> 
 
 
 def _states(pid: int | None, until: Callable[[], bool]) -> set[str]:
-    seen = set()
+    """States of a process, letters as in /proc, until something holds."""
+    states = set()
     while not until():
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-        seen.add(stat.rsplit(")", 1)[1].split()[0])
+        states.add(stat.rsplit(")", 1)[1].split()[0])
         time.sleep(0.005)
-    return seen
+    return states
 
 
 def test_a_build_that_waits_for_a_core_is_not_cut(task: Task) -> None:
@@ -499,14 +500,14 @@ def test_a_fast_candidate_is_not_built_again_and_a_thorough_one_is_timed_longer(
     [({0, 1}, True), ({0}, True), ({1}, False), ({2, 3}, False), ({0, 2}, False)],
 )
 def test_tvm_may_pin_threads_only_to_cores_counted_from_zero(cores: set[int], bound: bool) -> None:
-    assert fork_server.may_bind(cores) is bound
+    assert fork_server_main.may_bind(cores) is bound
 
 
-def test_the_host_loads_the_graph_level_only_when_it_is_used() -> None:
+def test_the_fork_server_loads_the_graph_level_only_when_it_is_used() -> None:
     code = """
 import sys
-from felix.measure import host
-host._import_tvm()
+from felix.measure.pool import fork_server_main
+fork_server_main._import_tvm()
 import tvm
 parts = [name for name in sys.modules if name.startswith("tvm.relax")]
 assert parts == ["tvm.relax"], parts

@@ -64,8 +64,8 @@ def _runs(scripted: Any) -> run_stage.RunWorker:
     return run_stage.RunWorker(scripted, quiet, options, DEVICE)
 
 
-def _job(state: candidates.TaskState) -> candidates.Job:
-    return candidates.Job(state=state, payload="", stem="", future=Future(), build_s=1.5)
+def _candidate(state: candidates.TaskState) -> candidates.Candidate:
+    return candidates.Candidate(state=state, payload="", stem="", future=Future(), build_s=1.5)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(
     runs = _runs(scripted)
     runs.prepare(state)
     assert scripted.kills == 1
-    results = [runs.run(_job(state)) for _ in range(2)]
+    results = [runs.run(_candidate(state)) for _ in range(2)]
     assert all(result.ok and result.latency_us == 3.0 for result in results)
     assert scripted.verbs == ["prepare", "prepare", "run", "run"]
 
@@ -91,7 +91,7 @@ def test_a_reference_that_fails_twice_is_not_tried_for_every_candidate(
     scripted = Worker(BROKEN, BROKEN)
     runs = _runs(scripted)
     runs.prepare(state)
-    results = [runs.run(_job(state)) for _ in range(5)]
+    results = [runs.run(_candidate(state)) for _ in range(5)]
     assert {result.error for result in results} == {protocol.ErrorClass.INFRASTRUCTURE}
     assert all("no reference: broken" in result.message for result in results)
     assert scripted.verbs == ["prepare", "prepare"] and scripted.kills == 2
@@ -101,7 +101,7 @@ def test_a_reference_that_takes_too_long_is_not_tried_again(state: candidates.Ta
     scripted = Worker(pool_worker.WorkerTimeout("no answer within 120 s", 0.0))
     runs = _runs(scripted)
     runs.prepare(state)
-    assert runs.run(_job(state)).error is protocol.ErrorClass.INFRASTRUCTURE
+    assert runs.run(_candidate(state)).error is protocol.ErrorClass.INFRASTRUCTURE
     assert scripted.verbs == ["prepare"]
 
 
@@ -126,7 +126,7 @@ def test_errors_have_a_class_and_may_cost_the_worker(
     scripted = Worker({"seconds": 0.1}, answer | {"seconds": 0.2} if is_reply else answer)
     runs = _runs(scripted)
     runs.prepare(state)
-    result = runs.run(_job(state))
+    result = runs.run(_candidate(state))
     assert result.error == error and scripted.kills == kills
     assert result.message.endswith(answer["message"] if is_reply else str(answer))
     assert result.build_s == 1.5 and result.device == "a GPU"

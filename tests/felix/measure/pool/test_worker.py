@@ -18,7 +18,7 @@ from felix.measure.pool import device_lock
 from felix.measure.pool import worker as pool_worker
 
 
-class Host:
+class FakeForkServer:
     """Forks workers of this process, each of which runs `serve`."""
 
     def __init__(self, work_dir: pathlib.Path, serve: Callable[[Connection], None]) -> None:
@@ -67,10 +67,10 @@ def _computes_and_dies(conn: Connection) -> None:
 
 @pytest.fixture
 def worker(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[pool_worker.Worker]:
-    host: Any = Host(tmp_path, request.param)
-    made = pool_worker.Worker(host, "worker", {})
-    yield made
-    made.kill()
+    server: Any = FakeForkServer(tmp_path, request.param)
+    created = pool_worker.Worker(server, "worker", {})
+    yield created
+    created.kill()
 
 
 @pytest.mark.parametrize("worker", [_wants_quiet], indirect=True)

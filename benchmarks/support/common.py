@@ -12,12 +12,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+#: Files of results, in folders named as the pages that show them.
 RESULTS = ROOT / "benchmarks" / "results"
-#: Where pieces of unfinished results are kept.
+#: Pieces of unfinished results, which are not committed.
 PARTS = RESULTS / "parts"
 #: Options that only say where files lie.
-_PLACES = ("--work", "--out")
+_PLACES = ("--work", "--out", "--picture")
 #: Seconds that a build of stock's builder may take; its own limit of 30 s is less than its workers
 #: may take to import.
 STOCK_BUILD_S = 180.0
@@ -92,16 +93,16 @@ def _cell(value: Any) -> str:
 
 def placeless(argv: Sequence[str]) -> list[str]:
     """Arguments without those that only say where files lie: no figure depends on them."""
-    kept, rest = [], iter(argv)
+    others, rest = [], iter(argv)
     for argument in rest:
         if argument in _PLACES:
             next(rest, None)
         elif not argument.startswith(tuple(f"{option}=" for option in _PLACES)):
-            kept.append(argument)
-    return kept
+            others.append(argument)
+    return others
 
 
 def _relative(argv: Sequence[str]) -> list[str]:
     script = pathlib.Path(argv[0]).resolve()
-    known = script.is_relative_to(ROOT)
-    return [str(script.relative_to(ROOT)) if known else script.name, *argv[1:]]
+    is_ours = script.is_relative_to(ROOT)
+    return [str(script.relative_to(ROOT)) if is_ours else script.name, *argv[1:]]

@@ -4,7 +4,7 @@ Each search has timed its own winner, minutes apart and in processes of their ow
 microseconds differ by some per cent from process to process. So who is faster is decided here:
 a burst of repeats of each, then the next burst of each, with a cold L2, and the median of all.
 
-Modules in, latencies in microseconds out; feeds `search_efficiency`.
+Modules in, latencies in microseconds out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURNS, MARGIN = 20, 1.25
 SUFFIX = ".mods"
 
 
-def keep(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
+def write(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
     """Write the scheduled modules that may be a search's winner, if any, beside its piece."""
     import tvm
 
@@ -34,7 +34,7 @@ def keep(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
 
 
 def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[tvm.IRModule]]:
-    """The modules that were kept, by the name of the search; of pieces that are there.
+    """The modules that `write` wrote, by the name of the search; of pieces that are there.
 
     Raises:
         FileNotFoundError: a piece is there and its modules are not, or there are no two.
@@ -50,12 +50,12 @@ def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[tvm.IRModule]]:
 
 
 def timed(
-    task: Task, found: Mapping[str, Sequence[tvm.IRModule]], options: LocalOptions
+    task: Task, modules: Mapping[str, Sequence[tvm.IRModule]], options: LocalOptions
 ) -> dict[str, Any]:
     """Median latency of every search's fastest module; None: none of them ran."""
     from felix.measure.pool import local
 
-    every = [(name, mod) for name, mods in found.items() for mod in mods]
+    every = [(name, mod) for name, mods in modules.items() for mod in mods]
     latencies: list[list[float]] = [[] for _ in every]
     left = list(range(len(every)))
     with local.LocalPool(task, options) as pool:
@@ -65,18 +65,18 @@ def timed(
                 latencies[number].extend(future.result().latencies_us)
             if turn == 0:
                 left = _near_the_best(latencies)
-    medians: dict[str, list[float]] = {name: [] for name in found}
-    for (name, _), own in zip(every, latencies, strict=True):
-        if own:
-            medians[name].append(statistics.median(own))
+    medians: dict[str, list[float]] = {name: [] for name in modules}
+    for (name, _), times_us in zip(every, latencies, strict=True):
+        if times_us:
+            medians[name].append(statistics.median(times_us))
     return {
         "turns": TURNS,
         "medians_us": medians,
-        "median_us": {name: min(own, default=None) for name, own in medians.items()},
+        "median_us": {name: min(times_us, default=None) for name, times_us in medians.items()},
     }
 
 
 def _near_the_best(latencies: Sequence[Sequence[float]]) -> list[int]:
-    medians = [statistics.median(own) if own else math.inf for own in latencies]
+    medians = [statistics.median(times_us) if times_us else math.inf for times_us in latencies]
     limit_us = MARGIN * min(medians, default=math.inf)
-    return [number for number, own_us in enumerate(medians) if own_us <= limit_us < math.inf]
+    return [number for number, us in enumerate(medians) if us <= limit_us < math.inf]

@@ -2,7 +2,7 @@
 
 Started by `service_polling` before the job: what Python needs to start is none of the clients'
 cost. It says `ready`, reads a line of JSON (port, headers, job, clients, seconds between two
-looks), watches until the job has ended and prints a line with `requests` and `clients_cpu_s`.
+requests), watches until the job has ended and prints a line with `requests` and `clients_cpu_s`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 def main() -> None:
     """Watch the job that standard input names."""
     print("ready", flush=True)
-    told = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     began_s = time.process_time()
-    requests = sum(asyncio.run(_watch_all(told)))
+    requests = sum(asyncio.run(_watch_all(request)))
     print(json.dumps({"requests": requests, "clients_cpu_s": time.process_time() - began_s}))
 
 
-async def _watch_all(told: dict[str, Any]) -> Sequence[int]:
-    apart_s = told["every_s"] / told["clients"]
-    return await asyncio.gather(*(_watch(told, n * apart_s) for n in range(told["clients"])))
+async def _watch_all(request: dict[str, Any]) -> Sequence[int]:
+    apart_s = request["every_s"] / request["clients"]
+    return await asyncio.gather(*(_watch(request, n * apart_s) for n in range(request["clients"])))
 
 
-async def _watch(told: dict[str, Any], offset_s: float) -> int:
+async def _watch(request: dict[str, Any], offset_s: float) -> int:
     """One client; how many requests it made."""
     await asyncio.sleep(offset_s)
-    job = f"/v1/jobs/{told['job_id']}"
-    headers = "".join(f"{name}: {value}\r\n" for name, value in told["headers"].items())
-    reader, writer = await asyncio.open_connection("127.0.0.1", told["port"])
-    asked, seq, is_over = 0, 0, False
+    job = f"/v1/jobs/{request['job_id']}"
+    headers = "".join(f"{name}: {value}\r\n" for name, value in request["headers"].items())
+    reader, writer = await asyncio.open_connection("127.0.0.1", request["port"])
+    n_requests, seq, is_over = 0, 0, False
 
     async def get(path: str) -> Any:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: felix\r\n{headers}\r\n".encode())
@@ -48,10 +48,10 @@ async def _watch(told: dict[str, Any], offset_s: float) -> int:
     while not is_over:
         is_over = (await get(job))["finished_at"] is not None
         seq = (await get(f"{job}/events?after_seq={seq}"))["last_seq"]
-        asked += 2
-        await asyncio.sleep(0 if is_over else told["every_s"])
+        n_requests += 2
+        await asyncio.sleep(0 if is_over else request["every_s"])
     writer.close()
-    return asked
+    return n_requests
 
 
 if __name__ == "__main__":

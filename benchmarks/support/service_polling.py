@@ -2,7 +2,7 @@
 
 The clients are one process of its own, with a connection each. They are as light as clients can
 be, because they stand for machines elsewhere; what they still take from the tuner is in the figure
-and told.
+and reported.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks import common, service_host
+from benchmarks.support import service_process
 from felix.target import cpu
 from felix.workloads import catalogue
 from server.store import jobs, rows
@@ -29,7 +30,7 @@ CLIENTS = 50
 EVERY_S = 2.0
 
 
-def run(service: service_host.Service, chosen: argparse.Namespace) -> dict[str, Any]:
+def run(service: service_process.Service, chosen: argparse.Namespace) -> dict[str, Any]:
     """Tune in turn alone and watched; the figures."""
     runs: dict[str, list[dict[str, Any]]] = {"alone": [], "watched": []}
     with service.serving(with_tuner=True) as api:
@@ -37,18 +38,18 @@ def run(service: service_host.Service, chosen: argparse.Namespace) -> dict[str, 
         for turn in range(chosen.pairs):
             kinds = ("alone", "watched") if turn % 2 == 0 else ("watched", "alone")
             for kind in kinds:
-                found = _tune(service, chosen, api, kind == "watched")
-                runs[kind].append(found)
-                print(kind, json.dumps(found))
-    found = slowdown(runs["alone"], runs["watched"])
-    slower, error = 100 * found["slower"], 100 * found["standard_error"]
+                run_of_job = _tune(service, chosen, api, kind == "watched")
+                runs[kind].append(run_of_job)
+                print(kind, json.dumps(run_of_job))
+    cost = slowdown(runs["alone"], runs["watched"])
+    slower, error = 100 * cost["slower"], 100 * cost["standard_error"]
     print(
-        f"alone {_told(runs['alone'])} s a trial, watched {_told(runs['watched'])}: slower by"
-        f" {slower:.1f} +- {error:.1f} %; API and clients took {100 * found['cpu_share']:.1f} %"
+        f"alone {_in_words(runs['alone'])} s a trial, watched {_in_words(runs['watched'])}: slower"
+        f" by {slower:.1f} +- {error:.1f} %; API and clients took {100 * cost['cpu_share']:.1f} %"
         " of the cores"
     )
-    told = {"workload": chosen.workload, "trials": chosen.trials, "clients": CLIENTS}
-    return told | {"every_s": EVERY_S, "runs": runs} | found
+    settings = {"workload": chosen.workload, "trials": chosen.trials, "clients": CLIENTS}
+    return settings | {"every_s": EVERY_S, "runs": runs} | cost
 
 
 def slowdown(
@@ -69,37 +70,38 @@ def slowdown(
             "cpu_share": used_s / core_s}  # fmt: skip
 
 
-def _told(runs: Sequence[dict[str, Any]]) -> str:
+def _in_words(runs: Sequence[dict[str, Any]]) -> str:
     values = [run["s_per_trial"] for run in runs]
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def _tune(
-    service: service_host.Service, chosen: argparse.Namespace, api: psutil.Process, watch: bool
+    service: service_process.Service, chosen: argparse.Namespace, api: psutil.Process, watch: bool
 ) -> dict[str, Any]:
     """One job: seconds a trial, where they went, and what API and clients used."""
     clients = _clients() if watch else None
     job_id = _submit(service, chosen)
-    used_s = service_host.cpu_s(api)
+    used_s = service_process.cpu_s(api)
     if clients is not None:
-        told = {"port": service.port, "headers": service.headers, "job_id": job_id,
-                "clients": CLIENTS, "every_s": EVERY_S}  # fmt: skip
-        _write(clients, told)
+        request = {"port": service.port, "headers": service.headers, "job_id": job_id,
+                   "clients": CLIENTS, "every_s": EVERY_S}  # fmt: skip
+        _write(clients, request)
     job = _ended(service, job_id)
-    found: dict[str, Any] = {
+    run_of_job: dict[str, Any] = {
         "s_per_trial": job.elapsed_s / job.n_trials,
         "trials": job.n_trials,
         "breakdown": job.breakdown,
     }
     if clients is not None:
-        found |= json.loads(clients.communicate(timeout=60)[0])
-    return found | {"job_s": job.elapsed_s, "api_cpu_s": service_host.cpu_s(api) - used_s}
+        run_of_job |= json.loads(clients.communicate(timeout=60)[0])
+    api_cpu_s = service_process.cpu_s(api) - used_s
+    return run_of_job | {"job_s": job.elapsed_s, "api_cpu_s": api_cpu_s}
 
 
 def _clients() -> subprocess.Popen[str]:
     """A process that is ready to watch: its start is none of the clients' cost."""
     clients = subprocess.Popen(
-        [sys.executable, str(common.ROOT / "benchmarks" / "polling_clients.py")],
+        [sys.executable, str(pathlib.Path(__file__).with_name("polling_clients.py"))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert clients.stdout is not None
@@ -108,21 +110,23 @@ def _clients() -> subprocess.Popen[str]:
     return clients
 
 
-def _write(clients: subprocess.Popen[str], told: dict[str, Any]) -> None:
+def _write(clients: subprocess.Popen[str], request: dict[str, Any]) -> None:
     assert clients.stdin is not None
-    clients.stdin.write(json.dumps(told) + "\n")
+    clients.stdin.write(json.dumps(request) + "\n")
     clients.stdin.flush()
 
 
-def _submit(service: service_host.Service, chosen: argparse.Namespace) -> int:
+def _submit(service: service_process.Service, chosen: argparse.Namespace) -> int:
     name, params = catalogue.parse_params(chosen.workload)
     workload = {"kind": "operator", "name": name, "params": params}
     body = {"workload": workload, "trials": chosen.trials}
-    made = httpx.post(f"{service.url}/v1/jobs", json=body, headers=service.headers, timeout=120)
-    return int(made.raise_for_status().json()["id"])
+    response = httpx.post(
+        f"{service.url}/v1/jobs", json=body, headers=service.headers, timeout=120
+    )
+    return int(response.raise_for_status().json()["id"])
 
 
-def _ended(service: service_host.Service, job_id: int) -> rows.Job:
+def _ended(service: service_process.Service, job_id: int) -> rows.Job:
     while True:
         with service.db.read() as tx:
             job = jobs.get(tx, job_id)

@@ -2,7 +2,7 @@
 
 cuBLAS, cuDNN and PyTorch's own kernels (eager), and inductor's (`torch.compile`, with autotuning),
 all with TF32 off. A call is timed as Felix times a candidate: between events, after a buffer of
-twice the L2 was read, which leaves the cache cold and clean; a delay queued ahead lets the host
+twice the L2 was read, which leaves the cache cold and clean; a delay queued ahead lets the CPU
 put the call on the stream before the first event happens. The median of many calls counts.
 Convolutions are timed with channels last, as the workloads have them, and with channels first;
 the better one counts.
@@ -16,7 +16,7 @@ from typing import Any
 
 LAST, FIRST = "channels last", "channels first"
 _CALLS = 50
-#: The host needs up to 0.1 ms to launch a call; this is half a millisecond.
+#: The CPU needs up to 0.1 ms to launch a call; this is half a millisecond.
 _DELAY_CYCLES = 1_000_000
 
 
@@ -27,13 +27,13 @@ def latencies_us(workload: str) -> dict[str, dict[str, float]]:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    found = {}
+    latencies = {}
     for layout in layouts(workload):
         torch.compiler.reset()
         function, inputs = program(workload, "cuda", layout)
         compiled = torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
-        found[layout] = {"eager": _time(function, inputs), "inductor": _time(compiled, inputs)}
-    return found
+        latencies[layout] = {"eager": _time(function, inputs), "inductor": _time(compiled, inputs)}
+    return latencies
 
 
 def best(by_layout: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

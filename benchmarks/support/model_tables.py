@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import common
+from benchmarks.support import common
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ COLUMNS = {
 def render(result: Mapping[str, Any]) -> str:
     """Where it was made, and the predictors side by side or the variants of an ablation."""
     if "rows" in result:
-        found = [(row["variant"]["name"], row["mean"]) for row in result["rows"]]
-        parts = [*_origin(result), _scores("training", found), *_spread(result["rows"])]
+        variants = [(row["variant"]["name"], row["mean"]) for row in result["rows"]]
+        parts = [*_origin(result), _scores("training", variants), *_spread(result["rows"])]
     else:
-        found = [(report["label"], report["overall"]) for report in result["reports"]]
-        parts = [*_origin(result), _scores("predictor", found), _behind(found)]
+        predictors = [(report["label"], report["overall"]) for report in result["reports"]]
+        parts = [*_origin(result), _scores("predictor", predictors), _behind(predictors)]
     return "\n\n".join(parts)
 
 
 def _origin(result: Mapping[str, Any]) -> Iterator[str]:
-    """Data, machine and versions; results of before they were written have none."""
+    """Data, machine and versions, if the file has them."""
     if "machine" in result:
         machine = result["machine"]
         yield (
@@ -51,8 +51,8 @@ def _origin(result: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _scores(title: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    rows = [[name, *(_digits(scores.get(key)) for key in COLUMNS)] for name, scores in found]
+def _scores(title: str, scores_of: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    rows = [[name, *(_digits(scores.get(key)) for key in COLUMNS)] for name, scores in scores_of]
     return common.table([title, *(column.head for column in COLUMNS.values())], rows)
 
 
@@ -60,11 +60,11 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """How far apart the seeds of one training are, where there are several."""
     n_seeds = len(rows[0].get("seeds", ()))
     if n_seeds > 1:
-        told = ", ".join(
+        ranges = ", ".join(
             f"{column.head} {max(_range(row['seeds'], key) for row in rows):.3f}"
             for key, column in COLUMNS.items()
         )
-        yield f"Means over {n_seeds} seeds; the widest range of one training: {told}."
+        yield f"Means over {n_seeds} seeds; the widest range of one training: {ranges}."
 
 
 def _range(seeds: Sequence[Mapping[str, Any]], key: str) -> float:
@@ -72,9 +72,9 @@ def _range(seeds: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(max(values) - min(values))
 
 
-def _behind(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _behind(predictors: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """On which scores another predictor is closer to the ideal than the first one."""
-    (first, ours), *others = found
+    (first, ours), *others = predictors
     rows = [
         [column.head, f"{ours[key]:.4f}", f"{theirs[key]:.4f}", name]
         for key, column in COLUMNS.items()

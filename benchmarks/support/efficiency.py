@@ -1,9 +1,9 @@
-"""What the pieces of `search_efficiency` say together: who got how near the best, and when.
+"""Summaries of the pieces of `search_efficiency`: how near the best each search got, and when.
 
 A piece is one search of one subgraph under one seed: its curve of (trial, elapsed_s, best_us),
 `n_measured`, `wall_s`. The best latency of a subgraph is the lowest that any search ended with.
-What the finals gave counts from the candidate's first measurement on (`dated`), for the time that
-they take at the end is not what finding it took.
+A candidate that is measured again at the end counts from its first measurement on (`dated`): the
+time that measuring again takes is not part of the search.
 Durations in seconds, latencies in microseconds.
 """
 
@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import common
+from benchmarks.support import common
 
 SHARES = (0.90, 0.95, 0.99)
 #: Strategies whose times are compared with Felix's.
@@ -31,25 +31,25 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     The best that shares are of is the lowest of all seeds.
     """
-    found = []
+    entries = []
     for name in dict.fromkeys(run["name"] for run in runs):
-        own = [run for run in runs if run["name"] == name]
-        finals = [run["curve"][-1][2] for run in own if run.get("curve")]
-        if not finals:
+        of_name = [run for run in runs if run["name"] == name]
+        last_us = [run["curve"][-1][2] for run in of_name if run.get("curve")]
+        if not last_us:
             continue
-        best_us = min(finals)
-        equal = min(run["n_measured"] for run in own if run.get("curve"))
-        vendor = [run["latency_us"] for run in own if run["strategy"] == "vendor"]
-        turns = [run["median_us"] for run in own if run["strategy"] == "winners"]
+        best_us = min(last_us)
+        equal = min(run["n_measured"] for run in of_name if run.get("curve"))
+        vendor = [run["latency_us"] for run in of_name if run["strategy"] == "vendor"]
+        turns = [run["median_us"] for run in of_name if run["strategy"] == "winners"]
         for strategy in SEARCHES:
-            mine = [run for run in own if run["strategy"] == strategy]
+            mine = [run for run in of_name if run["strategy"] == strategy]
             if not mine:
                 continue
             ends = [run["curve"][-1][2] if run["curve"] else math.inf for run in mine]
             curves = [dated(run) for run in mine]
             entry: dict[str, Any] = {"name": name, "strategy": strategy, "seeds": len(curves)}
-            own_us = statistics.median(ends)
-            entry |= {"best_us": own_us, "of_best": best_us / own_us}
+            median_us = statistics.median(ends)
+            entry |= {"best_us": median_us, "of_best": best_us / median_us}
             entry |= {key: _median([run.get(key) for run in mine]) for key in WARM}
             entry["searched_s"] = statistics.median(searched_s(run) for run in mine)
             entry["pool_s"] = statistics.median(run.get("pool_s", 0.0) for run in mine)
@@ -63,30 +63,30 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if turns:
                 entry["turns_us"] = _median([medians.get(strategy) for medians in turns])
             entry |= {f"vendor_{kind}_us": value for one in vendor for kind, value in one.items()}
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def dated(run: dict[str, Any]) -> list[Sequence[float]]:
-    """The curve of a piece, with what its finals gave at the candidates' first measurements.
+    """The curve of a piece, with re-measured latencies at the candidates' first measurements.
 
-    A curve ends with the finals' best if its last two points are after the same trial. Pieces
-    without `finals` do not tell whose it is; it is taken for that of the best until then.
+    A curve ends with the best of the re-measured if its last two points are after the same trial.
+    Pieces without `finals` do not say whose it is; it is taken for that of the best until then.
     """
-    if not _has_finals(run):
+    if not _has_remeasured(run):
         return list(run["curve"])
-    *before, (_, _, final_us) = run["curve"]
+    *before, (_, _, remeasured_us) = run["curve"]
     trial, elapsed_s, _ = min(before, key=lambda point: point[2])
-    points = [*before, *run.get("finals", [(trial, elapsed_s, final_us)])]
+    points = [*before, *run.get("finals", [(trial, elapsed_s, remeasured_us)])]
     return sorted(points, key=lambda point: (point[0], point[1]))
 
 
 def searched_s(run: dict[str, Any]) -> float:
-    """Seconds that all trials took, without the finals."""
-    return float(run["curve"][-2][1] if _has_finals(run) else run["wall_s"])
+    """Seconds that all trials took, without re-measuring."""
+    return float(run["curve"][-2][1] if _has_remeasured(run) else run["wall_s"])
 
 
-def _has_finals(run: dict[str, Any]) -> bool:
+def _has_remeasured(run: dict[str, Any]) -> bool:
     curve = run["curve"]
     return len(curve) > 1 and curve[-1][0] == curve[-2][0]
 
@@ -103,8 +103,7 @@ def time_to(
 
 def best_after(curve: Sequence[Sequence[float]], trials: float) -> float | None:
     """The best latency after so many trials; None if none ran by then."""
-    found = [latency_us for trial, _, latency_us in curve if trial <= trials]
-    return min(found, default=None)
+    return min((latency_us for trial, _, latency_us in curve if trial <= trials), default=None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,16 +181,18 @@ def render(data: dict[str, Any]) -> str:
 
 
 def _ratio_row(entries: Sequence[dict[str, Any]], strategy: str, share: float) -> list[Any] | None:
-    found, started = (ratios(entries, strategy, share, with_start) for with_start in (False, True))
-    if not found.both and not found.bounds:
+    searched, started = (
+        ratios(entries, strategy, share, with_start) for with_start in (False, True)
+    )
+    if not searched.both and not searched.bounds:
         return None
     means = [
         statistics.geometric_mean(some) if some else None
-        for one in (found, started)
+        for one in (searched, started)
         for some in (one.both, one.both + one.bounds)
     ]
-    return [strategy, f"{share:.0%}", len(found.both), means[0], len(found.bounds), means[1],
-            len(found.lost), means[2], means[3]]  # fmt: skip
+    return [strategy, f"{share:.0%}", len(searched.both), means[0], len(searched.bounds), means[1],
+            len(searched.lost), means[2], means[3]]  # fmt: skip
 
 
 def _turns_table(entries: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str | None:
@@ -258,10 +259,10 @@ def picture(data: dict[str, Any], path: pathlib.Path) -> None:
     for axis, name in zip(axes.flat, names, strict=False):
         for index, strategy in enumerate(SEARCHES):
             every = [r for r in data["runs"] if r["name"] == name and r["strategy"] == strategy]
-            own = [run for run in every if run["curve"]]
-            for run in own:
+            runs = [run for run in every if run["curve"]]
+            for run in runs:
                 _, seconds, latencies = zip(*run["curve"], strict=True)
-                label = strategy if run is own[0] else None
+                label = strategy if run is runs[0] else None
                 axis.step(seconds, latencies, where="post", color=f"C{index}", label=label)
         best_us = min(
             r["curve"][-1][2] for r in data["runs"] if r["name"] == name and r.get("curve")

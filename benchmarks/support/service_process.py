@@ -26,14 +26,14 @@ class Service:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        own = {"FELIX_DATA_DIR": str(folder), "FELIX_PORT": str(self.port)}
-        self.environment = {**os.environ, **own} | ({"FELIX_DATABASE_URL": url} if url else {})
+        places = {"FELIX_DATA_DIR": str(folder), "FELIX_PORT": str(self.port)}
+        self.environment = {**os.environ, **places} | ({"FELIX_DATABASE_URL": url} if url else {})
         self.db = database.Database(url or f"sqlite:///{folder / 'felix.db'}")
         self.blobs = blobs.open_store(str(folder / "blobs"))
         schema.upgrade(self.db)
         with self.db.write() as tx:
-            made = keys.create(tx, keys.NewKey(name="benchmark", can_admin=True))
-        self.headers = {"Authorization": f"Bearer {made.text}"}
+            key = keys.create(tx, keys.NewKey(name="benchmark", can_admin=True))
+        self.headers = {"Authorization": f"Bearer {key.text}"}
 
     @contextlib.contextmanager
     def serving(self, with_tuner: bool = False) -> Iterator[psutil.Process]:
@@ -46,7 +46,7 @@ class Service:
                     yield psutil.Process(process.pid)
                     return
                 time.sleep(0.2)
-            raise SystemExit("the API does not answer")
+            raise SystemExit("the API does not respond")
 
     @contextlib.contextmanager
     def process(self, *command: str) -> Iterator[subprocess.Popen[bytes]]:

@@ -1,0 +1,1 @@
+"""Parts of the benchmarks that are not run by themselves."""

@@ -1,0 +1,186 @@
+"""The kernel launches of a program, read off the host function that TVM would compile.
+
+TVM's host function checks the arguments, allocates workspaces and launches kernels. It is not
+built: a `LaunchPlan` has what it launches, in order, for the run worker to launch by the driver.
+Plan and cubin are one file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm_ffi import structural
+
+#: Kinds of `tvm_struct_get`: an argument's handle.
+_ARGUMENT_HANDLE = 15
+_AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+_DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+
+
+class BuildError(Exception):
+    """The candidate cannot be built or would take too long to."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch: `extents` are grid x, y, z and block x, y, z.
+
+    `args` are tensors: 0 <= i < number of parameters names a parameter, the following numbers
+    the workspaces of the plan.
+    """
+
+    kernel: str
+    extents: tuple[int, int, int, int, int, int]
+    shared_bytes: int
+    args: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What a call of the program does: `launches` in order, with `workspaces` in bytes."""
+
+    n_params: int
+    workspaces: tuple[int, ...]
+    launches: tuple[Launch, ...]
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LaunchPlan:
+        """The plan that `to_json` wrote."""
+        fields = json.loads(text)
+        launches = tuple(
+            Launch(launch["kernel"], tuple(launch["extents"]), launch["shared_bytes"],
+                   tuple(launch["args"]))
+            for launch in fields["launches"]
+        )  # fmt: skip
+        return cls(fields["n_params"], tuple(fields["workspaces"]), launches)
+
+
+def plan_of(func: tvm.tirx.PrimFunc, n_params: int) -> LaunchPlan:
+    """The launches of a host function, in order.
+
+    Raises:
+        BuildError: it does more than launch kernels in a fixed order.
+    """
+    reader = _HostReader()
+    structural.structural_walk(func.body, ((tvm.runtime.Object, reader.visit),), order="pre")
+    if reader.refused is not None:
+        raise BuildError(reader.refused)
+    workspaces: list[int] = []
+    numbers: list[tuple[Any, int]] = []
+    for buffer in reader.allocated:
+        numbers.append((buffer, n_params + len(workspaces)))
+        size = math.prod(int(extent) for extent in buffer.shape)
+        workspaces.append(size * tvm.DataType(str(buffer.dtype)).itemsize)
+
+    def number(var: Any) -> int:
+        for buffer, position in numbers:
+            if buffer.same_as(var):
+                return position
+        for buffer, source in reader.declared:
+            if buffer.same_as(var):
+                return number(source)
+        for handle_var, position in reader.handles:
+            if handle_var.same_as(var):
+                return position
+        raise BuildError(f"cannot tell which tensor {var} is")
+
+    launches = tuple(
+        Launch(kernel, *_geometry(tags, values), tuple(number(var) for var in tensors))
+        for kernel, tensors, tags, values in reader.launches
+    )
+    if not launches:
+        raise BuildError("the program launches nothing")
+    return LaunchPlan(n_params, tuple(workspaces), launches)
+
+
+def _geometry(
+    tags: Sequence[str], values: Sequence[int]
+) -> tuple[tuple[int, int, int, int, int, int], int]:
+    """Extents and dynamic shared bytes from launch parameters."""
+    extent_of = dict(zip(tags, values, strict=True))
+    shared_bytes = extent_of.pop(_DYNAMIC_SHARED, 0)
+    unknown = set(extent_of) - set(_AXES)
+    if unknown:
+        raise BuildError(f"unknown launch parameters {sorted(unknown)}")
+    x, y, z, tx, ty, tz = (extent_of.get(axis, 1) for axis in _AXES)
+    return (x, y, z, tx, ty, tz), shared_bytes
+
+
+class _HostReader:
+    """What a host function allocates, names and launches."""
+
+    def __init__(self) -> None:
+        #: Why no plan can describe the function; errors raised inside a walk lose their class
+        #: on the way through TVM.
+        self.refused: str | None = None
+        self.handles: list[tuple[Any, int]] = []
+        self.declared: list[tuple[Any, Any]] = []
+        self.allocated: list[Any] = []
+        self.launches: list[tuple[str, list[Any], list[str], list[int]]] = []
+
+    def visit(self, node: Any) -> None:
+        """One node, outer ones first."""
+        kind = type(node).__name__
+        if kind in ("For", "While"):
+            self.refused = "the host part of the program has a loop"
+        elif kind == "Bind":
+            position = _argument(node.value)
+            if position is not None:
+                self.handles.append((node.var, position))
+        elif kind == "DeclBuffer":
+            sources = _nodes(node.data, tvm.ir.Var)
+            if len(sources) == 1:
+                self.declared.append((node.buffer, sources[0]))
+        elif kind == "AllocBuffer":
+            self.allocated.append(node.buffer)
+        elif kind == "Call" and getattr(node.op, "name", "") == "tirx.call_ffi_kernel":
+            self._launch(node)
+
+    def _launch(self, call: Any) -> None:
+        tags = [str(tag) for tag in call.attrs.launch_params]
+        tensors = list(call.args[1 : len(call.args) - len(tags)])
+        values = [int(value) for value in call.args[len(call.args) - len(tags) :]]
+        roots = []
+        for tensor in tensors:
+            variables = _nodes(tensor, tvm.ir.Var)
+            if len(variables) != 1:
+                self.refused = "a kernel has an argument that is no tensor"
+                return
+            roots.append(variables[0])
+        self.launches.append((str(call.args[0].value), roots, tags, values))
+
+
+def _argument(value: Any) -> int | None:
+    """The parameter whose handle an expression reads, None if it reads none."""
+    for call in _nodes(value, tvm.ir.Call):
+        if call.op.name == "tirx.tvm_struct_get" and int(call.args[2]) == _ARGUMENT_HANDLE:
+            return int(call.args[1])
+    return None
+
+
+def _nodes(value: Any, kind: Any) -> list[Any]:
+    """Nodes of a kind in an expression, outer ones first."""
+    nodes: list[Any] = []
+    structural.structural_walk(value, ((kind, nodes.append),), order="pre")
+    return nodes
+
+
+def write(path: str, plan: LaunchPlan, cubin: bytes) -> None:
+    """Plan and cubin in one file, which `read` reads."""
+    pathlib.Path(path).write_bytes(plan.to_json().encode() + b"\n" + cubin)
+
+
+def read(path: str) -> tuple[LaunchPlan, bytes]:
+    """Plan and cubin of a file that `write` made."""
+    head, _, cubin = pathlib.Path(path).read_bytes().partition(b"\n")
+    return LaunchPlan.from_json(head.decode()), cubin
