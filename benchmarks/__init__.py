@@ -1,3 +1,3 @@
-"""Benchmarks: each is one command that prints a table and writes JSON; see docs/results/README.md."""
+"""Benchmarks: each is one command that prints a table and writes JSON; see docs/results."""
 
 from __future__ import annotations

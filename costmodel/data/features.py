@@ -115,7 +115,9 @@ def without(features: Features, patterns: Sequence[str]) -> Features:
     for pattern in patterns:
         found = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
         if not found:
-            raise errors.RecordError(f"no feature is called {pattern}: see docs/features.md")
+            raise errors.RecordError(
+                f"no feature is called {pattern}: see docs/reference/features.md"
+            )
         dropped.update(found)
     if not dropped:
         return features

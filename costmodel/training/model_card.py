@@ -68,7 +68,7 @@ def render(name: str, model: checkpoint.Predictor, metadata: checkpoint.Metadata
         "## Limits",
         "",
         "- The scores are of few workloads, and settings may have been chosen on them: splits by "
-        "other seeds give other scores (docs/costmodel.md, docs/measuring-cuda.md).",
+        "other seeds give other scores (docs/design/cost-model.md).",
         "- It ranks schedules of one workload; across workloads its scale is less reliable.",
         f"- It was measured on one machine ({metadata.device_name or metadata.device}). "
         "Another machine shifts and may reorder latencies; fine-tuning during tuning corrects "

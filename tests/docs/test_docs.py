@@ -85,6 +85,16 @@ def test_paths_of_the_repository_exist(page: pathlib.Path) -> None:
             assert found or (made and "--" in text), f"{_name(page)} names {path}"
 
 
+def test_pages_named_in_code_exist() -> None:
+    named = 0
+    for folder in ("felix", "costmodel", "server", "benchmarks"):
+        for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("MODEL_CARD.md")]:
+            for page in re.findall(r"\bdocs/[\w/.-]*\w", path.read_text()):
+                assert (ROOT / page).exists(), f"{_name(path)} names {page}"
+                named += 1
+    assert named > 5
+
+
 @pytest.mark.parametrize("page", CURRENT, ids=_name)
 def test_scripts_and_targets_exist(page: pathlib.Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -3,7 +3,7 @@
 TVM lowers the module and writes the CUDA source; NVRTC makes the cubin. The host function that
 TVM would compile is not built: its launches are read off its body (`launches`), and `runner`
 launches them by the driver. Where the time goes for typical candidates is in
-docs/measuring-cuda.md.
+docs/design/measuring-cuda.md.
 
 A builder touches no device: a machine without one can build.
 """

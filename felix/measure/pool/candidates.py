@@ -43,7 +43,7 @@ class LocalOptions:
     #: CUDA: options for NVRTC, beside the architecture.
     nvrtc_options: tuple[str, ...] = nvrtc.FAST
     #: CUDA: a candidate with more source is a build error: the longest one built in 6 s had 774 kB
-    #: (docs/measuring-cuda.md).
+    #: (docs/design/measuring-cuda.md).
     max_source_bytes: int = 800_000
 
 

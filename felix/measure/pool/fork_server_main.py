@@ -7,7 +7,7 @@ so replacing one that crashed costs about as much as building nothing. That is s
 this process never starts a thread: TVM's and LLVM's pools come up in the workers, and the
 environment keeps BLAS to one thread. What only costs time here is kept out: torch, which TVM
 imports when it can (two seconds), TVM's graph level, which comes when something asks for it, and
-collections of garbage meanwhile. The last two are half of the rest (docs/measuring-cuda.md).
+collections of garbage meanwhile. The last two are half of the rest.
 
 Protocol with the parent, over one SEQPACKET socket, one JSON object a packet, in lock-step:
 `{"fork": settings}` with the worker's pipe as a file descriptor -> `{"pid": n}`;
