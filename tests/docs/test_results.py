@@ -24,13 +24,13 @@ def test_pages_are_up_to_date() -> None:
 
 
 def test_every_results_file_is_shown_and_every_table_has_a_file() -> None:
-    shown = {f"{name}.json" for kind in ("table", "says") for name in report.names(kind)}
-    shown |= {f"{name}.svg" for name in report.names("figure")}
+    tagged = {f"{name}.json" for kind in ("table", "says") for name in report.names(kind)}
+    tagged |= {f"{name}.svg" for name in report.names("figure")}
     stored = {
         path.name for path in RESULTS.rglob("*.*")
         if path.suffix in (".json", ".svg") and "parts" not in path.relative_to(RESULTS).parts
     }  # fmt: skip
-    assert shown == stored
+    assert tagged == stored
 
 
 def test_every_renderer_has_results() -> None:
