@@ -5,6 +5,10 @@ OUT     ?= out
 TRIALS  ?= 64
 BUDGET  ?= 120
 ARGS    ?=
+# Every core runs tests; a worker that has none left takes some of another's.
+PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
+# What `make check` compares with, e.g. origin/main.
+BASE    ?= HEAD
 # Options of pip for torch alone, e.g. the index of CPU-only builds.
 TORCH_ARGS ?=
 
@@ -13,7 +17,7 @@ STAMP := .venv/felix-setup
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tune serve test lint format docs clean
+.PHONY: help setup tune serve test check lint format docs clean
 
 help: ## show this help
 	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
@@ -28,8 +32,12 @@ tune: $(STAMP) ## tune a 512x512x512 GEMM+bias+ReLU on this CPU (OUT, TRIALS, BU
 serve: $(STAMP) ## run the service on this machine: API, dashboard, one tuner (data in felix-data/)
 	$(BIN)/felix serve --upgrade $(ARGS)
 
-test: $(STAMP) ## run the tests (ARGS: options of pytest)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests on all cores (ARGS: options of pytest)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+check: lint ## lint, and the quick tests of what changed since BASE (default HEAD)
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
+		$$($(BIN)/python -m tests.support.touched $(BASE)) $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import contracts: what CI checks
 	@failed=; for each in "ruff check ." "ruff format --check ." mypy "lint-imports --no-cache"; do \

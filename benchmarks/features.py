@@ -153,9 +153,9 @@ def _tvm(task: Any, sketch: Any, rows: Any) -> dict[str, Any]:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from felix.sketch import sketch as sketching
+    from felix.tir import design_space
 
-    context = sketching.tune_context(task)
+    context = design_space.tune_context(task.mod, task.target, name=task.name)
     extractor = ms.feature_extractor.PerStoreFeature()
     traces = [sketch.with_decisions(row) for row in rows]
     legal: list[Any] = []

@@ -1,8 +1,12 @@
 """Cost models for Felix: data collection, training, evaluation, fine-tuning, checkpoints.
 
-`felix` needs one thing of this package: `load_for(target, feature_names, features_version)`, a
-torch module `model(rows [B, R, F], mask [B, R]) -> [B]` that predicts ln(latency_us), and a
-`ModelInfo` that says where it came from. Importing the package loads neither torch nor TVM.
+Data flows one way: `models` and `data`, then `registry` (which model for a target), `collect` and
+`training`, then `online` (learning during a run) and `cli`. `pretrained/` has the models that
+ship, by device.
+
+`felix` starts from `load_for(target, feature_names, features_version)`: a torch module
+`model(rows [B, R, F], mask [B, R]) -> [B]` that predicts ln(latency_us), and a `ModelInfo` that
+says where it came from. Importing the package loads neither torch nor TVM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Command line: `python -m costmodel` and a subcommand, from `collect` to `compact`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 could not be done
-(one line says why), 2 wrong usage, 130 interrupted; what was measured before is kept.
+(one line says why), 2 wrong usage, 130 interrupted; what was measured before that stays.
 """
 
 from __future__ import annotations
@@ -89,11 +89,15 @@ def _split_options(sub: argparse.ArgumentParser) -> None:
 def _train(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     sub.add_argument("--out", required=True, help="checkpoint to write")
+    sub.add_argument(
+        "--scores", metavar="FOLDER",
+        help="for the scores and, with --final, the weights scored (default: beside the model)",
+    )  # fmt: skip
     _training(sub)
     _calibrating(sub)
     sub.add_argument(
         "--replay", type=int, default=900, metavar="N",
-        help="schedules kept beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
+        help="schedules stored beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
     )  # fmt: skip
     sub.add_argument(
         "--final", action="store_true", help="after scoring, train again on all workloads"
@@ -169,10 +173,10 @@ def _folds(text: str) -> int:
 
 
 def _part(text: str) -> tuple[int, int]:
-    given = re.fullmatch(r"(\d+)/(\d+)", text)
-    if given is None or not int(given[1]) < int(given[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not int(match[1]) < int(match[2]):
         raise argparse.ArgumentTypeError(f"{text} is not I/N with I from 0 to N-1")
-    return int(given[1]), int(given[2])
+    return int(match[1]), int(match[2])
 
 
 def _share(text: str) -> float:
@@ -192,9 +196,9 @@ def _seconds(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     options = parser().parse_args(argv)
-    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        options.run(options, " ".join(["python -m costmodel", *given]))
+        options.run(options, " ".join(["python -m costmodel", *arguments]))
     except errors.FelixError as error:
         print(f"costmodel: {error}", file=sys.stderr)
         return 1

@@ -11,11 +11,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from costmodel.data import replay as replaying
 from costmodel.models import analytic, checkpoint, feature_columns
-from costmodel.online import replay as replaying
 from felix import errors
+
+if TYPE_CHECKING:
+    from tvm.target import Target
 
 PRETRAINED = Path(__file__).parent / "pretrained"
 FILE_NAME = "model.safetensors"
@@ -50,7 +53,7 @@ class ModelInfo:
     replay: replaying.Replay | None = None
 
 
-def device_key(target: Any) -> str:
+def device_key(target: Target | str) -> str:
     """Folder name of a target's checkpoints: "llvm", "cuda-sm_90".
 
     Args:
@@ -64,14 +67,14 @@ def device_key(target: Any) -> str:
     return f"{kind}-{arch}" if arch and kind != "llvm" else str(kind)
 
 
-def pretrained(target: Any, root: Path | None = None) -> Path | None:
+def pretrained(target: Target | str, root: Path | None = None) -> Path | None:
     """The shipped checkpoint for a target, None where there is none."""
     path = (root or PRETRAINED) / device_key(target) / FILE_NAME
     return path if path.is_file() else None
 
 
 def load_for(
-    target: Any,
+    target: Target | str,
     feature_names: Sequence[str],
     features_version: int,
     path: str | Path | None = None,
@@ -95,14 +98,14 @@ def load_for(
         CheckpointError: the checkpoint given by `path` does not fit. A shipped one that does
             not fit is passed over; the message says so.
     """
-    chosen = Path(path) if path is not None else pretrained(target, root)
+    file = Path(path) if path is not None else pretrained(target, root)
     reason = f"no pretrained model for {device_key(target)}"
-    if chosen is not None:
+    if file is not None:
         try:
-            model, metadata = checkpoint.load(chosen, feature_names, features_version)
-            replay = _replay_beside(chosen, feature_names, features_version)
-            name = chosen if path is not None else f"{chosen.parent.name} (shipped)"
-            return model, ModelInfo("checkpoint", f"cost model {name}", chosen, metadata, replay)
+            model, metadata = checkpoint.load(file, feature_names, features_version)
+            replay = _replay_beside(file, feature_names, features_version)
+            name = file if path is not None else f"{file.parent.name} (shipped)"
+            return model, ModelInfo("checkpoint", f"cost model {name}", file, metadata, replay)
         except errors.CheckpointError as error:
             if path is not None:
                 raise
@@ -115,10 +118,10 @@ def load_for(
 def _replay_beside(
     path: Path, feature_names: Sequence[str], features_version: int
 ) -> replaying.Replay | None:
-    beside = path.with_name(replaying.FILE_NAME)
-    if not beside.is_file():
+    replay_path = path.with_name(replaying.FILE_NAME)
+    if not replay_path.is_file():
         return None
-    return replaying.load(beside, feature_names, features_version)
+    return replaying.load(replay_path, feature_names, features_version)
 
 
 def analytic_options(feature_names: Sequence[str]) -> analytic.AnalyticOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class FelixError(Exception):
-    """Felix could not do what was asked."""
+    """Felix could not carry out the request."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip())

@@ -1,4 +1,4 @@
-"""What a tuning run tells while it works: one small frozen record per thing that happened.
+"""What a tuning run reports while it works: one small frozen record per thing that happened.
 
 `felix.tune(..., on_event=f)` calls `f(event)` in the tuner's thread, in the order of happening;
 `f` should be quick. Latencies are in microseconds, durations in seconds; `elapsed_s` is since

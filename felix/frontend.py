@@ -111,6 +111,7 @@ def _from_onnx(
         ) from error
     from tvm.relax.frontend.onnx import from_onnx
 
+    decode_error = importlib.import_module("google.protobuf.message").DecodeError
     try:
         data = model if isinstance(model, bytes) else pathlib.Path(model).read_bytes()
         shape_dict = {name: list(shape) for name, shape in shapes.items()} if shapes else None
@@ -123,10 +124,7 @@ def _from_onnx(
         raise errors.WorkloadError(
             f"the ONNX model cannot be imported: {validate.first_line(error)}"
         ) from error
-    except Exception as error:
-        # protobuf's DecodeError has no public base of its own
-        if type(error).__name__ != "DecodeError":
-            raise
+    except decode_error as error:
         raise errors.WorkloadError(f"the file is not an ONNX model: {error}") from error
     return relax.frontend.detach_params(imported)[0]
 
@@ -152,13 +150,15 @@ def _fuse(mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRModule:
 
 def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
     try:
-        found = meta_schedule.relax_integration.extract_tasks(_fuse(mod, full), full, params={})
+        extracted = meta_schedule.relax_integration.extract_tasks(
+            _fuse(mod, full), full, params={}
+        )
     except validate.TVM_ERRORS as error:
         raise errors.WorkloadError(
             f"the model cannot be lowered: {validate.first_line(error)}"
         ) from error
     tasks = []
-    for item in found:
+    for item in extracted:
         (func,) = item.dispatched[0].functions.values()
         name, weight = str(item.task_name), int(item.weight)
         try:

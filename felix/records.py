@@ -24,8 +24,6 @@ from felix import errors, version
 from felix.measure import protocol
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import tvm
 
 #: Version of the lines written here.
@@ -151,12 +149,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -164,10 +164,10 @@ def _symbol(func: tirx.PrimFunc) -> str:
 
 
 def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
-    body, name, weight, own = _envelope(text)
-    if spec is None and own is None:
+    body, name, weight, text_target = _envelope(text)
+    if spec is None and text_target is None:
         raise errors.WorkloadError("the text names no target; pass one")
-    chosen = target.parse(spec if spec is not None else own or "")
+    chosen = target.parse(spec if spec is not None else text_target or "")
     if not trusted:
         sandbox.try_in_child(body, _describe(chosen))
     return _make(sandbox.load(body), chosen, name, weight)

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from server import errors, logs, settings
 from server.database import database, schema
@@ -61,6 +62,19 @@ def first_key(chosen: settings.Settings) -> str | None:
             return None
         everything = {"can_read": True, "can_submit": True, "can_admin": True}
         return keys.create(tx, keys.NewKey(name="admin", **everything)).text
+
+
+def create_key(
+    chosen: settings.Settings, name: str, scopes: Collection[str], limits: Mapping[str, Any]
+) -> tuple[int, str]:
+    """Make a key in the database, without the API; its number and text."""
+    can = {f"can_{scope}": scope in scopes for scope in ("read", "submit", "admin")}
+    with contextlib.closing(database.Database(chosen.database)) as db:
+        schema.check(db)
+        with db.write() as tx:
+            made = keys.create(tx, keys.NewKey(name=name, **can, **limits))
+            keys.audit(tx, None, "key.create", f"key {made.key.id}", {"local": True})
+    return made.key.id, made.text
 
 
 def serve(chosen: settings.Settings, with_tuner: bool) -> int:

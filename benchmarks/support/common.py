@@ -62,10 +62,10 @@ def load() -> list[float]:
 
 def write(path: pathlib.Path, data: Any) -> None:
     """Write JSON, all or nothing."""
+    from felix import files
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data, indent=1) + "\n")
-    part.replace(path)
+    files.write_atomically(path, json.dumps(data, indent=1) + "\n")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

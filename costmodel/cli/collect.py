@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from felix import errors
-from felix.target import cpu
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
 
     from costmodel.collect import collector as collecting
     from costmodel.collect import proposals
-    from costmodel.data import dataset as data
+    from costmodel.data import dataset as datasets
     from costmodel.models import checkpoint
+    from felix.measure.pool import local
+    from felix.sketch.sketch import Sketch
 
 
 def collect(options: argparse.Namespace, command: str) -> None:
@@ -33,7 +34,7 @@ def collect(options: argparse.Namespace, command: str) -> None:
         return
     progress = _collect_share(options)
     print(
-        f"{progress.measured} of {progress.wanted} schedules in {options.out} "
+        f"{progress.measured} of {progress.total} schedules in {options.out} "
         f"({progress.failed} failed, {progress.invalid} rejected by TVM, {progress.lost} lost)"
     )
 
@@ -51,47 +52,45 @@ def _collect_in_parallel(options: argparse.Namespace) -> None:
 
 def _share_arguments(options: argparse.Namespace, index: int) -> list[str]:
     """The command line of one of `options.jobs` collectors: the same options, but its share."""
-    same = {
-        name: value
+    arguments = [
+        f"--{name.replace('_', '-')}={value}"
         for name, value in vars(options).items()
         if name not in ("command", "run", "jobs", "part") and value is not None
-    }
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in same.items()]
-    return ["collect", *given, f"--part={index}/{options.jobs}"]
+    ]
+    return ["collect", *arguments, f"--part={index}/{options.jobs}"]
 
 
 def _collect_share(options: argparse.Namespace) -> collecting.Progress:
     """Measure this process' share of the workloads."""
     from costmodel.collect import collector as collecting
-    from costmodel.data import dataset as data
+    from costmodel.data import dataset as datasets
     from costmodel.data import felix_bridge
+    from felix.target import cpu
 
     target = felix_bridge.target_text(options.target)
     is_gpu = felix_bridge.is_gpu(target)
     workloads = _workloads(options, is_gpu)
-    writer = data.Writer(options.out)
-    known = data.read(options.out).records
+    writer = datasets.Writer(options.out)
+    known = datasets.read(options.out).records
     writer.add_workloads(workloads)
     model = _model(options.model, target) if is_gpu or options.model is not None else None
     builders = options.builders or cpu.available_cores()
     with contextlib.ExitStack() as stack, writer:
-        return collecting.collect(
-            _space_opener(options.seed, target, builders, stack, model if is_gpu else None),
-            workloads,
-            writer,
-            known,
-            _collect_options(options, target, builders),
+        environment = collecting.Environment(
+            _opener(options.seed, target, builders, stack, model if is_gpu else None),
             time.monotonic,
             lambda: datetime.datetime.now(datetime.UTC),
             None if model is None else _predictor(model),
             _collect_reporter(),
         )
+        settings = _collect_options(options, target, builders)
+        return collecting.collect(environment, workloads, writer, known, settings)
 
 
 def _collect_options(
     options: argparse.Namespace, target: str, builders: int
 ) -> proposals.CollectOptions:
-    """What is asked for; each builder has one candidate at work and one waiting."""
+    """What the options say; each builder has one candidate at work and one waiting."""
     from costmodel.collect import proposals
     from costmodel.data import felix_bridge
 
@@ -112,7 +111,7 @@ def _collect_options(
     )
 
 
-def _workloads(options: argparse.Namespace, is_gpu: bool) -> list[data.Workload]:
+def _workloads(options: argparse.Namespace, is_gpu: bool) -> list[datasets.Workload]:
     """This process' share of the workloads, in their order."""
     from costmodel.data import felix_bridge, workloads_cpu
 
@@ -134,27 +133,31 @@ def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
         raise errors.WorkloadError(f"cannot read {options.workloads}: {error}") from error
 
 
-def _space_opener(
-    seed: int, target: str, builders: int, stack: contextlib.ExitStack, model: Any
-) -> Callable[[data.Workload], proposals.Space]:
+def _opener(
+    seed: int,
+    target: str,
+    builders: int,
+    stack: contextlib.ExitStack,
+    model: checkpoint.Predictor | None,
+) -> collecting.OpenWorkload:
     """Opens workloads for measuring on this machine in one pool, which `stack` closes."""
     from costmodel.collect import descent, proposals
     from costmodel.data import felix_bridge
 
-    pools: list[Any] = []
+    pools: list[local.LocalPool] = []
 
-    def open_space(workload: data.Workload) -> proposals.Space:
+    def open_workload(workload: datasets.Workload) -> proposals.OpenWorkload:
         task = felix_bridge.task_of(workload, target)
         if not pools:
             pools.append(stack.enter_context(felix_bridge.pool_for(task, builders)))
         view = pools[0].for_task(task)
         sketches = felix_bridge.sketches_of(task)
         search = None if model is None else descent.search(sketches, model, seed)
-        return proposals.Space(
+        return proposals.OpenWorkload(
             workload, sketches, view.submit, pools[0].timing_lock.shared, search
         )
 
-    return open_space
+    return open_workload
 
 
 def _model(path: str | None, target: str) -> checkpoint.Predictor:
@@ -181,14 +184,14 @@ def _predictor(model: checkpoint.Predictor) -> proposals.Predict:
     from costmodel.data import felix_bridge
     from costmodel.training import train as training
 
-    def predict(sketch: Any, batch: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
+    def predict(sketch: Sketch, batch: NDArray[np.int64]) -> NDArray[np.float32]:
         formulas = sketch.formulas
         names = tuple(formulas.names)
         if names != tuple(model.names):
             raise errors.CheckpointError("the model was trained on other features")
         rows = np.asarray(formulas.exact(batch), dtype=np.float32)
         mask = felix_bridge.mask_of(rows, names)
-        predicted: NDArray[np.floating[Any]] = training.predict(
+        predicted: NDArray[np.float32] = training.predict(
             model, torch.from_numpy(rows), torch.from_numpy(mask)
         ).numpy()
         return predicted
@@ -204,7 +207,7 @@ def _collect_reporter(every_s: float = 5.0) -> Callable[[collecting.Progress], N
         if time.monotonic() - last >= every_s:
             last = time.monotonic()
             print(
-                f"collect: {progress.measured}/{progress.wanted} measured, "
+                f"collect: {progress.measured}/{progress.total} measured, "
                 f"{progress.failed} failed, {progress.invalid} rejected, now {progress.workload}",
                 file=sys.stderr,
                 flush=True,

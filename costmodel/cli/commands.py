@@ -5,49 +5,47 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodel.cli import inputs
+from costmodel.cli import inputs, outputs
 from felix import errors
+from felix.autodiff import torch_threads
 
 if TYPE_CHECKING:
-    from costmodel.data import dataset as data
-    from costmodel.data import features as task_data
-    from costmodel.data import split
+    from costmodel.data import dataset as datasets
+    from costmodel.data import features as task_features
+    from costmodel.data import split as splitting
     from costmodel.models import checkpoint
     from costmodel.training import calibration
     from costmodel.training import evaluate as evaluation
     from costmodel.training import train as training
 
-#: Beside a checkpoint: its scores, and with `--final` the weights that were scored.
-SCORES = "scores.json"
-HELD_OUT = "held_out.safetensors"
-
 
 def train(options: argparse.Namespace, command: str) -> None:
-    """Train, score on the test part, write checkpoint and card."""
+    """Train, score on the test part, write checkpoint, card and scores."""
+    from costmodel.data import replay as replaying
     from costmodel.data import split as splitting
-    from costmodel.models import checkpoint, tensorfile
-    from costmodel.online import replay as replaying
+    from costmodel.models import checkpoint
     from costmodel.training import model_card
     from costmodel.training import train as training
 
     out = Path(options.out)
-    tensorfile.check_writable(out)
-    with inputs.threads(options.threads):
+    scores_folder = out.parent if options.scores is None else Path(options.scores)
+    for folder in (out.parent, scores_folder):
+        outputs.check_writable(folder)
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load_for_training(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         settings = inputs.train_options(options)
         trained = training.train(
             features, parts.train, parts.validation, settings, _epoch_reporter()
         )
-        scored = trained.model
-        scores = _scores(options, scored, features, parts)
+        scored_model = trained.model
+        scores = _scores(options, scored_model, features, parts)
         if options.final:
             trained = training.train_all(features, settings, _epoch_reporter(), trained.line)
     metadata = checkpoint.Metadata(
@@ -62,23 +60,23 @@ def train(options: argparse.Namespace, command: str) -> None:
         command=_without_cache(command),
     )
     checkpoint.save(out, trained.model, metadata)
-    tensorfile.write_bytes(out.with_name(SCORES), json.dumps(scores, indent=1).encode())
     if options.final:  # what the scores are of: these weights never saw the test part
-        checkpoint.save(out.with_name(HELD_OUT), scored, metadata)
+        checkpoint.save(scores_folder / model_card.HELD_OUT, scored_model, metadata)
     if options.replay:
-        seen = features.tasks if options.final else parts.train
-        sample = replaying.sample(seen, options.replay, options.seed)
-        beside = out.with_name(replaying.FILE_NAME)
-        replaying.save(beside, sample, features.names, features.version)
-    print(f"wrote {out} and {model_card.write(out, trained.model, metadata)}")
+        trained_on = features.tasks if options.final else parts.train
+        sample = replaying.sample(trained_on, options.replay, options.seed)
+        replay_path = out.with_name(replaying.FILE_NAME)
+        replaying.save(replay_path, sample, features.names, features.version)
+    card = outputs.write_scores(out, trained.model, metadata, scores_folder)
+    print(f"wrote {out} and {card}")
 
 
 def _calibration(settings: training.TrainOptions, line: calibration.Line) -> dict[str, str]:
     """What the card says of it; the line is that of the weights that were scored."""
     if not settings.calibrate:
         return {}
-    found = f"{line.slope:.3f} p + {line.intercept:.3f}"
-    return {"calibration": f"{found}, fitted to the scored weights on the validation workloads"}
+    formula = f"{line.slope:.3f} p + {line.intercept:.3f}"
+    return {"calibration": f"{formula}, fitted to the scored weights on the validation workloads"}
 
 
 def _without_cache(command: str) -> str:
@@ -89,8 +87,8 @@ def _without_cache(command: str) -> str:
 def _scores(
     options: argparse.Namespace,
     model: checkpoint.Predictor,
-    features: task_data.Features,
-    parts: split.Split,
+    features: task_features.Features,
+    parts: splitting.Split,
 ) -> dict[str, Any]:
     """Scores of model and baselines on the test part (validation where there is none)."""
     from costmodel.training import evaluate as evaluation
@@ -117,7 +115,7 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
 
     if options.model is None and not options.baselines:
         raise errors.CheckpointError("nothing to score: give --model, --baselines or both")
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load(options)
         parts = splitting.split(features.tasks, inputs.split_options(options))
         by_name = {"test": parts.test, "validation": parts.validation, "all": features.tasks}
@@ -139,29 +137,23 @@ def compare(options: argparse.Namespace, command: str) -> None:
     from costmodel.training import compare as comparing
     from costmodel.training import evaluate as evaluation
 
-    chosen, count = inputs.split_options(options), options.folds
+    split_options, n_folds = inputs.split_options(options), options.folds
 
-    def splits(tasks: Sequence[task_data.TaskData]) -> Sequence[split.Split]:
-        if count is None:
-            return [splitting.split(tasks, chosen)]
-        return splitting.folds(tasks, count, chosen)
+    def splits(tasks: Sequence[task_features.TaskData]) -> Sequence[splitting.Split]:
+        if n_folds is None:
+            return [splitting.split(tasks, split_options)]
+        return splitting.folds(tasks, n_folds, split_options)
 
     def say(label: str) -> None:
         print(f"compare: {label}", file=sys.stderr, flush=True)
 
-    with inputs.threads(options.threads):
+    with torch_threads.limit(options.threads):
         dataset, felix = inputs.load_for_training(options)
         _, tvm = inputs.load(options, tvm_features.TvmFeaturizer)
-        reports = comparing.reports(
-            felix,
-            tvm,
-            splits,
-            inputs.train_options(options),
-            options.threads,
-            say,
-        )
+        train_options = inputs.train_options(options)
+        reports = comparing.reports(felix, tvm, splits, train_options, options.threads, say)
     print(evaluation.table(reports))
-    part = "test" if count is None else f"{count} folds"
+    part = "test" if n_folds is None else f"{n_folds} folds"
     _write_reports(options, _facts(command, dataset, felix), part, reports)
 
 
@@ -173,27 +165,30 @@ def ablate(options: argparse.Namespace, command: str) -> None:
     def say(label: str) -> None:
         print(f"ablate: {label}", file=sys.stderr, flush=True)
 
-    every = {variant.name: variant for variant in ablating.VARIANTS}
-    if unknown := set(options.variants or ()) - set(every):
-        raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(every)}")
-    chosen = [every[name] for name in options.variants or every]
-    with inputs.threads(options.threads):
+    by_name = {variant.name: variant for variant in ablating.VARIANTS}
+    if unknown := set(options.variants or ()) - set(by_name):
+        raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(by_name)}")
+    variants = [by_name[name] for name in options.variants or by_name]
+    with torch_threads.limit(options.threads):
         dataset, features = inputs.load_for_training(options)
         split, settings = inputs.split_options(options), inputs.train_options(options)
-        found = list(ablating.results(features, split, settings, chosen, options.seeds, say))
-    print(evaluation.table([evaluation.Report(r.variant.name, (), r.mean) for r in found]))
+        ablations = list(ablating.results(features, split, settings, variants, options.seeds, say))
+    print(evaluation.table([evaluation.Report(a.variant.name, (), a.mean) for a in ablations]))
     rows = [
         {
-            "variant": dataclasses.asdict(result.variant),
-            "mean": dataclasses.asdict(result.mean),
-            "seeds": [dataclasses.asdict(scores) for scores in result.seeds],
+            "variant": dataclasses.asdict(ablation.variant),
+            "mean": dataclasses.asdict(ablation.mean),
+            "seeds": [dataclasses.asdict(scores) for scores in ablation.seeds],
         }
-        for result in found
+        for ablation in ablations
     ]
-    _write(options, _facts(command, dataset, features) | {"split": options.split, "rows": rows})
+    facts = _facts(command, dataset, features)
+    outputs.write_results(options, facts | {"split": options.split, "rows": rows})
 
 
-def _facts(command: str, dataset: data.Dataset, features: task_data.Features) -> dict[str, Any]:
+def _facts(
+    command: str, dataset: datasets.Dataset, features: task_features.Features
+) -> dict[str, Any]:
     """Where figures come from: what ran, when, where and of which version; on which data."""
     from costmodel.training import provenance
 
@@ -209,34 +204,30 @@ def _write_reports(
     part: str,
     reports: Sequence[evaluation.Report],
 ) -> None:
-    found = [report.as_json() for report in reports]
-    about = {"part": part, "split": options.split, "seed": options.seed, "reports": found}
-    _write(options, facts | about)
-
-
-def _write(options: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Write the results to `--out`, if there is one."""
-    from costmodel.models import tensorfile
-
-    if options.out is not None:
-        tensorfile.write_bytes(Path(options.out), json.dumps(content, indent=1).encode())
+    scores = {
+        "part": part,
+        "split": options.split,
+        "seed": options.seed,
+        "reports": [report.as_json() for report in reports],
+    }
+    outputs.write_results(options, facts | scores)
 
 
 def compact(options: argparse.Namespace, command: str) -> None:
     """Copy a data set into single parts."""
-    from costmodel.data import dataset as data
+    from costmodel.data import dataset as datasets
 
-    dataset = data.compact(options.source, options.folder)
+    dataset = datasets.compact(options.source, options.folder)
     print(f"{len(dataset.records)} records, digest {dataset.digest}, in {options.folder}")
 
 
 def _baselines(
-    features: task_data.Features,
-    parts: split.Split,
-    tasks: Sequence[task_data.TaskData],
+    features: task_features.Features,
+    parts: splitting.Split,
+    tasks: Sequence[task_features.TaskData],
     options: argparse.Namespace,
 ) -> Iterator[evaluation.Report]:
-    """The analytic prior as it is, and trees if xgboost is there."""
+    """Scores of the analytic prior as it is, and of trees if xgboost is installed."""
     from costmodel import registry
     from costmodel.models import analytic
     from costmodel.training import evaluate as evaluation
@@ -249,8 +240,8 @@ def _baselines(
         yield evaluation.evaluate("xgboost", trees, tasks)
 
 
-def _epoch_reporter() -> Callable[[Any], None]:
-    def report(epoch: Any) -> None:
+def _epoch_reporter() -> Callable[[training.Epoch], None]:
+    def report(epoch: training.Epoch) -> None:
         if epoch.epoch % 10 == 0:
             print(
                 f"epoch {epoch.epoch}: training {epoch.train_loss:.4f}, "

@@ -1,33 +1,32 @@
-"""What the subcommands work on, as their options say: data, features, split, settings, threads."""
+"""What the subcommands work on, as their options say: data, features, split, settings."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from felix import errors
 
 if TYPE_CHECKING:
-    from costmodel.data import dataset as data
-    from costmodel.data import features as task_data
-    from costmodel.data import split
+    from costmodel.data import dataset as datasets
+    from costmodel.data import features as task_features
+    from costmodel.data import split as splitting
     from costmodel.training import train as training
 
 
 def load(
-    options: argparse.Namespace, make: Callable[[], task_data.Featurizer] | None = None
-) -> tuple[data.Dataset, task_data.Features]:
-    """Data set and features, Felix's where no maker of another featurizer is given."""
-    from costmodel.data import dataset as data
-    from costmodel.data import features as task_data
+    options: argparse.Namespace, make: Callable[[], task_features.Featurizer] | None = None
+) -> tuple[datasets.Dataset, task_features.Features]:
+    """Data set and features; `make` makes their featurizer, by default Felix's."""
+    from costmodel.data import dataset as datasets
+    from costmodel.data import features as task_features
     from costmodel.data import felix_bridge, parallel_features
 
-    dataset = data.read(options.data)
+    dataset = datasets.read(options.data)
     for part in dataset.torn:
         print(f"costmodel: left out unreadable {part}", file=sys.stderr)
     cache = None if options.cache is None else Path(options.cache)
@@ -40,8 +39,8 @@ def load(
     if options.jobs > 1:
         if cache is None:
             raise errors.RecordError("--jobs fills a cache of features: give --cache as well")
-        parallel_features.fill(dataset, make, cache, options.jobs, report)
-    features = task_data.load_features(
+        parallel_features.fill_cache(dataset, make, cache, options.jobs, report)
+    features = task_features.load_features(
         dataset, make(), cache, None if options.jobs > 1 else report
     )
     if features.skipped:
@@ -51,15 +50,15 @@ def load(
 
 def load_for_training(
     options: argparse.Namespace,
-) -> tuple[data.Dataset, task_data.Features]:
+) -> tuple[datasets.Dataset, task_features.Features]:
     """Data set and Felix's features, without those that `--drop` names."""
-    from costmodel.data import features as task_data
+    from costmodel.data import features as task_features
 
     dataset, features = load(options)
-    return dataset, task_data.without(features, options.drop)
+    return dataset, task_features.without(features, options.drop)
 
 
-def split_options(options: argparse.Namespace) -> split.SplitOptions:
+def split_options(options: argparse.Namespace) -> splitting.SplitOptions:
     """How the tasks are split."""
     from costmodel.data import split as splitting
 
@@ -68,7 +67,7 @@ def split_options(options: argparse.Namespace) -> split.SplitOptions:
 
 def train_options(options: argparse.Namespace) -> training.TrainOptions:
     """How the network is trained."""
-    from costmodel.models import segment_mlp as mlp
+    from costmodel.models import segment_mlp
     from costmodel.training import train as training
 
     return training.TrainOptions(
@@ -80,24 +79,11 @@ def train_options(options: argparse.Namespace) -> training.TrainOptions:
         failures=options.failures,
         calibrate=options.calibrate,
         seed=options.seed,
-        shape=mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
+        shape=segment_mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
     )
 
 
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Torch threads for the duration; results depend on the number."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def device(tasks: Sequence[task_data.TaskData]) -> str:
+def device(tasks: Sequence[task_features.TaskData]) -> str:
     """The one device kind of the tasks; raises RecordError when they are mixed."""
     from costmodel import registry
 
@@ -107,28 +93,28 @@ def device(tasks: Sequence[task_data.TaskData]) -> str:
     return kinds.pop()
 
 
-def device_name(tasks: Sequence[task_data.TaskData]) -> str:
+def device_name(tasks: Sequence[task_features.TaskData]) -> str:
     """Names of the devices; their records describe them in full."""
     from costmodel.data import felix_bridge
 
     names = set()
     for task in tasks:
-        machine = felix_bridge.hardware_of(task.device)
-        names.add(f"{machine.name} ({machine.cores} cores)" if machine else task.device)
+        hardware = felix_bridge.hardware_of(task.device)
+        names.add(f"{hardware.name} ({hardware.cores} cores)" if hardware else task.device)
     return ", ".join(sorted(names - {""}))
 
 
 def data_facts(
-    dataset: data.Dataset,
-    features: task_data.Features,
-    parts: split.Split,
+    dataset: datasets.Dataset,
+    features: task_features.Features,
+    parts: splitting.Split,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """What a card says of the data."""
     operators = Counter(task.workload.operator for task in features.tasks)
     ran = sum(int(task.measured.sum()) for task in features.tasks)
     total = sum(len(task.ln_latency) for task in features.tasks)
-    records = [r.measured_at for r in dataset.records]
+    times = [r.measured_at for r in dataset.records]
     return {
         "digest": dataset.digest,
         "schedules": f"{ran} measured, {total - ran} failed, {features.skipped} not usable",
@@ -137,6 +123,6 @@ def data_facts(
         "split": f"by {options.split}, seed {options.seed}: {len(parts.train)} training, "
         f"{len(parts.validation)} validation, {len(parts.test)} test workloads",
         "failures": options.failures,
-        "measured": f"{min(records):%Y-%m-%d} to {max(records):%Y-%m-%d}",
+        "measured": f"{min(times):%Y-%m-%d} to {max(times):%Y-%m-%d}",
         "TVM": ", ".join(sorted({r.tvm for r in dataset.records})),
     }

@@ -1,3 +1,7 @@
-"""Schedules proposed, measured and added to a data set."""
+"""Schedules proposed, measured and added to a data set.
+
+`proposals` chooses what to measure, `descent` is the search among its sources, `collector`
+measures and writes.
+"""
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
 """Descent on the current cost model, as a source of schedules to collect.
 
-The one place where the cost model's tools know the search: a data set that covers where descent
-goes must be collected by descending. Rounds are small, because in a collection the model only
-has to show where it leads, and hundreds of workloads take turns.
+A data set that covers where descent goes must be collected by descending. Rounds are small,
+because in a collection the model only has to show where it leads, and hundreds of workloads take
+turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from felix.search import descent
 from felix.search.strategies import gradient
 
-SMALL = gradient.GradientOptions(
+if TYPE_CHECKING:
+    from felix.search import interface
+
+SMALL_ROUNDS = gradient.GradientOptions(
     n_seeds=4,
     n_structures=1,
     n_new_structures=1,
@@ -24,6 +27,8 @@ SMALL = gradient.GradientOptions(
 )
 
 
-def search(sketches: Sequence[Any], model: Any, seed: int) -> gradient.GradientSearch:
+def search(
+    sketches: Sequence[interface.Sketch], model: interface.CostModel, seed: int
+) -> gradient.GradientSearch:
     """A gradient search with small rounds; `model` predicts ln(latency_us)."""
-    return gradient.GradientSearch(list(sketches), model, SMALL, seed=seed)
+    return gradient.GradientSearch(list(sketches), model, SMALL_ROUNDS, seed=seed)

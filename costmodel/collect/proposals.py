@@ -3,6 +3,8 @@
 Schedules are spread evenly over a workload's sketches. So that the data also cover where a search
 goes, some are neighbours of the fastest measured so far, some come from a search, and with a model
 some are the fastest predicted among many samples and such neighbours. None is proposed twice.
+
+Notation: rows are decisions [N, V] in the order of the sketch's variables.
 """
 
 from __future__ import annotations
@@ -14,51 +16,41 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.collect import neighbours
-from costmodel.data import dataset as data
+from felix.search import interface, mutations
 
+if TYPE_CHECKING:
+    import tvm
 
-class Sketch(Protocol):
-    """What collecting needs of a `felix.Sketch`."""
+    from costmodel.data import dataset as datasets
+    from felix.measure import protocol
+    from felix.sketch.sketch import Sketch
 
-    index: int
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def variables(self) -> Sequence[Any]: ...
-
-    @property
-    def formulas(self) -> Any: ...
-
-    def sample(self, n: int, seed: int) -> NDArray[np.int64]: ...
-
-    def schedule(self, row: NDArray[np.int64]) -> Any: ...
+#: A row of decisions, or several.
+Decisions = NDArray[np.int64]
+#: ln(latency_us) predicted for rows of a sketch.
+Predict = Callable[["Sketch", Decisions], NDArray[np.float32]]
+#: Sketch key and decisions: what makes two schedules of a workload the same.
+Identity = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class OpenWorkload:
     """A workload ready to be measured: its sketches, and where to submit their modules.
 
     `computing` is held while this process computes, so that timing can wait for it. `search`
-    (a `felix.search.Search`) proposes schedules by descent; None for none of those.
+    proposes schedules by descent; None for none of those.
     """
 
-    workload: data.Workload
+    workload: datasets.Workload
     sketches: Sequence[Sketch]
-    submit: Callable[[Any], Future[Any]]
-    computing: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-    search: Any | None = None
-
-
-#: ln(latency_us) predicted for a batch of decisions of a sketch.
-Predict = Callable[[Sketch, NDArray[np.int64]], NDArray[np.floating[Any]]]
+    submit: Callable[[tvm.IRModule], Future[protocol.Measurement]]
+    computing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    search: interface.Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +60,14 @@ class CollectOptions:
     Attributes:
         target: canonical target JSON, stored with each record.
         device: what records say of the machine; by default what the measurer says.
-        per_workload: schedules wanted of each workload, those already there included.
+        per_workload: schedules to have of each workload, those already there included.
         seconds: stop submitting after this long; None for no limit.
         turn: schedules a workload gets before the next one's turn.
         in_flight: candidates submitted and not yet finished.
         pool: samples a model chooses from in each turn.
         guided: with a model, share of a turn that it predicts to be the fastest.
         near: else, share of a turn taken from neighbours of the fastest measured.
-        descend: share of a turn that the space's search proposes, if it has one.
+        descend: share of a turn that the workload's search proposes, if it has one.
         tournament: a random schedule is the best predicted of so many, if there is a model.
     """
 
@@ -103,18 +95,18 @@ class Candidate:
     source: str
 
     @property
-    def key(self) -> tuple[int, tuple[int, ...]]:
-        """What a search knows it by."""
-        return self.sketch.index, self.decisions
+    def suggestion(self) -> interface.Suggestion:
+        """The same for a search."""
+        return interface.Suggestion(self.sketch.index, self.decisions)
 
 
 @dataclass(slots=True)
-class Job:
+class WorkloadState:
     """Progress of one workload."""
 
-    space: Space
-    #: (sketch key, decisions) measured or tried, so that none is measured twice
-    seen: set[tuple[str, tuple[int, ...]]]
+    opened: OpenWorkload
+    #: measured or proposed, so that none is measured twice
+    proposed: set[Identity]
     per_sketch: Counter[str]
     #: (latency_us, sketch key, decisions) of what ran
     ran: list[tuple[float, str, tuple[int, ...]]] = field(default_factory=list)
@@ -123,144 +115,179 @@ class Job:
     lost: int = 0
     exhausted: set[str] = field(default_factory=set)
     #: sampled rows not used yet, by sketch key
-    stock: defaultdict[str, list[NDArray[np.int64]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    samples: defaultdict[str, list[Decisions]] = field(default_factory=lambda: defaultdict(list))
     #: rejected schedules by sketch key
     invalid: Counter[str] = field(default_factory=Counter)
 
-    def knows(self, sketch: Sketch, row: NDArray[np.int64]) -> bool:
+    def is_proposed(self, sketch: Sketch, row: Decisions) -> bool:
         """Whether a schedule was measured or proposed."""
-        return (sketch.key, tuple(map(int, row))) in self.seen
+        return (sketch.key, tuple(row.tolist())) in self.proposed
 
-    def claim(self, sketch: Sketch, row: NDArray[np.int64]) -> bool:
-        """Take a schedule for measuring; False if it was taken before."""
-        if self.knows(sketch, row):
-            return False
-        self.seen.add((sketch.key, tuple(map(int, row))))
+    def propose(self, sketch: Sketch, row: Decisions, source: str) -> Candidate | None:
+        """A schedule as a candidate; None if it was measured or proposed before."""
+        if self.is_proposed(sketch, row):
+            return None
+        candidate = Candidate(sketch, tuple(row.tolist()), source)
+        self.proposed.add((sketch.key, candidate.decisions))
         self.per_sketch[sketch.key] += 1
-        return True
+        return candidate
+
+    def withdraw(self, candidate: Candidate) -> None:
+        """Let a candidate be proposed again."""
+        self.proposed.discard((candidate.sketch.key, candidate.decisions))
 
 
 class Proposer:
-    """Chooses candidates for jobs."""
+    """Chooses candidates of workloads."""
 
     def __init__(self, options: CollectOptions, predict: Predict | None) -> None:
         self._options, self._predict = options, predict
 
-    def propose(self, job: Job, want: int) -> Iterator[Candidate]:
+    def propose(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
         """New candidates: once something ran, some by the model or near the fastest."""
-        guided = 0
-        for candidate in self._descended(job, round(want * self._options.descend)):
-            guided += 1
+        promising = 0
+        for candidate in self._descended(state, round(count * self._options.descend)):
+            promising += 1
             yield candidate
-        if job.ran:
-            chosen = self._near(job, round(want * self._options.near))
+        if state.ran:
+            candidates = self._near(state, round(count * self._options.near))
             if self._predict is not None and self._options.guided:
-                chosen = self._guided(job, int(want * self._options.guided))
-            for candidate in chosen:
-                guided += 1
+                n_guided = int(count * self._options.guided)
+                candidates = self._guided(state, n_guided, self._predict)
+            for candidate in candidates:
+                promising += 1
                 yield candidate
-        for _ in range(want - guided):
-            drawn = self._random(job)
+        for _ in range(count - promising):
+            drawn = self._random(state)
             if drawn is None:
                 return
             yield drawn
 
-    def _random(self, job: Job) -> Candidate | None:
+    def _random(self, state: WorkloadState) -> Candidate | None:
         """A new legal sample of the sketch measured least; None when all are exhausted."""
         while True:
-            open_sketches = [s for s in job.space.sketches if s.key not in job.exhausted]
+            open_sketches = [s for s in state.opened.sketches if s.key not in state.exhausted]
             if not open_sketches:
                 return None
-            sketch = min(open_sketches, key=lambda s: (job.per_sketch[s.key], s.index))
-            stock = job.stock[sketch.key]
-            if not stock:
-                stock += self._fresh(job, sketch)
-            if not stock:  # a small space: only repeats come
-                job.exhausted.add(sketch.key)
-            while stock:
-                row = stock.pop()
-                if job.claim(sketch, row):
-                    return Candidate(sketch, tuple(map(int, row)), "random")
+            sketch = min(open_sketches, key=lambda s: (state.per_sketch[s.key], s.index))
+            samples = state.samples[sketch.key]
+            if not samples:
+                samples += self._new_samples(state, sketch)
+            if not samples:  # a small space: only repeats come
+                state.exhausted.add(sketch.key)
+            while samples:
+                candidate = state.propose(sketch, samples.pop(), "random")
+                if candidate is not None:
+                    return candidate
 
-    def _descended(self, job: Job, want: int) -> Iterator[Candidate]:
-        """What the space's search proposes next."""
-        if want == 0 or job.space.search is None:
+    def _descended(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
+        """What the workload's search proposes next."""
+        if count == 0 or state.opened.search is None:
             return
-        by_index = {sketch.index: sketch for sketch in job.space.sketches}
-        for suggestion in job.space.search.suggest(want):
-            sketch = by_index[suggestion.sketch_index]
+        by_index = {sketch.index: sketch for sketch in state.opened.sketches}
+        for suggestion in state.opened.search.suggest(count):
             row = np.array(suggestion.decisions, dtype=np.int64)
-            if job.claim(sketch, row):
-                yield Candidate(sketch, tuple(map(int, row)), "descent")
+            candidate = state.propose(by_index[suggestion.sketch_index], row, "descent")
+            if candidate is not None:
+                yield candidate
 
-    def _near(self, job: Job, want: int) -> Iterator[Candidate]:
+    def _near(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
         """Random neighbours of the fastest measured."""
-        found: list[tuple[Sketch, NDArray[np.int64]]] = []
-        for sketch in job.space.sketches if want else ():
-            seed = self._seed(job, sketch)
-            found += [(sketch, row) for row in _around_best(job, sketch, want, seed)]
-        if not found:
+        near: list[tuple[Sketch, Decisions]] = []
+        for sketch in state.opened.sketches if count else ():
+            seed = self._seed(state, sketch)
+            near += [(sketch, row) for row in _neighbours_of_best(state, sketch, count, seed)]
+        if not near:
             return
-        draws = np.random.default_rng(self._seed(job, found[0][0]))
-        for place in draws.permutation(len(found)).tolist():
-            sketch, row = found[place]
-            if want and job.claim(sketch, row):
-                want -= 1
-                yield Candidate(sketch, tuple(map(int, row)), "neighbour")
+        rng = np.random.default_rng(self._seed(state, near[0][0]))
+        for index in rng.permutation(len(near)).tolist():
+            if count == 0:
+                return
+            sketch, row = near[index]
+            candidate = state.propose(sketch, row, "neighbour")
+            if candidate is not None:
+                count -= 1
+                yield candidate
 
-    def _guided(self, job: Job, want: int) -> Iterator[Candidate]:
+    def _guided(self, state: WorkloadState, count: int, predict: Predict) -> Iterator[Candidate]:
         """The best predicted of samples and of neighbours of the best measured."""
-        assert self._predict is not None
-        rated: list[tuple[float, Sketch, NDArray[np.int64], str]] = []
-        share = max(8, self._options.pool // len(job.space.sketches))
-        for sketch in job.space.sketches:
-            seed = self._seed(job, sketch)
-            batches = [
-                ("model", sketch.sample(share, seed)),
-                ("neighbour", _around_best(job, sketch, 16, seed)),
-            ]
-            for source, rows in batches:
+        rated: list[tuple[float, Sketch, Decisions, str]] = []
+        n_samples = max(8, self._options.pool // len(state.opened.sketches))
+        for sketch in state.opened.sketches:
+            seed = self._seed(state, sketch)
+            for source, rows in (
+                ("model", sketch.sample(n_samples, seed)),
+                ("neighbour", _neighbours_of_best(state, sketch, 16, seed)),
+            ):
                 if len(rows):
-                    costs = self._predict(sketch, rows)
-                    rated += [
-                        (float(c), sketch, r, source) for c, r in zip(costs, rows, strict=True)
-                    ]
+                    costs = predict(sketch, rows).tolist()
+                    rated += [(c, sketch, row, source) for c, row in zip(costs, rows, strict=True)]
         for _, sketch, row, source in sorted(rated, key=lambda item: item[0]):
-            if want and job.claim(sketch, row):
-                want -= 1
-                yield Candidate(sketch, tuple(map(int, row)), source)
+            if count == 0:
+                return
+            candidate = state.propose(sketch, row, source)
+            if candidate is not None:
+                count -= 1
+                yield candidate
 
-    def _seed(self, job: Job, sketch: Sketch) -> int:
+    def _seed(self, state: WorkloadState, sketch: Sketch) -> int:
         """A seed that differs for every draw and is the same in every run."""
-        job.draws += 1
-        text = f"{self._options.seed}:{job.space.workload.key}:{sketch.index}:{job.draws}"
+        state.draws += 1
+        key = state.opened.workload.key
+        text = f"{self._options.seed}:{key}:{sketch.index}:{state.draws}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) % (2**31 - 2) + 1
 
-    def _fresh(self, job: Job, sketch: Sketch) -> list[NDArray[np.int64]]:
-        """Samples that were not tried yet; looks harder when all of a few were."""
+    def _new_samples(self, state: WorkloadState, sketch: Sketch) -> list[Decisions]:
+        """Samples that were not proposed yet; draws more when all of a few were."""
         for count in (self._options.turn, 16 * self._options.turn):
-            rows = self._preferred(sketch, sketch.sample(count, self._seed(job, sketch)))
-            fresh = [row for row in rows if not job.knows(sketch, row)]
-            if fresh:
-                return fresh
+            rows = self._preferred(sketch, sketch.sample(count, self._seed(state, sketch)))
+            new = [row for row in rows if not state.is_proposed(sketch, row)]
+            if new:
+                return new
         return []
 
-    def _preferred(self, sketch: Sketch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _preferred(self, sketch: Sketch, rows: Decisions) -> Decisions:
         """The best predicted of every few rows; all rows without a model."""
         size = self._options.tournament
         if size < 2 or self._predict is None or len(rows) < size:
             return rows
         rows = rows[: len(rows) // size * size]
         costs = self._predict(sketch, rows).reshape(-1, size)
-        best: NDArray[np.int64] = rows[np.arange(len(costs)) * size + costs.argmin(axis=1)]
+        best: Decisions = rows[np.arange(len(costs)) * size + costs.argmin(axis=1)]
         return best
 
 
-def _around_best(job: Job, sketch: Sketch, per_row: int, seed: int) -> NDArray[np.int64]:
+def _neighbours_of_best(
+    state: WorkloadState, sketch: Sketch, per_row: int, seed: int
+) -> Decisions:
     """Neighbours of those of the workload's eight fastest schedules that are of this sketch."""
-    near = [d for _, key, d in sorted(job.ran)[:8] if key == sketch.key]
-    if not near or not sketch.variables:
+    best = [decisions for _, key, decisions in sorted(state.ran)[:8] if key == sketch.key]
+    return neighbours(sketch, best, per_row, seed)
+
+
+def neighbours(
+    sketch: Sketch, rows: Sequence[tuple[int, ...]], per_row: int, seed: int
+) -> Decisions:
+    """Up to `per_row` distinct legal rows near each row; none that is among `rows`.
+
+    One small change away (`felix.search.mutations`). Structural decisions (compute locations)
+    are left alone: their legal values depend on the rest.
+    """
+    if not rows:
         return np.zeros((0, len(sketch.variables)), dtype=np.int64)
-    return neighbours.around(sketch, np.array(near, dtype=np.int64), per_row, seed)
+    columns = [i for i, variable in enumerate(sketch.variables) if not variable.structural]
+    moves = mutations.Moves([sketch.variables[i] for i in columns])
+    rng = np.random.default_rng(seed)
+    near: dict[tuple[int, ...], None] = {}
+    for row in rows:
+        around = moves.around([row[i] for i in columns])
+        for index in rng.permutation(len(around))[:per_row].tolist():
+            changed = np.array(row, dtype=np.int64)
+            changed[columns] = around[index]
+            near[tuple(changed.tolist())] = None
+    new = [row for row in near if row not in rows]
+    batch = np.array(new, dtype=np.int64).reshape(len(new), len(sketch.variables))
+    if len(batch) == 0:
+        return batch
+    legal: Decisions = batch[(sketch.formulas.constraints_exact(batch) <= 0).all(axis=1)]
+    return legal

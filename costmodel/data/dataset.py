@@ -24,7 +24,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -83,7 +82,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One measured schedule: a latency, or the class of the error that kept it from having one.
+    """One measured schedule: a latency, or the class of the error instead.
 
     Attributes:
         target: the TVM target as JSON.
@@ -170,13 +169,13 @@ class Writer:
             _write_part(self.folder / "workloads", rows, WORKLOADS)
 
     def add(self, record: Record) -> None:
-        """Keep one record; written with the next full part, `flush` or `close`."""
+        """Take one record, to be written with the next full part, `flush` or the end."""
         self._records.append(record)
         if len(self._records) >= self.part_rows:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept as one part."""
+        """Write the records that are not written yet, as one part."""
         if self._records:
             rows = [_fields(record, SCHEDULES.names) for record in self._records]
             _write_part(self.folder / "schedules", rows, SCHEDULES)
@@ -185,12 +184,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.flush()
 
 

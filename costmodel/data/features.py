@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data import dataset as data
-from felix import errors
+from costmodel.data import dataset as datasets
+from felix import errors, files
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Machine:
 
 
 class Featurizer(Protocol):
-    """Turns decisions into rows; `featurize.FelixFeaturizer` is the real one.
+    """Turns decisions into rows; `felix_bridge.FelixFeaturizer` is the real one.
 
     Attributes:
         version: of the features, as checkpoints carry it.
@@ -66,7 +66,7 @@ class Featurizer(Protocol):
         ...
 
     def rows(
-        self, machine: Machine, workload: data.Workload, sketch: tuple[int, str], batch: Batch
+        self, machine: Machine, workload: datasets.Workload, sketch: tuple[int, str], batch: Batch
     ) -> Rows | None:
         """Rows of a batch of decisions; None when that sketch no longer exists."""
         ...
@@ -76,7 +76,7 @@ class Featurizer(Protocol):
 class TaskData:
     """All schedules of one task."""
 
-    workload: data.Workload
+    workload: datasets.Workload
     target: str
     device: str
     rows: NDArray[np.float32]
@@ -113,21 +113,21 @@ def without(features: Features, patterns: Sequence[str]) -> Features:
     """
     dropped: set[int] = set()
     for pattern in patterns:
-        found = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
-        if not found:
+        columns = [i for i, name in enumerate(features.names) if fnmatch.fnmatch(name, pattern)]
+        if not columns:
             raise errors.RecordError(
                 f"no feature is called {pattern}: see docs/reference/features.md"
             )
-        dropped.update(found)
+        dropped.update(columns)
     if not dropped:
         return features
-    kept = np.array([i not in dropped for i in range(len(features.names))], dtype=np.float32)
-    tasks = tuple(dataclasses.replace(t, rows=t.rows * kept) for t in features.tasks)
+    factors = np.array([i not in dropped for i in range(len(features.names))], dtype=np.float32)
+    tasks = tuple(dataclasses.replace(t, rows=t.rows * factors) for t in features.tasks)
     return dataclasses.replace(features, tasks=tasks)
 
 
 def load_features(
-    dataset: data.Dataset,
+    dataset: datasets.Dataset,
     featurizer: Featurizer,
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -146,8 +146,8 @@ def load_features(
     tasks, skipped = [], 0
     groups = grouped(dataset)
     for done, (workload, records) in enumerate(groups, start=1):
-        task, unused = task_of(workload, records, featurizer, cache)
-        skipped += unused
+        task, n_unused = task_of(workload, records, featurizer, cache)
+        skipped += n_unused
         if task is not None and task.measured.any():
             tasks.append(task)
         if progress is not None:
@@ -159,25 +159,25 @@ def load_features(
     return Features(tuple(tasks), featurizer.names(), featurizer.version, skipped)
 
 
-def grouped(dataset: data.Dataset) -> list[tuple[data.Workload, list[data.Record]]]:
+def grouped(dataset: datasets.Dataset) -> list[tuple[datasets.Workload, list[datasets.Record]]]:
     """The records of each task, with its workload; always in the same order."""
-    groups: dict[tuple[str, str, str], list[data.Record]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[datasets.Record]] = defaultdict(list)
     for record in dataset.records:
         groups[record.workload, record.target, record.device].append(record)
     return [(dataset.workloads[key[0]], records) for key, records in sorted(groups.items())]
 
 
 def task_of(
-    workload: data.Workload,
-    records: Sequence[data.Record],
+    workload: datasets.Workload,
+    records: Sequence[datasets.Record],
     featurizer: Featurizer,
     cache: Path | None,
 ) -> tuple[TaskData | None, int]:
     """One task from its records, None if none could be used; and how many could not."""
-    by_sketch: dict[tuple[int, str], list[data.Record]] = defaultdict(list)
+    by_sketch: dict[tuple[int, str], list[datasets.Record]] = defaultdict(list)
     for record in records:
         by_sketch[record.sketch, record.sketch_key].append(record)
-    kept: list[data.Record] = []
+    used: list[datasets.Record] = []
     parts: list[Rows] = []
     for (sketch, key), group in sorted(by_sketch.items()):
         batch = np.array([r.decisions for r in group], dtype=np.int64)
@@ -186,11 +186,11 @@ def task_of(
         if rows is not None:
             usable = _usable(rows)
             parts.append(Rows(rows.values[usable], rows.mask[usable]))
-            kept += [r for r, good in zip(group, usable.tolist(), strict=True) if good]
-    if not kept:
+            used += [r for r, good in zip(group, usable.tolist(), strict=True) if good]
+    if not used:
         return None, len(records)
     stacked = stack(parts)
-    ln = [math.nan if r.latency_us is None else math.log(r.latency_us) for r in kept]
+    ln = [math.nan if r.latency_us is None else math.log(r.latency_us) for r in used]
     task = TaskData(
         workload,
         records[0].target,
@@ -198,9 +198,9 @@ def task_of(
         stacked.values,
         stacked.mask,
         np.array(ln),
-        tuple(r.error for r in kept),
+        tuple(r.error for r in used),
     )
-    return task, len(records) - len(kept)
+    return task, len(records) - len(used)
 
 
 def _usable(rows: Rows) -> NDArray[np.bool_]:
@@ -222,7 +222,7 @@ def stack(parts: Iterable[Rows]) -> Rows:
 
 
 def _cached_rows(
-    workload: data.Workload,
+    workload: datasets.Workload,
     machine: Machine,
     sketch: tuple[int, str],
     batch: Batch,
@@ -237,15 +237,14 @@ def _cached_rows(
     )
     name = f"{hashlib.sha256(content).hexdigest()[:32]}.npz"
     path = cache / f"v{featurizer.version}-{featurizer.digest[:12]}" / name
-    found = _read_cache(path)
-    if found is not None:
-        return found
+    cached = _read_cache(path)
+    if cached is not None:
+        return cached
     rows = featurizer.rows(machine, workload, sketch, batch)
     if rows is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".writing.npz")
-        np.savez_compressed(temporary, values=rows.values, mask=rows.mask)
-        temporary.replace(path)
+        with files.replacing(path, durable=False) as file:
+            np.savez_compressed(file, values=rows.values, mask=rows.mask)
     return rows
 
 

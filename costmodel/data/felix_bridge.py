@@ -1,7 +1,6 @@
 """The bridge to Felix: stored workloads to tasks, decisions to rows of features.
 
-Everything of `felix` that the cost model's tools use is called here, so that the rest can be
-tested with fakes.
+Tasks, sketches, hardware and pools are made here, so that the rest can be tested with fakes.
 """
 
 from __future__ import annotations
@@ -10,14 +9,20 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data import dataset as data
-from costmodel.data import features as task_data
+from costmodel.data import dataset as datasets
+from costmodel.data import features as task_features
 from felix import errors
+
+if TYPE_CHECKING:
+    from felix.measure.pool import local
+    from felix.sketch.sketch import Sketch
+    from felix.target import Hardware
+    from felix.task import Task
 
 
 def features_version() -> int:
@@ -27,7 +32,7 @@ def features_version() -> int:
     return int(spec.FEATURES_VERSION)
 
 
-def workload(text: str) -> data.Workload:
+def workload(text: str) -> datasets.Workload:
     """The workload of one line of the text form ("gemm:64,64,64,epilogue=relu").
 
     Raises:
@@ -36,21 +41,21 @@ def workload(text: str) -> data.Workload:
     from felix import workloads
     from felix.workloads import catalogue
 
-    operator, given = catalogue.parse_params(text)
-    task = workloads.build(operator, given, "llvm")
-    params = json.dumps(given, sort_keys=True, separators=(",", ":"))
-    key = data.workload_key(operator, params, None)
-    return data.Workload(key, task.name, operator, params, None, task.flops, task.min_bytes)
+    operator, arguments = catalogue.parse_params(text)
+    task = workloads.build(operator, arguments, "llvm")
+    params = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+    key = datasets.workload_key(operator, params, None)
+    return datasets.Workload(key, task.name, operator, params, None, task.flops, task.min_bytes)
 
 
 def target_text(target: str) -> str:
-    """A target given by a user ("llvm", or JSON) in the canonical JSON that records carry."""
+    """A user's target ("llvm", or JSON) in the canonical JSON that records carry."""
     from felix import target as felix_target
 
     return felix_target.describe(felix_target.parse(target))
 
 
-def task_of(workload: data.Workload, target: str) -> Any:
+def task_of(workload: datasets.Workload, target: str) -> Task:
     """The `felix.Task` of a stored workload.
 
     Raises:
@@ -72,7 +77,7 @@ def mask_of(rows: NDArray[np.floating[Any]], names: tuple[str, ...]) -> NDArray[
 
 
 class FelixFeaturizer:
-    """`tasks.Featurizer` over Felix' sketches and formulas; keeps the last few workloads."""
+    """`features.Featurizer` over Felix's sketches and formulas; a few workloads stay open."""
 
     def __init__(self) -> None:
         from felix.sketch import formula_cache
@@ -92,35 +97,39 @@ class FelixFeaturizer:
 
     def rows(
         self,
-        machine: task_data.Machine,
-        workload: data.Workload,
+        machine: task_features.Machine,
+        workload: datasets.Workload,
         sketch: tuple[int, str],
-        batch: task_data.Batch,
-    ) -> task_data.Rows | None:
+        batch: task_features.Batch,
+    ) -> task_features.Rows | None:
         """Exact features of the decisions; None when that sketch changed or is gone."""
-        found = sketch_with(self._sketches(workload, machine), sketch[1], batch)
-        if found is None:
+        current = sketch_with(self._sketches(workload, machine), sketch[1], batch)
+        if current is None:
             return None
-        formulas = found.formulas
+        formulas = current.formulas
         self._names = tuple(formulas.names)
         values = np.asarray(formulas.exact(batch), dtype=np.float32)
-        return task_data.Rows(values, mask_of(values, self._names))
+        return task_features.Rows(values, mask_of(values, self._names))
 
-    def _make_sketches(self, workload: data.Workload, machine: task_data.Machine) -> list[Any]:
+    def _make_sketches(
+        self, workload: datasets.Workload, machine: task_features.Machine
+    ) -> list[Sketch]:
         return sketches_of(task_of(workload, machine.target), hardware_of(machine.device))
 
 
-def sketches_of(task: Any, hardware: Any = None) -> list[Any]:
-    """The sketches of a task, with formulas for the given hardware (default: this machine's)."""
+def sketches_of(task: Task, hardware: Hardware | None = None) -> list[Sketch]:
+    """The sketches of a task, with formulas for the hardware (by default this machine's)."""
     from felix.sketch import sketch
 
-    return list(sketch.sketches(task, hardware))
+    return sketch.sketches(task, hardware)
 
 
-def sketch_with(sketches: Sequence[Any], key: str, batch: task_data.Batch) -> Any | None:
+def sketch_with(sketches: Sequence[Sketch], key: str, batch: task_features.Batch) -> Sketch | None:
     """The sketch of that key if a batch of decisions [N, n_variables] still fits it."""
-    found = next((sketch for sketch in sketches if sketch.key == key), None)
-    return found if found is not None and batch.shape[1] == len(found.variables) else None
+    for sketch in sketches:
+        if sketch.key == key and batch.shape[1] == len(sketch.variables):
+            return sketch
+    return None
 
 
 def device_text(target: str) -> str:
@@ -130,7 +139,7 @@ def device_text(target: str) -> str:
     return json.dumps(dataclasses.asdict(felix_target.hardware(target)), sort_keys=True)
 
 
-def hardware_of(device: str) -> Any:
+def hardware_of(device: str) -> Hardware | None:
     """The hardware a record's device describes; None where it is only a name."""
     from felix import target as felix_target
 
@@ -147,7 +156,7 @@ def is_gpu(target: str) -> bool:
     return str(json.loads(target)["kind"]) == "cuda"
 
 
-def pool_for(task: Any, builders: int) -> Any:
+def pool_for(task: Task, builders: int) -> local.LocalPool:
     """A measuring pool on this machine that checks results against the task's program.
 
     Its timing stops sooner than in tuning: many schedules matter more here than the last

@@ -1,7 +1,7 @@
-"""Computing features in several processes: they fill the cache that `tasks` then reads.
+"""Computing features in several processes: they fill the cache that `features` then reads.
 
 The processes take one task after the other, those with most records first, each with a
-featurizer of its own.
+featurizer for each.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
-from costmodel.data import dataset as data
-from costmodel.data import features as task_data
+from costmodel.data import dataset as datasets
+from costmodel.data import features as task_features
 
 
-def fill(
-    dataset: data.Dataset,
-    make: Callable[[], task_data.Featurizer],
+def fill_cache(
+    dataset: datasets.Dataset,
+    make: Callable[[], task_features.Featurizer],
     cache: Path,
-    jobs: int,
+    processes: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Put the rows of all tasks into the cache; what is there already is not computed.
@@ -28,21 +28,21 @@ def fill(
         dataset: measured schedules.
         make: called for every task, in its process; a class or function of a module.
         cache: folder for computed rows.
-        jobs: processes.
+        processes: how many.
         progress: called with (tasks done, tasks) after each task.
     """
-    groups = sorted(task_data.grouped(dataset), key=lambda group: -len(group[1]))
+    groups = sorted(task_features.grouped(dataset), key=lambda group: -len(group[1]))
     context = multiprocessing.get_context("spawn")  # TVM's threads do not survive a fork
-    fill_one = functools.partial(_fill_one, make, cache)
-    with context.Pool(jobs) as pool:
-        for done, _ in enumerate(pool.imap_unordered(fill_one, groups), start=1):
+    fill_task = functools.partial(_fill_task, make, cache)
+    with context.Pool(processes) as pool:
+        for done, _ in enumerate(pool.imap_unordered(fill_task, groups), start=1):
             if progress is not None:
                 progress(done, len(groups))
 
 
-def _fill_one(
-    make: Callable[[], task_data.Featurizer],
+def _fill_task(
+    make: Callable[[], task_features.Featurizer],
     cache: Path,
-    group: tuple[data.Workload, list[data.Record]],
+    group: tuple[datasets.Workload, list[datasets.Record]],
 ) -> None:
-    task_data.task_of(*group, make(), cache)
+    task_features.task_of(*group, make(), cache)

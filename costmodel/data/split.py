@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from felix import errors
 
 
@@ -44,12 +44,12 @@ class SplitOptions:
 class Split:
     """The three parts."""
 
-    train: tuple[task_data.TaskData, ...]
-    validation: tuple[task_data.TaskData, ...]
-    test: tuple[task_data.TaskData, ...]
+    train: tuple[task_features.TaskData, ...]
+    validation: tuple[task_features.TaskData, ...]
+    test: tuple[task_features.TaskData, ...]
 
 
-def split(tasks: Sequence[task_data.TaskData], options: SplitOptions) -> Split:
+def split(tasks: Sequence[task_features.TaskData], options: SplitOptions) -> Split:
     """Assign every task to one part; tasks of the same workload go to the same part."""
     groups: dict[str, set[str]] = defaultdict(set)
     for task in tasks:
@@ -66,14 +66,14 @@ def split(tasks: Sequence[task_data.TaskData], options: SplitOptions) -> Split:
             part_of |= dict.fromkeys(units[:take], part)
             units = units[take:]
         part_of |= dict.fromkeys(units, "train")
-    parts: dict[str, list[task_data.TaskData]] = {"train": [], "validation": [], "test": []}
+    parts: dict[str, list[task_features.TaskData]] = {"train": [], "validation": [], "test": []}
     for task in tasks:
         parts[part_of[_unit(task, options)]].append(task)
     return Split(tuple(parts["train"]), tuple(parts["validation"]), tuple(parts["test"]))
 
 
 def folds(
-    tasks: Sequence[task_data.TaskData], count: int, options: SplitOptions
+    tasks: Sequence[task_features.TaskData], count: int, options: SplitOptions
 ) -> tuple[Split, ...]:
     """`count` splits whose test parts together are all tasks, each task in one of them.
 
@@ -101,7 +101,7 @@ def folds(
     return tuple(result)
 
 
-def _unit(task: task_data.TaskData, options: SplitOptions) -> str:
+def _unit(task: task_features.TaskData, options: SplitOptions) -> str:
     return task.workload.key if options.by == "workload" else task.workload.operator
 
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodel.data import dataset as data
-from costmodel.data import features as task_data
+from costmodel.data import dataset as datasets
+from costmodel.data import features as task_features
 from costmodel.data import felix_bridge
 from felix import errors
+
+if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
 
 #: Columns of `PerStoreFeature` for one store.
 N_FEATURES = 164
 
 
 class TvmFeaturizer:
-    """`tasks.Featurizer` over TVM's extractor; keeps the last few workloads."""
+    """`features.Featurizer` over TVM's extractor; a few workloads stay open."""
 
     version = 1
 
@@ -38,40 +42,44 @@ class TvmFeaturizer:
 
     def rows(
         self,
-        machine: task_data.Machine,
-        workload: data.Workload,
+        machine: task_features.Machine,
+        workload: datasets.Workload,
         sketch: tuple[int, str],
-        batch: task_data.Batch,
-    ) -> task_data.Rows | None:
+        batch: task_features.Batch,
+    ) -> task_features.Rows | None:
         """Features of the decisions, without a row where TVM rejects them now.
 
         None when the sketch changed or is gone.
         """
         sketches, context = self._opened(workload, machine)
-        found = felix_bridge.sketch_with(sketches, sketch[1], batch)
-        if found is None:
+        current = felix_bridge.sketch_with(sketches, sketch[1], batch)
+        if current is None:
             return None
-        return task_data.stack([_one(found, context, row) for row in batch])
+        return task_features.stack([_one(current, context, row) for row in batch])
 
 
-def _open(workload: data.Workload, machine: task_data.Machine) -> tuple[list[Any], Any]:
-    from felix.sketch import sketch as sketching
+def _open(workload: datasets.Workload, machine: task_features.Machine) -> tuple[list[Sketch], Any]:
+    """Sketches of the workload, and a TVM tuning context of it."""
+    from felix.tir import design_space
 
     task = felix_bridge.task_of(workload, machine.target)
     hardware = felix_bridge.hardware_of(machine.device)
-    return felix_bridge.sketches_of(task, hardware), sketching.tune_context(task)
+    context = design_space.tune_context(task.mod, task.target, name=task.name)
+    return felix_bridge.sketches_of(task, hardware), context
 
 
-def _one(sketch: Any, context: Any, decisions: Any) -> task_data.Rows:
+def _one(sketch: Sketch, context: Any, decisions: NDArray[np.int64]) -> task_features.Rows:
     """Features of one schedule [1, R, 164]."""
     from tvm.s_tir import meta_schedule as ms
 
     try:
-        schedule = sketch.schedule(decisions)
+        schedule = sketch.schedule(decisions.tolist())
     except errors.InvalidSchedule:
-        return task_data.Rows(np.zeros((1, 1, N_FEATURES), np.float32), np.zeros((1, 1), np.bool_))
+        return task_features.Rows(
+            np.zeros((1, 1, N_FEATURES), np.float32), np.zeros((1, 1), np.bool_)
+        )
     candidate = ms.search_strategy.MeasureCandidate(schedule, [])
     extractor = ms.feature_extractor.PerStoreFeature()
     (stores,) = extractor.extract_from(context, [candidate])
     values = stores.numpy().astype(np.float32)
-    return task_data.Rows(values[None], np.ones((1, len(values)), np.bool_))
+    return task_features.Rows(values[None], np.ones((1, len(values)), np.bool_))

@@ -1,3 +1,7 @@
-"""The network, the analytic prior, and their checkpoints."""
+"""The models and their files; all map rows [B, R, F] and a mask [B, R] to ln(latency_us) [B].
+
+`segment_mlp` is the network, `analytic` the formula that stands in where nothing was measured,
+`feature_columns` reads quantities out of rows for both, `checkpoint` writes and loads them.
+"""
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from costmodel.models import feature_columns
-from costmodel.models import segment_mlp as mlp
+from costmodel.models import feature_columns, segment_mlp
 from felix import errors
 
 
@@ -114,7 +113,7 @@ class Corrected(nn.Module):
 
     kind = "corrected"
 
-    def __init__(self, base: AnalyticModel, correction: mlp.SegmentSumMLP) -> None:
+    def __init__(self, base: AnalyticModel, correction: segment_mlp.SegmentSumMLP) -> None:
         super().__init__()
         if base.names != correction.names:
             raise errors.CheckpointError("formula and correction read different features")
@@ -132,7 +131,7 @@ class Corrected(nn.Module):
         """The untrained module that `describe` described."""
         return cls(
             AnalyticModel.from_description(names, described["base"]),
-            mlp.SegmentSumMLP.from_description(names, described["correction"]),
+            segment_mlp.SegmentSumMLP.from_description(names, described["correction"]),
         )
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
@@ -144,9 +143,9 @@ class Corrected(nn.Module):
 def corrected(
     names: Sequence[str],
     options: AnalyticOptions,
-    shape: mlp.ModelOptions | None = None,
+    shape: segment_mlp.ModelOptions | None = None,
     seed: int = 0,
 ) -> Corrected:
     """Formula plus fresh zero correction; the correction's hidden weights follow `seed`."""
-    shape = dataclasses.replace(shape or mlp.ModelOptions(hidden=64, blocks=1), prior=None)
-    return Corrected(AnalyticModel(names, options), mlp.seeded(names, shape, seed))
+    shape = dataclasses.replace(shape or segment_mlp.ModelOptions(hidden=64, blocks=1), prior=None)
+    return Corrected(AnalyticModel(names, options), segment_mlp.seeded(names, shape, seed))

@@ -16,15 +16,16 @@ from typing import Any
 
 from torch import nn
 
-from costmodel.models import analytic, tensorfile
-from costmodel.models import segment_mlp as mlp
-from felix import errors
+from costmodel.models import analytic, segment_mlp
+from felix import errors, tensorfile
 
 FORMAT = 1
 
-Predictor = mlp.SegmentSumMLP | analytic.AnalyticModel | analytic.Corrected
+Predictor = segment_mlp.SegmentSumMLP | analytic.AnalyticModel | analytic.Corrected
 _KINDS: dict[str, type[Predictor]] = {
-    cls.kind: cls for cls in (mlp.SegmentSumMLP, analytic.AnalyticModel, analytic.Corrected)
+    segment_mlp.SegmentSumMLP.kind: segment_mlp.SegmentSumMLP,
+    analytic.AnalyticModel.kind: analytic.AnalyticModel,
+    analytic.Corrected.kind: analytic.Corrected,
 }
 
 
@@ -70,7 +71,7 @@ def load(
     feature_names: Sequence[str] | None = None,
     features_version: int | None = None,
 ) -> tuple[Predictor, Metadata]:
-    """The model of `path`, in eval mode; refused unless it fits the given features.
+    """The model of `path`, in eval mode; refused unless it fits the features.
 
     Args:
         path: file written by `save`.
@@ -87,7 +88,8 @@ def load(
         metadata = _metadata(header)
         if header["format"] != FORMAT:
             raise errors.CheckpointError(f"{path} has format {header['format']}, not {FORMAT}")
-        check_features(str(path), metadata, feature_names, features_version)
+        made_for = (metadata.features_version, metadata.feature_names)
+        check_features(str(path), made_for, feature_names, features_version)
         model = _KINDS[header["kind"]].from_description(metadata.feature_names, header["model"])
         model.load_state_dict(state)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -97,31 +99,39 @@ def load(
 
 
 def _metadata(header: dict[str, Any]) -> Metadata:
-    values = {f.name: header[f.name] for f in dataclasses.fields(Metadata)}
-    return Metadata(**{**values, "feature_names": tuple(values["feature_names"])})
+    fields = {f.name: header[f.name] for f in dataclasses.fields(Metadata)}
+    return Metadata(**{**fields, "feature_names": tuple(fields["feature_names"])})
 
 
 def check_features(
     label: str,
-    metadata: Metadata,
+    made_for: tuple[int, tuple[str, ...]],
     feature_names: Sequence[str] | None,
     features_version: int | None,
 ) -> None:
-    """Raise CheckpointError unless the checkpoint reads exactly these features."""
-    if features_version is not None and metadata.features_version != features_version:
+    """Raise CheckpointError unless a file was made for exactly these features.
+
+    Args:
+        label: names the file in the message.
+        made_for: version and names of its features.
+        feature_names: of the rows it will be given; None to skip the check.
+        features_version: of those rows; None to skip the check.
+    """
+    version, names = made_for
+    if features_version is not None and version != features_version:
         raise errors.CheckpointError(
-            f"{label} was trained on features version {metadata.features_version}, this is "
+            f"{label} was trained on features version {version}, this is "
             f"version {features_version}: train again with `python -m costmodel train`"
         )
-    if feature_names is None or metadata.feature_names == tuple(feature_names):
+    if feature_names is None or names == tuple(feature_names):
         return
-    theirs, ours = metadata.feature_names, tuple(feature_names)
-    if len(theirs) != len(ours):
-        what = f"{len(theirs)} features, these are {len(ours)}"
+    expected = tuple(feature_names)
+    if len(names) != len(expected):
+        difference = f"{len(names)} features, these are {len(expected)}"
     else:
-        i = next(i for i, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b)
-        what = f"feature {i} named {theirs[i]!r}, here it is {ours[i]!r}"
-    raise errors.CheckpointError(f"{label} was trained on other features: it has {what}")
+        i = next(i for i, (a, b) in enumerate(zip(names, expected, strict=True)) if a != b)
+        difference = f"feature {i} named {names[i]!r}, here it is {expected[i]!r}"
+    raise errors.CheckpointError(f"{label} was trained on other features: it has {difference}")
 
 
 def parameter_count(model: nn.Module) -> int:

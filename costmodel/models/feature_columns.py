@@ -15,7 +15,7 @@ from torch import Tensor
 
 from felix import errors
 
-#: Smallest transformed value that is told from zero: v = 2**0.01 - 1, about 0.007.
+#: Smallest transformed value that differs from zero: v = 2**0.01 - 1, about 0.007.
 SMALLEST = 0.01
 
 

@@ -1,3 +1,7 @@
-"""Learning during a run: correction by a Gaussian process, fine-tuning, replay."""
+"""How a model follows the measurements of a tuning run.
+
+`gaussian_process` corrects its predictions by a Gaussian process over its errors; `finetune`
+trains its weights.
+"""
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ measured so far plus a replayed sample of the pretraining data, from the current
   has an offset in ln latency (shrunk towards 0 while it has few records), and replayed data are
   compared within their tasks only (mean error removed): they hold the ranking, not the scale.
 - A fixed eighth of the records (by position) is held out. The weights of the best step check are
-  kept; if none beats the weights before the update, those stay (`Outcome.accepted` is False).
+  taken; if none beats the weights before the update, those stay (`Outcome.accepted` is False).
 - Weights are pulled towards the pretrained ones, so that ten records cannot undo them.
 
 Notation: N records, rows [N, R, F], mask [N, R], ln_latency [N] of us (NaN for failures, which
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from costmodel.models import segment_mlp as mlp
-from costmodel.online import replay as replaying
+from costmodel.data import replay as replaying
+from costmodel.models import segment_mlp
 from costmodel.training import metrics, train
 from felix import errors
 
@@ -67,7 +67,13 @@ class FineTuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an update did: held-out (or training) loss before and after, and what was kept."""
+    """What an update did.
+
+    Attributes:
+        records: measured so far.
+        before, after: held-out loss; of the training where there are too few records.
+        accepted: whether the new weights are taken.
+    """
 
     records: int
     before: float
@@ -125,7 +131,7 @@ class FineTuner:
         self._updates = 0
         self._is_fresh = False
         self._anchor: dict[str, Tensor] = {}
-        self._moor()
+        self._set_anchor()
 
     def __len__(self) -> int:
         """Records measured so far."""
@@ -142,19 +148,19 @@ class FineTuner:
         ln_latency: NDArray[np.floating[Any]],
         task_ids: NDArray[np.integer[Any]],
     ) -> Outcome:
-        """Add records and train on all of them; keeps the old weights if that does not help."""
+        """Add records and train on all of them; the old weights stay if that does not help."""
         self._append(_records(rows, mask, ln_latency, task_ids))
         records = self._records
         if records is None or len(records) == 0:
             return Outcome(0, math.nan, math.nan, False)
-        if mlp.fit_normalisers(self.model, records.rows, records.mask):
+        if segment_mlp.fit_normalisers(self.model, records.rows, records.mask):
             self._is_fresh = True
-            self._moor()
-        training, held_out = self._divide(records)
+            self._set_anchor()
+        training, held_out = self._hold_out(records)
         self.offsets = self._fit_offsets(training)
-        before = self._judge(held_out)
+        before = self._held_out_loss(held_out)
         start = (copy.deepcopy(self.model.state_dict()), dict(self.offsets))
-        best, best_loss = self._descend(training, held_out, before, start)
+        best, best_loss = self._train(training, held_out, before, start)
         self.model.load_state_dict(best[0])
         self.offsets = self._fit_offsets(records)
         self.model.eval()
@@ -189,7 +195,7 @@ class FineTuner:
                 "the fine-tuning state belongs to another cost model"
             ) from error
 
-    def _moor(self) -> None:
+    def _set_anchor(self) -> None:
         """Make the current weights those that training is pulled towards."""
         self._anchor = {n: p.detach().clone() for n, p in self.model.named_parameters()}
 
@@ -200,7 +206,7 @@ class FineTuner:
         elif len(new):
             self._records = _concatenate(old, new)
 
-    def _divide(self, records: _Records) -> tuple[_Records, _Records]:
+    def _hold_out(self, records: _Records) -> tuple[_Records, _Records]:
         """Training and held-out records; with few records all of them serve as both."""
         position = torch.arange(len(records))
         held_out = position % self.options.hold_out == self.options.hold_out - 1
@@ -215,15 +221,16 @@ class FineTuner:
         error = records.y - train.predict(self.model, records.rows, records.mask)
         offsets = {}
         for task in torch.unique(records.tasks).tolist():
-            mine = error[records.tasks == task]
-            offsets[int(task)] = float(mine.sum() / (len(mine) + self.options.shrinkage))
+            errors_of_task = error[records.tasks == task]
+            count = len(errors_of_task) + self.options.shrinkage
+            offsets[int(task)] = float(errors_of_task.sum() / count)
         return offsets
 
     def _centres(self, tasks: Tensor) -> Tensor:
         return torch.tensor([self.offsets.get(int(t), 0.0) for t in tasks])
 
     @torch.no_grad()
-    def _judge(self, held_out: _Records) -> float:
+    def _held_out_loss(self, held_out: _Records) -> float:
         """Loss of the current weights and offsets on the held-out records and the replay."""
         self.model.eval()
         p = train.predict(self.model, held_out.rows, held_out.mask)
@@ -246,7 +253,7 @@ class FineTuner:
         means = torch.zeros(len(counts)).index_add(0, group, error) / counts
         return self._loss(p + means.detach()[group], records)
 
-    def _descend(
+    def _train(
         self,
         training: _Records,
         held_out: _Records,
@@ -270,7 +277,7 @@ class FineTuner:
             optimiser.step()
             if step % every == 0:
                 self.offsets = self._fit_offsets(training)
-                now = self._judge(held_out)
+                now = self._held_out_loss(held_out)
                 if now < best_loss:
                     state = copy.deepcopy(self.model.state_dict())
                     best, best_loss = (state, dict(self.offsets)), now

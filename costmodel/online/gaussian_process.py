@@ -1,4 +1,4 @@
-"""What a run's measurements say beyond the cost model: a Gaussian process over its errors.
+"""Correction of a cost model by a run's measurements: a Gaussian process over its errors.
 
 A network of tens of thousands of weights follows 16 measurements of one task slowly; a Gaussian
 process over the network's errors follows them at once, stays near the network where nothing was
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from costmodel.online import finetune
 from felix import errors
 
-#: What a stored state is of.
+#: Kind of a stored state.
 KIND = "correction"
 #: Prior means of l, a and the noise variance, and the standard deviations of their logarithms.
 _PRIOR = ((1.0, 1.0), (0.2, 1.4), (0.04, 1.4))
@@ -65,7 +65,7 @@ class Fit:
 
     Attributes:
         centre, scale: of the summaries [D]; points: standardised summaries [N, D].
-        weights: of the records [N]; f, mean_f: what the model says of them [N], and on average.
+        weights: of the records [N]; f, mean_f: the model's predictions [N], and their mean.
         length, amplitude, stretch: kernel, `length` in units of the points.
         shift: posterior mean of c.
         loss_before, loss_after: RMS errors of leave-one-out predictions of ln latency, of the
@@ -96,16 +96,16 @@ class CorrectedModel(nn.Module):
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Predicted ln(latency_us) [B] on this machine."""
-        said: Tensor = self.base(rows, mask)
+        uncorrected: Tensor = self.base(rows, mask)
         fit = self.fit
         if fit is None:
-            return said
-        f = said.double()
+            return uncorrected
+        f = uncorrected.double()
         points = (summary(rows, mask) - fit.centre) * fit.scale
-        similar = fit.amplitude * _matern(points, fit.points, fit.length)
+        covariance = fit.amplitude * _matern(points, fit.points, fit.length)
         slope = fit.stretch * float(fit.weights @ (fit.f - fit.mean_f))
-        found = f + fit.shift + slope * (f - fit.mean_f) + similar @ fit.weights
-        return found.to(said.dtype)
+        corrected = f + fit.shift + slope * (f - fit.mean_f) + covariance @ fit.weights
+        return corrected.to(uncorrected.dtype)
 
 
 class Corrector:
@@ -144,8 +144,8 @@ class Corrector:
         ran = np.isfinite(ln_latency)
         tasks = np.unique(task_ids[ran])
         for task in tasks.tolist():
-            mine = ran & (task_ids == task)
-            new = self._described(rows[mine], mask[mine], ln_latency[mine])
+            of_task = ran & (task_ids == task)
+            new = self._summarised(rows[of_task], mask[of_task], ln_latency[of_task])
             old = self._records.get(task)
             self._records[task] = new if old is None else old.joined(new)
             self._fits[task] = fit(self._records[task], self.options)
@@ -180,22 +180,22 @@ class Corrector:
             raise errors.CheckpointError("the stored corrections are of another model") from error
 
     @torch.no_grad()
-    def _described(
+    def _summarised(
         self,
         rows: NDArray[np.floating[Any]],
         mask: NDArray[np.generic],
         ln_latency: NDArray[np.floating[Any]],
     ) -> _Records:
-        given = torch.from_numpy(np.asarray(rows, np.float32))
+        values = torch.from_numpy(np.asarray(rows, np.float32))
         real = torch.from_numpy((np.asarray(mask) != 0).astype(np.float32))
-        said = self.model(given, real)
+        f = self.model(values, real).double()
         y = torch.from_numpy(np.asarray(ln_latency, np.float64))
-        return _Records(summary(given, real), said.double(), y)
+        return _Records(summary(values, real), f, y)
 
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """What was measured of one task: summaries z [N, D], the model's f and the measured y [N]."""
+    """Records of one task: summaries z [N, D], predictions f and measured ln latency y [N]."""
 
     z: Tensor
     f: Tensor
@@ -208,12 +208,12 @@ class _Records:
         """The fastest half and the latest half of `count`; all if there are no more."""
         if len(self.y) <= count:
             return self
-        kept = set(torch.argsort(self.y, stable=True)[: count // 2].tolist())
+        chosen = set(torch.argsort(self.y, stable=True)[: count // 2].tolist())
         for latest in range(len(self.y) - 1, -1, -1):
-            if len(kept) >= count:
+            if len(chosen) >= count:
                 break
-            kept.add(latest)
-        index = torch.tensor(sorted(kept))
+            chosen.add(latest)
+        index = torch.tensor(sorted(chosen))
         return _Records(self.z[index], self.f[index], self.y[index])
 
 
@@ -232,15 +232,16 @@ def fit(records: _Records, options: CorrectionOptions) -> Fit:
     scale = 1.0 / (records.z.std(dim=0, correction=0).clamp(min=_FLOOR) * math.sqrt(len(centre)))
     points = (records.z - centre) * scale
     mean_f = float(records.f.mean())
-    lean = records.f - mean_f
-    linear = options.shift + options.stretch * torch.outer(lean, lean)
+    centred_f = records.f - mean_f
+    linear = options.shift + options.stretch * torch.outer(centred_f, centred_f)
+    identity = torch.eye(n, dtype=torch.float64)
     error = records.y - records.f
     unit = _unit(points)
     best: tuple[float, float, float, Tensor] | None = None
     for length in options.lengths:
-        similar = _matern(points, points, length * unit)
+        similarity = _matern(points, points, length * unit)
         for amplitude, noise in itertools.product(options.amplitudes, options.noises):
-            covariance = linear + amplitude * similar + noise * torch.eye(n, dtype=torch.float64)
+            covariance = linear + amplitude * similarity + noise * identity
             likelihood, inverse = _evidence(covariance, error)
             likelihood += _ln_prior(length, amplitude, noise)
             if best is None or likelihood > best[0]:

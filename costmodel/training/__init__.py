@@ -1,3 +1,8 @@
-"""Training, evaluation and comparison of cost models."""
+"""Training and scoring on a data set.
+
+`train` trains by `losses`, `calibration` fits the line that makes it right on average; `evaluate`
+scores by `metrics`, `model_card` writes the page about it. `compare` (with trees of `xgboost`)
+and `ablate` say what features and terms are worth, `provenance` where figures come from.
+"""
 
 from __future__ import annotations

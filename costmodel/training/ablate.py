@@ -1,8 +1,8 @@
 """What each group of features and each term of the loss is worth: training without it.
 
-Every variant is trained and scored on the same split, with the options that are given but for what
+Every variant is trained and scored on the same split, with the same options but for what
 the variant changes, under several seeds. A feature that is left out is set to 0 everywhere
-(`tasks.without`).
+(`features.without`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from costmodel.data import split as splitting
 from costmodel.training import evaluate, metrics, train
 
@@ -53,7 +53,7 @@ class Result:
 
 
 def results(
-    features: task_data.Features,
+    features: task_features.Features,
     split: splitting.SplitOptions,
     options: train.TrainOptions,
     variants: Sequence[Variant] = VARIANTS,
@@ -64,15 +64,15 @@ def results(
     for variant in variants:
         if progress is not None:
             progress(variant.name)
-        known = [p for p in variant.drop if fnmatch.filter(features.names, p)]
-        parts = splitting.split(task_data.without(features, known).tasks, split)
-        found = []
+        patterns = [p for p in variant.drop if fnmatch.filter(features.names, p)]
+        parts = splitting.split(task_features.without(features, patterns).tasks, split)
+        scores = []
         for seed in range(options.seed, options.seed + seeds):
             changed = dataclasses.replace(_changed(options, variant), seed=seed)
             trained = train.train(features, parts.train, parts.validation, changed)
             predictor = evaluate.of_module(trained.model)
-            found.append(evaluate.evaluate(variant.name, predictor, parts.test).overall)
-        yield Result(variant, metrics.mean(found), tuple(found))
+            scores.append(evaluate.evaluate(variant.name, predictor, parts.test).overall)
+        yield Result(variant, metrics.mean(scores), tuple(scores))
 
 
 def _changed(options: train.TrainOptions, variant: Variant) -> train.TrainOptions:

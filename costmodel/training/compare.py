@@ -12,19 +12,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from costmodel import registry
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from costmodel.data import split as splitting
 from costmodel.models import analytic
 from costmodel.training import evaluate, train, xgboost
 from felix import errors
 
 #: Tasks to one split, or several whose test parts do not overlap.
-Splitter = Callable[[Sequence[task_data.TaskData]], Sequence[splitting.Split]]
+Splitter = Callable[[Sequence[task_features.TaskData]], Sequence[splitting.Split]]
 
 
 def reports(
-    felix: task_data.Features,
-    tvm: task_data.Features,
+    felix: task_features.Features,
+    tvm: task_features.Features,
     splitter: Splitter,
     options: train.TrainOptions,
     threads: int,
@@ -33,7 +33,7 @@ def reports(
     """Scores on the test parts, taken together; trees only where xgboost is installed.
 
     Args:
-        felix: features of `featurize.FelixFeaturizer`.
+        felix: features of `felix_bridge.FelixFeaturizer`.
         tvm: features of the same schedules by `tvm_features.TvmFeaturizer`.
         splitter: `split.split` or `split.folds` with their options.
         threads: of XGBoost.
@@ -49,7 +49,7 @@ def reports(
         )
     prior = analytic.AnalyticModel(felix.names, registry.analytic_options(felix.names))
     plain = dataclasses.replace(options, shape=dataclasses.replace(options.shape, prior=None))
-    found = []
+    reported = []
     for label, features, settings in (("Felix", felix, options), ("TVM", tvm, plain)):
         splits = splitter(features.tasks)
         tested = [task for parts in splits for task in parts.test]
@@ -60,14 +60,14 @@ def reports(
                 if progress is not None:
                     progress(name)
                 predictors |= dict.fromkeys(map(id, parts.test), fit(parts))
-            found.append(evaluate.evaluate(name, evaluate.by_task(predictors), tested))
+            reported.append(evaluate.evaluate(name, evaluate.by_task(predictors), tested))
         if features is felix:
-            found.append(evaluate.evaluate("analytic", evaluate.of_module(prior), tested))
-    return found
+            reported.append(evaluate.evaluate("analytic", evaluate.of_module(prior), tested))
+    return reported
 
 
 def _fits(
-    features: task_data.Features, options: train.TrainOptions, threads: int
+    features: task_features.Features, options: train.TrainOptions, threads: int
 ) -> Sequence[tuple[str, Callable[[splitting.Split], evaluate.Predictor]]]:
     """What trains each predictor on a split, by name."""
 

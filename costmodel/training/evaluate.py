@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from costmodel.training import metrics, train
 from felix import errors
 
-Predictor = Callable[[task_data.TaskData], metrics.Vector]
+Predictor = Callable[[task_features.TaskData], metrics.Vector]
 COLUMNS = tuple(field.name for field in dataclasses.fields(metrics.Scores))
 
 
@@ -69,7 +69,7 @@ class Report:
 
 
 def evaluate(
-    label: str, predictor: Predictor, tasks: Sequence[task_data.TaskData], at_least: int = 5
+    label: str, predictor: Predictor, tasks: Sequence[task_features.TaskData], at_least: int = 5
 ) -> Report:
     """Score `predictor` on every task with at least `at_least` schedules that ran.
 
@@ -97,7 +97,7 @@ def evaluate(
 def of_module(module: nn.Module) -> Predictor:
     """A torch cost model as a predictor."""
 
-    def predict(task: task_data.TaskData) -> metrics.Vector:
+    def predict(task: task_features.TaskData) -> metrics.Vector:
         module.eval()
         rows, mask = torch.from_numpy(task.rows), torch.from_numpy(task.mask)
         return train.predict(module, rows, mask).double().numpy()
@@ -106,9 +106,9 @@ def of_module(module: nn.Module) -> Predictor:
 
 
 def by_task(predictors: dict[int, Predictor]) -> Predictor:
-    """One predictor of many; those of the tasks are given by the tasks' `id`."""
+    """One predictor of many; `predictors` has them by the tasks' `id`."""
 
-    def predict(task: task_data.TaskData) -> metrics.Vector:
+    def predict(task: task_features.TaskData) -> metrics.Vector:
         return predictors[id(task)](task)
 
     return predict

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from costmodel.models import checkpoint, tensorfile
+from costmodel.models import checkpoint
+
+FILE_NAME = "MODEL_CARD.md"
+#: Scores of every test workload, and the weights that were scored where others ship.
+SCORES = "scores.json"
+HELD_OUT = "held_out.safetensors"
 
 _MEANINGS = {
     "pairwise": "pairs of schedules (2 % or more apart) in the right order",
@@ -20,15 +24,17 @@ _MEANINGS = {
 }
 
 
-def write(path: Path, model: checkpoint.Predictor, metadata: checkpoint.Metadata) -> Path:
-    """Write the card beside the checkpoint `path`; returns where."""
-    card = path.with_name("MODEL_CARD.md")
-    tensorfile.write_bytes(card, render(path.name, model, metadata).encode())
-    return card
+def render(
+    name: str, model: checkpoint.Predictor, metadata: checkpoint.Metadata, scores_folder: str = ""
+) -> str:
+    """The card's text.
 
-
-def render(name: str, model: checkpoint.Predictor, metadata: checkpoint.Metadata) -> str:
-    """The card's text."""
+    Args:
+        name: of the checkpoint's file.
+        model: its kind and size are stated.
+        metadata: of the checkpoint.
+        scores_folder: of the scores, with a slash; empty if they lie beside the card.
+    """
     data, scores = metadata.data, metadata.scores
     lines = [
         f"# Cost model for `{metadata.device}`",
@@ -60,10 +66,12 @@ def render(name: str, model: checkpoint.Predictor, metadata: checkpoint.Metadata
         "",
         f"    {metadata.command or 'an unrecorded command'}",
         "",
-        "`scores.json` holds the scores of every test workload. With `--final`, "
-        "`held_out.safetensors` holds the weights that were scored; the same figures come from",
+        f"`{scores_folder}{SCORES}` holds the scores of every test workload. With `--final`, "
+        f"`{scores_folder}{HELD_OUT}` holds the weights that were scored; the same figures "
+        "come from",
         "",
-        "    python -m costmodel evaluate --data DATA --model held_out.safetensors --baselines",
+        "    python -m costmodel evaluate --data DATA --baselines "
+        f"--model {scores_folder}{HELD_OUT}",
         "",
         "## Limits",
         "",

@@ -42,10 +42,10 @@ def _commit() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = records.versions()
+    versions = records.versions()
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -2,7 +2,7 @@
 
 Each step draws T tasks and K schedules of each, so tasks count equally however many schedules
 they have; the loss is a Huber regression of ln latency plus a ranking term within tasks. The
-best epoch on the validation tasks (workloads never trained on) is kept; on request a line fitted
+best epoch on the validation tasks (workloads never trained on) is taken; on request a line fitted
 on them is folded into its weights (`calibration`). The same data, options, seed and thread count
 give the same weights.
 
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from costmodel.data import features as task_data
-from costmodel.models import segment_mlp as mlp
+from costmodel.data import features as task_features
+from costmodel.models import segment_mlp
 from costmodel.training import calibration, losses, metrics
 from felix import errors
 
@@ -59,7 +59,7 @@ class TrainOptions:
     failures: str = "exclude"
     calibrate: bool = False
     seed: int = 0
-    shape: mlp.ModelOptions = field(default_factory=mlp.ModelOptions)
+    shape: segment_mlp.ModelOptions = field(default_factory=segment_mlp.ModelOptions)
 
     def __post_init__(self) -> None:
         if self.failures not in ("exclude", "slow"):
@@ -95,13 +95,13 @@ class Epoch:
 class Trained:
     """The best model seen, and how it got there; `line` is folded into its weights."""
 
-    model: mlp.SegmentSumMLP
+    model: segment_mlp.SegmentSumMLP
     history: tuple[Epoch, ...]
     best_epoch: int
     line: calibration.Line
 
 
-def examples(task: task_data.TaskData, failures: str, n_rows: int | None = None) -> Examples:
+def examples(task: task_features.TaskData, failures: str, n_rows: int | None = None) -> Examples:
     """A task's schedules as tensors, failed ones excluded or given a lower bound of latency."""
     measured = task.measured
     slow = np.array([e in SLOW_ERRORS for e in task.errors])
@@ -118,22 +118,22 @@ def examples(task: task_data.TaskData, failures: str, n_rows: int | None = None)
 
 
 def train(
-    features: task_data.Features,
-    training: Sequence[task_data.TaskData],
-    validation: Sequence[task_data.TaskData],
+    features: task_features.Features,
+    training: Sequence[task_features.TaskData],
+    validation: Sequence[task_features.TaskData],
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
     line: calibration.Line | None = None,
 ) -> Trained:
-    """Train on `training`, keep the epoch that is best on `validation`.
+    """Train on `training`, take the epoch that is best on `validation`.
 
-    Without validation tasks all epochs are run and the last one is kept.
+    Without validation tasks all epochs are run and the last one is taken.
 
     Args:
         line: calibrates instead of one fitted on `validation`.
 
     Raises:
-        RecordError: there is nothing to train on, or to calibrate on where that is asked for.
+        RecordError: there is nothing to train on, or to calibrate on where the options say so.
     """
     if not training:
         raise errors.RecordError("no training tasks: measure more workloads or shrink the shares")
@@ -185,9 +185,9 @@ def _line(model: nn.Module, parts: Sequence[Examples]) -> calibration.Line:
 
 def _fresh(
     names: tuple[str, ...], parts: Sequence[Examples], options: TrainOptions
-) -> mlp.SegmentSumMLP:
+) -> segment_mlp.SegmentSumMLP:
     """A model with fitted normaliser whose first predictions average to the mean of y."""
-    model = mlp.seeded(names, options.shape, options.seed)
+    model = segment_mlp.seeded(names, options.shape, options.seed)
     rows, mask = torch.cat([p.rows for p in parts]), torch.cat([p.mask for p in parts])
     model.normaliser.fit(rows, mask)
     y = torch.cat([p.y for p in parts])
@@ -273,7 +273,7 @@ def predict(model: nn.Module, rows: Tensor, mask: Tensor, batch: int = 4096) -> 
 
 
 def train_all(
-    features: task_data.Features,
+    features: task_features.Features,
     options: TrainOptions,
     progress: Callable[[Epoch], None] | None = None,
     line: calibration.Line | None = None,
@@ -281,6 +281,6 @@ def train_all(
     """Train afresh on every task, the same number of epochs along the same schedule.
 
     Args:
-        line: found by the same training with a validation part; there is none left here.
+        line: fitted by the same training with a validation part; there is none left here.
     """
     return train(features, features.tasks, (), options, progress, line)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data import features as task_data
+from costmodel.data import features as task_features
 from costmodel.training import evaluate, metrics
 
 
@@ -21,7 +21,7 @@ def have_xgboost() -> bool:
     return importlib.util.find_spec("xgboost") is not None
 
 
-def pooled(task: task_data.TaskData) -> NDArray[np.float32]:
+def pooled(task: task_features.TaskData) -> NDArray[np.float32]:
     """One vector per program [N, 2 F + 1]: row sums, row maxima, number of rows."""
     hidden = task.rows * task.mask[..., None]
     count = task.mask.sum(axis=1, keepdims=True).astype(np.float32)
@@ -32,15 +32,15 @@ def pooled(task: task_data.TaskData) -> NDArray[np.float32]:
 
 
 def fit_xgboost(
-    training: Sequence[task_data.TaskData],
-    validation: Sequence[task_data.TaskData],
+    training: Sequence[task_features.TaskData],
+    validation: Sequence[task_features.TaskData],
     seed: int = 0,
     threads: int = 2,
 ) -> evaluate.Predictor:
     """Trees on ln latency; tasks weigh the same; stopped early on the validation tasks."""
     import xgboost
 
-    def matrix(tasks: Sequence[task_data.TaskData]) -> xgboost.DMatrix:
+    def matrix(tasks: Sequence[task_features.TaskData]) -> xgboost.DMatrix:
         x = np.concatenate([pooled(t)[t.measured] for t in tasks])
         y = np.concatenate([t.ln_latency[t.measured] for t in tasks])
         weight = np.concatenate([np.full(t.measured.sum(), 1 / t.measured.sum()) for t in tasks])
@@ -65,7 +65,7 @@ def fit_xgboost(
         verbose_eval=False,
     )
 
-    def predict(task: task_data.TaskData) -> metrics.Vector:
+    def predict(task: task_features.TaskData) -> metrics.Vector:
         p: metrics.Vector = trees.predict(xgboost.DMatrix(pooled(task))).astype(np.float64)
         return p
 

@@ -3,8 +3,8 @@
 manifest.json      versions, device, task, best decisions, latencies, sha256 of each file
 kernel.so          the compiled library (kernel.ll, LLVM IR, where there is no linker)
 run.py             loads the library, checks it against TVM and numpy, times it
-calm.py            tells `run.py` when the cores are at full speed (`measure.calm`)
-oracle.py          the program in numpy, where it is plain (see `measure.oracle`)
+calm.py            tells `run.py` when the cores are at full speed (`felix.measure.cpu.contention`)
+oracle.py          the numpy reference, where the program is plain (`felix.tir.to_numpy`)
 workload.json      the unscheduled program as TVM reads it
 schedule.py        TVMScript of the scheduled program
 source/            generated code: LLVM IR and assembly, or CUDA
@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import tvm
 
-from felix import errors, records, target
-from felix.artifact import run_script
+from felix import errors, files, records, target
+from felix.artifact import convergence, run_script
 from felix.measure import build, reference
 from felix.measure.cpu import contention
 from felix.tir import to_numpy
@@ -122,9 +122,7 @@ def export(
         manifest = _manifest(result, time.time() if created_s is None else created_s)
         manifest |= dict(about or {})
         manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
-        part = folder / "manifest.json.part"
-        part.write_text(json.dumps(manifest, indent=2) + "\n")
-        part.replace(folder / "manifest.json")
+        files.write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise errors.OutputError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
@@ -151,7 +149,7 @@ def _clear(folder: pathlib.Path) -> None:
 def _library(
     result: Result, folder: pathlib.Path, link: build.Link, notes: list[str]
 ) -> str | None:
-    """Compile the best schedule and keep its code; the library's file name."""
+    """Compile the best schedule and write its code; the library's file name."""
     mod, built_for = result.best.schedule.mod, result.task.target
     source = folder / "source"
     source.mkdir(exist_ok=True)
@@ -181,11 +179,11 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
     task, best = result.task, result.best
     (folder / "workload.json").write_text(tvm.ir.save_json(task.mod))
     (folder / "schedule.py").write_text(best.schedule.mod.script() + "\n")
-    text = to_numpy.source(task.mod)
-    if text is None:
+    numpy_source = to_numpy.source(task.mod)
+    if numpy_source is None:
         notes.append("no oracle.py: the program has no plain numpy form")
     else:
-        (folder / "oracle.py").write_text(text)
+        (folder / "oracle.py").write_text(numpy_source)
     entry = records.DatabaseEntry(
         mod=task.mod,
         trace=best.schedule.trace,
@@ -204,23 +202,10 @@ def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
         rows = csv.writer(file)
         rows.writerow(["trial", "elapsed_s", "best_latency_us"])
         rows.writerows(result.curve)
-    try:
-        from matplotlib import figure
-    except ImportError:
+    title = f"{result.task.name}: {result.best.latency_us:.2f} us"
+    path = folder / convergence.FILE_NAME
+    if not convergence.draw(result.curve, title, path, "best latency (us)"):
         notes.append("no convergence.svg: matplotlib is not installed")
-        return
-    picture = figure.Figure(figsize=(9, 3.5), layout="constrained")
-    panels = picture.subplots(1, 2, sharey=True)
-    best_us = [point[2] for point in result.curve]
-    for panel, column, label in ((panels[0], 0, "trials"), (panels[1], 1, "seconds")):
-        xs = [point[column] for point in result.curve]
-        panel.step(xs, best_us, where="post", marker=".", color="tab:blue")
-        panel.set_xlabel(label)
-        panel.set_yscale("log")
-        panel.grid(True, which="both", alpha=0.3)
-    panels[0].set_ylabel("best latency (us)")
-    picture.suptitle(f"{result.task.name}: {result.best.latency_us:.2f} us")
-    picture.savefig(folder / "convergence.svg", metadata={"Date": None})
 
 
 def _manifest(result: Result, created_s: float) -> dict[str, Any]:
@@ -255,11 +240,11 @@ def _manifest(result: Result, created_s: float) -> dict[str, Any]:
 
 
 def _hashes(folder: pathlib.Path) -> dict[str, str]:
-    """sha256 of every file of the bundle, by path inside it."""
-    known = ("source", "database")
-    files = [path for path in folder.iterdir() if path.is_file()]
-    files += [path for name in known for path in (folder / name).iterdir()]
+    """sha256 of every file of the bundle, by path inside it; a session's lock is no part of it."""
+    subfolders = ("source", "database")
+    paths = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
+    paths += [path for name in subfolders for path in (folder / name).iterdir()]
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(files)
+        for path in sorted(paths)
     }

@@ -2,8 +2,8 @@
 
 Needs TVM and numpy, not Felix. It verifies the files against the manifest, runs the kernel on
 random inputs, compares the outputs with the unscheduled program (`workload.json`, built here)
-and with `oracle.py` (plain numpy) where there is one, then times the kernel with cold caches.
-Exit status: 0 if everything agrees, 1 with one line on stderr otherwise.
+and with `oracle.py` (the numpy reference) where there is one, then times the kernel with cold
+caches. Exit status: 0 if everything agrees, 1 with one line on stderr otherwise.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def run(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
         if arg["is_output"]
     }
     checked = {
-        name: max(_compare(outputs[key], want[key], manifest, key, name) for key in outputs)
-        for name, want in expected.items()
+        name: max(_compare(outputs[key], reference[key], manifest, key, name) for key in outputs)
+        for name, reference in expected.items()
     }
     latency_us = _time_us(tvm, kernel, device, tensors, repeats, _guard(tvm, manifest))
     return {
@@ -109,10 +109,10 @@ def _manifest() -> dict[str, Any]:
         raise Failure(f"manifest.json cannot be read: {error}") from None
     for name, expected in files.items():
         try:
-            found = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
+            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
         except OSError as error:
             raise Failure(f"{name} cannot be read: {error.strerror}") from None
-        if found != expected:
+        if digest != expected:
             raise Failure(f"{name} is not the file the manifest names (sha256 differs)")
     return manifest
 
@@ -166,13 +166,13 @@ def _guard(tvm: Any, manifest: dict[str, Any]) -> Callable[[Callable[[], Any]], 
     """Calls a function that times the kernel: on a CPU, when its cores are at full speed."""
     if manifest["target"]["kind"] != "llvm":
         return lambda measure: measure()
-    calm = _module("calm")
+    contention = _module("calm")
     threads = int(manifest["target"].get("num-cores") or os.cpu_count() or 1)
-    watch = calm.ContentionGuard(
-        calm.multiply_adds(tvm.target.Target(manifest["target"]), threads)
+    guard = contention.ContentionGuard(
+        contention.multiply_adds(tvm.target.Target(manifest["target"]), threads)
     )
-    watch.learn()
-    return lambda measure: watch.measure_stable(measure)
+    guard.learn()
+    return lambda measure: guard.measure_stable(measure)
 
 
 def _dtype(name: str) -> Any:
@@ -204,17 +204,21 @@ def _poison(arg: dict[str, Any]) -> Any:
     return np.full(arg["shape"], value, dtype=_dtype(arg["dtype"]))
 
 
-def _compare(got: Any, want: Any, manifest: dict[str, Any], output: str, reference: str) -> float:
+def _compare(
+    actual: Any, expected: Any, manifest: dict[str, Any], output: str, reference: str
+) -> float:
     """The largest relative error, or a Failure if it exceeds the tolerance."""
-    if got.dtype.kind in "iub":
-        if not np.array_equal(got, want):
+    if actual.dtype.kind in "iub":
+        if not np.array_equal(actual, expected):
             raise Failure(f"output {output} differs from {reference}")
         return 0.0
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    rms = math.sqrt(np.mean(np.square(want, where=np.isfinite(want), out=np.zeros_like(want))))
+    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+    finite = np.where(np.isfinite(expected), expected, 0.0)
+    rms = math.sqrt(np.mean(np.square(finite)))
+    scale = np.maximum(np.abs(expected) + rms, np.finfo(np.float64).tiny)
     with np.errstate(invalid="ignore"):
-        error = np.abs(got - want) / np.maximum(np.abs(want) + rms, np.finfo(np.float64).tiny)
-    error[(got == want) | (np.isnan(got) & np.isnan(want))] = 0.0
+        error = np.abs(actual - expected) / scale
+    error[(actual == expected) | (np.isnan(actual) & np.isnan(expected))] = 0.0
     worst = float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
     if worst > manifest["tolerance"]:
         raise Failure(
@@ -232,7 +236,7 @@ def _time_us(
     repeats: int,
     guard: Callable[[Callable[[], Any]], Any],
 ) -> float:
-    """Median latency of single calls with cold caches, in bursts as the tuner times its finalists.
+    """Median latency of single calls with cold caches, in bursts as when the tuner re-measures.
 
     Between bursts the cores rest, so that the host of a virtual machine may place them anew, and
     small arrays change their places in memory, which are worth some percent.

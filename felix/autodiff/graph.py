@@ -124,7 +124,7 @@ def build(graph: Graph, expressions: Sequence[sympy.Expr], symbols: dict[str, in
             if id(node) in memo:
                 stack.pop()
                 continue
-            parts = (node.definition,) if isinstance(node, expr.Alias) else node.args
+            parts = (node.definition,) if isinstance(node, expr.SharedSubexpr) else node.args
             missing = [a for a in parts if id(a) not in memo]
             if missing and not node.is_Number:
                 stack.extend(missing)
@@ -143,7 +143,7 @@ def _convert(
     graph: Graph, node: sympy.Expr, args: list[_Scaled], symbols: dict[str, int]
 ) -> _Scaled:
     """One sympy node whose arguments are known, as factor * graph node."""
-    if isinstance(node, expr.Alias):
+    if isinstance(node, expr.SharedSubexpr):
         return args[0]
     if node.is_Symbol:
         if node.name not in symbols:
@@ -222,15 +222,15 @@ _FUNCTIONS: dict[type[Any], Callable[[Graph, list[int]], int]] = {
 
 
 def reachable(graph: Graph, outputs: Iterable[int]) -> list[int]:
-    """The nodes that the outputs need, in graph order."""
-    needed = [False] * len(graph)
+    """The nodes that the outputs depend on, in graph order."""
+    is_used = [False] * len(graph)
     for output in outputs:
-        needed[output] = True
+        is_used[output] = True
     for node in range(len(graph) - 1, -1, -1):
-        if needed[node]:
+        if is_used[node]:
             for argument in graph.arguments[node]:
-                needed[argument] = True
-    return [node for node, used in enumerate(needed) if used]
+                is_used[argument] = True
+    return [node for node, used in enumerate(is_used) if used]
 
 
 def group(graph: Graph, nodes: Sequence[int]) -> list[tuple[str, list[int]]]:

@@ -53,8 +53,8 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Index arrays of a program: built once, only read by evaluations."""
+class Passes:
+    """The passes of one program: index arrays, built once and only read by evaluations."""
 
     n_symbols: int
     constants: Array
@@ -66,7 +66,7 @@ class Plan:
     gathers: tuple[Any, ...]
 
     @classmethod
-    def make(cls, graph: expression_graph.Graph, n_symbols: int, outputs: Sequence[int]) -> Plan:
+    def make(cls, graph: expression_graph.Graph, n_symbols: int, outputs: Sequence[int]) -> Passes:
         used = expression_graph.reachable(graph, outputs)
         constants = [n for n in used if graph.kinds[n] == "constant"]
         ordered = expression_graph.group(graph, used)
@@ -124,12 +124,12 @@ class Plan:
     def backward(self, buffer: Array, gradient: Array) -> Array:
         buffer[self.n_edges + self.n_nodes :] = gradient
         for group, gather in zip(reversed(self.groups), self.gathers[:-1], strict=True):
-            own = gather @ buffer
+            node_gradients = gather @ buffer
             if group.kind == "linear":
-                buffer[self.n_edges + group.start : self.n_edges + group.stop] = own
+                buffer[self.n_edges + group.start : self.n_edges + group.stop] = node_gradients
             else:
                 edges = buffer[group.first_edge : group.last_edge]
-                edges.reshape(len(group.arguments), *own.shape)[:] *= own
+                edges.reshape(len(group.arguments), *node_gradients.shape)[:] *= node_gradients
         return np.asarray(self.gathers[-1] @ buffer)
 
 

@@ -1,9 +1,9 @@
 """Formulas compiled to one batched function: `Program`.
 
-A program evaluates a list of sympy expressions at many points at once, exactly (numpy) or
-smoothly with a hand-written reverse pass (one torch autograd function). Its cost is a number of
-array operations that does not grow with the number of nodes: see `felix.autodiff.graph` for the
-graph and `felix.autodiff.passes` for the two passes.
+A program evaluates a list of sympy expressions at many points at once, exactly or smoothly with
+a hand-written reverse pass (`felix.autodiff.torch_function` makes that a torch function). Its
+cost is a number of array operations that does not grow with the number of nodes: see
+`felix.autodiff.graph` for the graph and `felix.autodiff.passes` for the two passes.
 
 Outputs flagged in `log_outputs` are reported as sign(v) log2(1 + |v|), which is log2(1 + v)
 for the non-negative values that features have and stays defined for relaxed ones.
@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import sympy
@@ -26,9 +26,6 @@ from numpy.typing import NDArray
 from felix import errors
 from felix.autodiff import graph as expression_graph
 from felix.autodiff import passes, smoothing
-
-if TYPE_CHECKING:
-    import torch
 
 Array = NDArray[np.float64]
 
@@ -125,20 +122,20 @@ class Program:
     @property
     def n_nodes(self) -> int:
         """Number of distinct nodes that the outputs need."""
-        return self._plan.n_nodes
+        return self._passes.n_nodes
 
     @property
     def n_groups(self) -> int:
         """Number of groups: what the cost of a small batch is proportional to."""
-        return len(self._plan.groups)
+        return len(self._passes.groups)
 
     @cached_property
     def _log_rows(self) -> NDArray[np.intp]:
         return np.flatnonzero(self.log_outputs)
 
     @cached_property
-    def _plan(self) -> passes.Plan:
-        return passes.Plan.make(self.graph, len(self.symbols), self.outputs)
+    def _passes(self) -> passes.Passes:
+        return passes.Passes.make(self.graph, len(self.symbols), self.outputs)
 
     def exact(self, values: NDArray[Any], *, raw: bool = False) -> Array:
         """Values of the outputs at integer points.
@@ -154,45 +151,22 @@ class Program:
         result = np.empty((len(points), len(self.outputs)))
         for start in range(0, len(points), EXACT_BLOCK):
             block = points[start : start + EXACT_BLOCK]
-            outputs = self._plan.exact(block.T)
+            outputs = self._passes.exact(block.T)
             if not raw and len(self._log_rows):
                 flagged = outputs.take(self._log_rows, 0)
                 outputs[self._log_rows] = signed_log2(flagged)
             result[start : start + EXACT_BLOCK] = outputs.T
         return result
 
-    def smooth(
-        self,
-        x: torch.Tensor,
-        temperature: float | torch.Tensor,
-        *,
-        kernel: str = smoothing.DEFAULT_KERNEL,
-        raw: bool = False,
-    ) -> torch.Tensor:
-        """Smooth values of the outputs, differentiable (once) in x.
-
-        Args:
-            x: [batch, n_symbols] relaxed values of the variables (not their logarithms).
-            temperature: > 0; a tensor [batch] gives each point its own.
-            kernel: a key of `smoothing.KERNELS`.
-            raw: skip the log2(1 + v) of flagged outputs.
-
-        Returns:
-            [batch, n_outputs], float64.
-        """
-        from felix.autodiff import torch_function
-
-        return torch_function.smooth(self, x, temperature, smoothing.KERNELS[kernel], raw)
-
     def forward(
         self, points: Array, temperature: smoothing.Temperature, kernel: smoothing.Kernel
     ) -> tuple[Array, Array]:
         """Smooth raw values [n_outputs, batch] at [n_symbols, batch], and X for `backward`."""
-        return self._plan.forward(points, temperature, kernel)
+        return self._passes.forward(points, temperature, kernel)
 
     def backward(self, buffer: Array, gradient: Array) -> Array:
         """Gradient [n_symbols, batch] from X and d/d raw outputs [n_outputs, batch]; uses X up."""
-        return self._plan.backward(buffer, gradient)
+        return self._passes.backward(buffer, gradient)
 
     def _checked(self, points: Array) -> Array:
         if points.ndim != 2 or points.shape[1] != len(self.symbols):

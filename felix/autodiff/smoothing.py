@@ -1,4 +1,4 @@
-"""Smooth twins of the operators of Felix formulas: one table, `RULES`, one rule an operator.
+"""Smooth forms of the operators of Felix formulas: one table, `RULES`, one rule an operator.
 
 A rule has two evaluations. `exact` is the operator at integer points. `smooth` takes a
 temperature T > 0 and returns the value together with its partial derivatives, written by hand:
@@ -135,7 +135,7 @@ DEFAULT_KERNEL = "algebraic"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One operator: its exact function and its smooth twin (value and partials)."""
+    """One operator: its exact function and its smooth form (value and partials)."""
 
     exact: Callable[..., Array]
     smooth: Callable[[tuple[Array, ...], Temperature, Kernel], Smooth]

@@ -1,6 +1,7 @@
-"""The torch side of `felix.autodiff.program`: one autograd function around a program's two passes.
+"""A program as a torch function: one autograd function around its two passes.
 
-Kept apart so that exact evaluation (and reading the formula cache) never loads torch.
+Only this module of `felix.autodiff` loads torch: exact evaluation and the formula cache do not
+need it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Smooth(torch.autograd.Function):
         outer = gradient.detach().double().cpu().numpy().T
         if ctx.slopes is not None:
             outer = outer * ctx.slopes
-        if ctx.buffer is None:  # a second reverse pass (retain_graph): the first used X up
+        if ctx.buffer is None:  # a second reverse pass (retain_graph): the first one overwrote X
             _, ctx.buffer = ctx.program.forward(*ctx.again)
         inner = ctx.program.backward(ctx.buffer, outer)
         ctx.buffer = None
@@ -56,10 +57,22 @@ def smooth(
     program: autodiff_program.Program,
     x: torch.Tensor,
     temperature: float | torch.Tensor,
-    kernel: smoothing.Kernel,
-    raw: bool,
+    *,
+    kernel: str = smoothing.DEFAULT_KERNEL,
+    raw: bool = False,
 ) -> torch.Tensor:
-    """See `objective.Program.smooth`."""
+    """Smooth values of a program's outputs, differentiable (once) in x.
+
+    Args:
+        program: what to evaluate.
+        x: [batch, n_symbols] relaxed values of the variables (not their logarithms).
+        temperature: > 0; a tensor [batch] gives each point its own.
+        kernel: a key of `smoothing.KERNELS`.
+        raw: skip the log2(1 + v) of flagged outputs.
+
+    Returns:
+        [batch, n_outputs], float64.
+    """
     if x.ndim != 2 or x.shape[1] != len(program.symbols):
         raise ValueError(f"expected [batch, {len(program.symbols)}], got {list(x.shape)}")
     level: smoothing.Temperature
@@ -69,5 +82,5 @@ def smooth(
         level = float(temperature)
     if not np.all(np.asarray(level) > 0.0):
         raise ValueError("the temperature must be above 0; use exact() for the limit")
-    result: torch.Tensor = _Smooth.apply(x, program, level, kernel, raw)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Smooth.apply(x, program, level, smoothing.KERNELS[kernel], raw)  # type: ignore[no-untyped-call]
     return result

@@ -2,8 +2,11 @@
 
 Results go to stdout, progress and errors to stderr; `--json` makes the result machine-readable.
 
-Exit codes: 0 done; 1 a `FelixError`, told in one line `felix: error: ...`; 2 wrong usage;
-130 interrupted (what was found by then is still reported and written).
+`main` parses the arguments and runs the command's module: one of `felix.cli.commands`, which work
+on this machine, or of `felix.cli.remote`, which talk to a service.
+
+Exit codes: 0 done; 1 a `FelixError`, in one line `felix: error: ...`; 2 wrong usage;
+130 interrupted (what the run has by then is still reported and written).
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import errors, version
+from felix.cli import interrupts
 from felix.search import strategies
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    _Subparsers: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 #: Verbs for jobs of the service; one module has them all.
 _VERBS = {
@@ -29,9 +33,6 @@ _VERBS = {
     "stop": "end jobs early, with their artifacts",
     "retry": "go on with failed or cancelled jobs",
 }
-
-#: Other commands that talk to a service; each has a module of its own.
-_REMOTE = frozenset({"submit", "ls", "watch", "get", "keys"})
 
 _EPILOG = """\
 WORKLOAD is an operator with its parameters, or a file with a task or TIR function as JSON:
@@ -46,38 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        command = importlib.import_module(_module(options.command))
-        with _terminable():
+        command = importlib.import_module(options.module)
+        with interrupts.termination_as_interrupt():
             return int(command.run(options))
     except errors.FelixError as error:
         print(f"felix: error: {_one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("felix: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupts.EXIT_CODE
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-
-
-class _terminable:
-    """SIGTERM ends a command as Ctrl-C does, so that it keeps what it found."""
-
-    def __enter__(self) -> None:
-        def stop(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        self._before = signal.signal(signal.SIGTERM, stop)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-
-def _module(command: str) -> str:
-    """The module with the `run` of a command."""
-    if command in _VERBS:
-        return "felix.cli.remote.control"
-    return f"felix.cli.{'remote' if command in _REMOTE else 'commands'}.{command}"
 
 
 def _one_line(error: errors.FelixError) -> str:
@@ -106,15 +87,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(
+def _add(
+    commands: _Subparsers, name: str, text: str, module: str | None = None
+) -> argparse.ArgumentParser:
+    """The parser of a command; `module` has its `run`, `commands.NAME` if left out."""
+    parser = commands.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return made
+    parser.set_defaults(module=f"felix.cli.{module or f'commands.{name}'}")
+    return parser
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
@@ -173,15 +158,17 @@ def _db(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["upgrade"], help="bring it to this version's schema")
 
 
-def _remote(commands: Any) -> None:
+def _remote(commands: _Subparsers) -> None:
     """What talks to a service that runs somewhere; see `felix.cli.remote.connection`."""
-    _submit(_add(commands, "submit", "give the service a job"))
-    _ls(_add(commands, "ls", "list jobs of the service"))
-    _add(commands, "watch", "show the progress of a job").add_argument("job", type=_natural)
+    _submit(_add(commands, "submit", "give the service a job", "remote.submit"))
+    _ls(_add(commands, "ls", "list jobs of the service", "remote.ls"))
+    watch = _add(commands, "watch", "show the progress of a job", "remote.watch")
+    watch.add_argument("job", type=_natural)
     for verb, text in _VERBS.items():
-        _add(commands, verb, text).add_argument("job", type=_natural, nargs="+")
-    _get(_add(commands, "get", "download what a job made"))
-    _keys(_add(commands, "keys", "list, make and revoke API keys"))
+        control = _add(commands, verb, text, "remote.control")
+        control.add_argument("job", type=_natural, nargs="+")
+    _get(_add(commands, "get", "download what a job made", "remote.get"))
+    _keys(_add(commands, "keys", "list, make and revoke API keys", "remote.keys"))
     for name in ("submit", "ls", "watch", *_VERBS, "get", "keys"):
         add = commands.choices[name].add_argument
         add("--url", help="the service (default: FELIX_URL, or http://127.0.0.1:8000)")

@@ -1,10 +1,11 @@
-"""How long numpy takes for the same program: `python -m felix.cli.numpy_baseline`, and its caller.
+"""How long numpy takes for the same program.
 
-Timed in a process of its own, so that BLAS starts with as many threads as the target has cores.
+`measure` runs this module as a process of its own (`python -m felix.cli.numpy_baseline`), so that
+BLAS starts with as many threads as the target has cores.
 Inputs are those of the correctness check. One call warms up (threads, first pages); before each
 timed call the inputs are flushed from all cache levels as for our kernels (numpy's temporaries
 cannot be). A call allocates its outputs, as a numpy user's would. Calls are timed in bursts over a
-second, as the finalists' are, and the median counts.
+second, as in re-measuring, and the median counts.
 """
 
 from __future__ import annotations
@@ -104,13 +105,13 @@ def _main() -> None:
         scope["compute"](inputs)
         return (time.perf_counter() - begin) * 1e6
 
-    found = [call_us()]
+    latencies_us = [call_us()]
     end = time.perf_counter() + MAX_TOTAL_S
-    while len(found) < MAX_REPEATS and time.perf_counter() < end:
-        if len(found) % BURST == 0:
+    while len(latencies_us) < MAX_REPEATS and time.perf_counter() < end:
+        if len(latencies_us) % BURST == 0:
             time.sleep(PAUSE_S)
-        found.append(call_us())
-    json.dump({"latency_us": statistics.median(found)}, sys.stdout)
+        latencies_us.append(call_us())
+    json.dump({"latency_us": statistics.median(latencies_us)}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The end of a run in words, as JSON and as a picture.
+"""The end of a run in words and as JSON.
 
     task                    trials   best       GFLOP/s   vs unscheduled   vs numpy
     gemm_512x512x512            64   1.44 ms      187.4           216.4x      1.31x
@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from felix import errors, version
+from felix import version
 from felix.cli import numpy_baseline
 from felix.tuning import pacing, results
 
@@ -51,22 +51,22 @@ def ratio(value: float | None) -> str:
 
 def show(
     console: Console,
-    found: Sequence[results.TuneResult],
+    tasks: Sequence[results.TuneResult],
     numpy: Sequence[numpy_baseline.NumpyTime],
     breakdown: pacing.Breakdown,
 ) -> None:
     """Print the table of tasks and where the time went."""
     from rich import box, table
 
-    tasks = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    tasks.add_column("task", overflow="fold")
+    rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rows.add_column("task", overflow="fold")
     for name in ("trials", "failed", "best", "GFLOP/s", "vs unscheduled", "vs numpy"):
-        tasks.add_column(name, justify="right")
-    for result, reference in zip(found, numpy, strict=True):
-        tasks.add_row(*_cells(result, reference))
-    console.print(tasks)
+        rows.add_column(name, justify="right")
+    for result, numpy_time in zip(tasks, numpy, strict=True):
+        rows.add_row(*_cells(result, numpy_time))
+    console.print(rows)
     console.print(_time_line(breakdown), soft_wrap=True, highlight=False)
-    for result in found:
+    for result in tasks:
         if result.found is None:
             console.print(result.failure(), soft_wrap=True, highlight=False)
     notes = {n.note for n in numpy if n.latency_us is not None}
@@ -77,51 +77,56 @@ def show(
         )  # fmt: skip
 
 
-def _cells(result: results.TuneResult, reference: numpy_baseline.NumpyTime) -> list[str]:
+def _cells(result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime) -> list[str]:
     failed = str(sum(not record.measurement.ok for record in result.records))
     head = [result.task.name, str(len(result.records)), failed]
     if result.found is None:
         return [*head, "none", "-", "-", "-"]
     rate = f"{result.gflops:.1f}"
     best = duration(result.best.latency_us)
-    return [*head, best, rate, ratio(result.speedup), ratio(_over(reference, result))]
+    return [*head, best, rate, ratio(result.speedup), ratio(_numpy_speedup(result, numpy_time))]
 
 
-def _over(reference: numpy_baseline.NumpyTime, result: results.TuneResult) -> float | None:
-    if reference.latency_us is None or result.found is None:
+def _numpy_speedup(
+    result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime
+) -> float | None:
+    """Numpy's over the best latency."""
+    if numpy_time.latency_us is None or result.found is None:
         return None
-    return reference.latency_us / result.best.latency_us
+    return numpy_time.latency_us / result.best.latency_us
 
 
 def _time_line(spent: pacing.Breakdown) -> str:
     parts = {label: getattr(spent, f"{part}_s") for part, label in PARTS.items()}
-    told = [f"{label} {seconds:.1f} s" for label, seconds in parts.items() if seconds >= 0.05]
+    spans = [f"{label} {seconds:.1f} s" for label, seconds in parts.items() if seconds >= 0.05]
     work = f"workers built for {spent.build_work_s:.1f} s and ran for {spent.run_work_s:.1f} s"
-    return f"time {spent.total_s:.1f} s: {', '.join(told)} ({work})"
+    return f"time {spent.total_s:.1f} s: {', '.join(spans)} ({work})"
 
 
 def to_json(
-    found: results.NetworkResult,
+    network: results.NetworkResult,
     numpy: Sequence[numpy_baseline.NumpyTime],
     artifacts: Sequence[pathlib.Path | None],
 ) -> dict[str, Any]:
     """The result for programs; see `docs` for the fields."""
-    spent = found.breakdown
+    spent = network.breakdown
     return {
         "felix": version.__version__,
         "command": "tune",
-        "reason": found.reason,
-        "trials": sum(len(result.records) for result in found.results),
-        "latency_us": found.latency_us,
+        "reason": network.reason,
+        "trials": sum(len(result.records) for result in network.results),
+        "latency_us": network.latency_us,
         "elapsed_s": spent.total_s,
         "time": {**dataclasses.asdict(spent), "other_s": spent.other_s},
-        "curve": [list(point) for point in found.curve],
-        "tasks": [_task_json(*each) for each in zip(found.results, numpy, artifacts, strict=True)],
+        "curve": [list(point) for point in network.curve],
+        "tasks": [
+            _task_json(*parts) for parts in zip(network.results, numpy, artifacts, strict=True)
+        ],
     }
 
 
 def _task_json(
-    result: results.TuneResult, reference: numpy_baseline.NumpyTime, folder: pathlib.Path | None
+    result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime, folder: pathlib.Path | None
 ) -> dict[str, Any]:
     task, best = result.task, result.found
     return {
@@ -144,37 +149,10 @@ def _task_json(
         },
         "unscheduled_us": result.unscheduled_us,
         "speedup": None if best is None else result.speedup,
-        "numpy_us": reference.latency_us,
-        "numpy_speedup": _over(reference, result),
-        "numpy_note": reference.note,
+        "numpy_us": numpy_time.latency_us,
+        "numpy_speedup": _numpy_speedup(result, numpy_time),
+        "numpy_note": numpy_time.note,
         "curve": [list(point) for point in result.curve],
         "artifact": None if folder is None else str(folder),
         "error": result.failure() if best is None else None,
     }
-
-
-def picture(curve: results.Curve, title: str, path: pathlib.Path) -> bool:
-    """Draw a convergence curve over trials and over seconds; False without matplotlib.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    try:
-        from matplotlib import figure
-    except ImportError:
-        return False
-    drawn = figure.Figure(figsize=(9, 3.5), layout="constrained")
-    panels = drawn.subplots(1, 2, sharey=True)
-    for panel, column, label in ((panels[0], 0, "trials"), (panels[1], 1, "seconds")):
-        xs, ys = [point[column] for point in curve], [point[2] for point in curve]
-        panel.step(xs, ys, where="post", marker=".", color="tab:blue")
-        panel.set_xlabel(label)
-        panel.set_yscale("log")
-        panel.grid(True, which="both", alpha=0.3)
-    panels[0].set_ylabel("weighted latency (us)")
-    drawn.suptitle(title)
-    try:
-        drawn.savefig(path, metadata={"Date": None})
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {path}: {error.strerror}") from error
-    return True

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pathlib
 import secrets
-import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 
 import httpx
 
-from felix import errors
+from felix import errors, files
 from felix.client import _events, _http, _rows
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import pandas
+
+Row = TypeVar("Row")
 
 
 class Client:
@@ -30,7 +28,7 @@ class Client:
     Args:
         url: address of the service, e.g. `http://127.0.0.1:8000`.
         key: an API key.
-        timeout_s: for one answer.
+        timeout_s: for one response.
         transport: of `httpx`, for tests.
     """
 
@@ -47,12 +45,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -112,37 +105,38 @@ class Client:
             settings: see `submit`.
         """
         path = pathlib.Path(path)
-        ask = {"kind": kind or ("tir" if path.suffix == ".json" else "onnx"), **settings}
+        job = {"kind": kind or ("tir" if path.suffix == ".json" else "onnx"), **settings}
         if shapes is not None:
-            ask["shapes"] = {name: list(shape) for name, shape in shapes.items()}
+            job["shapes"] = {name: list(shape) for name, shape in shapes.items()}
         headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         try:
             content = path.read_bytes()
         except OSError as error:
             raise errors.WorkloadError(f"cannot read {path}: {error.strerror}") from error
-        answer = self._http.send(
+        response = self._http.send(
             "POST", "/v1/jobs/upload", headers,
-            files={"file": (path.name, content)}, data={"job": json.dumps(ask)},
+            files={"file": (path.name, content)}, data={"job": json.dumps(job)},
         )  # fmt: skip
-        return _rows.of(_rows.Job, answer.json())
+        return _rows.of(_rows.Job, response.json())
 
     def job(self, job_id: int, seq: int = 0) -> _rows.Job:
         """A job as it stands.
 
         Args:
             job_id: its number.
-            seq: of an event that is known; the answer is not from before it. An API server may
-                give one that is `FELIX_LOOK_S` old, and another one may have told the event.
+            seq: of a known event; the job returned is not older than it. An API server may
+                return one that is `FELIX_CACHE_TTL_S` old, and the event may have come from
+                another server.
 
         Raises:
             RemoteError: there is no such job, or it has no such event.
         """
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         while True:
             job = _rows.of(_rows.Job, self._http.get(f"/v1/jobs/{job_id}"))
             if job.last_seq >= seq:
                 return job
-            if time.monotonic() - began_s > _events.PATIENCE_S:
+            if time.monotonic() - started_s > _events.PATIENCE_S:
                 raise errors.RemoteError(f"job {job_id} has no event {seq}")
             self._http.sleep(_events.RETRY_S)
 
@@ -161,10 +155,10 @@ class Client:
         Raises:
             RemoteError: it has not within the time.
         """
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         job = self.job(job_id)
         while not job.has_ended:
-            waited_s = time.monotonic() - began_s
+            waited_s = time.monotonic() - started_s
             if timeout_s is not None and waited_s >= timeout_s:
                 raise errors.RemoteError(f"job {job_id} is {job.state} after {waited_s:.0f} s")
             left_s = 2.0 if timeout_s is None else min(2.0, timeout_s - waited_s)
@@ -178,8 +172,8 @@ class Client:
 
     def tasks(self, job_id: int) -> list[_rows.Task]:
         """The tensor programs of a job."""
-        found = self._http.get(f"/v1/jobs/{job_id}/tasks")
-        return [_rows.of(_rows.Task, each) for each in found["items"]]
+        page = self._http.get(f"/v1/jobs/{job_id}/tasks")
+        return [_rows.of(_rows.Task, item) for item in page["items"]]
 
     def trials(
         self, job_id: int, limit: int | None = None, **filters: Any
@@ -190,9 +184,9 @@ class Client:
     def best(self, job_id: int) -> list[_rows.Trial]:
         """The fastest trial of each task that has one, in the order of tasks."""
         numbers = [task.best_trial for task in self.tasks(job_id)]
-        where = f"/v1/jobs/{job_id}/trials"
+        path = f"/v1/jobs/{job_id}/trials"
         return [
-            _rows.of(_rows.Trial, self._http.get(f"{where}/{number}"))
+            _rows.of(_rows.Trial, self._http.get(f"{path}/{number}"))
             for number in numbers
             if number is not None
         ]
@@ -203,13 +197,13 @@ class Client:
 
     def curves(self, job_ids: Sequence[int]) -> list[_rows.Curve]:
         """The curves of several jobs."""
-        found = self._http.get("/v1/curves", job=list(job_ids))
-        return [_curve(each) for each in found["items"]]
+        page = self._http.get("/v1/curves", job=list(job_ids))
+        return [_curve(item) for item in page["items"]]
 
     def search(self, job_id: int) -> dict[str, Any]:
         """Search internals: rounds with descent steps, trainings, error classes."""
-        found: dict[str, Any] = self._http.get(f"/v1/jobs/{job_id}/search")
-        return found
+        internals: dict[str, Any] = self._http.get(f"/v1/jobs/{job_id}/search")
+        return internals
 
     def dataframe(self, job_id: int) -> pandas.DataFrame:
         """All trials as a pandas table, a row a trial, indexed by number.
@@ -232,8 +226,8 @@ class Client:
 
     def artifacts(self, job_id: int) -> list[_rows.Artifact]:
         """The files of a job."""
-        found = self._http.get(f"/v1/jobs/{job_id}/artifacts")
-        return [_rows.of(_rows.Artifact, each) for each in found["items"]]
+        page = self._http.get(f"/v1/jobs/{job_id}/artifacts")
+        return [_rows.of(_rows.Artifact, item) for item in page["items"]]
 
     def download(
         self, job_id: int, folder: str | pathlib.Path = ".", name: str | None = None
@@ -246,30 +240,25 @@ class Client:
             name: of the artifact; None: the bundle.
 
         Raises:
-            RemoteError: there is no such artifact, or what came is not what was stored.
+            RemoteError: there is no such artifact, or it arrived damaged.
             OutputError: the folder cannot be written.
         """
-        found = self._find_artifact(job_id, name)
-        folder, file_name = pathlib.Path(folder), pathlib.PurePosixPath(found.name).name
-        if file_name != found.name or file_name in ("", ".", "..") or "\\" in file_name:
-            raise errors.RemoteError(f"the artifact's name is not one of a file: {found.name!r}")
+        artifact = self._find_artifact(job_id, name)
+        folder, file_name = pathlib.Path(folder), pathlib.PurePosixPath(artifact.name).name
+        if file_name != artifact.name or file_name in ("", ".", "..") or "\\" in file_name:
+            raise errors.RemoteError(
+                f"the artifact's name is not one of a file: {artifact.name!r}"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".part-", delete=False) as part:
-                path = pathlib.Path(part.name)
-                with contextlib.ExitStack() as stack:
-                    stack.callback(path.unlink, missing_ok=True)
-                    self._fetch(job_id, found, part)
-                    part.flush()
-                    path.chmod(0o644)
-                    path.replace(folder / file_name)
-                    stack.pop_all()
+            with files.replacing(folder / file_name, durable=False) as file:
+                self._fetch(job_id, artifact, file)
         except OSError as error:
             raise errors.OutputError(f"cannot write in {folder}: {error.strerror}") from error
         return folder / file_name
 
     def pause(self, job_id: int) -> _rows.Job:
-        """Put the job down; it keeps everything measured."""
+        """Pause the job; everything measured stays."""
         return self._do(job_id, "pause")
 
     def resume(self, job_id: int) -> _rows.Job:
@@ -281,7 +270,7 @@ class Client:
         return self._do(job_id, "cancel")
 
     def stop(self, job_id: int) -> _rows.Job:
-        """End the job early, with the artifact of what was found."""
+        """End the job early, with the artifact of the best so far."""
         return self._do(job_id, "stop")
 
     def retry(self, job_id: int) -> _rows.Job:
@@ -290,8 +279,8 @@ class Client:
 
     def change(self, job_id: int, **changes: Any) -> _rows.Job:
         """Change name, note, priority or tags."""
-        answer = self._http.send("PATCH", f"/v1/jobs/{job_id}", json=changes)
-        return _rows.of(_rows.Job, answer.json())
+        response = self._http.send("PATCH", f"/v1/jobs/{job_id}", json=changes)
+        return _rows.of(_rows.Job, response.json())
 
     def delete(self, job_id: int) -> None:
         """Remove an ended job and all it has."""
@@ -299,28 +288,28 @@ class Client:
 
     def operators(self) -> dict[str, dict[str, Any]]:
         """JSON Schema of the parameters of every operator, by name."""
-        found: dict[str, dict[str, Any]] = self._http.get("/v1/operators")
-        return found
+        schemas: dict[str, dict[str, Any]] = self._http.get("/v1/operators")
+        return schemas
 
     def devices(self) -> list[_rows.Device]:
         """What tuners measure on."""
-        return [_rows.of(_rows.Device, each) for each in self._http.get("/v1/devices")["items"]]
+        return [_rows.of(_rows.Device, item) for item in self._http.get("/v1/devices")["items"]]
 
     def workers(self) -> list[_rows.Worker]:
         """Tuners, newest first."""
-        return [_rows.of(_rows.Worker, each) for each in self._http.get("/v1/workers")["items"]]
+        return [_rows.of(_rows.Worker, item) for item in self._http.get("/v1/workers")["items"]]
 
     def keys(self) -> list[_rows.Key]:
         """All API keys; needs the scope admin."""
-        return [_rows.of(_rows.Key, each) for each in self._http.get("/v1/keys")["items"]]
+        return [_rows.of(_rows.Key, item) for item in self._http.get("/v1/keys")["items"]]
 
     def create_key(
         self, name: str, scopes: Sequence[str] = ("read",), **limits: Any
     ) -> _rows.MadeKey:
         """Make an API key; limits: max_running_jobs, max_trials, max_upload_bytes, expires_s."""
-        ask = {"name": name, "scopes": list(scopes), **limits}
-        made = self._http.send("POST", "/v1/keys", json=ask).json()
-        return _rows.MadeKey(_rows.of(_rows.Key, made["key"]), str(made["text"]))
+        body = {"name": name, "scopes": list(scopes), **limits}
+        created = self._http.send("POST", "/v1/keys", json=body).json()
+        return _rows.MadeKey(_rows.of(_rows.Key, created["key"]), str(created["text"]))
 
     def revoke_key(self, key_id: int) -> _rows.Key:
         """End an API key."""
@@ -330,44 +319,47 @@ class Client:
         self, workload: Mapping[str, Any], settings: Mapping[str, Any], idempotency: str | None
     ) -> _rows.Job:
         headers = {"Idempotency-Key": idempotency or secrets.token_urlsafe(16)}
-        ask = {"workload": workload, **settings}
-        answer = self._http.send("POST", "/v1/jobs", headers, json=ask)
-        return _rows.of(_rows.Job, answer.json())
+        body = {"workload": workload, **settings}
+        response = self._http.send("POST", "/v1/jobs", headers, json=body)
+        return _rows.of(_rows.Job, response.json())
 
     def _do(self, job_id: int, verb: str) -> _rows.Job:
         return _rows.of(_rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
 
     def _pages(
-        self, kind: type[Any], path: str, limit: int | None, filters: Mapping[str, Any]
-    ) -> Iterator[Any]:
+        self, kind: type[Row], path: str, limit: int | None, filters: Mapping[str, Any]
+    ) -> Iterator[Row]:
         after, left = None, limit
         while left is None or left > 0:
             size = 200 if left is None else min(200, left)
-            found = self._http.get(path, **filters, limit=size, after=after)
-            yield from (_rows.of(kind, each) for each in found["items"])
-            after = found["next"]
-            left = None if left is None else left - len(found["items"])
+            page = self._http.get(path, **filters, limit=size, after=after)
+            yield from (_rows.of(kind, item) for item in page["items"])
+            after = page["next"]
+            left = None if left is None else left - len(page["items"])
             if after is None:
                 return
 
     def _find_artifact(self, job_id: int, name: str | None) -> _rows.Artifact:
-        found = self.artifacts(job_id)
-        chosen = [a for a in found if (a.kind == "bundle" if name is None else a.name == name)]
-        if not chosen:
+        matching = [
+            artifact
+            for artifact in self.artifacts(job_id)
+            if (artifact.kind == "bundle" if name is None else artifact.name == name)
+        ]
+        if not matching:
             if name is not None:
                 raise errors.RemoteError(f"job {job_id} has no artifact {name!r}")
             state = self.job(job_id).state
             raise errors.RemoteError(f"job {job_id} has no artifact to download: it is {state}")
-        return chosen[0]
+        return matching[0]
 
-    def _fetch(self, job_id: int, artifact: _rows.Artifact, to: Any) -> None:
+    def _fetch(self, job_id: int, artifact: _rows.Artifact, file: BinaryIO) -> None:
         digest = hashlib.sha256()
         quoted = urllib.parse.quote(artifact.name, safe="")
         try:
-            with self._http.stream(f"/v1/jobs/{job_id}/artifacts/{quoted}") as answer:
-                for chunk in answer.iter_bytes():
+            with self._http.stream(f"/v1/jobs/{job_id}/artifacts/{quoted}") as response:
+                for chunk in response.iter_bytes():
                     digest.update(chunk)
-                    to.write(chunk)
+                    file.write(chunk)
         except httpx.TransportError as error:
             raise self._http.unreachable(error) from error
         if digest.hexdigest() != artifact.sha256:

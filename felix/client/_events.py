@@ -12,7 +12,7 @@ import httpx
 from felix import errors
 from felix.client import _http, _rows
 
-#: A service that does not answer for so long is given up.
+#: A service that does not respond for so long is given up.
 PATIENCE_S = 120.0
 RETRY_S = 0.5
 
@@ -52,21 +52,21 @@ def follow(http: _http.Http, job_id: int, after_seq: int) -> Iterator[_rows.Even
     Raises:
         RemoteError: the service refused, or was out of reach for too long.
     """
-    path, seq, alive_s = f"/v1/jobs/{job_id}/events/stream", after_seq, time.monotonic()
+    path, seq, last_message_s = f"/v1/jobs/{job_id}/events/stream", after_seq, time.monotonic()
     while True:
         try:
-            with http.stream(path, after_seq=seq) as answer:
-                for message in parse(answer.iter_lines()):
-                    alive_s = time.monotonic()
+            with http.stream(path, after_seq=seq) as response:
+                for message in parse(response.iter_lines()):
+                    last_message_s = time.monotonic()
                     if message.event == "end":
                         return
                     event = _rows.of(_rows.Event, json.loads(message.data))
                     seq = event.seq
                     yield event
         except httpx.TransportError as error:
-            if time.monotonic() - alive_s > PATIENCE_S:
+            if time.monotonic() - last_message_s > PATIENCE_S:
                 raise http.unreachable(error) from error
         except errors.RemoteError as error:
-            if error.status != 503 or time.monotonic() - alive_s > PATIENCE_S:
+            if error.status != 503 or time.monotonic() - last_message_s > PATIENCE_S:
                 raise
         http.sleep(RETRY_S)

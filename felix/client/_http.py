@@ -27,7 +27,7 @@ class Http:
     Args:
         url: of the service, without a path.
         key: an API key.
-        timeout_s: for one answer.
+        timeout_s: for one response.
         transport: of `httpx`, for tests.
         sleep: waits so many seconds.
     """
@@ -62,13 +62,13 @@ class Http:
 
     def get(self, path: str, **params: Any) -> Any:
         """The JSON at a path; parameters that are None are left out."""
-        given = {name: value for name, value in params.items() if value is not None}
-        return self.send("GET", path, params=given).json()
+        query = {name: value for name, value in params.items() if value is not None}
+        return self.send("GET", path, params=query).json()
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> httpx.Response:
-        """The answer to a request.
+        """The response to a request.
 
         Raises:
             RemoteError: the service refused, or cannot be reached.
@@ -78,15 +78,15 @@ class Http:
         while True:
             tries -= 1
             try:
-                answer = self._client.request(method, path, headers=headers, **more)
+                response = self._client.request(method, path, headers=headers, **more)
             except httpx.TransportError as error:
                 if tries == 0:
                     raise self.unreachable(error) from error
             except httpx.InvalidURL as error:
                 raise errors.RemoteError(f"{self.url}: {error}") from error
             else:
-                if answer.status_code not in _PASSING or tries == 0:
-                    return checked(answer)
+                if response.status_code not in _PASSING or tries == 0:
+                    return checked(response)
             self.sleep(wait_s)
             wait_s *= 2
 
@@ -94,29 +94,31 @@ class Http:
     def stream(
         self, path: str, headers: Mapping[str, str] | None = None, **params: Any
     ) -> Iterator[httpx.Response]:
-        """An answer whose content is read piece by piece; `httpx.TransportError` goes through."""
-        with self._client.stream("GET", path, headers=headers, params=params) as answer:
-            if not answer.is_success:
-                answer.read()
-            yield checked(answer)
+        """A response whose content is read piece by piece; `httpx.TransportError` goes through."""
+        with self._client.stream("GET", path, headers=headers, params=params) as response:
+            if not response.is_success:
+                response.read()
+            yield checked(response)
 
     def unreachable(self, error: httpx.TransportError) -> errors.RemoteError:
-        """What to say when no answer comes."""
-        said = str(error) or type(error).__name__
-        return errors.RemoteError(f"cannot reach the service at {self.url}: {said}")
+        """The error when there is no response."""
+        reason = str(error) or type(error).__name__
+        return errors.RemoteError(f"cannot reach the service at {self.url}: {reason}")
 
 
-def checked(answer: httpx.Response) -> httpx.Response:
-    """The answer, if it is a success.
+def checked(response: httpx.Response) -> httpx.Response:
+    """The response, if it is a success.
 
     Raises:
         RemoteError
     """
-    if answer.is_success:
-        return answer
+    if response.is_success:
+        return response
     try:
-        problem = answer.json()
+        problem = response.json()
         detail = str(problem["detail"])
     except (ValueError, KeyError, TypeError):
-        detail = f"{answer.reason_phrase or 'error'}; is this the address of Felix?"
-    raise errors.RemoteError(f"{detail} (HTTP {answer.status_code})", status=answer.status_code)
+        detail = f"{response.reason_phrase or 'error'}; is this the address of Felix?"
+    raise errors.RemoteError(
+        f"{detail} (HTTP {response.status_code})", status=response.status_code
+    )

@@ -1,4 +1,4 @@
-"""What the service answers, as frozen rows; units in the names, times aware and in UTC.
+"""Responses of the service as frozen rows: units are in the names, times are aware and in UTC.
 
 Fields that a newer service adds are left out.
 """
@@ -22,15 +22,15 @@ def of(kind: type[T], content: Any) -> T:
         RemoteError: fields are missing: the service is of another version.
     """
     try:
-        given = {
+        fields = {
             field.name: _value(field.name, content[field.name])
             for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         }
     except (KeyError, TypeError, ValueError) as error:
         raise errors.RemoteError(
-            f"the service's answer is no {kind.__name__} ({error}): is it of another version?"
+            f"the service's response is no {kind.__name__} ({error}): is it of another version?"
         ) from error
-    return kind(**given)
+    return kind(**fields)
 
 
 def _value(name: str, value: Any) -> Any:
@@ -147,7 +147,7 @@ class CurvePoint:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Best so far of a job: where it fell, and where it stands now."""
+    """Best so far of a job: the trials where it fell, and the last one."""
 
     job_id: int
     name: str

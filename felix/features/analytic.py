@@ -1,8 +1,8 @@
 """Kernel features: launch dimensions, occupancy, and analytic times of the whole program.
 
 The times are a multi-level roofline: each resource (arithmetic, cache and memory levels, issue
-slots) is charged for what the rows ask of it at the rate the hardware gives to the parallelism
-the schedule offers; the program takes the slowest, plus launches.
+slots) is charged for what the rows need of it, at the rate the hardware reaches with the
+parallelism of the schedule; the program takes the slowest, plus launches.
 
 Notation
     T_r    trip count of row r; S_r its work per iteration
@@ -45,10 +45,10 @@ def tails(
     hardware: Hardware,
 ) -> list[dict[str, Scalar]]:
     """Kernel features of each kernel, by name; analytic times are of the whole program."""
-    found = kernels.kernels(program)
+    all_kernels = kernels.kernels(program)
     launches = [
-        {name: expr.alias(value) for name, value in _launch(k, rows, values, hardware).items()}
-        for k in found
+        {name: expr.share(value) for name, value in _launch(k, rows, values, hardware).items()}
+        for k in all_kernels
     ]
     used = sorted({r.kernel for r in rows})
     times = _times(rows, values, launches, hardware, len(used))
@@ -61,9 +61,9 @@ def _launch(
     values: Sequence[_Values],
     hardware: Hardware,
 ) -> dict[str, Scalar]:
-    own = [v for r, v in zip(rows, values, strict=True) if r.kernel == kernel.index]
-    body = sum((v["serial_trips"] for v in own), start=0)
-    code = sum((v["code_copies"] * _vectors(v, hardware) for v in own), start=0)
+    kernel_rows = [v for r, v in zip(rows, values, strict=True) if r.kernel == kernel.index]
+    body = sum((v["serial_trips"] for v in kernel_rows), start=0)
+    code = sum((v["code_copies"] * _vectors(v, hardware) for v in kernel_rows), start=0)
     launch: dict[str, Scalar] = {
         "grid_blocks": kernel.grid_blocks,
         "block_threads": kernel.block_threads,
@@ -76,7 +76,7 @@ def _launch(
     if hardware.is_gpu:
         return launch | _gpu_occupancy(kernel, hardware)
     tasks: Scalar = 1
-    for v in own:
+    for v in kernel_rows:
         tasks = scalar.maximum(tasks, v["parallel_extent"])
     slots = scalar.ceil_div(tasks, hardware.cores)
     share = _ratio(tasks, slots * hardware.cores)
@@ -131,8 +131,8 @@ def _times(
     latency: Scalar = 0
     for row, v in zip(rows, values, strict=True):
         launch = launches[row.kernel]
-        busy = expr.alias(hardware.cores * _busy(launch, hardware))
-        lanes = expr.alias(_lanes(v, hardware))
+        busy = expr.share(hardware.cores * _busy(launch, hardware))
+        lanes = expr.share(_lanes(v, hardware))
         flops = hardware.peak_fp32_gflops * 1000 / hardware.cores / hardware.vector_lanes
         compute = compute + _ratio(v["float_ops"], busy * lanes * _number(flops))
         a, b, c = _moved(row, v, hardware)
@@ -148,7 +148,7 @@ def _times(
         hardware.dram_bandwidth_gbs * 1000
     )
     compute, l1, l2, dram, issue, latency = map(
-        expr.alias, (compute, l1, l2, dram, issue, latency)
+        expr.share, (compute, l1, l2, dram, issue, latency)
     )
     start = (GPU_LAUNCH_US if hardware.is_gpu else CPU_FORK_US) * n_kernels
     slowest = scalar.maximum(compute, scalar.maximum(l1, l2))
@@ -237,10 +237,10 @@ def _rates(hardware: Hardware) -> tuple[int, int]:
 
 def _parameter_bytes(rows: Sequence[stores.Row]) -> int:
     """Bytes of all arguments: they come from and go to DRAM once at least."""
-    seen = {
+    parameter_bytes = {
         b.name: ir.product(b.shape) * b.dtype_bytes
         for r in rows
         for b, _, _, _ in r.accesses
         if b.is_parameter
     }
-    return int(sum(seen.values()))
+    return int(sum(parameter_bytes.values()))

@@ -2,8 +2,8 @@
 
 TVM unrolls a serial loop when the stores inside of it, all copies counted, stay within
 `unroll_step` statements. Virtual threads are always written out, but for stores that do not
-depend on them. A vectorized loop is one
-statement, which the compiler splits into vectors of the machine's width.
+depend on them. A vectorized loop is one statement, which the compiler splits into vectors of the
+machine's width.
 
 Notation
     e~_l    extent of loop l as code: 1 for task, thread and vectorized loops
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from felix.features import spec, stores
-from felix.symbolic import expr, ir, postprocs, scalar, usage
+from felix.symbolic import expr, ir, parallelize, scalar, usage
 from felix.symbolic.ir import Loop, Scalar
 
 
@@ -28,8 +28,8 @@ def copies(rows: Sequence[stores.Row]) -> list[Scalar]:
         statements = _virtual(row)
         for loop in reversed(row.loops):
             inside[id(loop)] = inside.get(id(loop), 0) + statements
-            statements = expr.alias(statements * _plain_extent(loop))
-    inside = {key: expr.alias(statements) for key, statements in inside.items()}
+            statements = expr.share(statements * _plain_extent(loop))
+    inside = {key: expr.share(statements) for key, statements in inside.items()}
     return [_copies(row, inside) for row in rows]
 
 
@@ -37,7 +37,7 @@ def _copies(row: stores.Row, inside: Mapping[int, Scalar]) -> Scalar:
     copied = [_virtual(row)]
     step: Scalar = 0
     for loop in row.loops:
-        step = loop.annotations.get(postprocs.PRAGMA_STEP, step)
+        step = loop.annotations.get(parallelize.PRAGMA_STEP, step)
         extent = _plain_extent(loop)
         if scalar.is_static(extent, 1):
             continue
@@ -47,16 +47,16 @@ def _copies(row: stores.Row, inside: Mapping[int, Scalar]) -> Scalar:
 
 
 def _virtual(row: stores.Row) -> Scalar:
-    """Virtual threads that the store tells apart; TVM writes it once for the others."""
+    """Virtual threads that the store depends on; TVM writes it once for the others."""
     bound = [lp for lp in row.loops if (lp.thread or "").startswith("vthread")]
     return ir.product(lp.extent for lp in bound if _uses(row.block, lp))
 
 
 def _uses(block: ir.Block, loop: Loop) -> bool:
     return any(
-        not scalar.is_static(usage.mentions(binding, digit), 0)
+        not scalar.is_static(usage.mentions(binding, component), 0)
         for binding in block.bindings
-        for digit in loop.digits
+        for component in loop.components
     )
 
 

@@ -1,9 +1,9 @@
 """How many distinct elements of a buffer a store touches over the whole launch.
 
-A block's iterators visit either their whole domain, or, for a block computed at a loop, the
-union of the tiles its consumers need: copies of an interval at multiples of some steps. Where
-neighbouring tiles touch or overlap, the union is an interval again; its length does not depend
-on the tiling then, and conditions such as padding can be counted once, by enumeration.
+The product, over groups of indices linked by iterators or conditions, of the distinct values of
+each: counted by enumeration where the values of the iterators (`felix.features.iterators`) do not
+depend on the tiling, by a formula where they are stripes, else bounded. Conditions such as
+padding are counted with them.
 """
 
 from __future__ import annotations
@@ -16,40 +16,21 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from felix.features import stores
+from felix.features import iterators, stores
 from felix.symbolic import expr, ir, scalar
-from felix.symbolic.ir import Access, Affine, Block, Scalar
+from felix.symbolic.ir import Access, Scalar
 
 #: Points enumerated at most for one group of linked indices.
 ENUMERATION_LIMIT = 1 << 24
 
-
-#: (c, e): the values 0, c, 2c, ... of e iterations.
-_Step = tuple[Scalar, Scalar]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Visited:
-    """Values an iterator takes: start, start + 1, ... if `dense`; `count` values in any case.
-
-    `stripe` is (n, c) where they are intervals of n values that begin at start and every c
-    values after it (one interval where c <= n).
-    """
-
-    start: Scalar
-    length: Scalar
-    count: Scalar
-    stripe: tuple[Scalar, Scalar] | None = None
-
-    @property
-    def dense(self) -> bool:
-        return self.count is self.length and isinstance(self.length, int)
+#: What each iterator of the block takes.
+_Visited = dict[sympy.Symbol, iterators.Visited]
 
 
 def elements(row: stores.Row, accesses: list[Access]) -> Scalar:
     """Distinct elements touched by the accesses (all to one buffer)."""
     visited = {
-        it.symbol: visit(binding, row.block, it.extent)
+        it.symbol: iterators.visit(binding, row.block, it.extent)
         for it, binding in zip(row.block.iters, row.block.bindings, strict=True)
     }
     conditions = {access: _conditions(row.store.value, access) for access in accesses}
@@ -66,16 +47,14 @@ def elements(row: stores.Row, accesses: list[Access]) -> Scalar:
     return _several(accesses, conditions, visited, counts)
 
 
-def _joined(
-    accesses: list[Access], visited: dict[sympy.Symbol, Visited]
-) -> dict[sympy.Expr, sympy.Symbol]:
+def _joined(accesses: list[Access], visited: _Visited) -> dict[sympy.Expr, sympy.Symbol]:
     """Sums n * a + b of two iterators, b < n, that a split (rfactor) made of one iterator.
 
     Each is given a symbol of its own, which is added to `visited`.
     """
-    found: dict[sympy.Expr, sympy.Symbol] = {}
+    joined: dict[sympy.Expr, sympy.Symbol] = {}
     if all(isinstance(v.length, int) for v in visited.values()):
-        return found
+        return joined
     sums = {s for a in accesses for index in a.indices for s in index.atoms(sympy.Add)}
     for total in sums:
         pair = {term.as_independent(*visited)[1]: term for term in total.args}
@@ -85,10 +64,10 @@ def _joined(
             n, size = pair[outer] / outer, visited[inner].length
             length = scalar.plain(sympy.expand(visited[outer].length * size))
             if pair[inner] == inner and sympy.expand(n - size) == 0 and isinstance(length, int):
-                found[total] = sympy.Dummy(integer=True, nonnegative=True)
-                visited[found[total]] = Visited(0, length, length)
+                joined[total] = sympy.Dummy(integer=True, nonnegative=True)
+                visited[joined[total]] = iterators.Visited(0, length, length)
                 break
-    return found
+    return joined
 
 
 def _renamed_access(access: Access, names: dict[sympy.Expr, sympy.Symbol]) -> Access:
@@ -102,102 +81,6 @@ def _renamed(value: ir.Value, names: dict[sympy.Expr, sympy.Symbol]) -> ir.Value
         access=None if value.access is None else _renamed_access(value.access, names),
         expr=None if value.expr is None else value.expr.xreplace(names),
     )
-
-
-def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
-    """Values a binding takes over the launch, cut to the iterator's domain."""
-    guarded = [g for g, _ in block.guards]
-    if _is_guarded(binding, guarded) or not all(map(_is_full, binding.terms)):
-        return Visited(0, extent, extent)
-    start = binding.constant
-    for digit, coefficient in binding.terms.items():
-        if scalar.is_negative(coefficient):
-            start = start + coefficient * (digit.extent - 1)
-    steps = [(-c if scalar.is_negative(c) else c, d.extent) for d, c in binding.terms.items()]
-    length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
-    reach, rest = _closed(steps)
-    count = _union(reach, rest, length)
-    if isinstance(length, int) and isinstance(start, int) and isinstance(extent, int):
-        low, high = max(start, 0), min(start + length, extent)
-        if count is length:
-            return Visited(low, high - low, high - low)
-        whole = len(rest) == 1 and (low, high) == (start, start + length)
-        return Visited(low, high - low, count, (reach, rest[0][0]) if whole else None)
-    if isinstance(extent, int) and isinstance(start, int) and count is length:
-        return Visited(start, extent, extent)
-    return Visited(start, length, count)
-
-
-def _is_full(digit: ir.Digit) -> bool:
-    """Whether the digit visibly takes all of its values, independently of its neighbours."""
-    return digit.source is None or digit.source.radix
-
-
-def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
-    return any(d in flat.terms for flat in guarded for d in binding.terms)
-
-
-def _union(reach: Scalar, outer: list[_Step], length: Scalar) -> Scalar:
-    """Size of {y + sum c_k x_k : 0 <= y < reach, 0 <= x_k < e_k}, (c_k, e_k) the outer steps;
-    `length` itself if that is every value.
-
-    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Two
-    orders are tried; the set is dense if it is in either.
-    """
-    if not outer:
-        return length
-    dense_any: Scalar = 0
-    first: Scalar | None = None
-    for order in (outer, outer[::-1]):
-        size, far, dense = reach, reach, 1
-        for c, e in order:
-            closed = scalar.either(scalar.less_equal(c, far), scalar.equal(e, 1))
-            dense = scalar.both(dense, closed)
-            far = far + c * (e - 1)
-            size = scalar.select(dense, far, size * e)
-        first = size if first is None else first
-        dense_any = scalar.either(dense_any, dense)
-    return scalar.select(dense_any, length, first)
-
-
-def _closed(steps: list[_Step]) -> tuple[Scalar, list[_Step]]:
-    """(length, rest): the interval that steps without gaps form, and the steps left over.
-
-    Steps of the rest that continue one another, c_2 = c_1 e_1, are joined.
-    """
-    reach: Scalar = 1
-    rest = [(c, e) for c, e in steps if not scalar.is_static(e, 1)]
-    while True:
-        for step in rest:
-            if _at_least(reach, step[0]):
-                break
-        else:
-            return reach, _chained(rest)
-        reach = scalar.plain(sympy.expand(reach + step[0] * (step[1] - 1)))
-        rest = [s for s in rest if s is not step]
-
-
-def _chained(steps: list[_Step]) -> list[_Step]:
-    for a, b in itertools.permutations(steps, 2):
-        if sympy.expand(a[0] * a[1] - b[0]) == 0:
-            joined = (a[0], scalar.plain(sympy.expand(a[1] * b[1])))
-            return _chained([joined, *(s for s in steps if s is not a and s is not b)])
-    return steps
-
-
-@functools.lru_cache(1 << 12)
-def _at_least(a: Scalar, b: Scalar) -> bool:
-    """a >= b for every value >= 1 of the variables, visibly: all coefficients of the difference
-    in (variable - 1) are nonnegative."""
-    difference = sympy.sympify(a - b)
-    if difference.is_number:
-        return bool(difference >= 0)
-    shifted = sympy.expand(
-        sympy.expand(difference).xreplace({s: s + 1 for s in difference.free_symbols})
-    )
-    if any(f.is_Pow and f.exp.is_negative for f in shifted.atoms(sympy.Pow)):
-        return False
-    return all(term.as_coeff_Mul()[0] >= 0 for term in sympy.Add.make_args(shifted))
 
 
 # ---------------------------------------------------------------- conditions
@@ -219,7 +102,7 @@ def _paths(value: ir.Value, access: Access) -> list[list[ir.Value]]:
     """The if_then_else conditions around each load of `access`."""
     if value.access == access:
         return [[]]
-    found = []
+    paths = []
     for number, arg in enumerate(value.args):
         for path in _paths(arg, access):
             if value.op == "if" and number > 0:
@@ -227,8 +110,8 @@ def _paths(value: ir.Value, access: Access) -> list[list[ir.Value]]:
                 if number == 2:
                     condition = ir.Value("not", False, (condition,))
                 path = [condition, *path]
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _conjuncts(conditions: list[ir.Value]) -> list[ir.Value]:
@@ -242,33 +125,31 @@ def _conjuncts(conditions: list[ir.Value]) -> list[ir.Value]:
 
 
 def _symbols(value: ir.Value) -> set[sympy.Symbol]:
-    found: set[sympy.Symbol] = set()
+    symbols: set[sympy.Symbol] = set()
     for node in value.walk():
         if node.expr is not None:
-            found |= node.expr.free_symbols
+            symbols |= node.expr.free_symbols
         if node.access is not None:
             for index in node.access.indices:
-                found |= index.free_symbols
-    return found
+                symbols |= index.free_symbols
+    return symbols
 
 
 # ---------------------------------------------------------------- counting
 
 
-def _one(
-    access: Access, conditions: list[ir.Value], visited: dict[sympy.Symbol, Visited]
-) -> Scalar:
+def _one(access: Access, conditions: list[ir.Value], visited: _Visited) -> Scalar:
     """Distinct index tuples of one access: a product over groups of linked dimensions."""
     tests = _conjuncts(conditions)
     total: Scalar = 1
     for indices, symbols in _groups(access, tests, visited):
-        own = [t for t in tests if _symbols(t) & symbols]
-        total = total * _group(indices, symbols, own, visited)
+        linked_tests = [t for t in tests if _symbols(t) & symbols]
+        total = total * _group(indices, symbols, linked_tests, visited)
     return total
 
 
 def _groups(
-    access: Access, tests: list[ir.Value], visited: dict[sympy.Symbol, Visited]
+    access: Access, tests: list[ir.Value], visited: _Visited
 ) -> list[tuple[list[sympy.Expr], set[sympy.Symbol]]]:
     groups: list[tuple[list[sympy.Expr], set[sympy.Symbol]]] = []
     items: list[tuple[sympy.Expr | None, set[sympy.Symbol]]] = [
@@ -289,7 +170,7 @@ def _group(
     indices: list[sympy.Expr],
     symbols: set[sympy.Symbol],
     tests: list[ir.Value],
-    visited: dict[sympy.Symbol, Visited],
+    visited: _Visited,
 ) -> Scalar:
     if not indices:
         return 1
@@ -310,24 +191,24 @@ def _striped(
     index: sympy.Expr,
     symbol: sympy.Symbol,
     tests: list[ir.Value],
-    visited: dict[sympy.Symbol, Visited],
+    visited: _Visited,
 ) -> Scalar | None:
     """Values of a striped iterator that an interval condition lets pass, or None if not so.
 
     With x the distance from the start, the stripes hold n floor(x / c) + min(x mod c, n) values
     below x; where c <= n they are one interval.
     """
-    own = visited[symbol]
-    if own.stripe is None or not (index - symbol).is_number:
+    values = visited[symbol]
+    if values.stripe is None or not (index - symbol).is_number:
         return None
-    grid = {symbol: np.arange(own.start, own.start + own.length)}
-    keep = np.ones(own.length, dtype=bool)
+    grid = {symbol: np.arange(values.start, values.start + values.length)}
+    keep = np.ones(values.length, dtype=bool)
     for test in tests:
         keep = keep & can_hold(test, grid)
-    low, high = int(keep.argmax()), own.length - int(keep[::-1].argmax())
+    low, high = int(keep.argmax()), values.length - int(keep[::-1].argmax())
     if not keep[low:high].all() or not keep.any():
         return None
-    n, c = own.stripe
+    n, c = values.stripe
     below = [
         n * scalar.floor_div(x, c) + scalar.minimum(scalar.floor_mod(x, c), n) for x in (low, high)
     ]
@@ -338,7 +219,7 @@ def _enumerate(
     indices: list[sympy.Expr],
     symbols: list[sympy.Symbol],
     tests: list[ir.Value],
-    visited: dict[sympy.Symbol, Visited],
+    visited: _Visited,
 ) -> int:
     axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in symbols]
     grid = dict(zip(symbols, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
@@ -355,7 +236,9 @@ def _enumerate(
 
 
 def _estimate(
-    indices: list[sympy.Expr], symbols: set[sympy.Symbol], visited: dict[sympy.Symbol, Visited]
+    indices: list[sympy.Expr],
+    symbols: set[sympy.Symbol],
+    visited: _Visited,
 ) -> Scalar:
     """Where tiles leave gaps, or there are too many points: at most one element a visit."""
     visits = ir.product(visited[s].count for s in symbols)
@@ -368,7 +251,7 @@ def _estimate(
 def _several(
     accesses: list[Access],
     conditions: dict[Access, list[ir.Value]],
-    visited: dict[sympy.Symbol, Visited],
+    visited: _Visited,
     counts: list[Scalar],
 ) -> Scalar:
     """Union over several accesses: enumerated where possible, else their sum."""
@@ -377,7 +260,7 @@ def _several(
     points = ir.product(visited[s].length for s in used)
     if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
         return sum(counts[1:], start=counts[0])
-    seen: set[tuple[int, ...]] = set()
+    touched: set[tuple[int, ...]] = set()
     axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in used]
     grid = dict(zip(used, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
     shape = tuple(len(a) for a in axes)
@@ -386,8 +269,8 @@ def _several(
         for test in _conjuncts(conditions[access]):
             keep &= np.broadcast_to(can_hold(test, grid), shape)
         columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices]
-        seen.update(zip(*(c.tolist() for c in columns), strict=True))
-    return len(seen)
+        touched.update(zip(*(c.tolist() for c in columns), strict=True))
+    return len(touched)
 
 
 _Grid = dict[sympy.Symbol, NDArray[np.int64]]

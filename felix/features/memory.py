@@ -1,6 +1,6 @@
 """Memory features of one buffer of a store: bytes, footprints, strides, reuse, traffic.
 
-Notation (see `nest` for loops)
+Notation (see `felix.features.stores` for loops)
     F_l     footprint in bytes of all buffers of the store while the loops inside l run
     f_l     the same of one buffer, its rows rounded up to cache lines
     O_l     iterations of loop l and all loops outside of it
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from felix.features import distinct, stores
 from felix.symbolic import expr, ir, scalar, usage
-from felix.symbolic.ir import Digit, Loop, Scalar
+from felix.symbolic.ir import IterComponent, Loop, Scalar
 
 LANES = (1, 2, 4, 8, 16)
 SECTOR_BYTES = 32
@@ -51,33 +51,33 @@ class Level:
 def levels(row: stores.Row, machine: Machine) -> list[Level]:
     """Levels from the innermost (nothing runs) outwards, ending where parallel tasks begin."""
     result = []
-    extents: dict[Digit, Scalar] = {}
+    extents: dict[IterComponent, Scalar] = {}
     buffers = row.accesses
     loops = list(row.loops)
     trips = [lp.extent for lp in loops]
-    outside = [expr.alias(ir.product(trips[:depth])) for depth in range(len(loops) + 1)]
-    inside = [expr.alias(ir.product(trips[depth:])) for depth in range(len(loops) + 1)]
+    outside = [expr.share(ir.product(trips[:depth])) for depth in range(len(loops) + 1)]
+    inside = [expr.share(ir.product(trips[depth:])) for depth in range(len(loops) + 1)]
     each = [[stores.hull(a, row.block, {}) for a in accesses] for _, accesses, _, _ in buffers]
     for depth in range(len(loops), -1, -1):
         loop = loops[depth - 1] if depth > 0 else None
-        hulls = [stores.largest(own) for own in each]
+        hulls = [stores.largest(buffer_hulls) for buffer_hulls in each]
         sizes: list[Scalar] = []
         moved: list[Scalar] = []
-        for (buffer, _, _, _), own in zip(buffers, hulls, strict=True):
-            sizes.append(ir.product([*own, buffer.dtype_bytes]))
-            lines = _line_bytes(own, buffer.dtype_bytes, machine.line_bytes)
-            moved.append(expr.alias(ir.product([outside[depth], *lines])))
+        for (buffer, _, _, _), hull in zip(buffers, hulls, strict=True):
+            sizes.append(ir.product([*hull, buffer.dtype_bytes]))
+            lines = _line_bytes(hull, buffer.dtype_bytes, machine.line_bytes)
+            moved.append(expr.share(ir.product([outside[depth], *lines])))
         allowed = _allowed(loop, loops[depth] if depth < len(loops) else None)
-        total = expr.alias(sum(sizes[1:], start=sizes[0]))
-        result.append(Level(inside[depth], total, moved, expr.alias(allowed)))
+        total = expr.share(sum(sizes[1:], start=sizes[0]))
+        result.append(Level(inside[depth], total, moved, expr.share(allowed)))
         if loop is not None:
-            extents = {**extents, **{d: d.extent for d in loop.digits}}
+            extents = {**extents, **{comp: comp.extent for comp in loop.components}}
             each = [
                 [
-                    stores.hull(a, row.block, extents, (loop.digits, before))
-                    for a, before in zip(accesses, own, strict=True)
+                    stores.hull(a, row.block, extents, (loop.components, before))
+                    for a, before in zip(accesses, inner_hulls, strict=True)
                 ]
-                for (_, accesses, _, _), own in zip(buffers, each, strict=True)
+                for (_, accesses, _, _), inner_hulls in zip(buffers, each, strict=True)
             ]
     return result
 
@@ -112,27 +112,27 @@ def traffic(stack: list[Level], slot: int, capacities: Sequence[int]) -> list[Sc
 def reuse(row: stores.Row, stack: list[Level], slot: int) -> tuple[Scalar, Scalar, Scalar]:
     """(extent, iterations, bytes) of the innermost loop that comes back to the same address."""
     _, accesses, _, _ = row.accesses[slot]
-    found: tuple[Scalar, Scalar, Scalar] = (0, 0, 0)
+    innermost: tuple[Scalar, Scalar, Scalar] = (0, 0, 0)
     for loop, live, level in zip(row.loops, row.live, reversed(stack[:-1]), strict=True):
         same = live
         for access in accesses:
             same = scalar.both(same, _invariant(access, row, loop))
-        same = expr.alias(same)
+        same = expr.share(same)
         values = (loop.extent, level.inside, level.footprint_bytes)
-        found = (
-            scalar.select(same, values[0], found[0]),
-            scalar.select(same, values[1], found[1]),
-            scalar.select(same, values[2], found[2]),
+        innermost = (
+            scalar.select(same, values[0], innermost[0]),
+            scalar.select(same, values[1], innermost[1]),
+            scalar.select(same, values[2], innermost[2]),
         )
-    return found
+    return innermost
 
 
 def _invariant(access: ir.Access, row: stores.Row, loop: Loop) -> Scalar:
     """Condition that running `loop` alone leaves every index of the access where it is."""
-    extents = {d: d.extent for d in loop.digits}
+    extents = {comp: comp.extent for comp in loop.components}
     result: Scalar = 1
     still: list[Scalar] = [1] * len(access.indices)
-    for width in stores.hull(access, row.block, extents, (loop.digits, still)):
+    for width in stores.hull(access, row.block, extents, (loop.components, still)):
         result = scalar.both(result, scalar.equal(width, 1))
     return result
 
@@ -193,11 +193,11 @@ def warp(
 def task_bytes(row: stores.Row, slot: int) -> Scalar:
     """Footprint of one buffer in one parallel task (CPU) or thread block (GPU)."""
     buffer, accesses, _, _ = row.accesses[slot]
-    extents: dict[Digit, Scalar] = {}
+    extents: dict[IterComponent, Scalar] = {}
     for loop in row.loops:
         task = stores.is_task(loop)
-        for digit in loop.digits:
-            extents[digit] = scalar.select(task, 1, digit.extent)
+        for component in loop.components:
+            extents[component] = scalar.select(task, 1, component.extent)
     hulls = [stores.hull(access, row.block, extents) for access in accesses]
     return ir.product(stores.largest(hulls)) * buffer.dtype_bytes
 
@@ -253,8 +253,8 @@ def reduce_trips(row: stores.Row) -> tuple[Scalar, Scalar]:
         feeding: Scalar = 0
         for it, binding in zip(row.block.iters, row.block.bindings, strict=True):
             if it.kind == "reduce":
-                for digit in loop.digits:
-                    feeding = scalar.either(feeding, usage.mentions(binding, digit))
+                for component in loop.components:
+                    feeding = scalar.either(feeding, usage.mentions(binding, component))
         factor = scalar.select(feeding, loop.extent, 1)
         if loop.thread is None:
             unbound = unbound * factor

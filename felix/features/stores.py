@@ -19,7 +19,7 @@ from typing import NamedTuple
 import sympy
 
 from felix.symbolic import expr, ir, scalar, usage
-from felix.symbolic.ir import Access, Affine, Block, Digit, Loop, Program, Scalar
+from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
 
 
 class RowName(NamedTuple):
@@ -49,7 +49,7 @@ class Row:
     def live(self) -> list[Scalar]:
         """Per loop, the condition that it alone has a second iteration that passes the guards."""
         return [
-            expr.alias(
+            expr.share(
                 scalar.both(
                     scalar.negated(scalar.equal(loop.extent, 1)), passes(self.block, loop, 1)
                 )
@@ -61,17 +61,17 @@ class Row:
     def accesses(self) -> list[tuple[ir.Buffer, list[Access], bool, bool]]:
         """(buffer, accesses, read, written) per buffer: destination first, then as loaded."""
         target = self.store.target
-        found: dict[int, tuple[ir.Buffer, list[Access], bool, bool]] = {
+        slots: dict[int, tuple[ir.Buffer, list[Access], bool, bool]] = {
             id(target.buffer): (target.buffer, [target], False, True)
         }
         for access in self.store.value.loads():
-            buffer, seen, _, written = found.get(
+            buffer, accesses, _, written = slots.get(
                 id(access.buffer), (access.buffer, [], True, False)
             )
-            if access not in seen:
-                seen = [*seen, access]
-            found[id(access.buffer)] = (buffer, seen, True, written)
-        return list(found.values())
+            if access not in accesses:
+                accesses = [*accesses, access]
+            slots[id(access.buffer)] = (buffer, accesses, True, written)
+        return list(slots.values())
 
 
 def rows(program: Program) -> list[Row]:
@@ -81,32 +81,33 @@ def rows(program: Program) -> list[Row]:
     for loops, block in program.walk():
         top = id(loops[0]) if loops else id(block)
         kernel = tops.setdefault(top, len(tops))
-        kept = distinct_threads(loops)
+        around = distinct_threads(loops)
         if block.init is not None:
             name = RowName(f"{block.name}_init", block.init.target.buffer.name)
-            outside = [lp for lp in kept if not feeds_reduction(lp, block)]
+            outside = [lp for lp in around if not feeds_reduction(lp, block)]
             result.append(Row(name, block, block.init, tuple(outside), kernel, True))
         is_init = block.name.endswith("_init") and not block.is_reduction
         name = RowName(block.name, block.store.target.buffer.name)
-        result.append(Row(name, block, block.store, tuple(kept), kernel, is_init))
+        result.append(Row(name, block, block.store, tuple(around), kernel, is_init))
     return result
 
 
 def distinct_threads(loops: list[Loop]) -> list[Loop]:
-    kept: list[Loop] = []
+    """The loops with each thread axis once, at its inner place."""
+    distinct: list[Loop] = []
     for loop in loops:
         if loop.thread is not None:
-            kept = [lp for lp in kept if lp.thread != loop.thread]
-        kept.append(loop)
-    return kept
+            distinct = [lp for lp in distinct if lp.thread != loop.thread]
+        distinct.append(loop)
+    return distinct
 
 
 def feeds_reduction(loop: Loop, block: Block) -> bool:
     """Whether a reduction iterator of the block is bound to the loop."""
     for it, binding in zip(block.iters, block.bindings, strict=True):
         if it.kind == "reduce":
-            for digit in loop.digits:
-                if not scalar.is_static(usage.mentions(binding, digit), 0):
+            for component in loop.components:
+                if not scalar.is_static(usage.mentions(binding, component), 0):
                     return True
     return False
 
@@ -126,26 +127,26 @@ def is_vector(loop: Loop) -> Scalar:
 # ---------------------------------------------------------------- addresses
 
 
-def value_at(affine: Affine, point: dict[Digit, Scalar]) -> Scalar:
-    """The affine form where `point` gives digits their values and all others are 0."""
+def value_at(affine: Affine, point: dict[IterComponent, Scalar]) -> Scalar:
+    """The affine form where `point` gives components their values and all others are 0."""
     total: Scalar = affine.constant
-    for digit, coefficient in affine.terms.items():
-        if digit in point or digit.source is not None:
-            total = total + coefficient * digit_at(digit, point)
+    for component, coefficient in affine.terms.items():
+        if component in point or component.source is not None:
+            total = total + coefficient * component_at(component, point)
     return total
 
 
-def digit_at(digit: Digit, point: dict[Digit, Scalar]) -> Scalar:
-    """A digit's value at a point, through its formula if it is derived."""
-    if digit in point:
-        return point[digit]
-    if digit.source is None:
+def component_at(component: IterComponent, point: dict[IterComponent, Scalar]) -> Scalar:
+    """A component's value at a point, through its formula if it is derived."""
+    if component in point:
+        return point[component]
+    if component.source is None:
         return 0
-    value = scalar.floor_div(value_at(digit.source.flat, point), digit.source.inner)
-    return value if digit.source.outermost else scalar.floor_mod(value, digit.extent)
+    value = scalar.floor_div(value_at(component.source.flat, point), component.source.inner)
+    return value if component.source.outermost else scalar.floor_mod(value, component.extent)
 
 
-def index_at(index: sympy.Expr, block: Block, point: dict[Digit, Scalar]) -> Scalar:
+def index_at(index: sympy.Expr, block: Block, point: dict[IterComponent, Scalar]) -> Scalar:
     """An index expression of the block's iterators at a point."""
     used = index.free_symbols
     mapping = {
@@ -156,20 +157,22 @@ def index_at(index: sympy.Expr, block: Block, point: dict[Digit, Scalar]) -> Sca
     return scalar.plain(index.xreplace(mapping))
 
 
-def moved_dims(access: Access, block: Block, digits: Collection[Digit]) -> list[int]:
-    """Buffer dimensions whose index depends on any of the digits."""
+def moved_dims(access: Access, block: Block, components: Collection[IterComponent]) -> list[int]:
+    """Buffer dimensions whose index depends on any of the components."""
     iters = {
         it.symbol
         for it, binding in zip(block.iters, block.bindings, strict=True)
-        if any(_depends(d, digits) for d in binding.terms)
+        if any(_depends(comp, components) for comp in binding.terms)
     }
     return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]
 
 
-def _depends(digit: Digit, digits: Collection[Digit]) -> bool:
-    if digit in digits:
+def _depends(component: IterComponent, components: Collection[IterComponent]) -> bool:
+    if component in components:
         return True
-    return digit.source is not None and any(_depends(d, digits) for d in digit.source.flat.terms)
+    return component.source is not None and any(
+        _depends(comp, components) for comp in component.source.flat.terms
+    )
 
 
 def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:
@@ -177,15 +180,15 @@ def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:
     return [ir.product(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def loop_point(loop: Loop, value: Scalar) -> dict[Digit, Scalar]:
-    """The digits of a loop when its (fused) variable has `value`."""
+def loop_point(loop: Loop, value: Scalar) -> dict[IterComponent, Scalar]:
+    """The components of a loop when its (fused) variable has `value`."""
     point = {}
     inner: Scalar = 1
-    for i in range(len(loop.digits) - 1, -1, -1):
-        digit = loop.digits[i]
+    for i in range(len(loop.components) - 1, -1, -1):
+        component = loop.components[i]
         part = scalar.floor_div(value, inner)
-        point[digit] = part if i == 0 else scalar.floor_mod(part, digit.extent)
-        inner = inner * digit.extent
+        point[component] = part if i == 0 else scalar.floor_mod(part, component.extent)
+        inner = inner * component.extent
     return point
 
 
@@ -198,16 +201,16 @@ def offsets(
 ) -> list[Scalar]:
     """|address(loop = value) - address(origin)| in elements for each value, other loops at 0."""
     steps = strides(shape)
-    dims = moved_dims(access, block, loop.digits)
+    dims = moved_dims(access, block, loop.components)
     origin = [index_at(access.indices[dim], block, {}) for dim in dims]
-    found = []
+    distances = []
     for value in values:
         point = loop_point(loop, value)
         total: Scalar = 0
         for dim, start in zip(dims, origin, strict=True):
             total = total + (index_at(access.indices[dim], block, point) - start) * steps[dim]
-        found.append(abs(total) if isinstance(total, int) else expr.Absolute(total))
-    return found
+        distances.append(abs(total) if isinstance(total, int) else expr.Absolute(total))
+    return distances
 
 
 def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
@@ -215,7 +218,7 @@ def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
     point = loop_point(loop, value)
     result: Scalar = 1
     for flat, bound in block.guards:
-        if any(d in point for d in flat.terms):
+        if any(comp in point for comp in flat.terms):
             result = scalar.both(result, scalar.less(value_at(flat, point), bound))
     return result
 
@@ -226,43 +229,43 @@ def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
 def hull(
     access: Access,
     block: Block,
-    extents: dict[Digit, Scalar],
-    before: tuple[Collection[Digit], list[Scalar]] | None = None,
+    extents: dict[IterComponent, Scalar],
+    before: tuple[Collection[IterComponent], list[Scalar]] | None = None,
 ) -> list[Scalar]:
-    """Index range per dimension while each digit of `extents` runs over that many values.
+    """Index range per dimension while each component of `extents` runs over that many values.
 
-    All other digits stay at 0. Guards keep a guarded flat index below its bound.
+    All other components stay at 0. Guards keep a guarded flat index below its bound.
 
     Args:
-        before: (digits, hull): the hull without those digits, of which the dimensions that do
-            not depend on them are taken over.
+        before: (components, hull): the hull without those components; dimensions that do not
+            depend on them are taken from it.
     """
     dims = range(len(access.indices)) if before is None else moved_dims(access, block, before[0])
     used = {s for dim in dims for s in access.indices[dim].free_symbols}
-    own = [(it.symbol, b) for it, b in zip(block.iters, block.bindings, strict=True)]
-    spans = {symbol: _span(b, block, extents) for symbol, b in own if symbol in used}
-    origin = {symbol: value_at(b, {}) for symbol, b in own if symbol in used}
+    bindings = [(it.symbol, b) for it, b in zip(block.iters, block.bindings, strict=True)]
+    spans = {symbol: _span(b, block, extents) for symbol, b in bindings if symbol in used}
+    origin = {symbol: value_at(b, {}) for symbol, b in bindings if symbol in used}
     result: list[Scalar] = [1] * len(access.indices) if before is None else list(before[1])
     for dim in dims:
         result[dim] = scalar.plain(index_span(access.indices[dim], spans, origin))
     return result
 
 
-def _span(affine: Affine, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
+def _span(affine: Affine, block: Block, extents: dict[IterComponent, Scalar]) -> Scalar:
     """Number of values between the least and the greatest of an affine form."""
     span: Scalar = 1
     terms = dict(affine.terms)
     for flat, bound in block.guards:
-        inside = [d for d in flat.terms if d in terms]
+        inside = [comp for comp in flat.terms if comp in terms]
         if inside and len(inside) == len(flat.terms):
             width = _span(flat, _unguarded(block), extents)
             factor = _divide(terms[inside[-1]], flat.terms[inside[-1]])
             span = span + factor * (scalar.minimum(width, bound) - 1)
-            terms = {d: c for d, c in terms.items() if d not in flat.terms}
-    for digit, coefficient in reversed(terms.items()):
-        if digit not in extents and digit.source is None:
+            terms = {comp: c for comp, c in terms.items() if comp not in flat.terms}
+    for component, coefficient in reversed(terms.items()):
+        if component not in extents and component.source is None:
             continue
-        span = scalar.spread(span, _digit_span(digit, block, extents), coefficient)
+        span = scalar.spread(span, _component_span(component, block, extents), coefficient)
     return span
 
 
@@ -274,29 +277,35 @@ def _unguarded(block: Block) -> Block:
     return dataclasses.replace(block, guards=[])
 
 
-def _digit_span(digit: Digit, block: Block, extents: dict[Digit, Scalar]) -> Scalar:
-    if digit.source is None:
-        return extents.get(digit, 1)
-    flat = digit.source.flat
-    reach = _span(_turning(digit.source, digit.extent, extents), _unguarded(block), extents)
+def _component_span(
+    component: IterComponent, block: Block, extents: dict[IterComponent, Scalar]
+) -> Scalar:
+    if component.source is None:
+        return extents.get(component, 1)
+    flat = component.source.flat
+    reach = _span(
+        _turning(component.source, component.extent, extents), _unguarded(block), extents
+    )
     for guarded, bound in block.guards:
         if guarded is flat or guarded.terms == flat.terms:
             reach = scalar.minimum(reach, bound)
-    return scalar.minimum(digit.extent, scalar.ceil_div(reach, digit.source.inner))
+    return scalar.minimum(component.extent, scalar.ceil_div(reach, component.source.inner))
 
 
-def _turning(source: ir.Source, extent: Scalar, extents: dict[Digit, Scalar]) -> Affine:
-    """The flat index of a derived digit without the terms that take it round whole periods.
+def _turning(source: ir.Source, extent: Scalar, extents: dict[IterComponent, Scalar]) -> Affine:
+    """The flat index of a derived component without the terms that take it round whole periods.
 
     Where a term with coefficient 1 runs, the flat index has no gaps and its range says all.
     """
-    running = [c for d, c in source.flat.terms.items() if d.source is not None or d in extents]
+    running = [
+        c for comp, c in source.flat.terms.items() if comp.source is not None or comp in extents
+    ]
     if source.outermost or any(scalar.is_static(c, 1) for c in running):
         return source.flat
     period = source.inner * extent
     terms = {
-        d: scalar.select(scalar.equal(scalar.floor_mod(c, period), 0), 0, c)
-        for d, c in source.flat.terms.items()
+        comp: scalar.select(scalar.equal(scalar.floor_mod(c, period), 0), 0, c)
+        for comp, c in source.flat.terms.items()
     }
     return Affine(terms, source.flat.constant)
 

@@ -9,7 +9,7 @@ import sympy
 
 from felix.features import analytic, code, memory, spec
 from felix.features import stores as store_rows
-from felix.symbolic import allocation, expr, ir, load, postprocs, scalar
+from felix.symbolic import allocation, expr, ir, load, parallelize, scalar
 from felix.symbolic.ir import Program, Scalar
 from felix.target import Hardware
 
@@ -18,7 +18,7 @@ from felix.target import Hardware
 class Table:
     """Formulas of one program: `values[r][f]` for row r and feature f of `spec.NAMES`.
 
-    They may hold aliases (`symbolic.expr`).
+    They may hold shared subexpressions (`felix.symbolic.expr`).
     """
 
     rows: tuple[store_rows.RowName, ...]
@@ -39,14 +39,14 @@ def build(program: Program, hardware: Hardware) -> Table:
     shapes = {name: b.shape for name, b in program.buffers.items()}
     shapes |= {name: a.shape for name, a in allocated.items()}
     body = [_row_values(row, allocated, shapes, machine) for row in stores]
-    for row, own, copies in zip(stores, body, code.copies(stores), strict=True):
-        own["code_copies"] = copies
-        own |= code.row_values(row, own, hardware.vector_lanes, hardware.is_gpu)
-    body = [{name: expr.alias(value) for name, value in own.items()} for own in body]
+    for row, features, copies in zip(stores, body, code.copies(stores), strict=True):
+        features["code_copies"] = copies
+        features |= code.row_values(row, features, hardware.vector_lanes, hardware.is_gpu)
+    body = [{name: expr.share(value) for name, value in row.items()} for row in body]
     tails = analytic.tails(program, stores, body, hardware)
     values = []
-    for row, own in zip(stores, body, strict=True):
-        full = {**own, **tails[row.kernel]}
+    for row, features in zip(stores, body, strict=True):
+        full = {**features, **tails[row.kernel]}
         values.append(tuple(sympy.sympify(full.get(name, 0)) for name in spec.NAMES))
     return Table(tuple(r.name for r in stores), tuple(values))
 
@@ -66,9 +66,9 @@ def _row_values(
     values |= _allocation(row, allocated)
     stack = memory.levels(row, machine)
     for slot in range(min(spec.SLOTS, len(row.accesses))):
-        own = memory.slot_values(row, slot, stack, shapes, machine)
+        slot_values = memory.slot_values(row, slot, stack, shapes, machine)
         names = [f"buf{slot}.{name}" for name in spec.SLOT_NAMES]
-        values |= dict(zip(names, own, strict=True))
+        values |= dict(zip(names, slot_values, strict=True))
     return values
 
 
@@ -110,7 +110,7 @@ def _structure(row: store_rows.Row) -> dict[str, Scalar]:
     tasks = [scalar.select(store_rows.is_task(lp), lp.extent, 1) for lp in plain]
     lanes = [scalar.select(store_rows.is_vector(lp), lp.extent, 1) for lp in plain]
     unbound, bound = memory.reduce_trips(row)
-    steps = [lp.annotations.get(postprocs.PRAGMA_STEP) for lp in loops]
+    steps = [lp.annotations.get(parallelize.PRAGMA_STEP) for lp in loops]
     step: Scalar = next((s for s in reversed(steps) if s is not None), 0)
     return {
         "trip_count": row.trip,
@@ -130,10 +130,10 @@ def _structure(row: store_rows.Row) -> dict[str, Scalar]:
 def _active(row: store_rows.Row) -> Scalar:
     """Iterations that pass the guards: each guarded flat index keeps its first `bound` values."""
     active = row.trip
-    digits = {d for lp in row.loops for d in lp.digits}
+    components = {comp for lp in row.loops for comp in lp.components}
     for flat, bound in row.block.guards:
-        if all(d in digits for d in flat.terms):
-            issued = ir.product(d.extent for d in flat.terms)
+        if all(comp in components for comp in flat.terms):
+            issued = ir.product(comp.extent for comp in flat.terms)
             if isinstance(active, int) and isinstance(issued, int):
                 active = active // issued * min(bound, issued)
             else:
@@ -147,6 +147,6 @@ def _allocation(
     buffer = row.store.target.buffer
     if buffer.name not in allocated:
         return {"alloc_bytes": ir.product(buffer.shape) * buffer.dtype_bytes, "alloc_trips": 1}
-    own = allocated[buffer.name]
-    times = ir.product(lp.extent for lp in store_rows.distinct_threads(own.loops))
-    return {"alloc_bytes": own.size_bytes, "alloc_trips": times}
+    site = allocated[buffer.name]
+    times = ir.product(lp.extent for lp in store_rows.distinct_threads(site.loops))
+    return {"alloc_bytes": site.size_bytes, "alloc_trips": times}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from felix import errors
 from felix.search import interface, scoring
 from felix.sketch import coordinates
 from felix.sketch.sketch import Sketch
+
+if TYPE_CHECKING:
+    from tvm.s_tir.schedule import Trace
 
 #: Sketch number and decisions.
 Located = interface.Key
@@ -57,23 +60,27 @@ class TraceScorer:
     """Finds and scores the traces of one task's sketches.
 
     Args:
-        scorer: its sketches are those a trace may belong to.
+        scorer: of the sketches.
+        sketches: those a trace may belong to; the list that the scorer has, and that `make` adds
+            to.
         make: makes the sketch of a simplified trace of no known sketch and is given its number;
             raises UnsupportedSchedule if that cannot be modelled. None: there are no others.
     """
 
     def __init__(
-        self, scorer: scoring.Scorer, make: Callable[[Any, int], Sketch] | None = None
+        self,
+        scorer: scoring.Scorer,
+        sketches: list[Sketch],
+        make: Callable[[Trace, int], Sketch] | None = None,
     ) -> None:
         self.scorer = scorer
+        self.sketches = sketches
         self._make = make
         self._layouts: dict[str, _Layout | None] = {}
-        self.sketches: list[Sketch] = []
-        for sketch in scorer.sketches:
-            self._add(sketch)  # type: ignore[arg-type]
-        scorer.sketches = self.sketches
+        for index, sketch in enumerate(sketches):
+            self._register(sketch, index)
 
-    def find(self, trace: Any) -> Located | None:
+    def find(self, trace: Trace) -> Located | None:
         """Sketch and decisions of a trace; None if no sketch can model it."""
         simplified = trace.simplified(True)
         signature, decisions = _read(simplified)
@@ -87,7 +94,7 @@ class TraceScorer:
             site.read(decision, row)
         return layout.sketch_index, tuple(row)
 
-    def sketch_of(self, trace: Any) -> Sketch:
+    def sketch_of(self, trace: Trace) -> Sketch:
         """The sketch of a design space's trace, made if it is new.
 
         Raises:
@@ -104,7 +111,7 @@ class TraceScorer:
             assert layout is not None
         return self.sketches[layout.sketch_index]
 
-    def predict(self, traces: Sequence[Any], n_new_structures: int = 8) -> NDArray[np.float64]:
+    def predict(self, traces: Sequence[Trace], n_new_structures: int = 8) -> NDArray[np.float64]:
         """Predicted ln(latency_us) of traces; NaN for those no sketch can model.
 
         Args:
@@ -112,13 +119,13 @@ class TraceScorer:
             n_new_structures: structures of a sketch that this call may compile beyond those
                 compiled before (up to a second each); traces of further ones count as unknown.
         """
-        found = [self.find(trace) for trace in traces]
-        result = np.full(len(traces), np.nan)
+        candidates = [self.find(trace) for trace in traces]
+        ln_latency = np.full(len(traces), np.nan)
         if not self.sketches:
-            return result
+            return ln_latency
         self.scorer.begin_round(n_new_structures)
         groups: dict[tuple[int, coordinates.Structure], list[int]] = {}
-        for number, located in enumerate(found):
+        for number, located in enumerate(candidates):
             if located is not None:
                 index, decisions = located
                 structure = coordinates.structure(self.sketches[index].variables, decisions)
@@ -126,9 +133,9 @@ class TraceScorer:
         for (index, structure), numbers in groups.items():
             if not self._is_known(index, structure):
                 continue
-            rows = [located[1] for i in numbers if (located := found[i]) is not None]
-            result[numbers] = self.scorer.predict(index, np.asarray(rows, np.int64))
-        return result
+            rows = [located[1] for i in numbers if (located := candidates[i]) is not None]
+            ln_latency[numbers] = self.scorer.predict(index, np.asarray(rows, np.int64))
+        return ln_latency
 
     def features(self, located: Located) -> NDArray[np.float64] | None:
         """Exact rows [R, F] of one candidate; None if its structure cannot be modelled."""
@@ -153,12 +160,15 @@ class TraceScorer:
         return True
 
     def _add(self, sketch: Sketch) -> None:
-        simplified = sketch.trace.simplified(True)
-        signature, _ = _read(simplified)
-        self._layouts[signature] = _layout(sketch, len(self.sketches), simplified)
+        self._register(sketch, len(self.sketches))
         self.sketches.append(sketch)
 
-    def _learn(self, signature: str, simplified: Any) -> None:
+    def _register(self, sketch: Sketch, index: int) -> None:
+        simplified = sketch.trace.simplified(True)
+        signature, _ = _read(simplified)
+        self._layouts[signature] = _layout(sketch, index, simplified)
+
+    def _learn(self, signature: str, simplified: Trace) -> None:
         self._layouts[signature] = None
         if self._make is None:
             return
@@ -169,35 +179,34 @@ class TraceScorer:
         self._add(sketch)
 
 
-def _read(simplified: Any) -> tuple[str, list[str]]:
+def _read(simplified: Trace) -> tuple[str, list[str]]:
     """(signature, decision texts in order) of a trace without postprocessors."""
     lines, decisions = [], []
     for line in simplified.as_python(True):
-        found = _DECISION.search(line) if "= sch.sample_" in line else None
-        if found is not None:
-            decisions.append(found[1])
-            line = line[: found.start()]
+        match = _DECISION.search(line) if "= sch.sample_" in line else None
+        if match is not None:
+            decisions.append(match[1])
+            line = line[: match.start()]
         elif "= sch.sample_" in line:
             line = line.removesuffix(")")
         lines.append(line)
     return "\n".join(lines), decisions
 
 
-def _layout(sketch: Sketch, index: int, simplified: Any) -> _Layout:
+def _layout(sketch: Sketch, index: int, simplified: Trace) -> _Layout:
     """Pair the sampling instructions of a simplified trace with the sketch's variables."""
     columns: dict[int, list[int]] = {}
     for column, variable in enumerate(sketch.variables):
         columns.setdefault(variable.group, []).append(column)
     sites, position = [], -1
-    every = sketch.trace.insts
+    insts = sketch.trace.insts
     for inst in simplified.insts:
-        position = next(p for p in range(position + 1, len(every)) if every[p].same_as(inst))
+        position = next(p for p in range(position + 1, len(insts)) if insts[p].same_as(inst))
         kind = str(inst.kind.name)
         if not kind.startswith("Sample"):
             continue
-        own = tuple(columns.get(position, ()))
         candidates = None
         if kind == "SampleCategorical":
             candidates = tuple(int(value) for value in inst.attrs[0])
-        sites.append(_Site(own, candidates))
+        sites.append(_Site(tuple(columns.get(position, ())), candidates))
     return _Layout(index, tuple(sites), sketch.decisions_of(sketch.trace))

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,11 @@ from felix.search import interface
 from felix.search.strategies import base
 from felix.sketch.sketch import Sketch
 from felix.target import cpu
+from felix.tir import design_space
+
+if TYPE_CHECKING:
+    import torch
+    from tvm.s_tir.schedule import Trace
 
 #: More trials than any run has; TVM's strategy stops there.
 _MAX_TRIALS = 1 << 30
@@ -61,7 +65,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
         seed: of TVM's random numbers.
 
     Raises:
-        TuningError: XGBoost is wanted and not installed.
+        TuningError: XGBoost is needed and not installed.
     """
 
     kind = "tvm-evolutionary"
@@ -75,17 +79,19 @@ class TVMEvolutionarySearch(base.ModelSearch):
     ) -> None:
         super().__init__(sketches, _no_model if model is None else model, seed)
         self.options = options or TVMEvolutionOptions()
-        self._traces = trace_lookup.TraceScorer(self.scorer)
+        self._traces = trace_lookup.TraceScorer(self.scorer, list(sketches))
         self._task = sketches[0].task
         self._xgb = _xgb(self._threads) if model is None else None
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self._task.mod)
-        self._spare: list[tuple[interface.Key, Any]] = []
+        self._spare: list[tuple[interface.Key, ms.search_strategy.MeasureCandidate]] = []
         #: candidates proposed and not yet learnt, for XGB
-        self._candidates_of: dict[interface.Key, Any] = {}
-        self._unlearnt: list[tuple[Any, Any]] = []
-        self._strategy: Any = None
-        self._context: Any = None
+        self._candidates_of: dict[interface.Key, ms.search_strategy.MeasureCandidate] = {}
+        self._unlearnt: list[
+            tuple[ms.search_strategy.MeasureCandidate, ms.runner.RunnerResult]
+        ] = []
+        self._strategy: ms.search_strategy.EvolutionarySearch | None = None
+        self._context: ms.TuneContext | None = None
 
     @property
     def _threads(self) -> int:
@@ -106,6 +112,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         if self._strategy is None:
             self._start(n, int(rng.integers(1, 2**31 - 1)))
+        assert self._strategy is not None
         self._train()
         for _ in range(_MAX_TRIES):
             if len(self._spare) >= n:
@@ -115,40 +122,35 @@ class TVMEvolutionarySearch(base.ModelSearch):
         for key, candidate in chosen:
             if self._xgb is not None:
                 self._candidates_of[key] = candidate
-        predicted = self._predicted([candidate.sch.trace for _, candidate in chosen])
+        predicted_us = self._predicted_us([candidate.sch.trace for _, candidate in chosen])
         return [
-            interface.Suggestion(*key, value)
-            for (key, _), value in zip(chosen, predicted, strict=True)
+            interface.Suggestion(*key, latency_us)
+            for (key, _), latency_us in zip(chosen, predicted_us, strict=True)
         ]
 
     def _start(self, per_round: int, seed: int) -> None:
-        kind = self._task.target.kind.name
         options = self.options
-        self._context = ms.TuneContext(
-            mod=self._task.mod,
-            target=self._task.target,
-            space_generator=ms.space_generator.PostOrderApply(
-                sch_rules=kind, postprocs=kind, mutator_probs=kind
-            ),
-            search_strategy=ms.search_strategy.EvolutionarySearch(
+        self._context = design_space.tune_context(
+            self._task.mod,
+            self._task.target,
+            name=self._task.name,
+            strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=options.population,
                 init_min_unmeasured=min(options.init_unmeasured, options.population),
                 genetic_num_iters=options.generations,
                 genetic_mutate_prob=options.mutate_probability,
                 eps_greedy=options.eps_greedy,
             ),
-            task_name=self._task.name,
-            rand_state=seed,
+            seed=seed,
             num_threads=self._threads,
-            logger=_quiet(),
         )
         self._strategy = self._context.search_strategy
         spaces = [s.apply(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
         model = self._xgb if self._xgb is not None else _Adapter(self._traces)
         self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
 
-    def _take(self, generated: Sequence[Any]) -> None:
-        """Keep the candidates that are new; TVM compares programs, and only its own."""
+    def _take(self, generated: Sequence[ms.search_strategy.MeasureCandidate]) -> None:
+        """Store the candidates that are new; TVM compares programs, and only those it proposed."""
         waiting = {key for key, _ in self._spare}
         for candidate in generated:
             key = self._traces.find(candidate.sch.trace)
@@ -177,7 +179,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
             )
         )
 
-    def _candidate(self, key: interface.Key) -> Any:
+    def _candidate(self, key: interface.Key) -> ms.search_strategy.MeasureCandidate | None:
         """The candidate of a stored result; None if TVM rejects it."""
         try:
             schedule = self._traces.sketches[key[0]].schedule(key[1])
@@ -193,10 +195,10 @@ class TVMEvolutionarySearch(base.ModelSearch):
             self._xgb.update(self._context, list(candidates), list(results))
         self._unlearnt.clear()
 
-    def _predicted(self, found: Sequence[Any]) -> list[float | None]:
+    def _predicted_us(self, traces: Sequence[Trace]) -> list[float | None]:
         if self._xgb is not None:
-            return [None] * len(found)  # its scores are no latencies
-        values = self._traces.predict(found).tolist()
+            return [None] * len(traces)  # its scores are no latencies
+        values = self._traces.predict(traces).tolist()
         return [None if math.isnan(v) else math.exp(min(max(v, -50.0), 50.0)) for v in values]
 
 
@@ -207,7 +209,9 @@ class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
     def __init__(self, scorer: trace_lookup.TraceScorer) -> None:
         self._scorer = scorer
 
-    def predict(self, context: Any, candidates: Sequence[Any]) -> NDArray[np.float64]:
+    def predict(
+        self, context: ms.TuneContext, candidates: Sequence[ms.search_strategy.MeasureCandidate]
+    ) -> NDArray[np.float64]:
         """Scores, higher is better."""
         predicted = self._scorer.predict([c.sch.trace for c in candidates])
         known = np.isfinite(predicted)
@@ -217,7 +221,7 @@ class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
         return np.exp(-np.clip(predicted, -50.0, 50.0))
 
 
-def _xgb(threads: int) -> Any:
+def _xgb(threads: int) -> ms.cost_model.XGBModel:
     if importlib.util.find_spec("xgboost") is None:
         raise errors.TuningError(
             "the strategy tvm-xgb needs XGBoost: pip install 'felix-tuner[baselines]'"
@@ -225,11 +229,5 @@ def _xgb(threads: int) -> Any:
     return ms.cost_model.XGBModel(num_tuning_cores=threads)
 
 
-def _quiet() -> logging.Logger:
-    logger = logging.getLogger("felix.tvm")
-    logger.setLevel(logging.ERROR)
-    return logger
-
-
-def _no_model(rows: Any, mask: Any) -> Any:
+def _no_model(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     raise errors.TuningError("this search ranks with XGBoost")

@@ -9,7 +9,7 @@ factor of 1.6 (standard deviation; `python benchmarks/build_time.py`).
 copies in all; fewer where its loop is shorter, which is not looked at. NVRTC unrolls more by
 itself: of what a thread executes a statement, the first times count as copies of it, as many as
 suit the kind of store. Fitted to the CPU seconds of 1,319 builds, of schedules in `data/cuda` and
-random ones (docs/design/measuring-cuda.md; `python benchmarks/cuda_build_time.py` checks it).
+random ones (docs/measuring-cuda.md; `python benchmarks/cuda_build_time.py` checks it).
 """
 
 from __future__ import annotations

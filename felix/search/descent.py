@@ -23,8 +23,7 @@ formulas stay in their domain. Adam's moments belong to one call: new seeds star
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 
 from felix import events
 from felix.autodiff import program as autodiff_program
-from felix.autodiff import smoothing
+from felix.autodiff import smoothing, torch_function, torch_threads
 from felix.search import interface, scoring
 from felix.sketch import coordinates
 
@@ -148,7 +147,7 @@ class Descent:
         n_seeds = max(len(e.starts) for e in entries)
         padded = [e.starts[np.arange(n_seeds) % len(e.starts)] for e in entries]
         mask = _mask(entries, joint, self.scorer)
-        with _torch_threads(self.options.threads):
+        with torch_threads.limit(self.options.threads):
             points, costs = self._descend(joint, np.concatenate(padded, axis=1), mask)
         result, column = [], 0
         for number, entry in enumerate(entries):
@@ -180,7 +179,9 @@ class Descent:
             progress = step / max(1, options.steps)
             temperature = options.hot * (options.cold / options.hot) ** progress
             values = where.decode(x)
-            outputs = joint.program.smooth(values, temperature, kernel=options.kernel)
+            outputs = torch_function.smooth(
+                joint.program, values, temperature, kernel=options.kernel
+            )
             cost, excess = self._terms(joint, outputs, mask)
             if step % options.record_every == 0 or step == options.steps:
                 points.append(values.detach().numpy().copy())
@@ -249,17 +250,6 @@ def _describe(
         penalty=float(excess.mean()),
         legal_share=float((excess <= 1e-4).double().mean()),
     )
-
-
-@contextmanager
-def _torch_threads(n: int) -> Iterator[None]:
-    """Run with n torch threads, and with as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _cosine(first: float, last: float, progress: float) -> float:

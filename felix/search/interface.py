@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from felix.autodiff import program as autodiff_program
     from felix.sketch import coordinates
+    from felix.sketch.variables import Variable
 
 Array = NDArray[np.float64]
 #: Decisions, one row a candidate, one column a variable.
@@ -102,7 +103,7 @@ class Sketch(Protocol):
     @property
     def instructions(self) -> Sequence[Instruction]: ...
     @property
-    def variables(self) -> Sequence[coordinates.Variable]: ...
+    def variables(self) -> Sequence[Variable]: ...
     @property
     def formulas(self) -> Formulas: ...
     def sample(self, n: int, seed: int, max_structures: int = ...) -> Decisions: ...

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from felix.search import factorizations
-from felix.sketch import coordinates
+from felix.sketch import coordinates, factorizations
+from felix.sketch.variables import Variable
 
 
 class Moves:
     """Moves within the decisions of one sketch."""
 
-    def __init__(self, variables: Sequence[coordinates.Variable]) -> None:
+    def __init__(self, variables: Sequence[Variable]) -> None:
         self.variables = tuple(variables)
         self.tilings = coordinates.tilings(variables)
         #: groups that move together: the parts of a tiling, or one choice

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from felix.search import factorizations, interface
-from felix.sketch import coordinates
+from felix.search import interface
+from felix.sketch import coordinates, factorizations
+from felix.sketch.variables import Variable
 
 Array = NDArray[np.float64]
 
@@ -25,7 +26,7 @@ Array = NDArray[np.float64]
 class Rounder:
     """Rounds the points of one sketch."""
 
-    def __init__(self, variables: Sequence[coordinates.Variable]) -> None:
+    def __init__(self, variables: Sequence[Variable]) -> None:
         self.variables = tuple(variables)
         self.space = coordinates.Space.of(variables)
         self._tilings = coordinates.tilings(variables)

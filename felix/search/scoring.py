@@ -24,12 +24,9 @@ from numpy.typing import NDArray
 
 from felix import errors
 from felix.search import build_time, interface
-from felix.sketch import coordinates
+from felix.sketch import coordinates, legality
 
 Array = NDArray[np.float64]
-#: A constraint holds up to this much: they are logarithms of integer ratios, and rounding in
-#: the last place must not make an exact fit illegal.
-TOLERANCE = 1e-9
 #: Decisions of a structure that TVM is asked about; it may mind the tile sizes of one.
 OFFER_ROWS = 3
 #: Candidates shown to the model in one call.
@@ -127,7 +124,7 @@ class Scorer:
                 self._impossible.add((sketch_index, structure))
                 continue
             residuals = program.exact(decisions[rows])
-            is_legal = (residuals <= TOLERANCE).all(axis=1)
+            is_legal = legality.is_legal(residuals)
             if self._is_offered(sketch_index, structure, decisions[rows][is_legal]):
                 result[rows] = is_legal
         return result

@@ -78,7 +78,7 @@ class SelectionOptions:
     build_weight: float = 0.04
     #: predicted seconds of a CUDA build beyond which a candidate is one for the reserve: half of
     #: what a builder has (`measure.local.LocalOptions.build_timeout_s`), for long ones take 1.3
-    #: times what is predicted in the median, some twice as long (docs/design/measuring-cuda.md)
+    #: times what is predicted in the median, some twice as long (docs/measuring-cuda.md)
     max_compile_s: float = 3.0
 
 

@@ -21,36 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy.linalg
 import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from felix.sketch.variables import Variable
 
 Array = NDArray[np.float64]
 #: Values of the structural variables of a sketch, in order.
 Structure = tuple[int, ...]
-
-
-class Variable(Protocol):
-    """A decision variable of a sketch (`felix.sketch.Variable`)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def domain(self) -> tuple[int, ...]: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def extent(self) -> int | None: ...
-    @property
-    def part(self) -> int: ...
-    @property
-    def structural(self) -> bool: ...
-    @property
-    def log_scale(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +80,13 @@ class Space:
         columns = np.cumsum([0, *(len(p.offset) for p in parts)])
         return cls(
             Coordinates(
-                matrix=_block_diagonal([p.matrix for p in parts]),
+                matrix=scipy.linalg.block_diag(*(p.matrix for p in parts)),
                 offset=np.concatenate([p.offset for p in parts]),
                 shift=np.concatenate([p.shift for p in parts]),
                 is_log=np.concatenate([p.is_log for p in parts]),
                 lower=np.concatenate([p.lower for p in parts]),
                 upper=np.concatenate([p.upper for p in parts]),
-                tilings=_block_diagonal([p.tilings for p in parts]),
+                tilings=scipy.linalg.block_diag(*(p.tilings for p in parts)),
                 room=np.concatenate([p.room for p in parts]),
                 trainable=np.concatenate([p.trainable for p in parts]),
                 owner=np.concatenate(
@@ -211,12 +194,3 @@ def _coordinates(variables: Sequence[Variable]) -> Coordinates:
 def _scaled(values: Sequence[float], logs: NDArray[np.bool_]) -> Array:
     array = np.asarray(values, np.float64)
     return np.where(logs, np.log(np.where(logs, array, 1.0)), array)
-
-
-def _block_diagonal(blocks: Sequence[Array]) -> Array:
-    result = np.zeros((sum(b.shape[0] for b in blocks), sum(b.shape[1] for b in blocks)))
-    row = column = 0
-    for block in blocks:
-        result[row : row + block.shape[0], column : column + block.shape[1]] = block
-        row, column = row + block.shape[0], column + block.shape[1]
-    return result

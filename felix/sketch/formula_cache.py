@@ -1,4 +1,4 @@
-"""Compiled formulas on disk, so that a sketch seen before costs no extraction.
+"""Compiled formulas on disk, so that the formulas of a sketch are extracted once.
 
 One file per sketch variant under `$FELIX_CACHE_DIR` or `~/.cache/felix/formulas`, named by a
 hash of its key, the feature version and a digest of the formula code. A file that cannot be
@@ -12,19 +12,19 @@ import hashlib
 import json
 import os
 import pathlib
-import tempfile
 import zlib
 
 from felix.autodiff import program
 from felix.errors import RecordError
 from felix.features import spec
 from felix.features.stores import RowName
+from felix.files import write_atomically
 
 #: (rows, constraint names, (features, constraints)).
 Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
 
 #: Modules and packages of `felix` that decide what a compiled formula is.
-_SOURCES = (
+SOURCES = (
     "symbolic", "features", "sketch/formulas.py",
     "autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py",
 )  # fmt: skip
@@ -39,14 +39,22 @@ def folder() -> pathlib.Path:
 @functools.cache
 def code_digest() -> str:
     """Digest of the modules that make formulas: another version of them is another cache."""
+    return digest_of(pathlib.Path(__file__).parents[1])
+
+
+def digest_of(root: pathlib.Path) -> str:
+    """Digest of the feature version and the sources below a folder.
+
+    Raises:
+        FileNotFoundError: a source is missing, so that no digest would say what formulas are.
+    """
     digest = hashlib.sha256(str(spec.FEATURES_VERSION).encode())
-    root = pathlib.Path(__file__).parents[1]
-    for name in _SOURCES:
+    for name in SOURCES:
         path = root / name
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         if not files:
             raise FileNotFoundError(f"{path} has no modules: the formula cache cannot be keyed")
-        for file in files:  # one that is missing is an error, not another digest
+        for file in files:
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -81,8 +89,6 @@ def store(key: str, entry: Entry) -> None:
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        write_atomically(path, data, durable=False, mode=0o600)
     except OSError:
         return

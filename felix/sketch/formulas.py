@@ -1,7 +1,7 @@
 """The formulas of one sketch: expressions, and their compiled exact and smooth evaluations.
 
 Structural decisions (compute locations) choose the program, so there is one `Variant` per
-combination of them, made when first needed and cached on disk. The key of the cache is the
+combination of them, made on first use and cached on disk. The key of the cache is the
 trace, the target, the variant and the version of Felix's formulas.
 
 Notation
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sympy
@@ -24,14 +24,14 @@ from felix.features import spec
 from felix.features import table as feature_table
 from felix.features.stores import RowName
 from felix.sketch import coordinates, formula_cache
-from felix.symbolic import expr, kernels
+from felix.sketch.coordinates import Structure
+from felix.sketch.variables import Variable
+from felix.symbolic import expr, interpret, kernels
 from felix.symbolic.ir import Program
 from felix.target import Hardware
 
 if TYPE_CHECKING:
     import torch
-
-Structure = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Source:
         key: what identifies the sketch in the cache.
     """
 
-    variables: Sequence[Any]
+    variables: Sequence[Variable]
     program: Callable[[Structure], Program]
     hardware: Hardware
     max_threads: int
@@ -82,6 +82,7 @@ class Formulas:
         self._source = source
         self._variants: dict[Structure, Variant] = {}
         self._structural = [i for i, v in enumerate(source.variables) if v.structural]
+        self._default = (interpret.ROOT,) * len(self._structural)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,13 +105,13 @@ class Formulas:
     @property
     def default(self) -> Variant:
         """The variant with every movable block left at the root."""
-        return self.variant((-1,) * len(self._structural))
+        return self.variant(self._default)
 
     @functools.cached_property
     def expressions(self) -> tuple[tuple[sympy.Expr, ...], ...]:
         """sympy expressions [R][F] of the default structure, untransformed."""
-        known: dict[expr.Alias, sympy.Expr] = {}
-        values = self._table((-1,) * len(self._structural))[1]
+        known: dict[expr.SharedSubexpr, sympy.Expr] = {}
+        values = self._table(self._default)[1]
         return tuple(tuple(expr.resolved(v, known) for v in row) for row in values)
 
     def variant(self, structure: Structure, /) -> Variant:
@@ -136,11 +137,10 @@ class Formulas:
         """(program, values, rows): rows missing from this structure are all zero."""
         program = self._source.program(structure)
         table = feature_table.build(program, self._source.hardware)
-        default = (-1,) * len(self._structural)
-        rows = table.rows if structure == default else self.rows
-        own = dict(zip(table.rows, table.values, strict=True))
+        rows = table.rows if structure == self._default else self.rows
+        values_of = dict(zip(table.rows, table.values, strict=True))
         absent = (sympy.Integer(0),) * len(spec.NAMES)
-        values = tuple(own.get(row, absent) for row in rows)
+        values = tuple(values_of.get(row, absent) for row in rows)
         return program, values, rows
 
     def _compile(self, structure: Structure) -> formula_cache.Entry:
@@ -209,28 +209,26 @@ class Formulas:
 
         Structural coordinates are rounded to choose the program and have no gradient.
         """
-        return self._smooth(x, lambda v, values: v.program.smooth(values, temperature))
+        return self._smooth(x, temperature, features=True)
 
     def constraints(self, x: torch.Tensor, temperature: float = 0.01) -> torch.Tensor:
         """Constraint values [B, C] at free coordinates, legal where <= 0, differentiable."""
-        return self._smooth(
-            x, lambda v, values: v.constraint_program.smooth(values, temperature), features=False
-        )
+        return self._smooth(x, temperature, features=False)
 
-    def _smooth(
-        self,
-        x: torch.Tensor,
-        evaluate: Callable[[Variant, torch.Tensor], torch.Tensor],
-        features: bool = True,
-    ) -> torch.Tensor:
+    def _smooth(self, x: torch.Tensor, temperature: float, features: bool) -> torch.Tensor:
+        """Features [B, R, F], or constraints [B, C] padded with -1."""
         import torch
+
+        from felix.autodiff import torch_function
 
         values = self.space.decode(x)
         rounded = values.detach().round().to(torch.int64).numpy()
         pieces, order = [], []
         for structure, where in self._groups(rounded):
             index = torch.from_numpy(where)
-            pieces.append(evaluate(self.variant(structure), values[index]))
+            variant = self.variant(structure)
+            program = variant.program if features else variant.constraint_program
+            pieces.append(torch_function.smooth(program, values[index], temperature))
             order.append(index)
         width = max(p.shape[1] for p in pieces)
         pieces = [torch.nn.functional.pad(p, (0, width - p.shape[1]), value=-1.0) for p in pieces]

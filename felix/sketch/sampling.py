@@ -1,27 +1,30 @@
 """Random legal decisions of a sketch, drawn through its formulas.
 
 Tilings are drawn uniformly over ordered factorizations and choices uniformly, thousands at a
-time; the constraint formulas keep the legal ones. Where those are rare, legal rows are moved by
+time; the constraint formulas select the legal ones. Where those are rare, legal rows are moved by
 single factors to legal neighbours, so the cost does not grow with how rare they are. Structures
-(compute locations) are what TVM itself offers for random tilings, a few per call.
+(compute locations) are those TVM's own sampler draws, a few per call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from felix.errors import InvalidSchedule, UnsupportedSchedule
-
-if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch, Variable
+from felix.autodiff.program import Program
+from felix.errors import UnsupportedSchedule
+from felix.sketch import coordinates, factorizations, legality
+from felix.sketch.formulas import Formulas
+from felix.sketch.variables import Variable
+from felix.symbolic import interpret
 
 Rows = NDArray[np.int64]
+#: Seed -> a row of TVM's own sampler, or None where its trace does not apply.
+TvmSample = Callable[[int], tuple[int, ...] | None]
 
-#: Different structures in one call unless the caller says otherwise, drawn from TVM's offers for
-#: `STRUCTURE_DRAWS` tilings.
+#: Different structures in one call unless the caller says otherwise, of `STRUCTURE_DRAWS` draws.
 MAX_STRUCTURES = 6
 STRUCTURE_DRAWS = 12
 CHUNK = 4096
@@ -29,93 +32,111 @@ MAX_CHUNKS = 16
 MAX_MOVES = 400
 
 
-def sample(sketch: Sketch, n: int, seed: int, max_structures: int = MAX_STRUCTURES) -> Rows:
+def sample(
+    variables: Sequence[Variable],
+    formulas: Formulas,
+    tvm_sample: TvmSample,
+    n: int,
+    seed: int,
+    max_structures: int = MAX_STRUCTURES,
+) -> Rows:
     """n legal rows [n, n_variables]: distinct while the space has enough, then repeated.
+
+    No rows at all ([0, n_variables]) where no legal one turns up.
 
     Args:
         max_structures: most structures among the rows; each new one costs an extraction.
-
-    Raises:
-        InvalidSchedule: no legal row was found.
     """
-    if not sketch.variables:
+    if not variables:
         return np.zeros((n, 0), dtype=np.int64)
     rng = np.random.default_rng([seed, 0x5EED])
-    structures = _structures(sketch, rng, max_structures)
-    share = -(-n // len(structures))
-    parts = [_draw(sketch, structure, share, rng) for structure in structures]
+    spaces = [
+        _Space(variables, structure, formulas.variant(structure).constraint_program)
+        for structure in _structures(variables, formulas, tvm_sample, rng, max_structures)
+    ]
+    share = -(-n // len(spaces))
+    parts = [space.draw(share, rng) for space in spaces]
     lacking = n - sum(map(len, parts))
-    if lacking > 0 and len(structures) > 1:
+    if lacking > 0 and len(spaces) > 1:
         best = max(range(len(parts)), key=lambda i: len(parts[i]))
-        parts[best] = _draw(sketch, structures[best], len(parts[best]) + lacking, rng)
+        parts[best] = spaces[best].draw(len(parts[best]) + lacking, rng)
     rows = _distinct(np.concatenate(parts))
     if not len(rows):
-        raise InvalidSchedule(f"no legal decisions were found for {sketch!r}")
+        return rows
     order = rng.permutation(len(rows))
     return rows[np.resize(order, n)]
 
 
-def _structures(sketch: Sketch, rng: np.random.Generator, limit: int) -> list[tuple[int, ...]]:
-    """Structures that TVM offers and the formulas can model, the default one first."""
-    columns = [i for i, v in enumerate(sketch.variables) if v.structural]
+def _structures(
+    variables: Sequence[Variable],
+    formulas: Formulas,
+    tvm_sample: TvmSample,
+    rng: np.random.Generator,
+    limit: int,
+) -> list[coordinates.Structure]:
+    """Structures that TVM samples and the formulas can model, the default one first."""
+    columns = [i for i, v in enumerate(variables) if v.structural]
     if not columns:
         return [()]
-    found: dict[tuple[int, ...], None] = {(-1,) * len(columns): None}
+    structures: dict[coordinates.Structure, None] = {(interpret.ROOT,) * len(columns): None}
     for _ in range(STRUCTURE_DRAWS):
-        if len(found) >= limit:
+        if len(structures) >= limit:
             break
-        offered = sketch.tvm_sample(int(rng.integers(1, 2**31 - 1)))
-        if offered is not None:
-            structure = tuple(offered[c] for c in columns)
+        row = tvm_sample(int(rng.integers(1, 2**31 - 1)))
+        if row is not None:
+            structure = tuple(row[c] for c in columns)
             try:
-                sketch.formulas.variant(structure)
+                formulas.variant(structure)
             except UnsupportedSchedule:
                 continue
-            found[structure] = None
-    return list(found)
+            structures[structure] = None
+    return list(structures)
 
 
-def _draw(sketch: Sketch, structure: tuple[int, ...], n: int, rng: np.random.Generator) -> Rows:
-    """Distinct legal rows of one structure."""
-    legal = np.empty((0, len(sketch.variables)), dtype=np.int64)
-    drawn = 0
-    for _ in range(MAX_CHUNKS):
-        rows = random_rows(sketch.variables, structure, CHUNK, rng)
-        drawn += len(rows)
-        legal = _distinct(np.concatenate([legal, rows[_is_legal(sketch, structure, rows)]]))
-        if len(legal) >= n:
-            break
-        if len(legal) and len(legal) * 50 < drawn and drawn >= 2 * CHUNK:
-            break
-    if len(legal) < n and len(legal):
-        legal = _walk(sketch, structure, legal, n, rng)
-    return legal[rng.permutation(len(legal))[:n]]
+class _Space:
+    """The decisions of one structure."""
 
+    def __init__(
+        self, variables: Sequence[Variable], structure: coordinates.Structure, constraints: Program
+    ) -> None:
+        self._variables = variables
+        self._structure = structure
+        self._constraints = constraints
+        self._groups = np.array([v.group for v in variables])
 
-def _walk(
-    sketch: Sketch, structure: tuple[int, ...], legal: Rows, n: int, rng: np.random.Generator
-) -> Rows:
-    """More legal rows: random single changes of legal ones."""
-    stale = 0
-    for _ in range(MAX_MOVES):
-        if len(legal) >= n or stale > 8:
-            break
-        base = legal[rng.integers(len(legal), size=max(256, n))]
-        fresh = random_rows(sketch.variables, structure, len(base), rng)
-        group = np.array([v.group for v in sketch.variables])
-        chosen = rng.choice(np.unique(group), size=len(base))
-        moved = np.where(group[None, :] == chosen[:, None], fresh, base)
-        before = len(legal)
-        keep = moved[_is_legal(sketch, structure, moved)]
-        legal = _distinct(np.concatenate([legal, keep]))
-        stale = stale + 1 if len(legal) == before else 0
-    return legal
+    def draw(self, n: int, rng: np.random.Generator) -> Rows:
+        """At most n distinct legal rows."""
+        legal = np.empty((0, len(self._variables)), dtype=np.int64)
+        drawn = 0
+        for _ in range(MAX_CHUNKS):
+            rows = random_rows(self._variables, self._structure, CHUNK, rng)
+            drawn += len(rows)
+            legal = _distinct(np.concatenate([legal, self._legal_of(rows)]))
+            if len(legal) >= n:
+                break
+            if len(legal) and len(legal) * 50 < drawn and drawn >= 2 * CHUNK:
+                break
+        if len(legal) < n and len(legal):
+            legal = self._walk(legal, n, rng)
+        return legal[rng.permutation(len(legal))[:n]]
 
+    def _walk(self, legal: Rows, n: int, rng: np.random.Generator) -> Rows:
+        """More legal rows: random single changes of legal ones."""
+        stale = 0
+        for _ in range(MAX_MOVES):
+            if len(legal) >= n or stale > 8:
+                break
+            base = legal[rng.integers(len(legal), size=max(256, n))]
+            fresh = random_rows(self._variables, self._structure, len(base), rng)
+            chosen = rng.choice(np.unique(self._groups), size=len(base))
+            moved = np.where(self._groups[None, :] == chosen[:, None], fresh, base)
+            before = len(legal)
+            legal = _distinct(np.concatenate([legal, self._legal_of(moved)]))
+            stale = stale + 1 if len(legal) == before else 0
+        return legal
 
-def _is_legal(sketch: Sketch, structure: tuple[int, ...], rows: Rows) -> NDArray[np.bool_]:
-    program = sketch.formulas.variant(structure).constraint_program
-    values = program.exact(rows.astype(np.float64))
-    return np.asarray((values <= 0).all(axis=1), dtype=np.bool_)
+    def _legal_of(self, rows: Rows) -> Rows:
+        return rows[legality.is_legal(self._constraints.exact(rows.astype(np.float64)))]
 
 
 def _distinct(rows: Rows) -> Rows:
@@ -123,9 +144,12 @@ def _distinct(rows: Rows) -> Rows:
 
 
 def random_rows(
-    variables: tuple[Variable, ...], structure: tuple[int, ...], n: int, rng: np.random.Generator
+    variables: Sequence[Variable],
+    structure: coordinates.Structure,
+    n: int,
+    rng: np.random.Generator,
 ) -> Rows:
-    """n rows within the domains: uniform factorizations and choices, given locations."""
+    """n rows of a structure within the domains: uniform factorizations and choices."""
     rows = np.empty((n, len(variables)), dtype=np.int64)
     locations = iter(structure)
     column = 0
@@ -139,49 +163,9 @@ def random_rows(
             column += 1
         else:
             parts = [v for v in variables if v.group == variable.group]
-            rows[:, column : column + len(parts)] = _factorizations(parts, n, rng)
+            assert variable.extent is not None
+            rows[:, column : column + len(parts)] = factorizations.random_rows(
+                variable.extent, len(parts), max(parts[-1].domain), n, rng
+            )
             column += len(parts)
     return rows
-
-
-def _factorizations(parts: list[Variable], n: int, rng: np.random.Generator) -> Rows:
-    """Uniform ordered factorizations of the extent whose last factor is within its domain."""
-    extent, limit = parts[0].extent, max(parts[-1].domain)
-    assert extent is not None
-    rows = _unbounded(extent, len(parts), n, rng)
-    for _ in range(64):
-        bad = np.flatnonzero(rows[:, -1] > limit)
-        if not len(bad):
-            return rows
-        rows[bad] = _unbounded(extent, len(parts), len(bad), rng)
-    bad = np.flatnonzero(rows[:, -1] > limit)
-    rows[bad, 0] *= rows[bad, -1]
-    rows[bad, -1] = 1
-    return rows
-
-
-def _unbounded(extent: int, n_parts: int, n: int, rng: np.random.Generator) -> Rows:
-    """Each prime's exponent is split over the parts by a uniform composition."""
-    rows = np.ones((n, n_parts), dtype=np.int64)
-    for prime, power in factorize(extent):
-        bars = np.sort(rng.random((n, power + n_parts - 1)).argsort(axis=1)[:, : n_parts - 1])
-        edges = np.concatenate(
-            [np.full((n, 1), -1), bars, np.full((n, 1), power + n_parts - 1)], axis=1
-        )
-        rows *= prime ** (np.diff(edges, axis=1) - 1)
-    return rows
-
-
-def factorize(value: int) -> list[tuple[int, int]]:
-    """Prime factorization as (prime, power)."""
-    result = []
-    prime = 2
-    while prime * prime <= value:
-        power = 0
-        while value % prime == 0:
-            value //= prime
-            power += 1
-        if power:
-            result.append((prime, power))
-        prime += 1
-    return [*result, (value, 1)] if value > 1 else result

@@ -7,68 +7,65 @@ variable. Instantiating a schedule is always TVM's own trace application and pos
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import logging
-import sys
-import types
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sympy
 import tvm
 from numpy.typing import NDArray
+from tvm.s_tir.schedule import Instruction, Trace
 
-from felix.errors import DecisionError, InvalidSchedule, UnsupportedSchedule
+from felix.errors import DecisionError, InvalidSchedule
 from felix.sketch import formulas, sampling
-from felix.symbolic import expr, interpret, ir, load, postprocs, scalar
+from felix.sketch import variables as decision_variables
+from felix.sketch.variables import Variable
+from felix.symbolic import expr, interpret, ir, load, postprocs
+from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
+from felix.tir import design_space
+
+if TYPE_CHECKING:
+    from tvm.s_tir import meta_schedule as ms
 
 INLINE, ROOT = interpret.INLINE, interpret.ROOT
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Variable:
-    """One decision.
-
-    Attributes:
-        name: unique in the sketch; the symbol of the formulas.
-        kind: "tile" for a factor of a perfect tiling, else "choice".
-        domain: values it may take, ascending; for a compute location those that ever occur.
-        group: number of its sampling instruction; the factors of a group multiply to `extent`.
-        extent: the tiled loop's extent; None for a choice.
-        part: position in the group, outermost factor first.
-        structural: it changes the structure of the program (a compute location).
-        log_scale: search it on a logarithmic scale.
-    """
-
-    name: str
-    kind: Literal["tile", "choice"]
-    domain: tuple[int, ...]
-    group: int
-    extent: int | None
-    part: int
-    structural: bool
-    log_scale: bool
+#: Sampling instruction of a trace -> values of its outputs.
+_Decide = Callable[[interpret.Instruction, interpret.State], Sequence[Scalar]]
+#: What TVM raises where a trace does not apply.
+_TVM_ERRORS = (RuntimeError, ValueError, TypeError)
 
 
 class Sketch:
-    """One design space of a task: a MetaSchedule trace with its variables and formulas."""
+    """One design space of a task: a MetaSchedule trace with its variables and formulas.
+
+    Args:
+        index: number among the sketches of the task.
+        space_generator: MetaSchedule's, which has the postprocessors of the target.
+        machine: limits and rates the formulas use.
+    """
 
     def __init__(
-        self, task: Task, index: int, trace: Any, context: Any, machine: Hardware
+        self,
+        task: Task,
+        index: int,
+        trace: Trace,
+        space_generator: ms.SpaceGenerator,
+        machine: Hardware,
     ) -> None:
         self.task = task
         self.hardware = machine
         self.index = index
         self.trace = trace
-        self._context = context
+        self._space_generator = space_generator
         self.instructions = interpret.parse(trace)
-        self.variables: tuple[Variable, ...] = tuple(_variables(task, self.instructions))
-        self._columns = _columns(self.variables)
+        self.variables: tuple[Variable, ...] = decision_variables.of_trace(
+            load.load(task.mod["main"]), self.instructions
+        )
+        self._columns = decision_variables.columns_by_group(self.variables)
 
     def __repr__(self) -> str:
         return f"Sketch({self.task.name}, {self.index}, {len(self.variables)} variables)"
@@ -105,7 +102,7 @@ class Sketch:
         locations = iter(structure)
         placed = {v.group: next(locations) for v in self.variables if v.structural}
 
-        def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Any]:
+        def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Scalar]:
             columns = self._columns.get(inst.position)
             if inst.kind == "SampleComputeLocation":
                 return [placed[inst.position]]
@@ -125,13 +122,13 @@ class Sketch:
         """The same interpretation with every variable given its number."""
         row = [int(v) for v in decisions]
 
-        def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Any]:
+        def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Scalar]:
             columns = self._columns.get(inst.position)
             return [inst.attrs[0][0]] if columns is None else [row[c] for c in columns]
 
         return self._interpret(decide, rewrite=True)
 
-    def _interpret(self, decide: Any, rewrite: bool) -> ir.Program:
+    def _interpret(self, decide: _Decide, rewrite: bool) -> ir.Program:
         program = load.load(self.task.mod["main"])
         interpret.interpret(program, self.instructions, decide)
         threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0
@@ -148,12 +145,21 @@ class Sketch:
             InvalidSchedule: TVM or a postprocessor rejects the decisions.
         """
         schedule = self.apply(decisions)
+        self.postprocess(schedule)
+        return schedule
+
+    def postprocess(self, schedule: tvm.s_tir.Schedule) -> None:
+        """Run the target's postprocessors on a schedule of this sketch, which is changed.
+
+        Raises:
+            InvalidSchedule: a postprocessor rejects it.
+        """
         schedule.enter_postproc()
-        for postproc in self._context.space_generator.postprocs:
+        for postproc in self._space_generator.postprocs:
             if not postproc.apply(schedule):
                 name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
+                decisions = self.decisions_of(schedule.trace)
                 raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
-        return schedule
 
     def apply(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
         """The schedule before the postprocessors; raises as `schedule` does."""
@@ -162,20 +168,20 @@ class Sketch:
         schedule = tvm.s_tir.Schedule(self.task.mod, seed=1, debug_mask="none")
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
-        except (RuntimeError, ValueError, TypeError, tvm.error.TVMError) as error:
+        except _TVM_ERRORS as error:
             text = str(error).strip().splitlines()
             raise InvalidSchedule(
                 f"TVM cannot apply the trace: {text[-1] if text else error}"
             ) from error
         if self._locations(schedule.trace) != self._locations(trace):
-            raise InvalidSchedule("a compute location is not offered for these tile sizes")
+            raise InvalidSchedule("TVM has no such compute location for these tile sizes")
         return schedule
 
     def is_applicable(self, decisions: Sequence[int]) -> bool:
         """Whether TVM can apply these decisions, compute locations above all.
 
-        Formulas cannot tell all of it: which locations TVM offers a block follows from where the
-        blocks before it went.
+        Formulas cannot decide all of it: which locations TVM allows a block follows from where
+        the blocks before it went.
 
         Raises:
             DecisionError: wrong length, or a value outside of its variable's domain.
@@ -186,9 +192,9 @@ class Sketch:
             return False
         return True
 
-    def with_decisions(self, decisions: Sequence[int]) -> Any:
+    def with_decisions(self, decisions: Sequence[int]) -> Trace:
         """The trace with its sampling decisions set."""
-        trace = tvm.s_tir.schedule.Trace(self.trace.insts, {})
+        trace = Trace(self.trace.insts, {})
         for position, columns in self._columns.items():
             inst = self.trace.insts[position]
             values = [int(decisions[c]) for c in columns]
@@ -196,21 +202,21 @@ class Sketch:
         return trace
 
     @staticmethod
-    def _decision(inst: Any, values: list[int]) -> Any:
+    def _decision(inst: Instruction, values: list[int]) -> int | list[int]:
         if inst.kind.name == "SamplePerfectTile":
             return values
         if inst.kind.name == "SampleCategorical":
             return [int(c) for c in inst.attrs[0]].index(values[0])
         return values[0]
 
-    def _locations(self, trace: Any) -> list[int]:
+    def _locations(self, trace: Trace) -> list[int]:
         return [
             int(trace.decisions[inst])
             for inst in trace.insts
             if inst.kind.name == "SampleComputeLocation"
         ]
 
-    def decisions_of(self, trace: Any) -> tuple[int, ...]:
+    def decisions_of(self, trace: Trace) -> tuple[int, ...]:
         """The row of decisions in a trace of this sketch (a database's, say)."""
         row = [0] * len(self.variables)
         for position, columns in self._columns.items():
@@ -246,13 +252,13 @@ class Sketch:
     def tvm_sample(self, seed: int) -> tuple[int, ...] | None:
         """The row TVM's own sampler draws, or None where its trace does not apply.
 
-        Its compute locations are ones TVM offers; its tile sizes need not be legal.
+        Its compute locations exist for its tile sizes, which need not be legal.
         """
         schedule = tvm.s_tir.Schedule(self.task.mod, seed=seed, debug_mask="none")
-        trace = tvm.s_tir.schedule.Trace(self.trace.insts, {})
+        trace = Trace(self.trace.insts, {})
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
-        except (RuntimeError, ValueError, TypeError, tvm.error.TVMError):
+        except _TVM_ERRORS:
             return None
         return self.decisions_of(schedule.trace)
 
@@ -271,7 +277,12 @@ class Sketch:
         Raises:
             InvalidSchedule: the sketch has no legal decisions.
         """
-        return sampling.sample(self, n, seed, max_structures)
+        rows = sampling.sample(
+            self.variables, self.formulas, self.tvm_sample, n, seed, max_structures
+        )
+        if len(rows) < n:
+            raise InvalidSchedule(f"no legal decisions were found for {self!r}")
+        return rows
 
 
 def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:
@@ -283,94 +294,8 @@ def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:
     Raises:
         UnsupportedSchedule: a trace uses an instruction Felix does not model.
     """
-    context = tune_context(task)
+    context = design_space.tune_context(task.mod, task.target, name=task.name)
     spaces = context.generate_design_space()
+    generator = context.space_generator
     machine = machine or hardware(task.target)
-    return [Sketch(task, i, space.trace, context, machine) for i, space in enumerate(spaces)]
-
-
-def tune_context(task: Task) -> Any:
-    """A MetaSchedule context over the default rules and postprocessors of the target.
-
-    Importing MetaSchedule's context pulls in every tensor intrinsic TVM knows, 20 s of script
-    parsing that the default rules never use; an empty module stands in for them.
-    """
-    sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
-    from tvm.s_tir import meta_schedule as ms
-
-    kind = task.target.kind.name
-    logger = logging.getLogger("felix.tvm")
-    logger.setLevel(logging.ERROR)
-    return ms.TuneContext(
-        mod=task.mod,
-        target=task.target,
-        space_generator=ms.space_generator.PostOrderApply(
-            sch_rules=kind, postprocs=kind, mutator_probs=kind
-        ),
-        task_name=task.name,
-        rand_state=1,
-        num_threads=1,
-        logger=logger,
-    )
-
-
-def _columns(variables: Sequence[Variable]) -> dict[int, list[int]]:
-    columns: dict[int, list[int]] = {}
-    for i, variable in enumerate(variables):
-        columns.setdefault(variable.group, []).append(i)
-    return columns
-
-
-def _variables(task: Task, instructions: Sequence[interpret.Instruction]) -> list[Variable]:
-    """Variables of a trace; extents of tiled loops come from a run with the default locations."""
-    found: list[Variable] = []
-    deepest = _Deepest()
-
-    def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Any]:
-        group = inst.position
-        if inst.kind == "SampleComputeLocation":
-            depth = deepest.of(state, inst)
-            domain = tuple(range(INLINE, depth))
-            found.append(_choice(f"location{group}", domain, group, structural=True))
-            return [ROOT]
-        if inst.kind == "SampleCategorical":
-            values = tuple(sorted({int(v) for v in inst.attrs[0]}))
-            if len(values) > 1:
-                found.append(_choice(f"choice{group}", values, group, structural=False))
-            return [values[-1]]
-        n, innermost = inst.attrs
-        extent = scalar.plain(state.get(inst.inputs[0]).extent)
-        if not isinstance(extent, int):
-            raise UnsupportedSchedule("a tiled loop whose extent depends on other decisions")
-        divisors = tuple(d for d in range(1, extent + 1) if extent % d == 0)
-        for part in range(n):
-            last = part == n - 1 and innermost > 0
-            domain = tuple(d for d in divisors if d <= innermost) if last else divisors
-            found.append(
-                Variable(f"tile{group}_{part}", "tile", domain, group, extent, part, False, True)
-            )
-        return [extent] + [1] * (n - 1)
-
-    interpret.interpret(load.load(task.mod["main"]), instructions, decide)
-    return found
-
-
-class _Deepest:
-    """Number of loops a compute location may index."""
-
-    @staticmethod
-    def of(state: interpret.State, inst: interpret.Instruction) -> int:
-        """Loops around the first consumer; earlier locations only make nests deeper by the
-        iterators of blocks moved before, which is allowed for."""
-        block = state.get(inst.inputs[0])
-        readers = interpret.consumers(state.program, block)
-        depth = len(state.program.loops_of(readers[0])) if readers else 0
-        slack = max((len(b.iters) for _, b in state.program.walk()), default=0)
-        longest = max((len(loops) for loops, _ in state.program.walk()), default=0)
-        return max(depth, longest) + slack
-
-
-def _choice(name: str, domain: tuple[int, ...], group: int, structural: bool) -> Variable:
-    positive = [v for v in domain if v > 0]
-    log_scale = not structural and len(positive) > 1 and max(positive) >= 4 * min(positive)
-    return Variable(name, "choice", domain, group, None, 0, structural, log_scale)
+    return [Sketch(task, i, space.trace, generator, machine) for i, space in enumerate(spaces)]

@@ -37,14 +37,14 @@ class Allocation:
 
 def allocations(program: Program) -> list[Allocation]:
     """Every intermediate buffer that is accessed, in order of declaration."""
-    found = []
+    result = []
     for buffer in program.buffers.values():
         if buffer.is_parameter:
             continue
         uses = _uses(program, buffer)
         if uses:
-            found.append(_allocation(buffer, uses))
-    return found
+            result.append(_allocation(buffer, uses))
+    return result
 
 
 _Use = tuple[list[Loop], Block, list[ir.Access]]
@@ -65,16 +65,10 @@ def _allocation(buffer: Buffer, uses: list[_Use]) -> Allocation:
     below = site[-1] if site else None
     hull: list[regions.Interval] | None = None
     for loops, block, accesses in uses:
-        relaxed = regions.path_digits(loops, below, buffer.scope)
-        found = regions.required_intervals(buffer, block, accesses, relaxed)
-        assert found is not None
-        hull = (
-            found
-            if hull is None
-            else [
-                regions.union(a, b, n) for a, b, n in zip(hull, found, buffer.shape, strict=True)
-            ]
-        )
+        relaxed = regions.path_components(loops, below, buffer.scope)
+        intervals = regions.required_intervals(buffer, block, accesses, relaxed)
+        assert intervals is not None
+        hull = intervals if hull is None else regions.unions(hull, intervals, buffer.shape)
     assert hull is not None
     shape = tuple(
         _at_most(interval, extent) for interval, extent in zip(hull, buffer.shape, strict=True)
@@ -112,7 +106,7 @@ def _above_reduction(loops: list[Loop], block: Block, depth: int) -> int:
     for i, loop in enumerate(loops[:depth]):
         for it, binding in zip(block.iters, block.bindings, strict=True):
             if it.kind == "reduce" and any(
-                not scalar.is_static(usage.mentions(binding, d), 0) for d in loop.digits
+                not scalar.is_static(usage.mentions(binding, comp), 0) for comp in loop.components
             ):
                 return i
     return depth

@@ -3,7 +3,7 @@
 sympy's own `floor`, `Mod`, `Min`, `Piecewise` try hard to simplify on construction, which costs
 milliseconds per node on the expressions met here. The functions below fold constants and the
 identities that hold for positive integers, and otherwise stay inert. Conditions are numbers, 0
-or 1, so that every operator is a real function with one smooth twin (`felix.autodiff.smoothing`).
+or 1, so that every operator is a real function with one smooth form (`felix.autodiff.smoothing`).
 
 Notation: all decision variables are positive integers; `a`, `b` are integer-valued expressions,
 `b` > 0 wherever it divides.
@@ -20,14 +20,14 @@ from sympy import Expr, Integer
 ZERO, ONE = Integer(0), Integer(1)
 
 
-#: Operators kept for reuse; a structure has some thousands.
+#: Size of the caches of operators and products; a structure has some thousands.
 INTERNED = 1 << 15
 
 
 @functools.lru_cache(INTERNED)
-def _interned(operator: Any, *given: Any) -> Expr:
+def _interned(operator: Any, *arguments: Any) -> Expr:
     """The operator of these arguments, or what it folds to; sympy's own way there is slow."""
-    args = tuple(map(sympy.sympify, given))
+    args = tuple(map(sympy.sympify, arguments))
     value = operator.eval(*args)
     return Expr.__new__(operator, *args) if value is None else value
 
@@ -283,12 +283,11 @@ OPERATORS: tuple[type[Any], ...] = (
 )  # fmt: skip
 
 
-class Alias(sympy.Dummy):
+class SharedSubexpr(sympy.Dummy):
     """A symbol that stands for a long expression, its `definition`.
 
     sympy flattens, sorts and compares the arguments of every sum and product, which takes most
-    of the time where long expressions are built of long expressions; behind an alias they are
-    one symbol.
+    of the time where long expressions are built of long expressions; shared, they are one symbol.
     """
 
     definition: Expr
@@ -300,23 +299,23 @@ def product(*factors: Expr | int) -> Expr:
     return factors[0] if len(factors) == 1 else sympy.Mul(*factors)
 
 
-def alias(value: Any) -> Any:
-    """`value` behind a symbol of its own; numbers and symbols stay what they are."""
+def share(value: Any) -> Any:
+    """A `SharedSubexpr` that stands for `value`; numbers and symbols stay what they are."""
     if not isinstance(value, Expr) or value.is_Atom:
         return value
-    symbol = Alias("shared", real=True)
+    symbol = SharedSubexpr("shared", real=True)
     symbol.definition = value
     return symbol
 
 
-def resolved(expression: Expr, known: dict[Alias, Expr] | None = None) -> Expr:
-    """The expression with every alias replaced by what it stands for.
+def resolved(expression: Expr, known: dict[SharedSubexpr, Expr] | None = None) -> Expr:
+    """The expression with every shared subexpression replaced by its definition.
 
     Args:
-        known: aliases resolved before; pass one dict for several expressions.
+        known: those resolved before; pass one dict for several expressions.
     """
     known = {} if known is None else known
-    for symbol in expression.atoms(Alias):
+    for symbol in expression.atoms(SharedSubexpr):
         if symbol not in known:
             known[symbol] = resolved(symbol.definition, known)
     return expression.xreplace(known)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, scalar, usage
 from felix.symbolic.instructions import caching, inlining, loop_transforms, placement, reduction
 from felix.symbolic.ir import Block, Loop, Program, Scalar
+
+if TYPE_CHECKING:
+    from tvm.s_tir.schedule import Trace
 
 INLINE, ROOT = -2, -1
 
@@ -44,7 +47,7 @@ class Instruction:
     outputs: tuple[Ref, ...]
 
 
-def parse(trace: Any) -> list[Instruction]:
+def parse(trace: Trace) -> list[Instruction]:
     """Plain instructions of a TVM trace, up to the postprocessors."""
     numbers: dict[Any, Ref] = {}
     result = []
@@ -168,7 +171,7 @@ def _sample_location(state: State, inst: Instruction) -> list[Any]:
 
 
 def location_conditions(loops: Sequence[Loop], location: int) -> list[Scalar]:
-    """Expressions <= 0 where TVM offers loop `location` of a consumer's nest.
+    """Expressions <= 0 where TVM allows loop `location` of a consumer's nest.
 
     TVM skips unit loops, and stops at a data-parallel loop that follows a reduction loop
     (CollectComputeLocation).

@@ -5,10 +5,12 @@ program form serves two uses: with variables left symbolic it yields formulas; w
 variable given a number it is a concrete loop nest, which is what is compared with TVM.
 
 Notation
-    digit   one original loop before fusion; a loop is a row of digits, outermost first, and its
-            extent is the product of their extents. Fusing concatenates digits.
-    affine  sum of (coefficient x digit) + constant: how a block iterator is bound to loops.
-    iter    block iterator, a sympy symbol; buffer indices are expressions in iters.
+    component  one original loop before fusion (`IterComponent`); a loop is a row of components,
+               outermost first, and its extent is the product of their extents. Fusing
+               concatenates components.
+    affine     sum of (coefficient x component) + constant: how a block iterator is bound to
+               loops.
+    iter       block iterator, a sympy symbol; buffer indices are expressions in iters.
 """
 
 from __future__ import annotations
@@ -21,35 +23,40 @@ import sympy
 
 from felix.symbolic import expr, scalar
 
-Scalar = Any  # int | sympy.Expr
+Scalar = scalar.Scalar
 IterKind = Literal["spatial", "reduce"]
 LoopKind = Literal["serial", "parallel", "vectorized", "unrolled", "thread"]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Digit:
-    """An elementary loop variable, 0 <= digit < extent.
+class IterComponent:
+    """An elementary loop variable, 0 <= component < extent.
 
     Attributes:
         extent: number of values.
-        sticky: True while TVM keeps the variable in bindings even when `extent` is 1 (plain
-            loops); False once it was fused, when a unit digit vanishes from every expression.
-        source: set when the loop of this digit was split against its grain: the digit is
-            (flat // inner) % extent (without the % when it is the outermost one).
+        survives_unit_extent: True while TVM keeps the variable in bindings even when `extent` is
+            1 (plain loops); False once it was fused, when a unit component vanishes from every
+            expression.
+        source: set when the loop of this component was split across its boundaries: the
+            component is (flat // inner) % extent (without the % when it is the outermost one).
     """
 
     name: str
     extent: Scalar
-    sticky: bool = True
+    survives_unit_extent: bool = True
     source: Source | None = None
+
+    def copy(self, suffix: str = "", source: Source | None = None) -> IterComponent:
+        """Another component of the same extent, with this source."""
+        return dataclasses.replace(self, name=f"{self.name}{suffix}", source=source)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Source:
-    """How a derived digit is computed: (flat // inner) [% extent].
+    """How a derived component is computed: (flat // inner) [% extent].
 
-    `radix`: it is one digit of a loop that was split, which together take every combination of
-    values; False for a quotient or remainder in the minimum of a region.
+    `radix`: it is one component of a loop that was split, which together take every combination
+    of values; False for a quotient or remainder in the minimum of a region.
     """
 
     flat: Affine
@@ -60,40 +67,44 @@ class Source:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Affine:
-    """sum(coefficient * digit) + constant over distinct digits.
+    """sum(coefficient * component) + constant over distinct components.
 
-    `fading` holds digits whose term TVM simplified away where their extent is 1, although the
-    digit itself is sticky (the minimum of a region computed under a loop).
+    `dropped_if_unit` holds components whose term TVM simplified away where their extent is 1,
+    although the component itself survives it (the minimum of a region computed under a loop).
     """
 
-    terms: dict[Digit, Scalar]
+    terms: dict[IterComponent, Scalar]
     constant: Scalar = 0
-    fading: frozenset[Digit] = frozenset()
+    dropped_if_unit: frozenset[IterComponent] = frozenset()
 
     def scaled(self, factor: Scalar) -> Affine:
-        terms = {d: c * factor for d, c in self.terms.items()}
-        return Affine(terms, self.constant * factor, self.fading)
+        terms = {comp: c * factor for comp, c in self.terms.items()}
+        return Affine(terms, self.constant * factor, self.dropped_if_unit)
 
     def plus(self, other: Affine) -> Affine:
         terms = dict(self.terms)
-        for digit, coefficient in other.terms.items():
-            terms[digit] = terms[digit] + coefficient if digit in terms else coefficient
-        return Affine(terms, self.constant + other.constant, self.fading | other.fading)
+        for component, coefficient in other.terms.items():
+            terms[component] = (
+                terms[component] + coefficient if component in terms else coefficient
+            )
+        return Affine(
+            terms, self.constant + other.constant, self.dropped_if_unit | other.dropped_if_unit
+        )
 
-    def substituted(self, digit: Digit, value: Affine) -> Affine:
-        if digit not in self.terms:
+    def substituted(self, component: IterComponent, value: Affine) -> Affine:
+        if component not in self.terms:
             return self
         terms = dict(self.terms)
-        coefficient = terms.pop(digit)
-        return Affine(terms, self.constant, self.fading).plus(value.scaled(coefficient))
+        coefficient = terms.pop(component)
+        return Affine(terms, self.constant, self.dropped_if_unit).plus(value.scaled(coefficient))
 
-    def mentions(self, digit: Digit) -> Scalar:
-        """Condition (0/1) that `digit` occurs in the expression TVM holds for this binding."""
-        if digit not in self.terms:
+    def mentions(self, component: IterComponent) -> Scalar:
+        """Condition (0/1) that `component` occurs in the expression TVM holds for this binding."""
+        if component not in self.terms:
             return 0
-        if digit.sticky and digit not in self.fading:
+        if component.survives_unit_extent and component not in self.dropped_if_unit:
             return 1
-        return scalar.negated(scalar.equal(digit.extent, 1))
+        return scalar.negated(scalar.equal(component.extent, 1))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -104,7 +115,7 @@ class Loop:
     postprocessors fuse the loop into the parallel or the vectorized one depends on extents.
     """
 
-    digits: list[Digit]
+    components: list[IterComponent]
     body: list[Loop | Block]
     kind: LoopKind = "serial"
     thread: str | None = None
@@ -114,7 +125,7 @@ class Loop:
 
     @property
     def extent(self) -> Scalar:
-        return product([d.extent for d in self.digits])
+        return product([comp.extent for comp in self.components])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,10 +192,10 @@ class Store:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Block:
-    """A block: iterators bound to affine expressions of digits, an update store, maybe an init.
+    """A block: iterators bound to affine forms of components, an update store, maybe an init.
 
-    guards: digits' affine expression and bound, meaning the block runs only where
-        expression < bound (overhang of a split that does not divide).
+    guards: (affine form, bound): the block runs only where form < bound (overhang of a split
+        that does not divide).
     """
 
     name: str

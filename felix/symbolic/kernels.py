@@ -50,26 +50,26 @@ def kernels(program: Program) -> list[Kernel]:
         grid = ir.product(e for a, e in axes.items() if a.startswith("blockIdx"))
         threads = {a: e for a, e in axes.items() if a.startswith("threadIdx")}
         vthreads = ir.product(e for a, e in axes.items() if a.startswith("vthread"))
-        own = [b for b in buffers if b.loops and b.loops[0] is top]
-        shared = _total(own, "shared")
-        local = _total(own, "local") * vthreads
+        allocated = [b for b in buffers if b.loops and b.loops[0] is top]
+        shared = _total(allocated, "shared")
+        local = _total(allocated, "local") * vthreads
         result.append(Kernel(index, grid, threads, vthreads, shared, local))
     return result
 
 
 def _axes(top: Loop | ir.Block) -> dict[str, Scalar]:
     """Extent of every thread axis bound in the tree, outermost binding first."""
-    found: dict[str, Scalar] = {}
+    extents: dict[str, Scalar] = {}
 
     def visit(node: Loop | ir.Block) -> None:
         if isinstance(node, Loop):
             if node.thread is not None:
-                found.setdefault(node.thread, node.extent)
+                extents.setdefault(node.thread, node.extent)
             for child in node.body:
                 visit(child)
 
     visit(top)
-    return found
+    return extents
 
 
 def _total(buffers: list[allocation.Allocation], scope: str) -> Scalar:
@@ -106,7 +106,8 @@ def constraints(
 ) -> list[tuple[str, Scalar]]:
     """(name, g) with g <= 0 where VerifyGPUCode and the instructions accept the decisions.
 
-    Sizes are left as `value - limit`; `objective.relative_constraint` makes them comparable.
+    Sizes are left as `value - limit`; `felix.autodiff.program.relative_constraint` makes them
+    comparable.
     """
     result = [(f"structure{i}", c) for i, c in enumerate(program.conditions)]
     pipelined = {

@@ -1,8 +1,8 @@
 """From a TVM PrimFunc to the symbolic program's form, before any schedule instruction.
 
 Reads a PrimFunc whose root block holds loop nests over single-store blocks, as `te` and the
-front ends produce. Nothing is simplified: the value tree keeps the
-operations TVM will execute, so that counting nodes counts operations.
+front ends produce. Nothing is simplified: the value tree keeps the operations TVM will execute,
+so that counting nodes counts operations.
 """
 
 from __future__ import annotations
@@ -110,24 +110,26 @@ def _constant(value: Any, what: str) -> int:
 
 
 def _load_statement(
-    statement: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.Digit]
+    statement: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.IterComponent]
 ) -> list[ir.Loop | ir.Block]:
     if isinstance(statement, tirx.SeqStmt):
         nodes = [_load_statement(s, buffers, loops) for s in statement.seq]
         return [node for group in nodes for node in group]
     if isinstance(statement, tirx.For):
-        digit = ir.Digit(statement.loop_var.name, _constant(statement.extent, "a loop extent"))
+        component = ir.IterComponent(
+            statement.loop_var.name, _constant(statement.extent, "a loop extent")
+        )
         if statement.kind != tirx.ForKind.SERIAL or int(statement.min) != 0:
             raise UnsupportedSchedule("only serial loops from 0 are supported in a workload")
-        body = _load_statement(statement.body, buffers, {**loops, statement.loop_var: digit})
-        return [ir.Loop([digit], body)]
+        body = _load_statement(statement.body, buffers, {**loops, statement.loop_var: component})
+        return [ir.Loop([component], body)]
     if isinstance(statement, s_stmt.SBlockRealize):
         return [_load_block(statement, buffers, loops)]
     raise UnsupportedSchedule(f"statement {type(statement).__name__} outside of a block")
 
 
 def _load_block(
-    realize: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.Digit]
+    realize: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.IterComponent]
 ) -> ir.Block:
     block = realize.block
     if block.alloc_buffers or block.match_buffers or not _is_true(realize.predicate):

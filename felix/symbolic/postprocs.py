@@ -1,33 +1,18 @@
 """What MetaSchedule's postprocessors do to the symbolic program.
 
-Two uses of the same rules. With `rewrite` (a concrete program, all extents ints) `apply` rewrites
-the loops exactly as TVM does, unit loops included. Without it, loops are not fused into the
-parallel and the vectorized loop but marked with the condition that they end up there
-(`Loop.parallel`, `Loop.vector`), also where the condition is a constant, so that one program is
-described in one way; and the vector width of a fetch may be an expression.
-
-Rules of RewriteCooperativeFetch, RewriteUnboundBlock, RewriteParallelVectorizeUnroll and
-RewriteReductionBlock. VerifyGPUCode is in `symbolic.legality`.
+Rules of RewriteCooperativeFetch and RewriteUnboundBlock; RewriteParallelVectorizeUnroll is in
+`felix.symbolic.parallelize`, RewriteReductionBlock in `felix.symbolic.instructions.reduction`,
+VerifyGPUCode in `felix.symbolic.kernels`. The vector width of a fetch may be an expression.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
-import sympy
-
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, regions, scalar, usage
+from felix.symbolic import parallelize, scalar, usage
 from felix.symbolic.instructions import loop_transforms, reduction
-from felix.symbolic.ir import Affine, Block, Loop, Program, Scalar
+from felix.symbolic.ir import Block, Loop, Program, Scalar
 
 FETCH = "meta_schedule.cooperative_fetch"
-PARALLEL = "meta_schedule.parallel"
-VECTORIZE = "meta_schedule.vectorize"
-UNROLL_EXPLICIT = "meta_schedule.unroll_explicit"
-UNROLL_IMPLICIT = "meta_schedule.unroll_implicit"
-PRAGMA_STEP = "pragma_auto_unroll_max_step"
-PRAGMA_EXPLICIT = "pragma_unroll_explicit"
 TILED = "meta_schedule.tiling_structure"
 
 
@@ -43,7 +28,7 @@ def apply(
     if is_gpu:
         cooperative_fetch(program)
         bind_unbound(program, max_threads_per_block)
-    parallel_vectorize_unroll(program, rewrite)
+    parallelize.parallel_vectorize_unroll(program, rewrite)
     reduction.decompose_reductions(program)
 
 
@@ -138,255 +123,6 @@ def _bind_block(
 
 
 def _static(condition: Scalar) -> bool:
-    """A condition the structure depends on; unresolved ones count as true (unit-only effects)."""
+    """A condition the structure depends on; one that is open counts as true, for it matters only
+    where a loop is unit."""
     return not scalar.is_static(condition, 0)
-
-
-# ---------------------------------------------------------------- parallel, vectorize, unroll
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    """Annotations of the root block; None where absent."""
-
-    parallel: int | None
-    vector: int | None
-    unroll: Scalar | None
-    explicit: bool
-
-
-def parallel_vectorize_unroll(program: Program, rewrite: bool) -> None:
-    """RewriteParallelVectorizeUnroll on every block, in program order."""
-    notes = program.root_annotations
-    explicit = UNROLL_EXPLICIT in notes
-    limits = Limits(
-        notes.pop(PARALLEL, None),
-        notes.pop(VECTORIZE, None),
-        notes.pop(UNROLL_EXPLICIT, None) if explicit else notes.pop(UNROLL_IMPLICIT, None),
-        explicit,
-    )
-    if limits == Limits(None, None, None, False):
-        return
-    for _, block in list(program.walk()):
-        loops = program.loops_of(block)
-        if not loops:
-            continue
-        first = _parallelize(program, block, loops, limits, rewrite)
-        if limits.unroll is not None and block.is_reduction:
-            _mark_unroll(first, limits)
-
-
-def _mark_unroll(loop: Loop, limits: Limits) -> None:
-    if isinstance(limits.unroll, int) and limits.unroll <= 0:
-        return
-    loop.annotations[PRAGMA_STEP] = limits.unroll
-    loop.annotations[PRAGMA_EXPLICIT] = int(limits.explicit)
-
-
-def _parallelize(
-    program: Program, block: Block, loops: list[Loop], limits: Limits, rewrite: bool
-) -> Loop:
-    """Mark or rewrite the loops; returns the block's outermost loop."""
-    if limits.parallel is None or limits.vector is None:
-        return loops[0]
-    chains = [_contiguity(block, access, loops) for access in _regions(block)]
-    vector = _vector_conditions(loops, chains, limits.vector)
-    everything = _all_fusible(loops, chains)
-    if everything:
-        return _fuse_split(program, loops, limits.vector)
-    parallel = _parallel_conditions(loops, vector, limits.parallel)
-    if rewrite:
-        return _rewrite(loops, sum(parallel), sum(vector))
-    for loop, p, v in zip(loops, parallel, vector, strict=True):
-        loop.parallel = p if scalar.is_static(loop.parallel, 0) else loop.parallel
-        loop.vector = v if scalar.is_static(loop.vector, 0) else loop.vector
-    return loops[0]
-
-
-def _rewrite(loops: list[Loop], n_parallel: int, n_vector: int) -> Loop:
-    if n_parallel:
-        fused = loop_transforms.fuse(loops[:n_parallel])
-        fused.kind, fused.parallel = "parallel", 1
-    if n_vector:
-        fused = loop_transforms.fuse(loops[-n_vector:])
-        fused.kind, fused.vector = "vectorized", 1
-    return loops[0]
-
-
-def _fuse_split(program: Program, loops: list[Loop], lanes: int) -> Loop:
-    fused = loop_transforms.fuse(loops)
-    outer, inner = loop_transforms.split(program, fused, [None, lanes])
-    outer.kind, outer.parallel = "parallel", 1
-    inner.kind, inner.vector = "vectorized", 1
-    return outer
-
-
-def _annotated(loop: Loop) -> bool:
-    """Whether TVM leaves the loop alone: bound to a thread, or carrying any annotation.
-
-    A pragma whose step may be 0 for some decisions (then absent) does not change what follows:
-    the loop that carries it is parallel already.
-    """
-    return loop.thread is not None or bool(loop.annotations)
-
-
-def _regions(block: Block) -> list[ir.Access]:
-    """Accesses of block.reads and block.writes as TVM holds them before decomposition."""
-    own = block.store.target.buffer if block.init is not None else None
-    reads: dict[int, list[ir.Access]] = {}
-    for access in block.reads:
-        if access.buffer is not own:
-            reads.setdefault(id(access.buffer), []).append(access)
-    return [_least(accesses) for accesses in reads.values()] + block.writes
-
-
-def _least(accesses: list[ir.Access]) -> ir.Access:
-    """The minimum of the region of several accesses; 0 where TVM holds it as an open `min`."""
-    if len(accesses) == 1:
-        return accesses[0]
-    indices = []
-    for same in zip(*(a.indices for a in accesses), strict=True):
-        shifts = [sympy.expand(index - same[0]) for index in same]
-        known = all(s.is_Integer for s in shifts)
-        least = min(range(len(same)), key=lambda i: int(shifts[i])) if known else 0
-        indices.append(same[least] if known else sympy.Integer(0))
-    return ir.Access(accesses[0].buffer, tuple(indices))
-
-
-def _contiguity(block: Block, access: ir.Access, loops: list[Loop]) -> list[Scalar]:
-    """chain[k]: condition that the k + 1 innermost loops can be fused for this access."""
-    chain: list[Scalar] = []
-    ok: Scalar = 1
-    previous: tuple[Scalar, Scalar] | None = None
-    affines = [_visible(index, block) for index in access.indices]
-    for k, loop in enumerate(reversed(loops)):
-        stride = _stride(affines, access.buffer.shape, loop)
-        if scalar.is_static(stride, 0):
-            chain.append(ok)
-            continue
-        if previous is None:
-            if k > 0:
-                ok = scalar.both(ok, scalar.equal(stride, 1))
-        else:
-            ok = scalar.both(ok, _equal(stride, previous[0] * previous[1]))
-        previous = (stride, loop.extent)
-        chain.append(ok)
-    return chain
-
-
-def _equal(a: Scalar, b: Scalar) -> Scalar:
-    if isinstance(a, int) and isinstance(b, int):
-        return int(a == b)
-    return 1 if sympy.expand(a - b) == 0 else scalar.equal(a, b)
-
-
-def _visible(index: sympy.Expr, block: Block) -> Affine | None:
-    """An index as TVM's StrideExtractor sees it; None under //, % or a minus sign."""
-    affine = regions.index_affine(index, block)
-    return None if affine is None or _has_minus(affine) else affine
-
-
-def _stride(affines: list[Affine | None], shape: tuple[Scalar, ...], loop: Loop) -> Scalar:
-    """Elements between neighbouring iterations of `loop`, of an access to a buffer of `shape`."""
-    buffer_stride: Scalar = 1
-    for affine, size in zip(reversed(affines), reversed(shape), strict=True):
-        coefficient = 0 if affine is None else _coefficient(affine, loop)
-        if not scalar.is_static(coefficient, 0):
-            return coefficient * buffer_stride
-        buffer_stride = buffer_stride * size
-    return 0
-
-
-def _coefficient(affine: Affine, loop: Loop) -> Scalar:
-    """Coefficient of a loop variable in an index."""
-    found = [(i, affine.terms[d]) for i, d in enumerate(loop.digits) if d in affine.terms]
-    if not found:
-        return 0
-    if len(loop.digits) == 1:
-        coefficient = found[0][1]
-        digit = loop.digits[0]
-        if isinstance(digit.extent, int) and not affine.mentions(digit):
-            return 0
-        return coefficient
-    return _fused_coefficient(found, loop, affine)
-
-
-def _has_minus(affine: Affine) -> bool:
-    """TVM writes a negative term as a subtraction, through which its extractor does not look."""
-    return any(scalar.is_negative(c) for c in [affine.constant, *affine.terms.values()])
-
-
-def _fused_coefficient(found: list[tuple[int, Scalar]], loop: Loop, affine: Affine) -> Scalar:
-    """A fused variable has a plain coefficient only if the index uses its lowest digits whole."""
-    live = [(i, c) for i, c in found if not scalar.is_static(loop.digits[i].extent, 1)]
-    if not live:
-        return 0
-    for i, coefficient in live:
-        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
-        if i == len(loop.digits) - 1:
-            base = coefficient
-            break
-    else:
-        return 0
-    for i, coefficient in live:
-        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
-        if coefficient != base * inner:
-            return 0
-    whole = ir.product(loop.digits[i].extent for i, _ in live)
-    return base if scalar.is_static(whole - loop.extent, 0) else 0
-
-
-def _all_fusible(loops: list[Loop], chains: list[list[Scalar]]) -> bool:
-    """Whether the whole nest is one contiguous data-parallel range for every access."""
-    for loop in loops:
-        if _annotated(loop) or len(loop.body) != 1:
-            return False
-        if not scalar.is_static(usage.is_data_parallel(loop), 1):
-            return False
-    if scalar.is_static(ir.product(lp.extent for lp in loops), 1):
-        return False
-    full = [chain[-1] for chain in chains]
-    return all(scalar.is_static(c, 1) for c in full)
-
-
-def _vector_conditions(loops: list[Loop], chains: list[list[Scalar]], limit: int) -> list[Scalar]:
-    """Per loop: is it fused into the vectorized loop?"""
-    ok: Scalar = 1
-    size: Scalar = 1
-    conditions: list[Scalar] = []
-    for k, loop in enumerate(reversed(loops)):
-        if _annotated(loop) or len(loop.body) != 1:
-            ok = 0
-        ok = scalar.both(ok, usage.is_data_parallel(loop))
-        for chain in chains:
-            ok = scalar.both(ok, chain[k])
-        attempted = ok
-        grown = size * loop.extent
-        ok = scalar.both(ok, scalar.less_equal(grown, limit))
-        size = scalar.select(attempted, grown, size)
-        conditions.insert(0, ok)
-    some = scalar.negated(scalar.equal(size, 1))
-    return [scalar.both(c, some) for c in conditions]
-
-
-def _parallel_conditions(loops: list[Loop], vector: list[Scalar], limit: int) -> list[Scalar]:
-    """Per loop: is it fused into the parallel loop?"""
-    ok: Scalar = 1
-    size: Scalar = 1
-    conditions: list[Scalar] = []
-    for loop in loops:
-        if _annotated(loop):
-            ok = 0
-        ok = scalar.both(ok, usage.is_data_parallel(loop))
-        conditions.append(ok)
-        size = scalar.select(ok, size * loop.extent, size)
-        ok = scalar.both(ok, scalar.less_equal(size, limit))
-        if len(loop.body) != 1:
-            ok = 0
-    some = scalar.negated(scalar.equal(size, 1))
-    n_vector = sum(vector, start=0)
-    room = [
-        scalar.either(scalar.equal(n_vector, 0), scalar.less(i, len(loops) - n_vector))
-        for i in range(len(loops))
-    ]
-    return [scalar.both(scalar.both(c, some), r) for c, r in zip(conditions, room, strict=True)]

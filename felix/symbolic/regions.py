@@ -1,7 +1,7 @@
 """Regions of buffers that blocks touch, and the iteration domains compute_at derives from them.
 
-A region dimension is an `Interval`: a minimum (affine in the digits outside) and an extent. All
-rules are those of TVM's ComputeAt (interval arithmetic over relaxed loops, one dimension at a
+A region dimension is an `Interval`: a minimum (affine in the components outside) and an extent.
+All rules are those of TVM's ComputeAt (interval arithmetic over relaxed loops, one dimension at a
 time).
 """
 
@@ -14,7 +14,7 @@ import sympy
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import expr, ir, scalar
-from felix.symbolic.ir import Affine, Block, Buffer, Digit, Loop, Scalar
+from felix.symbolic.ir import Affine, Block, Buffer, IterComponent, Loop, Scalar
 
 #: Loops of these threads are relaxed for a buffer of that scope wherever they stand.
 THREAD_RANK = {"vthread": 1, "threadIdx": 1, "blockIdx": 0}
@@ -33,15 +33,15 @@ class Interval:
     dynamic: Scalar = 0
 
     def anchored(self) -> Scalar:
-        """Condition that the minimum is a constant for TVM (every digit left in it is unit)."""
+        """Condition that the minimum is a constant for TVM: all components in it are unit."""
         result: Scalar = 1
-        for digit in self.minimum.terms:
-            result = scalar.both(result, scalar.equal(digit.extent, 1))
+        for component in self.minimum.terms:
+            result = scalar.both(result, scalar.equal(component.extent, 1))
         return result
 
 
 def index_affine(index: sympy.Expr, block: Block) -> Affine | None:
-    """`index`, an expression in the block's iters, as an affine form of digits, or None."""
+    """`index`, an expression in the block's iters, as an affine form of components, or None."""
     total = Affine({}, 0)
     bindings = {it.symbol: affine for it, affine in zip(block.iters, block.bindings, strict=True)}
     for term in sympy.Add.make_args(index):
@@ -55,12 +55,12 @@ def index_affine(index: sympy.Expr, block: Block) -> Affine | None:
 
 
 def relax(
-    affine: Affine, relaxed: set[Digit], guards: Sequence[tuple[Affine, Scalar]] = ()
+    affine: Affine, relaxed: set[IterComponent], guards: Sequence[tuple[Affine, Scalar]] = ()
 ) -> Interval:
-    """Interval of `affine` while `relaxed` digits run over their extents.
+    """Interval of `affine` while `relaxed` components run over their extents.
 
-    A derived digit counts as relaxed when all digits of its source are. Digits that a guard
-    (flat < bound) governs together reach no farther than the bound.
+    A derived component counts as relaxed when all components of its source are. Components that a
+    guard (flat < bound) governs together reach no farther than the bound.
     """
     minimum, extent = Affine({}, affine.constant), 1
     terms = dict(affine.terms)
@@ -68,40 +68,42 @@ def relax(
         factor = _guarded(terms, flat, relaxed)
         if factor is not None:
             extent = extent + factor * (bound - 1)
-            terms = {d: c for d, c in terms.items() if d not in flat.terms}
-    for digit, coefficient in terms.items():
-        if not is_relaxed(digit, relaxed):
-            minimum = minimum.plus(Affine({digit: coefficient}))
+            terms = {comp: c for comp, c in terms.items() if comp not in flat.terms}
+    for component, coefficient in terms.items():
+        if not is_relaxed(component, relaxed):
+            minimum = minimum.plus(Affine({component: coefficient}))
         elif scalar.is_negative(coefficient):
-            minimum = minimum.plus(Affine({}, (digit.extent - 1) * coefficient))
-    for digit, coefficient in reversed(terms.items()):
-        if is_relaxed(digit, relaxed):
-            extent = scalar.spread(extent, digit.extent, coefficient)
+            minimum = minimum.plus(Affine({}, (component.extent - 1) * coefficient))
+    for component, coefficient in reversed(terms.items()):
+        if is_relaxed(component, relaxed):
+            extent = scalar.spread(extent, component.extent, coefficient)
     return Interval(minimum, extent)
 
 
-def _guarded(terms: dict[Digit, Scalar], flat: Affine, relaxed: set[Digit]) -> Scalar | None:
+def _guarded(
+    terms: dict[IterComponent, Scalar], flat: Affine, relaxed: set[IterComponent]
+) -> Scalar | None:
     """The factor by which the guarded flat index enters the terms, if it does as a whole."""
     factors = []
-    for digit, coefficient in flat.terms.items():
-        if digit not in terms or digit not in relaxed:
+    for component, coefficient in flat.terms.items():
+        if component not in terms or component not in relaxed:
             return None
-        factors.append(terms[digit] / sympy.sympify(coefficient))
+        factors.append(terms[component] / sympy.sympify(coefficient))
     same = factors and all(sympy.expand(f - factors[0]) == 0 for f in factors)
     return scalar.plain(factors[0]) if same else None
 
 
-def is_relaxed(digit: Digit, relaxed: set[Digit]) -> bool:
-    """True if the digit runs over all its values while the `relaxed` digits do."""
-    if digit in relaxed:
+def is_relaxed(component: IterComponent, relaxed: set[IterComponent]) -> bool:
+    """True if the component runs over all its values while the `relaxed` components do."""
+    if component in relaxed:
         return True
-    return digit.source is not None and all(
-        is_relaxed(d, relaxed) for d in digit.source.flat.terms
+    return component.source is not None and all(
+        is_relaxed(comp, relaxed) for comp in component.source.flat.terms
     )
 
 
-def index_interval(index: sympy.Expr, block: Block, relaxed: set[Digit]) -> Interval:
-    """Interval an index expression covers while `relaxed` digits run."""
+def index_interval(index: sympy.Expr, block: Block, relaxed: set[IterComponent]) -> Interval:
+    """Interval an index expression covers while `relaxed` components run."""
     affine = index_affine(index, block)
     if affine is not None:
         return relax(affine, relaxed, block.guards)
@@ -148,7 +150,7 @@ def _floordiv(inner: Interval, divisor: int) -> Interval:
     extent = scalar.select(clean, extent, scalar.select(single, 1, extent))
     dynamic = scalar.either(inner.dynamic, scalar.negated(scalar.either(clean, single)))
     if scalar.is_static(clean, 1):
-        terms = {d: scalar.floor_div(c, divisor) for d, c in inner.minimum.terms.items()}
+        terms = {comp: scalar.floor_div(c, divisor) for comp, c in inner.minimum.terms.items()}
         minimum = Affine(terms, scalar.floor_div(start, divisor))
     else:
         minimum = Affine({_derived(inner.minimum, divisor, None): 1})
@@ -168,17 +170,19 @@ def _floormod(inner: Interval, divisor: int) -> Interval:
     return Interval(Affine({_derived(inner.minimum, 1, divisor): 1}), extent, inner.dynamic)
 
 
-def _derived(flat: Affine, inner: int, modulus: int | None) -> Digit:
-    """A digit standing for (flat // inner), or flat % modulus."""
+def _derived(flat: Affine, inner: int, modulus: int | None) -> IterComponent:
+    """A component standing for (flat // inner), or flat % modulus."""
     reach = flat.constant + 1
-    for digit, coefficient in flat.terms.items():
-        reach = reach + coefficient * (digit.extent - 1)
+    for component, coefficient in flat.terms.items():
+        reach = reach + coefficient * (component.extent - 1)
     extent = scalar.ceil_div(reach, inner) if modulus is None else modulus
-    return Digit("derived", extent, False, ir.Source(flat, inner, modulus is None, False))
+    return IterComponent("derived", extent, False, ir.Source(flat, inner, modulus is None, False))
 
 
-def path_digits(loops: list[Loop], below: Loop | None, scope: str | None) -> set[Digit]:
-    """Digits relaxed for a block under `loops`: those inside `below`, plus threads by scope.
+def path_components(
+    loops: list[Loop], below: Loop | None, scope: str | None
+) -> set[IterComponent]:
+    """Components relaxed for a block under `loops`: those inside `below`, plus threads by scope.
 
     Args:
         loops: enclosing loops, outermost first.
@@ -195,7 +199,7 @@ def path_digits(loops: list[Loop], below: Loop | None, scope: str | None) -> set
             for lp in loops[:start]
             if lp.thread and rank <= THREAD_RANK[lp.thread.split(".")[0]]
         ]
-    return {digit for lp in chosen for digit in lp.digits}
+    return {component for lp in chosen for component in lp.components}
 
 
 def union(a: Interval, b: Interval, extent: Scalar) -> Interval:
@@ -218,6 +222,13 @@ def union(a: Interval, b: Interval, extent: Scalar) -> Interval:
     return Interval(first.minimum, reach, dynamic)
 
 
+def unions(
+    a: Sequence[Interval], b: Sequence[Interval], shape: Sequence[Scalar]
+) -> list[Interval]:
+    """`union` of every dimension of a buffer of that shape."""
+    return [union(x, y, extent) for x, y, extent in zip(a, b, shape, strict=True)]
+
+
 def whole(interval: Interval, extent: Scalar) -> bool:
     """True if the interval visibly is all of [0, extent)."""
     start = interval.minimum
@@ -229,20 +240,24 @@ def _equal(a: Scalar, b: Scalar) -> bool:
 
 
 def _keyed(affine: Affine) -> dict[Hashable, Scalar]:
-    """Terms by what their digit means, so that derived digits of equal make compare equal.
+    """Terms by the meaning of their component: derived components of equal formulas are equal.
 
-    Digits that are visibly 0 are left out.
+    Components that are visibly 0 are left out.
     """
-    return {digit_key(d): c for d, c in affine.terms.items() if not scalar.is_static(d.extent, 1)}
+    return {
+        component_key(comp): c
+        for comp, c in affine.terms.items()
+        if not scalar.is_static(comp.extent, 1)
+    }
 
 
-def digit_key(digit: Digit) -> Hashable:
-    """Identity of a digit: itself, or for a derived one its formula."""
-    source = digit.source
+def component_key(component: IterComponent) -> Hashable:
+    """Identity of a component: itself, or for a derived one its formula."""
+    source = component.source
     if source is None:
-        return id(digit)
+        return id(component)
     flat = frozenset((k, str(c)) for k, c in _keyed(source.flat).items())
-    modulus = None if source.outermost else str(digit.extent)
+    modulus = None if source.outermost else str(component.extent)
     return (flat, str(source.flat.constant), str(source.inner), modulus)
 
 
@@ -255,19 +270,19 @@ def solve_domains(
         provided: (index expression in the block's iters, interval required of it, extent of the
             buffer dimension) for every dimension of every buffer involved.
     """
-    found: dict[sympy.Symbol, Interval] = {}
+    intervals: dict[sympy.Symbol, Interval] = {}
     for index, required, size in provided:
         if not index.free_symbols:
             continue
         symbol, interval = _solve(index, required)
         if interval is None:
             continue
-        if symbol in found:
-            interval = union(found[symbol], interval, size)
-        found[symbol] = interval
+        if symbol in intervals:
+            interval = union(intervals[symbol], interval, size)
+        intervals[symbol] = interval
     domains = []
     for it in block.iters:
-        interval = found.get(it.symbol, Interval(Affine({}, 0), it.extent))
+        interval = intervals.get(it.symbol, Interval(Affine({}, 0), it.extent))
         domains.append(clip(interval, it.extent))
     return domains
 
@@ -306,18 +321,18 @@ def clip(interval: Interval, extent: Scalar) -> Interval:
 def within(interval: Interval, extent: Scalar) -> bool:
     """True if the interval visibly never passes `extent`, whatever the variables are.
 
-    Digits range over tilings of a domain already within bounds, so an interval whose farthest
-    point over all digits is inside stays inside for every decision.
+    Components range over tilings of a domain already within bounds, so an interval whose farthest
+    point over all components is inside stays inside for every decision.
     """
     farthest = interval.minimum.constant + interval.extent - 1
-    for digit, coefficient in interval.minimum.terms.items():
-        farthest = farthest + coefficient * (digit.extent - 1)
+    for component, coefficient in interval.minimum.terms.items():
+        farthest = farthest + coefficient * (component.extent - 1)
     difference = sympy.expand(extent - 1 - farthest)
     return bool(difference.is_number and difference >= 0)
 
 
 def required_intervals(
-    buffer: Buffer, block: Block, accesses: list[ir.Access], relaxed: set[Digit]
+    buffer: Buffer, block: Block, accesses: list[ir.Access], relaxed: set[IterComponent]
 ) -> list[Interval] | None:
     """Hull over the accesses of `block` to `buffer`, per dimension; None if it has none."""
     result: list[Interval] | None = None

@@ -94,10 +94,10 @@ def is_negative(value: Scalar) -> bool:
 
 
 def spread(span: Scalar, extent: Scalar, coefficient: Scalar) -> Scalar:
-    """Span of sums of a number with `span` values and a digit's multiples of `coefficient`.
+    """Span of a number with `span` values plus the multiples of `coefficient` of a component.
 
     span + (extent - 1) |coefficient|; where the span is the coefficient, as it is for the lower
-    digits of one number, that is their product.
+    components of one number, that is their product.
     """
     if span == coefficient:
         return span * extent

@@ -15,18 +15,19 @@ def is_data_parallel(loop: Loop) -> Scalar:
     for block in ir.blocks_under(loop):
         for it, binding in zip(block.iters, block.bindings, strict=True):
             if it.kind == "reduce":
-                for digit in loop.digits:
-                    reduced = scalar.either(reduced, mentions(binding, digit))
+                for component in loop.components:
+                    reduced = scalar.either(reduced, mentions(binding, component))
     return scalar.negated(reduced)
 
 
-def mentions(binding: ir.Affine, digit: ir.Digit) -> Scalar:
-    """Condition that a loop's digit occurs in a binding, directly or through a derived digit."""
-    found = binding.mentions(digit)
+def mentions(binding: ir.Affine, component: ir.IterComponent) -> Scalar:
+    """Condition that a loop's component occurs in a binding, directly or through a derived one."""
+    occurs = binding.mentions(component)
     for other in binding.terms:
         if other.source is not None:
-            occurs = scalar.both(
-                scalar.negated(scalar.equal(other.extent, 1)), mentions(other.source.flat, digit)
+            through = scalar.both(
+                scalar.negated(scalar.equal(other.extent, 1)),
+                mentions(other.source.flat, component),
             )
-            found = scalar.either(found, occurs)
-    return found
+            occurs = scalar.either(occurs, through)
+    return occurs

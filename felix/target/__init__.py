@@ -4,16 +4,16 @@ A target is written as "llvm", "cuda", "cuda -arch sm_80", "llvm -num-cores 4 -m
 GPU of the table below ("h100", "a10g", "nvidia/nvidia-h100"), any TVM tag, a dict, JSON text, or
 a TVM Target. `parse` completes it with what MetaSchedule needs:
 
-- llvm: mtriple, mcpu and num-cores of this machine unless they are given;
+- llvm: mtriple, mcpu and num-cores of this machine where the target leaves them out;
 - cuda: arch, thread, shared-memory and register limits, and an llvm host. The attribute `model`
   names the GPU. Plain "cuda" is the local GPU if there is one, else `DEFAULT_ARCH`; a target
   that says its arch or model is never looked up on this machine, so it is the same everywhere.
-  Attributes `feature.*` (`felix.target.gpu`) carry what a GPU outside the table tells of itself.
+  Attributes `feature.*` (`felix.target.gpu`) hold what a GPU outside the table reports of itself.
 
 `hardware` gives a `Hardware`; units are in the field names (bytes, GB/s = 1e9 B/s, GFLOP/s,
 GHz). CPU values come from the operating system where the target is this machine's CPU; what
-the system does not tell (DRAM bandwidth, FMA units) is a stated default, so rates are scales
-to compare schedules by, not promises.
+the system does not report (DRAM bandwidth, FMA units) is a stated default, so rates are for
+comparing schedules, not promises.
 """
 
 from __future__ import annotations
@@ -132,12 +132,12 @@ def describe(target: Target) -> str:
 def _config(spec: TargetLike) -> dict[str, Any]:
     """The attributes the user gave, as a dict with at least `kind`."""
     if isinstance(spec, Target):
-        return _given(_plain(spec.export()))
+        return _without_empty_tag(_plain(spec.export()))
     if isinstance(spec, Mapping):
         config: dict[str, Any] = _plain(spec)
         if "tag" in config and "kind" not in config:
             return _tagged(str(config.pop("tag"))) | config
-        return _given(config)
+        return _without_empty_tag(config)
     if not isinstance(spec, str) or not spec.strip():
         raise errors.TargetError(f"a target is a text, a dict or a TVM Target, got {spec!r}")
     text = spec.strip()
@@ -147,7 +147,7 @@ def _config(spec: TargetLike) -> dict[str, Any]:
     return _tagged(head) | dict(_options(spec, options))
 
 
-def _given(config: dict[str, Any]) -> dict[str, Any]:
+def _without_empty_tag(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "tag" or value}
 
 
@@ -170,7 +170,7 @@ def _tagged(head: str) -> dict[str, Any]:
         gpu = gpus.TABLE[short]
         return {"kind": "cuda", "arch": gpu.arch, "model": short}
     if head in tvm.target.list_tags():
-        config = _given(_plain(Target(head).export()))
+        config = _without_empty_tag(_plain(Target(head).export()))
         if config["kind"] == "cuda":
             config |= {"model": short, "feature.name": gpus.title(head)}
         return config
@@ -294,17 +294,17 @@ def _hidden_features(mcpu: str) -> list[str]:
 
 def devices() -> list[Device]:
     """What this machine can tune for: its CPU, then its CUDA devices."""
-    found = [parse("llvm")]
+    targets = [parse("llvm")]
     index = 0
     while config := gpus.local(index):
-        found.append(parse(config))
+        targets.append(parse(config))
         index += 1
-    made = [(target, hardware(target)) for target in found]
-    return [Device(rates.name, target, rates) for target, rates in made]
+    with_rates = [(target, hardware(target)) for target in targets]
+    return [Device(rates.name, target, rates) for target, rates in with_rates]
 
 
 def hardware(target: TargetLike) -> Hardware:
-    """Limits and rates of a target: of the GPU it names or tells of, or of this machine's CPU."""
+    """Limits and rates of a target: of the GPU it names or describes, or of this machine's CPU."""
     full = parse(target)
     return _gpu_hardware(full) if full.kind.name == "cuda" else _cpu_hardware(full)
 
@@ -336,7 +336,7 @@ def _gpu_hardware(target: Target) -> Hardware:
     )
 
 
-#: No file of the OS tells DRAM bandwidth: two channels of DDR4-3200 at half their peak.
+#: No file of the OS has the DRAM bandwidth: two channels of DDR4-3200 at half their peak.
 _DEFAULT_CPU_DRAM_GBS = 25.0
 _FMA_UNITS = 2
 

@@ -1,4 +1,4 @@
-"""What the operating system tells about this machine's CPU, and defaults where it is silent.
+"""What the operating system reports of this machine's CPU, and defaults for the rest.
 
 Linux: caches from sysfs, features and clock from /proc/cpuinfo. Bytes and GHz.
 """

@@ -1,13 +1,13 @@
-"""NVIDIA GPUs: what a device tells of itself, and public figures where there is none to ask.
+"""NVIDIA GPUs: what a device reports of itself, and public figures where there is no device.
 
 Per chip: multiprocessors (SMs), boost clock, DRAM bandwidth, L2. Per architecture: float32
 lanes, unified L1/shared memory, and residency limits of one SM.
 
 - A card of `TABLE` has the table's figures, present or not, so that its name means the same
   everywhere. A device is one if the driver's name for it and its number of SMs are the card's.
-- Any other device of this machine tells its own (`local`): attributes of its target carry them
-  to processes and machines that cannot ask it. Its float32 lanes and L1 are its architecture's.
-- Where neither tells, rates are those of a typical chip of the architecture; its name is not.
+- Any other device of this machine reports its own (`local`): attributes of its target carry them
+  to processes and machines without the device. Its float32 lanes and L1 are its architecture's.
+- Where there is neither, rates are those of a typical chip of the architecture; its name is not.
 
 Sources: per-architecture rows from NVIDIA's CUDA C++ Programming Guide, "Technical
 Specifications per Compute Capability"; chip rows from NVIDIA's architecture whitepapers and data
@@ -120,17 +120,17 @@ _TYPICAL: dict[tuple[int, int], Gpu] = {
     (12, 0): Gpu("unknown sm_12x GPU", "sm_120", 36, 2.4, 448, 32 * _MIB),
 }
 
-# Target attributes "feature.*" are free in TVM; ours tell of a device that is not in the table.
+# Target attributes "feature.*" are free in TVM; ours describe a device that is not in the table.
 #: Target attribute -> property of TVM's device. Clocks in kHz.
-_TVM_TELLS = {
+_TVM_PROPERTIES = {
     "max_threads_per_block": "max_threads_per_block",
     "thread_warp_size": "warp_size",
     "l2_cache_size_bytes": "l2_cache_size_bytes",
     "feature.sms": "multi_processor_count",
     "feature.clock_khz": "max_clock_rate",
 }
-#: Target attribute -> `CUdevice_attribute` of cuda.h, for what TVM does not ask.
-_DRIVER_TELLS = {
+#: Target attribute -> `CUdevice_attribute` of cuda.h, for what TVM does not query.
+_DRIVER_ATTRIBUTES = {
     "max_shared_memory_per_block": 8,
     "registers_per_block": 12,
     "feature.memory_clock_khz": 36,
@@ -140,8 +140,8 @@ _DRIVER_TELLS = {
     "feature.registers_per_sm": 82,
     "feature.max_blocks_per_sm": 106,
 }
-#: Target attributes that are positive whole numbers; the last two only a user can tell.
-INTEGERS = (*_TVM_TELLS, *_DRIVER_TELLS, "feature.fp32_lanes_per_sm", "feature.l1_bytes")
+#: Target attributes that are positive whole numbers; only a user sets the last two.
+INTEGERS = (*_TVM_PROPERTIES, *_DRIVER_ATTRIBUTES, "feature.fp32_lanes_per_sm", "feature.l1_bytes")
 #: Words of TVM's tags that the driver does not write in capitals.
 _WORDS = {"geforce": "GeForce", "quadro": "Quadro", "tesla": "Tesla", "ti": "Ti"}
 
@@ -153,20 +153,20 @@ def capability(arch: str) -> tuple[int, int]:
 
 
 def family(attrs: Mapping[str, Any]) -> Family:
-    """Limits of one SM: what a target's attributes tell, else those of its compute capability.
+    """Limits of one SM: what a target's attributes say, else those of its compute capability.
 
     A capability that is not in the table has those of the nearest older one.
     """
     row = _nearest(_FAMILIES, str(attrs["arch"]))
     names = [field.name for field in dataclasses.fields(Family)]
-    told = {name: attrs[f"feature.{name}"] for name in names if f"feature.{name}" in attrs}
-    return dataclasses.replace(row, **told)
+    limits = {name: attrs[f"feature.{name}"] for name in names if f"feature.{name}" in attrs}
+    return dataclasses.replace(row, **limits)
 
 
 def find(attrs: Mapping[str, Any]) -> Gpu:
-    """The chip of a target's attributes: what they tell, else the table's card `model`.
+    """The chip of a target's attributes: what they say, else the table's card `model`.
 
-    Of another chip, what is not told is that of a typical one of its architecture (bandwidth:
+    What they leave open of another chip is that of a typical one of its architecture (bandwidth:
     as much for each SM); the name is its own.
     """
     model, arch = str(attrs.get("model", "")), str(attrs["arch"])
@@ -189,14 +189,14 @@ def find(attrs: Mapping[str, Any]) -> Gpu:
 
 
 def _bandwidth_gbs(attrs: Mapping[str, Any]) -> int | None:
-    """Two transfers a clock over the whole bus, as CUDA's samples reckon; None if not told."""
+    """Two transfers a clock over the whole bus, as CUDA's samples reckon; None if unknown."""
     clock_khz, bits = attrs.get("feature.memory_clock_khz"), attrs.get("feature.memory_bus_bits")
     return round(2 * clock_khz * bits / 8 / 1e6) if clock_khz and bits else None
 
 
 def _nearest(rows: dict[tuple[int, int], _Row], arch: str) -> _Row:
-    wanted = capability(arch)
-    older = [key for key in rows if key <= wanted]
+    version = capability(arch)
+    older = [key for key in rows if key <= version]
     return rows[max(older) if older else min(rows)]
 
 
@@ -220,7 +220,7 @@ def title(tag: str) -> str:
 def local(index: int) -> dict[str, Any] | None:
     """Target attributes of a CUDA device of this machine; None where there is no such device.
 
-    The driver is asked for what TVM does not tell, and only of a card that is not in the table.
+    The driver is queried for what TVM does not report, only of a card that is not in the table.
     """
     device = tvm.cuda(index)
     if not device.exist:
@@ -231,20 +231,20 @@ def local(index: int) -> dict[str, Any] | None:
         "kind": "cuda",
         "arch": "sm_" + str(device.compute_version).replace(".", ""),
         "model": model,
-    } | _told_by_tvm(device)
+    } | _attributes_of_tvm(device)
     if model in TABLE and attributes.get("feature.sms", TABLE[model].sms) == TABLE[model].sms:
         return {key: attributes[key] for key in attributes if not key.startswith("feature.")}
-    return attributes | {"feature.name": name} | _told_by_driver(index)
+    return attributes | {"feature.name": name} | _attributes_of_driver(index)
 
 
-def _told_by_tvm(device: Any) -> dict[str, Any]:
-    """What TVM tells of a device: a property that is None or 0 is one it cannot tell."""
-    values = {key: getattr(device, name, None) for key, name in _TVM_TELLS.items()}
+def _attributes_of_tvm(device: Any) -> dict[str, Any]:
+    """Attributes from TVM's properties of a device; it does not know one that is None or 0."""
+    values = {key: getattr(device, name, None) for key, name in _TVM_PROPERTIES.items()}
     return {key: int(value) for key, value in values.items() if value}
 
 
-def _told_by_driver(index: int) -> dict[str, int]:
-    """What the CUDA driver tells of a device, without a context; an error or 0 tells nothing."""
+def _attributes_of_driver(index: int) -> dict[str, int]:
+    """Attributes from the CUDA driver, without a context; an error or 0 leaves one out."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -252,9 +252,9 @@ def _told_by_driver(index: int) -> dict[str, int]:
     device, value = ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), index):
         return {}
-    told = {}
-    for key, number in _DRIVER_TELLS.items():
+    attributes = {}
+    for key, number in _DRIVER_ATTRIBUTES.items():
         error = cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
         if not error and value.value > 0:
-            told[key] = value.value
-    return told
+            attributes[key] = value.value
+    return attributes

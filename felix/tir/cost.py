@@ -54,7 +54,7 @@ class _Store:
 
 
 def count(func: tirx.PrimFunc) -> Cost:
-    """The cost of a function that `tir_check.normalise` returned."""
+    """The cost of a function that `validate.normalise` returned."""
     stores = list(_stores(func.body, 1, {}))
     flops = sum(store.trips * float_ops(store.value) for store in stores)
     return Cost(flops, _min_bytes(func, stores))
@@ -107,16 +107,16 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
 
 def _min_bytes(func: tirx.PrimFunc, stores: list[_Store]) -> int:
     written = {store.buffer for store in stores}
-    needed: dict[Any, list[Values]] = {}
+    elements: dict[Any, list[Values]] = {}
     for parameter in func.params:
         if parameter in written:
-            needed[parameter] = [None] * len(validate.shape(parameter))
-    total = sum(_bytes(buffer, values) for buffer, values in needed.items())
+            elements[parameter] = [None] * len(validate.shape(parameter))
+    total = sum(_bytes(buffer, values) for buffer, values in elements.items())
     for store in reversed(stores):
-        if store.buffer in needed:
-            _propagate(store, needed)
+        if store.buffer in elements:
+            _propagate(store, elements)
     inputs = [parameter for parameter in func.params if parameter not in written]
-    return total + sum(_bytes(buffer, needed[buffer]) for buffer in inputs if buffer in needed)
+    return total + sum(_bytes(buffer, elements[buffer]) for buffer in inputs if buffer in elements)
 
 
 def _bytes(buffer: Any, values: list[Values]) -> int:
@@ -125,34 +125,34 @@ def _bytes(buffer: Any, values: list[Values]) -> int:
     return math.prod(counts) * validate.element_bytes(validate.dtype(buffer))
 
 
-def _propagate(store: _Store, needed: dict[Any, list[Values]]) -> None:
-    """Add what the needed elements of the store's buffer read to `needed`."""
+def _propagate(store: _Store, elements: dict[Any, list[Values]]) -> None:
+    """Add to `elements` what the store of those of its buffer reads."""
     limits: dict[Any, Values] = {}
-    for index, values in zip(store.indices, needed[store.buffer], strict=True):
+    for index, values in zip(store.indices, elements[store.buffer], strict=True):
         if values is not None and index in store.domains:
             limits[index] = values
     for expr in (store.value, *store.indices):
         for item in validate.expressions(expr):
             if validate.is_load(item) and validate.source(item) != store.buffer:
-                _add(item, store.domains, limits, needed)
+                _add(item, store.domains, limits, elements)
 
 
 def _add(
     load: Any,
     domains: Mapping[Any, int],
     limits: Mapping[Any, Values],
-    needed: dict[Any, list[Values]],
+    elements: dict[Any, list[Values]],
 ) -> None:
     buffer = validate.source(load)
     touched = [
         _touched(index, extent, domains, limits)
         for index, extent in zip(load.indices, validate.shape(buffer), strict=True)
     ]
-    before = needed.get(buffer)
+    before = elements.get(buffer)
     if before is None:
-        needed[buffer] = touched
+        elements[buffer] = touched
         return
-    needed[buffer] = [
+    elements[buffer] = [
         None if old is None or new is None else np.union1d(old, new)
         for old, new in zip(before, touched, strict=True)
     ]

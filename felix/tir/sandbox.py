@@ -12,13 +12,12 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import tvm
 from tvm import tirx
 
 from felix import errors
-from felix.tir import validate
+from felix.tir import design_space, validate
 
 MAX_JSON_CHARACTERS = 16 * 2**20
 CHILD_SECONDS = 60
@@ -112,21 +111,11 @@ def _limit_resources() -> None:
 
 def rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
     """Do to the program what the tuner's own process will do: make the spaces, postprocess."""
-    # A TuneContext first parses every tensor intrinsic, for many seconds; default spaces use none.
-    sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tensor_intrin"))
-    from tvm.s_tir import meta_schedule
-
-    kind = full.kind.name
-    space = meta_schedule.space_generator.PostOrderApply(
-        sch_rules=kind, postprocs=kind, mutator_probs=kind
-    )
     mod = tvm.IRModule({"main": func})
     try:
-        context = meta_schedule.TuneContext(
-            mod=mod, target=full, space_generator=space, num_threads=1
-        )
+        context = design_space.tune_context(mod, full)
         for schedule in context.generate_design_space():
-            all(postproc.apply(schedule) for postproc in space.postprocs)
+            all(postproc.apply(schedule) for postproc in context.space_generator.postprocs)
     except validate.TVM_ERRORS as error:
         raise errors.WorkloadError(
             f"TVM cannot make schedules of the program: {validate.first_line(error)}"

@@ -1,7 +1,7 @@
 """A numpy program that computes what a TIR program computes, where that is plain to see.
 
-An oracle that shares nothing with TVM's code generation: `source` writes Python text with one
-numpy statement a block, which the artifact carries along and a person can read, e.g.
+A reference that shares nothing with TVM's code generation: `source` writes Python text with one
+numpy statement a block, which the artifact contains and a person can read, e.g.
 
     matmul = np.einsum("ik,kj->ij", A, B)
     relu = np.maximum(at(matmul, "ij", "ij"), np.float32(0))
@@ -142,8 +142,8 @@ def _reduction(store: Any, letters: Any, axes: str, reduced: str, names: _Names)
     kind = type(store.value).__name__
     if kind not in _REDUCERS or type(store.value.a).__name__ != "TensorLoad":
         raise _Unknown
-    own, term = store.value.a, store.value.b
-    if not own.source.same_as(store.buffer):
+    accumulator, term = store.value.a, store.value.b
+    if not accumulator.source.same_as(store.buffer):
         raise _Unknown
     factors = _factors(term)
     if kind == "Add" and len(factors) > 1:
@@ -160,8 +160,8 @@ def _factors(term: Any) -> list[Any]:
     """The loads of a product of loads; a single element for anything else."""
     if type(term).__name__ != "Mul":
         return [term]
-    found = _factors(term.a) + _factors(term.b)
-    return found if all(type(f).__name__ == "TensorLoad" for f in found) else [term]
+    factors = _factors(term.a) + _factors(term.b)
+    return factors if all(type(f).__name__ == "TensorLoad" for f in factors) else [term]
 
 
 def _expression(expr: Any, letters: Any, order: str, names: _Names) -> str:

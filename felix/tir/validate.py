@@ -298,12 +298,12 @@ def blocks(stmt: Any) -> Iterator[Any]:
 
 def _narrow_is_safe(func: tirx.PrimFunc) -> bool:
     """Whether no index, offset or fused loop can reach 2^31, and no data is 64-bit integer."""
-    found = list(blocks(func.body))
-    buffers = [*func.params, *(buffer for block in found for buffer in block.alloc_buffers)]
+    all_blocks = list(blocks(func.body))
+    buffers = [*func.params, *(buffer for block in all_blocks for buffer in block.alloc_buffers)]
     if any(dtype(buffer) in ("int64", "uint64") for buffer in buffers):
         return False
     sizes = [math.prod(shape(buffer)) for buffer in buffers]
-    for block in found:
+    for block in all_blocks:
         for kind in {int(iter_var.iter_type) for iter_var in block.iter_vars}:
             sizes.append(math.prod(int(v.dom.extent) for v in block.iter_vars
                                    if int(v.iter_type) == kind))  # fmt: skip

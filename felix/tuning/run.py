@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import events, records
+from felix.autodiff import torch_threads
 from felix.measure import protocol
 from felix.search import allocate, interface, strategies
 from felix.tuning import checkpoint, pacing, results, setup, task_run
@@ -62,7 +63,7 @@ class Run:
                 stack.callback(self.session.close)
             pool = (options.pool or setup.local_pool)(tasks[0])
             stack.callback(pool.close)
-            stack.enter_context(setup.torch_threads(options.torch_threads))
+            stack.enter_context(torch_threads.limit(options.torch_threads))
             self.compute_guard = pacing.ComputeGuard(
                 pool.timing_lock, self.breakdown, options.should_stop
             )

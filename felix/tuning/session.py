@@ -22,7 +22,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from felix import errors, records
+from felix import errors, files, records
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ class Session:
                 else:
                     _keep_aside(folder)
                     folder.mkdir(exist_ok=True)
-                    _replace(folder / "session.json", _describe(tasks, identity))
+                    files.write_atomically(folder / "session.json", _describe(tasks, identity))
                 self._writer = records.Writer(folder / "records.jsonl")
             except BaseException:
                 os.close(self._lock)
@@ -114,7 +114,7 @@ class Session:
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Replace the checkpoint."""
-        from costmodel.models import tensorfile
+        from felix import tensorfile
 
         with _output_errors(self.folder):
             name = None
@@ -122,7 +122,7 @@ class Session:
                 name = f"model-{len(self.records)}.safetensors"
                 tensorfile.write(self.folder / name, tensors, {"felix": "session"})
             content = {**state, "format": FORMAT, "tensors": name, "n_records": len(self.records)}
-            _replace(self.folder / "state.json", json.dumps(content))
+            files.write_atomically(self.folder / "state.json", json.dumps(content))
             for path in self.folder.glob("model-*.safetensors"):
                 if path.name != name:
                     path.unlink()
@@ -152,7 +152,7 @@ class Session:
             self._load_state()
 
     def _load_state(self) -> None:
-        from costmodel.models import tensorfile
+        from felix import tensorfile
 
         state = read_json(self.folder / "state.json")
         if state.get("format") != FORMAT or not isinstance(state.get("n_records"), int):
@@ -196,16 +196,6 @@ def stored_tasks(folder: pathlib.Path) -> list[Task]:
 def _describe(tasks: Sequence[Task], identity: Identity) -> str:
     texts = [task.to_json() for task in tasks]
     return json.dumps({"format": FORMAT, **dataclasses.asdict(identity), "tasks": texts})
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    """Write a file, all or nothing."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _lock(folder: pathlib.Path) -> int:

@@ -1,6 +1,6 @@
 """Check of the symbolic program against TVM: random legal decisions of every sketch of a task.
 
-For each row of decisions three questions are asked of the schedule that TVM instantiates:
+For each row of decisions three things are compared with the schedule that TVM instantiates:
 
 structure   do `Sketch.concrete`'s blocks have the same names, order and loops (kind, extent,
             thread axis, unroll pragma), unit loops included?
@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import tvm
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.features import spec
-from felix.symbolic import allocation, ir, postprocs
+from felix.symbolic import allocation, ir, parallelize
 from felix.task import Task
 from felix.verify import tvm_schedule
 
@@ -107,7 +108,7 @@ class Report:
 
     @property
     def loose(self) -> tuple[Loose, ...]:
-        """Every buffer dimension TVM allocates larger than needed."""
+        """Every buffer dimension TVM allocates larger than any iteration reaches."""
         return tuple(x for s in self.sketches for x in s.loose)
 
     def to_json(self) -> str:
@@ -153,12 +154,12 @@ def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = No
     """
     from felix.sketch import sketch
 
-    found = sketch.sketches(task)
+    sketches = sketch.sketches(task)
     reports = []
-    for i, own in enumerate(found):
-        reports.append(check_sketch(own, n, seed))
+    for i, one in enumerate(sketches):
+        reports.append(check_sketch(one, n, seed))
         if progress is not None:
-            progress(i + 1, len(found))
+            progress(i + 1, len(sketches))
     return Report(task.name, str(task.target.kind.name), tuple(reports))
 
 
@@ -183,10 +184,10 @@ def check_rows(sketch: Sketch, rows: NDArray[np.int64]) -> SketchReport:
         except InvalidSchedule:
             invalid += 1
             continue
-        found = _Comparison(sketch, tuple(int(v) for v in row), module)
-        found.run(values)
-        mismatches += found.mismatches
-        loose += found.loose
+        comparison = _Comparison(sketch, tuple(int(v) for v in row), module)
+        comparison.run(values)
+        mismatches += comparison.mismatches
+        loose += comparison.loose
     return SketchReport(
         sketch.index, len(rows) - invalid, invalid, tuple(mismatches), tuple(loose)
     )
@@ -217,7 +218,7 @@ class _Comparison:
         self._buffers(program)
         self._features(values)
 
-    def _differ(self, kind: Kind, where: str, theirs: Any, ours: Any) -> None:
+    def _differ(self, kind: Kind, where: str, theirs: object, ours: object) -> None:
         self.mismatches.append(
             Mismatch(self.sketch.index, self.decisions, kind, where, str(theirs), str(ours))
         )
@@ -237,26 +238,26 @@ class _Comparison:
     # ------------------------------------------------------------ buffers
 
     def _buffers(self, program: ir.Program) -> None:
-        ours = {a.buffer.name: a for a in allocation.allocations(program)}
-        if set(ours) != set(self.allocated):
-            self._differ("buffers", "names", sorted(self.allocated), sorted(ours))
-        for name in sorted(set(ours) & set(self.allocated)):
-            own, theirs = ours[name], self.allocated[name]
-            site = [_loop_text(lp) for lp in theirs.site]
-            own_site = [_loop_text(_plain(lp)) for lp in own.loops]
-            if (theirs.scope, site) != (own.buffer.scope, own_site):
-                self._differ("buffers", name, (theirs.scope, site), (own.buffer.scope, own_site))
-            self._shape(name, theirs, tuple(int(x) for x in own.shape))
+        modelled = {a.buffer.name: a for a in allocation.allocations(program)}
+        if set(modelled) != set(self.allocated):
+            self._differ("buffers", "names", sorted(self.allocated), sorted(modelled))
+        for name in sorted(set(modelled) & set(self.allocated)):
+            ours, theirs = modelled[name], self.allocated[name]
+            our_place = (ours.buffer.scope, [_loop_text(_plain(lp)) for lp in ours.loops])
+            their_place = (theirs.scope, [_loop_text(lp) for lp in theirs.site])
+            if their_place != our_place:
+                self._differ("buffers", name, their_place, our_place)
+            self._shape(name, theirs, tuple(int(x) for x in ours.shape))
 
     def _shape(self, name: str, theirs: tvm_schedule.Allocated, ours: tuple[int, ...]) -> None:
-        needed = list(theirs.shape)
+        used_shape = list(theirs.shape)
         for d, (a, b) in enumerate(zip(theirs.shape, ours, strict=True)):
             if a > b and tvm_schedule.touched(self.module, name, d) == b:
                 self.loose.append(Loose(self.sketch.index, self.decisions, name, d, a, b))
-                needed[d] = b
+                used_shape[d] = b
             elif a != b:
                 self._differ("buffers", f"{name} dimension {d}", theirs.shape, ours)
-        self.allocated[name] = dataclasses.replace(theirs, shape=tuple(needed))
+        self.allocated[name] = dataclasses.replace(theirs, shape=tuple(used_shape))
 
     # ------------------------------------------------------------ features
 
@@ -288,23 +289,25 @@ class _Comparison:
         """Kernel features of each tree of the root block."""
         axes: dict[int, dict[str, int]] = {}
         for stage in self.stages:
-            found = axes.setdefault(stage.tree, {})
+            extents = axes.setdefault(stage.tree, {})
             for lp in stage.loops:
                 if lp.thread is not None:
-                    found.setdefault(lp.thread, lp.extent)
+                    extents.setdefault(lp.thread, lp.extent)
         shared = self._shared_bytes()
         result = {}
-        for tree, found in axes.items():
-            vthreads = _product(e for a, e in found.items() if a.startswith("vthread"))
+        for tree, extents in axes.items():
+            vthreads = math.prod(e for a, e in extents.items() if a.startswith("vthread"))
             local = sum(
                 b.size_bytes
                 for b in self.allocated.values()
                 if b.tree == tree and b.site and b.scope == "local"
             )
             result[tree] = {
-                "grid_blocks": _product(e for a, e in found.items() if a.startswith("blockIdx")),
-                "block_threads": _product(
-                    e for a, e in found.items() if a.startswith("threadIdx")
+                "grid_blocks": math.prod(
+                    e for a, e in extents.items() if a.startswith("blockIdx")
+                ),
+                "block_threads": math.prod(
+                    e for a, e in extents.items() if a.startswith("threadIdx")
                 ),
                 "vthreads": vthreads,
                 "shared_bytes": shared.get(tree, 0),
@@ -328,22 +331,22 @@ class _Comparison:
         loops = [
             lp for i, lp in tvm_schedule.distinct(stage.loops) if not (is_init and i in reduced)
         ]
-        own = {
-            "trip_count": _product(lp.extent for lp in loops),
-            "parallel_extent": _product(lp.extent for lp in loops if lp.kind == "parallel"),
-            "vector_extent": _product(lp.extent for lp in loops if lp.kind == "vectorized"),
+        features = {
+            "trip_count": math.prod(lp.extent for lp in loops),
+            "parallel_extent": math.prod(lp.extent for lp in loops if lp.kind == "parallel"),
+            "vector_extent": math.prod(lp.extent for lp in loops if lp.kind == "vectorized"),
             "unroll_step": next(
                 (lp.unroll_step for lp in reversed(loops) if lp.unroll_step is not None), 0
             ),
-            "serial_trips": _product(lp.extent for lp in loops if not _is_spread(lp)),
+            "serial_trips": math.prod(lp.extent for lp in loops if not _is_spread(lp)),
         }
         buffer = self.allocated.get(stage.buffer)
         if buffer is not None:
-            own["alloc_bytes"] = buffer.size_bytes
-            own["alloc_trips"] = _product(
+            features["alloc_bytes"] = buffer.size_bytes
+            features["alloc_trips"] = math.prod(
                 lp.extent for _, lp in tvm_schedule.distinct(buffer.site)
             )
-        return own | launches[stage.tree]
+        return features | launches[stage.tree]
 
 
 def _is_spread(loop: tvm_schedule.Loop) -> bool:
@@ -353,16 +356,9 @@ def _is_spread(loop: tvm_schedule.Loop) -> bool:
     return loop.kind == "parallel"
 
 
-def _product(values: Any) -> int:
-    result = 1
-    for value in values:
-        result *= value
-    return result
-
-
 def _plain(loop: ir.Loop) -> tvm_schedule.Loop:
-    """A loop of a concrete program in the form of an observed one."""
-    step = loop.annotations.get(postprocs.PRAGMA_STEP)
+    """A loop of a concrete program in the form of one read from TVM."""
+    step = loop.annotations.get(parallelize.PRAGMA_STEP)
     return tvm_schedule.Loop(
         loop.kind, int(loop.extent), loop.thread, None if step is None else int(step)
     )

@@ -136,7 +136,7 @@ def reduction_loops(stage: Stage) -> set[int]:
 def allocated(module: tvm.IRModule) -> dict[str, Allocated]:
     """The module's intermediate buffers as TVM places and compacts them, by name."""
     known = {str(b.name) for b in module["main"].body.block.alloc_buffers}
-    return {name: a for name, a in _found(_placed(module)) if name in known}
+    return {name: a for name, a in _allocations(_placed(module)) if name in known}
 
 
 def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str, int]:
@@ -156,15 +156,15 @@ def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str
         ]
     )(module)
     return {
-        name: found.size_bytes // compact[name].size_bytes
-        for name, found in _found(lowered)
+        name: buffer.size_bytes // compact[name].size_bytes
+        for name, buffer in _allocations(lowered)
         if name in compact
     }
 
 
-def is_pipelined(found: Sequence[Stage]) -> bool:
+def is_pipelined(stages: Sequence[Stage]) -> bool:
     """Whether a loop carries a software pipeline annotation."""
-    return any(lp.pipelined for stage in found for lp in stage.loops)
+    return any(lp.pipelined for stage in stages for lp in stage.loops)
 
 
 def _placed(module: tvm.IRModule) -> tvm.IRModule:
@@ -179,7 +179,7 @@ def _placed(module: tvm.IRModule) -> tvm.IRModule:
     )(module)
 
 
-def _found(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
+def _allocations(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
     result: list[tuple[str, Allocated]] = []
 
     def visit(node: Any, loops: tuple[Loop, ...], tree: int) -> None:
@@ -206,7 +206,7 @@ def _found(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
     return result
 
 
-# ---------------------------------------------------------------- truth by enumeration
+# ---------------------------------------------------------------- counting by enumeration
 
 
 def touched(module: tvm.IRModule, buffer: str, dimension: int) -> int:
@@ -243,14 +243,14 @@ def _outer_axes(module: tvm.IRModule, depth: int) -> list[Any]:
 def _indices(stage: Stage, buffer: str, dimension: int) -> list[Any]:
     """Index expressions, in the block's iterators, of the stage's accesses to the buffer."""
     block = stage.realize.block
-    found = []
+    indices = []
     for store in [block.body, *([block.init] if block.init is not None else [])]:
         if store.buffer.name == buffer:
-            found.append(store.indices[dimension])
+            indices.append(store.indices[dimension])
         for node in walk(store.value):
             if isinstance(node, TensorLoad) and node.source.name == buffer:
-                found.append(node.indices[dimension])
-    return found
+                indices.append(node.indices[dimension])
+    return indices
 
 
 def _bounds(

@@ -122,11 +122,11 @@ def build(name: str, params: Mapping[str, Any], target: common.TargetLike = "llv
     known = [parameter.name for parameter in operator.parameters]
     if not isinstance(params, Mapping):
         raise errors.WorkloadError(f"{name}: the parameters must be an object of names and values")
-    for given in params:
-        if given not in known:
-            close = difflib.get_close_matches(str(given), known, n=1)
+    for key in params:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise errors.WorkloadError(f"{name}: unknown parameter {given!r}; {hint}")
+            raise errors.WorkloadError(f"{name}: unknown parameter {key!r}; {hint}")
     missing = [p.name for p in operator.parameters if p.required and p.name not in params]
     if missing:
         raise errors.WorkloadError(f"{name}: missing parameter {', '.join(missing)}")

@@ -72,14 +72,14 @@ def parameters(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     hints = typing.get_type_hints(inspect.unwrap(function), include_extras=True)
     texts = _descriptions(inspect.getdoc(function) or "")
     return tuple(
-        _parameter(given, hints[name], texts.get(name, ""))
-        for name, given in inspect.signature(function).parameters.items()
+        _parameter(parameter, hints[name], texts.get(name, ""))
+        for name, parameter in inspect.signature(function).parameters.items()
         if name != "target"
     )
 
 
-def _parameter(given: inspect.Parameter, hint: Any, description: str) -> Parameter:
-    required = given.default is inspect.Parameter.empty
+def _parameter(parameter: inspect.Parameter, hint: Any, description: str) -> Parameter:
+    required = parameter.default is inspect.Parameter.empty
     optional = type(None) in typing.get_args(hint)
     if optional:
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
@@ -90,11 +90,11 @@ def _parameter(given: inspect.Parameter, hint: Any, description: str) -> Paramet
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
     return Parameter(
-        name=given.name,
+        name=parameter.name,
         kind=_kind(hint, choices),
         required=required,
-        default=None if required else given.default,
-        positional=given.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=None if required else parameter.default,
+        positional=parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD,
         optional=optional,
         minimum=minimum,
         choices=choices,

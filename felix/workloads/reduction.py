@@ -38,7 +38,7 @@ def reduced(
     return common.compute(name, out_shape, body)
 
 
-def kept(index: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
+def unreduced(index: Sequence[Any], axes: Sequence[int]) -> tuple[Any, ...]:
     """The index without the reduced axes."""
     return tuple(at for axis, at in enumerate(index) if axis not in axes)
 
@@ -120,9 +120,11 @@ def softmax(
         return common.wide(x[index])
 
     highest = reduced("highest", shape, over, te.max, read)
-    powers = common.compute("powers", shape, lambda *i: te.exp(read(*i) - highest[kept(i, over)]))
+    powers = common.compute(
+        "powers", shape, lambda *i: te.exp(read(*i) - highest[unreduced(i, over)])
+    )
     total = reduced("total", shape, over, te.sum, lambda *i: powers[i])
-    result = common.compute("softmax", shape, lambda *i: powers[i] / total[kept(i, over)])
+    result = common.compute("softmax", shape, lambda *i: powers[i] / total[unreduced(i, over)])
     name = common.name_of("softmax", shape, f"axis{over[0]}", _dtype_tag(dtype))
     return common.finish(name, [x, common.cast(result, dtype)], target)
 
@@ -157,14 +159,14 @@ def layer_norm(
     total = reduced("total", shape, over, te.sum, read)
     outer = common.shape_of(total)
     mean = common.compute("mean", outer, lambda *i: total[i] * common.const(scale, total))
-    centred = common.compute("centred", shape, lambda *i: read(*i) - mean[kept(i, over)])
+    centred = common.compute("centred", shape, lambda *i: read(*i) - mean[unreduced(i, over)])
     squares = reduced("squares", shape, over, te.sum, lambda *i: centred[i] * centred[i])
     inverse = common.compute("inverse_deviation", outer, lambda *i: te.rsqrt(
         squares[i] * common.const(scale, squares) + common.const(epsilon, squares)))  # fmt: skip
     weights = _affine(shape, over, ("gamma", "beta") if affine else (), dtype)
 
     def body(*index: Any) -> Any:
-        value = centred[index] * inverse[kept(index, over)]
+        value = centred[index] * inverse[unreduced(index, over)]
         if not affine:
             return value
         gamma, beta = (common.wide(w[tuple(index[axis] for axis in over)]) for w in weights)
@@ -214,7 +216,7 @@ def rms_norm(
 
     def body(*index: Any) -> Any:
         weight = common.wide(gamma[tuple(index[axis] for axis in over)])
-        return read(*index) * inverse[kept(index, over)] * weight
+        return read(*index) * inverse[unreduced(index, over)] * weight
 
     result = common.compute("rms_norm", shape, body)
     name = common.name_of("rms_norm", shape, "over" + "x".join(map(str, over)), _dtype_tag(dtype))

@@ -13,11 +13,11 @@ import hashlib
 import os
 import pathlib
 import re
-import tempfile
 import urllib.parse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from felix import files
 from server import errors
 
 #: Bytes read or sent at a time.
@@ -83,17 +83,13 @@ class LocalStore:
         """See `BlobStore.put`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".part-", delete=False) as to:
-                part = pathlib.Path(to.name)
-                with contextlib.ExitStack() as stack:
-                    stack.callback(part.unlink, missing_ok=True)
-                    stored = _copy(path, to)
-                    to.flush()
-                    os.fsync(to.fileno())
-                    place = self._place(stored.sha256)
-                    place.parent.mkdir(exist_ok=True)
-                    part.replace(place)
-                    stack.pop_all()
+            with files.temporary(self.folder, mode=0o600) as (to, part):
+                stored = _copy(path, to)
+                to.flush()
+                os.fsync(to.fileno())
+                place = self._place(stored.sha256)
+                place.parent.mkdir(exist_ok=True)
+                part.replace(place)
         except OSError as error:
             raise errors.BlobError(f"cannot store a blob: {error.strerror}") from error
         return stored

@@ -17,7 +17,7 @@ import zipfile
 from typing import Any
 
 from felix import records
-from felix.artifact import export
+from felix.artifact import convergence, export
 from felix.cli import report
 from felix.tuning import results
 from server.store import rows
@@ -85,7 +85,7 @@ def _several(
             result.export(place)
     if found.curve:
         title = f"{job.name}: {report.duration(found.latency_us)}"
-        report.picture(found.curve, title, folder / "convergence.svg")
+        convergence.draw(found.curve, title, folder / convergence.FILE_NAME)
     shutil.copyfile(artifact_run_script.__file__, folder / "run.py")
     tasks = [
         {

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from costmodel.models import tensorfile
 from felix import records as felix_records
+from felix import tensorfile
 from felix.tuning import session
 from server.store import progress, trials
 from server.tuner import claimed_job as desks

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from costmodel import __main__ as cli
 from costmodel import registry
 from costmodel.cli import collect
 from costmodel.collect import collector as collecting
-from costmodel.data import dataset, features, felix_bridge, parallel_features
+from costmodel.data import dataset, features, felix_bridge, parallel_features, replay
 from costmodel.models import checkpoint, segment_mlp
 from costmodel.training import model_card
 from felix.target import cpu
-from tests.costmodel import test_data as fakes
-from tests.support import costmodel_fakes
+from tests.support import collect_fakes, costmodel_fakes
 from tests.support.costmodel_fakes import NAMES, FakeFeaturizer
 
 
@@ -43,6 +43,8 @@ def test_train_then_evaluate_then_load(
         "1",
         "--cache",
         str(tmp_path / "cache"),
+        "--scores",
+        str(tmp_path / "scored"),
         "--final",
         "--calibrate",
     ]
@@ -55,6 +57,11 @@ def test_train_then_evaluate_then_load(
     assert metadata.command.startswith("python -m costmodel train --data")
     network = metadata.scores["reports"][0]["overall"]
     assert network["pairwise"] > 0.8
+    shipped = {registry.FILE_NAME, replay.FILE_NAME, model_card.FILE_NAME}
+    assert {path.name for path in out.parent.iterdir()} == shipped
+    assert json.loads((tmp_path / "scored" / model_card.SCORES).read_text()) == metadata.scores
+    scored, _ = checkpoint.load(tmp_path / "scored" / model_card.HELD_OUT, NAMES, 5)
+    assert not torch.equal(scored.head.weight, module.head.weight)
 
     scores = tmp_path / "scores.json"
     arguments = ["evaluate", "--data", str(data), "--model", str(out), "--out", str(scores)]
@@ -72,6 +79,7 @@ def test_train_then_evaluate_then_load(
         "digest",
         "calibration: ",
         "conv2d 8",
+        f"{tmp_path}/scored/held_out.safetensors",
         "trained once more on all",
         "| network |",
         "--final",
@@ -80,10 +88,19 @@ def test_train_then_evaluate_then_load(
         assert part in text
 
 
+def test_scores_lie_beside_the_model_by_default(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m" / registry.FILE_NAME
+    arguments = ["train", "--data", str(data), "--out", str(out), "--epochs", "1"]
+    assert cli.main([*arguments, "--hidden", "4", "--final", "--replay", "0"]) == 0
+    files = {registry.FILE_NAME, model_card.FILE_NAME, model_card.SCORES, model_card.HELD_OUT}
+    assert {path.name for path in out.parent.iterdir()} == files
+    assert "`scores.json` holds" in (out.parent / model_card.FILE_NAME).read_text()
+
+
 class Uncalled(FakeFeaturizer):
     """Has nothing to compute, because the cache holds it."""
 
-    def rows(self, *given: Any) -> features.Rows:
+    def rows(self, *arguments: Any) -> features.Rows:
         raise AssertionError("not in the cache")
 
 
@@ -93,12 +110,12 @@ def test_processes_fill_the_cache_with_what_one_would_compute(
     stored = dataset.read(data)
     caches = tmp_path / "one", tmp_path / "two"
     alone = features.load_features(stored, FakeFeaturizer(), caches[0])
-    parallel_features.fill(stored, FakeFeaturizer, caches[1], 2)
+    parallel_features.fill_cache(stored, FakeFeaturizer, caches[1], 2)
     files = [sorted(p.relative_to(c) for p in c.rglob("*.npz")) for c in caches]
     assert files[0] == files[1] and files[0]
-    found = features.load_features(stored, Uncalled(), caches[1])
-    for ours, theirs in zip(found.tasks, alone.tasks, strict=True):
-        np.testing.assert_array_equal(ours.rows, theirs.rows)
+    cached = features.load_features(stored, Uncalled(), caches[1])
+    for task, expected in zip(cached.tasks, alone.tasks, strict=True):
+        np.testing.assert_array_equal(task.rows, expected.rows)
     assert cli.main(["evaluate", "--data", str(data), "--baselines", "--jobs", "2"]) == 1
     assert "give --cache as well" in capsys.readouterr().err
 
@@ -121,7 +138,7 @@ class FakePool:
     """A pool over the fake bench; one for all tasks, closed at the end."""
 
     def __init__(self) -> None:
-        self.bench = fakes.Bench()
+        self.bench = collect_fakes.Bench()
         self.timing_lock = types.SimpleNamespace(shared=self.bench.computing)
         self.served: list[str] = []
         self.closed = False
@@ -152,7 +169,7 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
 
     monkeypatch.setattr(felix_bridge, "pool_for", pool_for)
     monkeypatch.setattr(
-        felix_bridge, "sketches_of", lambda task, hardware=None: [fakes.FakeSketch(0)]
+        felix_bridge, "sketches_of", lambda task, hardware=None: [collect_fakes.FakeSketch(0)]
     )
     monkeypatch.setattr(felix_bridge, "features_version", lambda: 7)
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
@@ -163,8 +180,8 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
     (pool,) = pools
     assert len(pool.served) == 2 and pool.closed
 
-    network = segment_mlp.seeded(fakes.NAMES, segment_mlp.ModelOptions(hidden=8))
-    checkpoint.save(tmp_path / "m", network, checkpoint.Metadata(7, fakes.NAMES, "llvm"))
+    network = segment_mlp.seeded(collect_fakes.NAMES, segment_mlp.ModelOptions(hidden=8))
+    checkpoint.save(tmp_path / "m", network, checkpoint.Metadata(7, collect_fakes.NAMES, "llvm"))
     assert cli.main([*arguments, "--per-workload", "12", "--model", str(tmp_path / "m")]) == 0
     read = dataset.read(tmp_path / "d")
     assert len(read.records) == 24 and {w.operator for w in read.workloads.values()} == {
@@ -187,26 +204,26 @@ def test_collectors_get_the_same_options_and_a_share_each(
 
     monkeypatch.setattr(collect.subprocess, "Popen", start)
     monkeypatch.setattr(sys, "argv", ["another", "--jobs", "9"])  # of who calls `main`
-    given = ["collect", "--target", '{"kind": "llvm"}', "--out", f"{tmp_path}/a folder"]
-    given += ["--per-workload", "7", "--seconds=9.5", "--seed", "-1", "--builders", "2"]
-    given += ["--near", "0.25", "--workloads", f"{tmp_path}/w", "--model", "m"]
-    assert cli.main([*given, "--jobs", "3"]) == 0
+    arguments = ["collect", "--target", '{"kind": "llvm"}', "--out", f"{tmp_path}/a folder"]
+    arguments += ["--per-workload", "7", "--seconds=9.5", "--seed", "-1", "--builders", "2"]
+    arguments += ["--near", "0.25", "--workloads", f"{tmp_path}/w", "--model", "m"]
+    assert cli.main([*arguments, "--jobs", "3"]) == 0
     assert [command[:3] for command in started] == [[sys.executable, "-m", "costmodel"]] * 3
     for index, command in enumerate(started):
-        alone = cli.parser().parse_args([*given, "--part", f"{index}/3"])
+        alone = cli.parser().parse_args([*arguments, "--part", f"{index}/3"])
         assert cli.parser().parse_args(command[3:]) == alone and alone.jobs == 1
-    assert cli.main([*given, "--jobs=2"]) == 1
+    assert cli.main([*arguments, "--jobs=2"]) == 1
     assert "2 of 2 collectors failed" in capsys.readouterr().err and len(started) == 5
 
 
 def test_shares_are_counted_from_0_and_make_up_the_whole(tmp_path: Path) -> None:
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\ngemm:4,4,4\n")
-    given = ["collect", "--out", "o", "--workloads", f"{tmp_path}/w"]
-    found = []
+    arguments = ["collect", "--out", "o", "--workloads", f"{tmp_path}/w"]
+    shares = []
     for part in ([], ["--part", "0/2"], ["--part", "1/2"]):
-        options = cli.parser().parse_args([*given, *part])
-        found.append([w.operator for w in collect._workloads(options, is_gpu=False)])
-    assert found == [["gemm", "softmax", "gemm"], ["gemm", "gemm"], ["softmax"]]
+        options = cli.parser().parse_args([*arguments, *part])
+        shares.append([w.operator for w in collect._workloads(options, is_gpu=False)])
+    assert shares == [["gemm", "softmax", "gemm"], ["gemm", "gemm"], ["softmax"]]
 
 
 def test_every_builder_has_a_candidate_waiting(
@@ -215,11 +232,12 @@ def test_every_builder_has_a_candidate_waiting(
     pools: list[int] = []
     in_flight: list[int] = []
 
-    def collected(spaces: Any, workloads: Any, writer: Any, known: Any, options: Any,
-                  *_: Any) -> collecting.Progress:  # fmt: skip
-        spaces(workloads[0])
+    def collected(
+        environment: collecting.Environment, workloads: Any, writer: Any, known: Any, options: Any
+    ) -> collecting.Progress:
+        environment.open_workload(workloads[0])
         in_flight.append(options.in_flight)
-        return collecting.Progress(wanted=0)
+        return collecting.Progress(total=0)
 
     def pool_for(task: object, builders: int) -> FakePool:
         pools.append(builders)
@@ -228,10 +246,10 @@ def test_every_builder_has_a_candidate_waiting(
     monkeypatch.setattr(cpu, "available_cores", lambda: 16)
     monkeypatch.setattr(collecting, "collect", collected)
     monkeypatch.setattr(felix_bridge, "pool_for", pool_for)
-    monkeypatch.setattr(felix_bridge, "sketches_of", lambda task: [fakes.FakeSketch(0)])
+    monkeypatch.setattr(felix_bridge, "sketches_of", lambda task: [collect_fakes.FakeSketch(0)])
     (tmp_path / "w").write_text("gemm:8,8,8\n")
-    given = ["collect", "--out", f"{tmp_path}/d", "--workloads", f"{tmp_path}/w"]
-    assert cli.main(given) == 0 and cli.main([*given, "--builders", "3"]) == 0
+    arguments = ["collect", "--out", f"{tmp_path}/d", "--workloads", f"{tmp_path}/w"]
+    assert cli.main(arguments) == 0 and cli.main([*arguments, "--builders", "3"]) == 0
     assert pools == [16, 3] and in_flight == [32, 6]
 
 
@@ -311,7 +329,7 @@ def test_help_and_import_are_light() -> None:
         "print(sorted({'torch', 'tvm', 'pyarrow'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[2]
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -319,4 +337,4 @@ def test_help_and_import_are_light() -> None:
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
     )
-    assert found.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[]"

@@ -36,21 +36,21 @@ def test_builtin_workloads_are_many_valid_and_not_those_of_the_benchmarks() -> N
 
 def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Path) -> None:
     model = collect._model(None, TARGET)
-    spaces: list[proposals.Space] = []
-    given: list[Any] = []
+    opened: list[proposals.OpenWorkload] = []
+    submitted: list[Any] = []
 
     def submit(mod: Any) -> Future[protocol.Measurement]:
-        given.append(mod)
+        submitted.append(mod)
         future: Future[protocol.Measurement] = Future()
         latency_us = 10.0 + len(mod.script()) % 97
         future.set_result(protocol.Measurement.timed([latency_us], checked=True))
         return future
 
-    def opened(workload: dataset.Workload) -> proposals.Space:
+    def open_workload(workload: dataset.Workload) -> proposals.OpenWorkload:
         sketches = felix_bridge.sketches_of(felix_bridge.task_of(workload, TARGET))
         search = descent.search(sketches, model, seed=0)
-        spaces.append(proposals.Space(workload, sketches, submit, search=search))
-        return spaces[-1]
+        opened.append(proposals.OpenWorkload(workload, sketches, submit, search=search))
+        return opened[-1]
 
     workload = felix_bridge.workload("gemm:64,96,128")
     options = proposals.CollectOptions(
@@ -60,16 +60,16 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     with dataset.Writer(tmp_path) as writer:
         writer.add_workloads([workload])
-        progress = collecting.collect(
-            opened, [workload], writer, (), options, lambda: 0.0, lambda: now,
-            collect._predictor(model),
-        )  # fmt: skip
+        environment = collecting.Environment(
+            open_workload, lambda: 0.0, lambda: now, collect._predictor(model)
+        )
+        progress = collecting.collect(environment, [workload], writer, (), options)
     records = dataset.read(tmp_path).records
-    assert progress.measured == len(records) == len(given) == 24
+    assert progress.measured == len(records) == len(submitted) == 24
     sources = Counter(record.source for record in records)
     assert sources["descent"] == 6 and sources["neighbour"] >= 1 and sources["random"] >= 12
     assert len({record.identity for record in records}) == 24
-    search = spaces[0].search
+    search = opened[0].search
     assert len(search.history.measured) == 24
 
 

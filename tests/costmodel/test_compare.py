@@ -27,9 +27,9 @@ class FewerColumns(FakeFeaturizer):
     def names(self) -> tuple[str, ...]:
         return tuple(f"per_store_{column}" for column in range(2))
 
-    def rows(self, *given: Any) -> task_features.Rows:
-        found = super().rows(*given)
-        return task_features.Rows(found.values[..., [0, 3]], found.mask)
+    def rows(self, *arguments: Any) -> task_features.Rows:
+        all_columns = super().rows(*arguments)
+        return task_features.Rows(all_columns.values[..., [0, 3]], all_columns.mask)
 
 
 @pytest.fixture
@@ -73,43 +73,45 @@ def test_compare_trains_and_scores_all_predictors_side_by_side(
     assert cli.main([*arguments, "--out", str(out)]) == 0
     written = json.loads(out.read_text())
     check_origin(written, data)
-    found = {r["label"]: r["overall"] for r in written["reports"]}
+    overall = {r["label"]: r["overall"] for r in written["reports"]}
     networks = {"Felix's features, network", "TVM's features, network"}
-    assert networks | {"analytic"} <= set(found)
-    better, worse = (found[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM"))
+    assert networks | {"analytic"} <= set(overall)
+    better, worse = (
+        overall[f"{name}'s features, network"]["pairwise"] for name in ("Felix", "TVM")
+    )
     assert better > worse + 0.05  # the second cannot see most of what decides
 
 
 def test_compare_with_folds_scores_every_workload_by_what_never_saw_it(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[set[str]] = []  # workloads that each predictor was fitted to
-    asked: list[tuple[int, str]] = []  # which predictor was asked for which workload
+    fitted_to: list[set[str]] = []  # workloads of each predictor's training and validation
+    predicted: list[tuple[int, str]] = []  # which predictor predicted which workload
     models: list[Any] = []
 
     def watched(predictor: evaluate.Predictor, *parts: Any) -> evaluate.Predictor:
-        number = len(seen)
-        seen.append({task.workload.key for part in parts for task in part})
+        number = len(fitted_to)
+        fitted_to.append({task.workload.key for part in parts for task in part})
 
         def predict(task: task_features.TaskData) -> Any:
-            asked.append((number, task.workload.key))
+            predicted.append((number, task.workload.key))
             return predictor(task)
 
         return predict
 
-    def trained(features: Any, *given: Any) -> train.Trained:
-        found = train_network(features, *given)
-        models.append((found.model, given[:2]))
-        return found
+    def trained(features: Any, *arguments: Any) -> train.Trained:
+        network = train_network(features, *arguments)
+        models.append((network.model, arguments[:2]))
+        return network
 
     def of_module(model: Any) -> evaluate.Predictor:
-        own = [parts for known, parts in models if known is model]
-        return watched(as_predictor(model), *own[0]) if own else as_predictor(model)
+        parts = next((parts for trained, parts in models if trained is model), None)
+        return as_predictor(model) if parts is None else watched(as_predictor(model), *parts)
 
     train_network, as_predictor, fit = train.train, evaluate.of_module, xgboost.fit_xgboost
     monkeypatch.setattr(train, "train", trained)
     monkeypatch.setattr(evaluate, "of_module", of_module)
-    monkeypatch.setattr(xgboost, "fit_xgboost", lambda *given: watched(fit(*given), *given[:2]))
+    monkeypatch.setattr(xgboost, "fit_xgboost", lambda *args: watched(fit(*args), *args[:2]))
     monkeypatch.setattr(tvm_features, "TvmFeaturizer", FewerColumns)
     out = tmp_path / "folds.json"
     arguments = ["compare", "--data", str(data), "--epochs", "2", "--hidden", "16"]
@@ -118,10 +120,10 @@ def test_compare_with_folds_scores_every_workload_by_what_never_saw_it(
     assert written["part"] == "3 folds"
     assert all(len(report["tasks"]) == 24 for report in written["reports"])
     n_kinds = 4 if xgboost.have_xgboost() else 2
-    assert len(seen) == 3 * n_kinds and len(asked) == 24 * n_kinds
-    assert all(count == n_kinds for count in Counter(key for _, key in asked).values())
-    assert all(key not in seen[number] for number, key in asked)
-    assert {number for number, _ in asked} == set(range(3 * n_kinds))
+    assert len(fitted_to) == 3 * n_kinds and len(predicted) == 24 * n_kinds
+    assert all(count == n_kinds for count in Counter(key for _, key in predicted).values())
+    assert all(key not in fitted_to[number] for number, key in predicted)
+    assert {number for number, _ in predicted} == set(range(3 * n_kinds))
 
 
 def test_ablation_scores_what_is_left_out(
@@ -135,10 +137,12 @@ def test_ablation_scores_what_is_left_out(
     check_origin(written, data)
     rows = {row["variant"]["name"]: row for row in written["rows"]}
     assert list(rows) == names and all(len(row["seeds"]) == 2 for row in rows.values())
-    given = rows["as given"]
-    assert given["seeds"][0] != given["seeds"][1]
-    assert rows["no traffic by level"]["mean"] == given["mean"]  # there are no such features here
-    assert rows["ranking weight 0"]["mean"] != given["mean"]
+    unchanged = rows["as given"]
+    assert unchanged["seeds"][0] != unchanged["seeds"][1]
+    assert (
+        rows["no traffic by level"]["mean"] == unchanged["mean"]
+    )  # there are no such features here
+    assert rows["ranking weight 0"]["mean"] != unchanged["mean"]
     assert cli.main([*arguments, "--variants", "no thing"]) == 1
     assert "no variant 'no thing'" in capsys.readouterr().err
 
@@ -153,11 +157,10 @@ def test_compare_refuses_features_of_other_schedules(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Lossy(FewerColumns):
-        def rows(self, *given: Any) -> task_features.Rows:
-            found = super().rows(*given)
-            return task_features.Rows(
-                found.values, found.mask & (np.arange(len(found.mask)) > 0)[:, None]
-            )
+        def rows(self, *arguments: Any) -> task_features.Rows:
+            rows = super().rows(*arguments)
+            is_usable = np.arange(len(rows.mask)) > 0
+            return task_features.Rows(rows.values, rows.mask & is_usable[:, None])
 
     monkeypatch.setattr(tvm_features, "TvmFeaturizer", Lossy)
     assert cli.main(["compare", "--data", str(data)]) == 1

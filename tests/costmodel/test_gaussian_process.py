@@ -1,4 +1,4 @@
-"""The Gaussian correction: what it learns, what it leaves alone, how it is stored."""
+"""Correction by a Gaussian process: what it learns, what it leaves alone, how it is stored."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _programs(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float3
     draws = np.random.default_rng(seed)
     rows = draws.uniform(0, 3, (n, 2, 3)).astype(np.float32)
     mask = np.ones((n, 2), np.float32)
-    said = rows.sum(axis=(1, 2))
-    return rows, mask, said + 1.5 + 0.8 * np.sin(rows[:, :, 0].sum(axis=1))
+    predicted = rows.sum(axis=(1, 2))
+    return rows, mask, predicted + 1.5 + 0.8 * np.sin(rows[:, :, 0].sum(axis=1))
 
 
 def _error(model: nn.Module, seed: int) -> float:
     rows, mask, y = _programs(200, seed)
     with torch.no_grad():
-        said = model(torch.from_numpy(rows), torch.from_numpy(mask)).numpy()
-    return float(np.sqrt(np.mean((said - y) ** 2)))
+        predicted = model(torch.from_numpy(rows), torch.from_numpy(mask)).numpy()
+    return float(np.sqrt(np.mean((predicted - y) ** 2)))
 
 
 def test_correction_learns_shift_and_shape() -> None:
@@ -69,8 +69,8 @@ def test_a_new_task_gets_the_shift_of_the_others_and_nothing_else() -> None:
     rows, mask, y = _programs(64, 1)
     corrector.update(rows, mask, y, np.zeros(64, np.int64))
     with torch.no_grad():
-        given = torch.from_numpy(rows), torch.from_numpy(mask)
-        shift = corrector.for_task(7)(*given) - Sum()(*given)
+        programs = torch.from_numpy(rows), torch.from_numpy(mask)
+        shift = corrector.for_task(7)(*programs) - Sum()(*programs)
     assert torch.allclose(shift, shift[0].expand_as(shift), atol=1e-5)
     assert 0.9 < float(shift[0]) < 2.1
 

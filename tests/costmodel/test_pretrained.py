@@ -11,16 +11,17 @@ import pytest
 import torch
 
 import costmodel
-from costmodel.cli import commands
-from costmodel.data import dataset, felix_bridge
+from costmodel import registry
+from costmodel.data import dataset, felix_bridge, replay
 from costmodel.data import features as task_features
 from costmodel.models import checkpoint
-from costmodel.training import evaluate
+from costmodel.training import evaluate, model_card
 from felix.features import spec
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "llvm"
 SHIPPED = ROOT / "costmodel" / "pretrained" / "llvm"
+SCORED = ROOT / "data" / "pretrained" / "llvm"
 #: Test workloads whose features are quick to compute.
 FEW = ("gemm_16x1376x512_bias", "global_avg_pool2d_1x7x7x2048", "rms_norm_128x4096_over1")
 
@@ -52,9 +53,17 @@ def test_data_are_enough_and_are_those_of_the_checkpoint() -> None:
     assert machines[0].l1_bytes > 0 and machines[0].peak_fp32_gflops > 0
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", commands.HELD_OUT, "replay.safetensors"])
-def test_shipped_files_are_small(name: str) -> None:
-    assert (SHIPPED / name).stat().st_size <= 1 << 20
+def test_shipped_files_are_few_and_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir()}
+    assert set(sizes) == {registry.FILE_NAME, replay.FILE_NAME, model_card.FILE_NAME}
+    assert max(sizes.values()) <= 1 << 20
+
+
+def test_card_tells_where_the_scores_are() -> None:
+    model, metadata = checkpoint.load(SHIPPED / registry.FILE_NAME)
+    folder = f"{SCORED.relative_to(ROOT)}/"
+    card = (SHIPPED / model_card.FILE_NAME).read_text()
+    assert card == model_card.render(registry.FILE_NAME, model, metadata, folder)
 
 
 def test_recorded_scores_come_out_again() -> None:
@@ -65,10 +74,10 @@ def test_recorded_scores_come_out_again() -> None:
     features = task_features.load_features(few, felix_bridge.FelixFeaturizer())
     assert features.skipped == 0
     model, metadata = checkpoint.load(
-        SHIPPED / commands.HELD_OUT, features.names, features.version
+        SCORED / model_card.HELD_OUT, features.names, features.version
     )
     report = evaluate.evaluate("held out", evaluate.of_module(model), features.tasks)
-    content = json.loads((SHIPPED / commands.SCORES).read_text())
+    content = json.loads((SCORED / model_card.SCORES).read_text())
     assert content == metadata.scores
     recorded = {score["name"]: score for score in content["reports"][0]["tasks"]}
     again = {score["name"]: score for score in report.as_json()["tasks"]}

@@ -11,17 +11,18 @@ import pytest
 
 import costmodel
 from benchmarks.support import subgraphs
-from costmodel.cli import commands
-from costmodel.data import dataset, felix_bridge
+from costmodel import registry
+from costmodel.data import dataset, felix_bridge, replay
 from costmodel.data import features as task_features
 from costmodel.models import checkpoint
-from costmodel.training import evaluate
+from costmodel.training import evaluate, model_card
 from felix import workloads
 from felix.features import spec
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "cuda"
 SHIPPED = ROOT / "costmodel" / "pretrained" / "cuda-sm_90"
+SCORED = ROOT / "data" / "pretrained" / "cuda-sm_90"
 #: Test workloads whose features are quick to compute.
 FEW = ("gemm_50x768x768", "reduce_sum_128x4096_over1", "rms_norm_2048x4096_over1")
 
@@ -48,6 +49,19 @@ def test_data_are_those_of_the_checkpoint_and_small() -> None:
     assert {record.source for record in data.records} == {"random", "neighbour", "descent"}
 
 
+def test_shipped_files_are_few_and_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir()}
+    assert set(sizes) == {registry.FILE_NAME, replay.FILE_NAME, model_card.FILE_NAME}
+    assert max(sizes.values()) <= 1 << 20
+
+
+def test_card_tells_where_the_scores_are() -> None:
+    model, metadata = checkpoint.load(SHIPPED / registry.FILE_NAME)
+    folder = f"{SCORED.relative_to(ROOT)}/"
+    card = (SHIPPED / model_card.FILE_NAME).read_text()
+    assert card == model_card.render(registry.FILE_NAME, model, metadata, folder)
+
+
 def test_benchmarked_subgraphs_are_not_in_the_data() -> None:
     keys = {(w.operator, w.name) for w in measured().workloads.values()}
     for text in subgraphs.SUBGRAPHS.values():
@@ -62,10 +76,10 @@ def test_recorded_scores_come_out_again() -> None:
     few = dataclasses.replace(data, records=records)
     features = task_features.load_features(few, felix_bridge.FelixFeaturizer())
     assert features.skipped == 0
-    held_out = SHIPPED / commands.HELD_OUT
+    held_out = SCORED / model_card.HELD_OUT
     model, metadata = checkpoint.load(held_out, features.names, features.version)
     report = evaluate.evaluate("held out", evaluate.of_module(model), features.tasks)
-    content = json.loads((SHIPPED / commands.SCORES).read_text())
+    content = json.loads((SCORED / model_card.SCORES).read_text())
     assert content == metadata.scores
     recorded = {score["name"]: score for score in content["reports"][0]["tasks"]}
     again = {score["name"]: score for score in report.as_json()["tasks"]}

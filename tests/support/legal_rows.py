@@ -1,7 +1,7 @@
 """Random legal decisions in few structures, so that a test compiles few formulas.
 
 `Sketch.sample` spreads its rows over up to six choices of compute locations; here there are two:
-all blocks at the root, and one that TVM offers.
+all blocks at the root, and one that TVM samples.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.errors import UnsupportedSchedule
-from felix.sketch import sampling
+from felix.sketch import legality, sampling
 from felix.sketch.sketch import ROOT, Sketch
 
 DRAWN = 4096
@@ -22,16 +22,16 @@ def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
     structural = [i for i, v in enumerate(sketch.variables) if v.structural]
     structures = [(ROOT,) * len(structural)]
     for attempt in range(8 if structural else 0):
-        offered = sketch.tvm_sample(seed + attempt + 1)
-        if offered is not None and offered[structural[0]] != ROOT:
-            structure = tuple(offered[c] for c in structural)
+        sampled = sketch.tvm_sample(seed + attempt + 1)
+        if sampled is not None and sampled[structural[0]] != ROOT:
+            structure = tuple(sampled[c] for c in structural)
             if _is_modelled(sketch, structure):
                 structures.append(structure)
                 break
     rows = [np.empty((0, len(sketch.variables)), dtype=np.int64)]
     for structure in structures:
         drawn = sampling.random_rows(sketch.variables, structure, DRAWN, rng)
-        legal = (sketch.formulas.constraints_exact(drawn) <= 0).all(axis=1)
+        legal = legality.is_legal(sketch.formulas.constraints_exact(drawn))
         rows.append(drawn[legal][:n])
     return np.concatenate(rows)
 

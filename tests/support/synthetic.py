@@ -1,4 +1,4 @@
-"""Formulas and sketches that look like real ones, without TVM: for the objective and search.
+"""Formulas and sketches that look like real ones, without TVM: for programs and the search.
 
 `formulas` builds rows of features over tile variables (products, ceiling divisions, soft "first
 non-trivial loop" scans, clipped strides). `FakeSketch` adds what the search reads of a sketch,
@@ -13,47 +13,38 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import sympy
 import torch
 
 from felix.autodiff import program as autodiff_program
+from felix.sketch import factorizations
+from felix.sketch.variables import Variable
 from felix.symbolic import expr
 
 
-@dataclass(frozen=True)
-class Variable:
-    """The fields of `felix.sketch.Variable`."""
-
-    name: str
-    kind: str
-    domain: tuple[int, ...]
-    group: int
-    extent: int | None
-    part: int
-    structural: bool = False
-    log_scale: bool = True
-
-
 def divisors(extent: int, limit: int | None = None) -> tuple[int, ...]:
-    small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
-    both = sorted({*small, *(extent // d for d in small)})
-    return tuple(d for d in both if limit is None or d <= limit)
+    return tuple(d for d in factorizations.divisors(extent) if limit is None or d <= limit)
 
 
 def tiles(name: str, group: int, extent: int, parts: int, limit: int = 64) -> list[Variable]:
     """The factors of one perfect tiling, the last one bounded."""
     return [
         Variable(f"{name}_{i}", "tile", divisors(extent, limit if i == parts - 1 else None),
-                 group, extent, i)
+                 group, extent, i, structural=False, log_scale=True)
         for i in range(parts)
     ]  # fmt: skip
 
 
-def choice(name: str, group: int, domain: tuple[int, ...], **options: Any) -> Variable:
-    return Variable(name, "choice", domain, group, None, 0, **options)
+def choice(
+    name: str,
+    group: int,
+    domain: tuple[int, ...],
+    structural: bool = False,
+    log_scale: bool = True,
+) -> Variable:
+    return Variable(name, "choice", domain, group, None, 0, structural, log_scale)
 
 
 def formulas(
@@ -73,15 +64,15 @@ def formulas(
                        for _ in range(2)]  # fmt: skip
             total = 4 * extents[0] * extents[1]
             lines = expr.CeilDiv(4 * extents[1], 64) * extents[0]
-            distance, found, walked = zero, zero, one
+            distance, is_reused, walked = zero, zero, one
             for loop in loops:
                 nontrivial = expr.Less(one, loop)
                 walked = walked * loop
-                first = expr.And(nontrivial, expr.Not(found))
+                first = expr.And(nontrivial, expr.Not(is_reused))
                 distance = distance + expr.Select(first, walked * total, zero)
-                found = expr.Or(found, nontrivial)
+                is_reused = expr.Or(is_reused, nontrivial)
                 row.append(expr.Select(nontrivial, total * loop, lines))
-            row += [total, lines, distance, found, total * trip, total / (1 + distance),
+            row += [total, lines, distance, is_reused, total * trip, total / (1 + distance),
                     expr.Minimum(total * loops[0], 4 * trip), expr.FloorMod(extents[0], 4),
                     expr.Maximum(total - 49152, zero), expr.FloorDiv(total, 3 * loops[1]),
                     sympy.log(1 + total), expr.Absolute(total - lines * 64),
@@ -118,7 +109,7 @@ class FakeSketch:
     capacity: int = 1024
     with_choices: bool = True
     structural: tuple[int, ...] = ()
-    #: compute locations that are modelled but not offered
+    #: compute locations that are modelled but that TVM does not have
     refused: tuple[int, ...] = ()
     n_rows: int = 2
     calls: list[str] = field(default_factory=list)
@@ -130,16 +121,16 @@ class FakeSketch:
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
-        found: list[Variable] = []
+        variables: list[Variable] = []
         for axis, extent in enumerate(self.extents):
-            found += tiles(f"t{axis}", axis, extent, self.parts, self.limit)
+            variables += tiles(f"t{axis}", axis, extent, self.parts, self.limit)
         group = len(self.extents)
         if self.with_choices:
-            found.append(choice("unroll", group, (0, 16, 64, 512)))
-            found.append(choice("vector", group + 1, (1, 2, 3, 4)))
+            variables.append(choice("unroll", group, (0, 16, 64, 512)))
+            variables.append(choice("vector", group + 1, (1, 2, 3, 4)))
         if self.structural:
-            found.append(choice("location", group + 2, self.structural, structural=True))
-        return tuple(found)
+            variables.append(choice("location", group + 2, self.structural, structural=True))
+        return tuple(variables)
 
     @property
     def key(self) -> str:

@@ -1,3 +1,6 @@
-"""The commands of the command line: one module each, with `run(options) -> exit code`."""
+"""Commands that work on this machine: a module each, with `run(arguments) -> exit code`.
+
+`serve`, `tuner` and `db` start the service or look after its database here (`service`).
+"""
 
 from __future__ import annotations

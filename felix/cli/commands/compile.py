@@ -15,20 +15,20 @@ from felix.task import Task
 from felix.tuning import pacing, results, session, task_run
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Build and export; the exit code."""
-    source = pathlib.Path(chosen.source)
-    found, home = _results(source)
-    out = export.check_writable(chosen.out or home)
-    where = [out] if len(found) == 1 else results.folders(out, found)
-    for result in found:
+    source = pathlib.Path(arguments.source)
+    tuned, home = _results(source)
+    out = export.check_writable(arguments.out or home)
+    folders = [out] if len(tuned) == 1 else results.folders(out, tuned)
+    for result in tuned:
         result.best  # noqa: B018  (raises before anything is written)
-    for result, folder in zip(found, where, strict=True):
+    for result, folder in zip(tuned, folders, strict=True):
         result.export(folder)
-    if chosen.json:
-        print(json.dumps([_json(r, f) for r, f in zip(found, where, strict=True)], indent=1))
+    if arguments.json:
+        print(json.dumps([_json(r, f) for r, f in zip(tuned, folders, strict=True)], indent=1))
         return 0
-    for result, folder in zip(found, where, strict=True):
+    for result, folder in zip(tuned, folders, strict=True):
         latency = report.duration(result.best.latency_us)
         print(f"{result.task.name}: {latency}, {result.gflops:.1f} GFLOP/s, in {folder}")
         print(f"run it: python {folder / 'run.py'}")
@@ -75,7 +75,7 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
 def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
     trials = tuple(r for r in stored if not r.repeat)
     best = records.fastest(records.standing(stored), bool(stored) and stored[-1].repeat)
-    found = None
+    fastest = None
     if best is not None:
         sketches = {sketch.index: sketch for sketch in task_run.sketches_of(task)}
         sketch = sketches.get(best.sketch_index)
@@ -83,13 +83,13 @@ def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
             raise errors.RecordError(
                 f"{task.name}: the records are of other sketches than this version makes"
             )
-        found = results.Best(best, sketch)
+        fastest = results.Best(best, sketch)
     return results.TuneResult(
         task=task,
         records=trials,
         repeats=tuple(r for r in stored if r.repeat),
         curve=results.network_curve(trials, {task.key: 1.0}),
-        found=found,
+        found=fastest,
         unscheduled_us=None,
         reason="stored",
         breakdown=pacing.Breakdown(),

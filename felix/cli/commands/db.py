@@ -8,11 +8,10 @@ import json
 from felix.cli.commands import service
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Upgrade the database, or say what schema it has; the exit code."""
-    commands = service.load("commands")
-    before, after = commands.upgrade(service.settings())
-    if chosen.json:
+    before, after = service.commands().upgrade(service.settings())
+    if arguments.json:
         print(json.dumps({"before": before, "after": after}))
     elif before == after:
         print(f"the database has schema {after} already")

@@ -11,10 +11,10 @@ from costmodel import registry
 from felix import target
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """List the devices; the exit code."""
-    found = target.devices()
-    if chosen.json:
+    devices = target.devices()
+    if arguments.json:
         content = [
             {
                 "name": device.name,
@@ -23,24 +23,24 @@ def run(chosen: argparse.Namespace) -> int:
                 "hardware": dataclasses.asdict(device.hardware),
                 "pretrained": _pretrained(device),
             }
-            for device in found
+            for device in devices
         ]
         print(json.dumps(content, indent=1))
         return 0
     from rich import box, console, table
 
-    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("target", "device", "cores", "GHz", "peak GFLOP/s", "DRAM GB/s", "cost model"):
-        shown.add_column(name, justify="left" if name in ("target", "device") else "right")
-    for device in found:
+        rows.add_column(name, justify="left" if name in ("target", "device") else "right")
+    for device in devices:
         rates = device.hardware
-        shown.add_row(
+        rows.add_row(
             str(device.target.kind.name), device.name, str(rates.cores), f"{rates.clock_ghz:.2f}",
             f"{rates.peak_fp32_gflops:.0f}", f"{rates.dram_bandwidth_gbs:.0f}",
             "analytic" if _pretrained(device) is None else "pretrained",
         )  # fmt: skip
     out = console.Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
-    out.print(shown)
+    out.print(rows)
     return 0
 
 

@@ -19,42 +19,43 @@ from felix.features import spec
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
+    from felix.task import Task
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Show or check; the exit code."""
-    task = inputs.task(chosen.workload, chosen.target)
-    if chosen.check is not None:
-        return _check(task, chosen)
+    task = inputs.task(arguments.workload, arguments.target)
+    if arguments.check is not None:
+        return _check(task, arguments)
     from felix.sketch import sketch as sketching
 
     sketches = sketching.sketches(task)
-    if chosen.sketch is not None:
-        if chosen.sketch >= len(sketches):
+    if arguments.sketch is not None:
+        if arguments.sketch >= len(sketches):
             raise errors.WorkloadError(f"{task.name} has {len(sketches)} sketches")
-        sketches = [sketches[chosen.sketch]]
-    shown = [_values(sketch, chosen.samples, chosen.seed) for sketch in sketches]
-    if chosen.json:
+        sketches = [sketches[arguments.sketch]]
+    tables = [_values(sketch, arguments.samples, arguments.seed) for sketch in sketches]
+    if arguments.json:
         print(json.dumps({"task": task.name, "version": spec.FEATURES_VERSION,
-                          "features": _columns(), "sketches": shown}))  # fmt: skip
-    elif chosen.csv:
-        _csv(shown)
+                          "features": _columns(), "sketches": tables}))  # fmt: skip
+    elif arguments.csv:
+        _csv(tables)
     else:
-        for each in shown:
-            _table(task.name, each, chosen.all)
+        for values in tables:
+            _table(task.name, values, arguments.all)
     return 0
 
 
-def _check(task: Any, chosen: argparse.Namespace) -> int:
+def _check(task: Task, arguments: argparse.Namespace) -> int:
     from felix.verify import compare
 
-    found = compare.check(task, chosen.check, chosen.seed)
-    if chosen.json:
-        print(found.to_json())
+    comparison = compare.check(task, arguments.check, arguments.seed)
+    if arguments.json:
+        print(comparison.to_json())
     else:
-        for line in found.lines():
+        for line in comparison.lines():
             print(line)
-    if found.mismatches:
+    if comparison.mismatches:
         raise errors.FelixError(f"{task.name}: the formulas do not describe what TVM makes")
     return 0
 
@@ -76,35 +77,36 @@ def _values(sketch: Sketch, samples: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _csv(shown: list[dict[str, Any]]) -> None:
+def _csv(tables: list[dict[str, Any]]) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(["sketch", "sample", "block", "buffer", *spec.NAMES])
-    for each in shown:
-        for sample, table in enumerate(each["values"]):
-            for row, values in zip(each["rows"], table, strict=True):
-                head = [each["sketch"], sample, row["block"], row["buffer"]]
+    for sketch in tables:
+        for sample, table in enumerate(sketch["values"]):
+            for row, values in zip(sketch["rows"], table, strict=True):
+                head = [sketch["sketch"], sample, row["block"], row["buffer"]]
                 writer.writerow([*head, *(f"{value:.10g}" for value in values)])
 
 
-def _table(name: str, each: dict[str, Any], everything: bool) -> None:
+def _table(name: str, sketch: dict[str, Any], with_zeros: bool) -> None:
     from rich import box, console, table
 
     out = console.Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160)
-    for decisions, values in zip(each["decisions"], each["values"], strict=True):
-        told = ", ".join(f"{n}={v}" for n, v in zip(each["variables"], decisions, strict=True))
-        out.print(f"{name}, sketch {each['sketch']}: {told}", soft_wrap=True, highlight=False)
-        shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        shown.add_column("feature", no_wrap=True)
-        shown.add_column("unit")
-        for row in each["rows"]:
+    for decisions, values in zip(sketch["decisions"], sketch["values"], strict=True):
+        pairs = zip(sketch["variables"], decisions, strict=True)
+        text = ", ".join(f"{variable}={value}" for variable, value in pairs)
+        out.print(f"{name}, sketch {sketch['sketch']}: {text}", soft_wrap=True, highlight=False)
+        rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        rows.add_column("feature", no_wrap=True)
+        rows.add_column("unit")
+        for row in sketch["rows"]:
             label = (
                 row["block"]
                 if row["block"] == row["buffer"]
                 else f"{row['block']}:{row['buffer']}"
             )
-            shown.add_column(label, justify="right")
+            rows.add_column(label, justify="right")
         for column, feature in enumerate(spec.FEATURES):
             cells = [row[column] for row in values]
-            if everything or any(cells):
-                shown.add_row(feature.name, feature.unit, *(f"{cell:.6g}" for cell in cells))
-        out.print(shown)
+            if with_zeros or any(cells):
+                rows.add_row(feature.name, feature.unit, *(f"{cell:.6g}" for cell in cells))
+        out.print(rows)

@@ -36,10 +36,10 @@ def task(text: str, target: str | None) -> Task:
 def _has_target(content: str) -> bool:
     """Whether a JSON text is a task, which names its target, and not a bare function."""
     try:
-        found = json.loads(content)
+        task_or_function = json.loads(content)
     except (ValueError, RecursionError):
         return False  # `Task.from_json` says what is wrong
-    return isinstance(found, dict) and "target" in found
+    return isinstance(task_or_function, dict) and "target" in task_or_function
 
 
 def _is_path(text: str) -> bool:

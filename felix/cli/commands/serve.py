@@ -7,10 +7,10 @@ import argparse
 from felix.cli.commands import service
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Serve until told to end; the exit code."""
-    commands = service.load("commands")
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal ends it; the exit code."""
+    commands = service.commands()
     settings = service.settings()
-    if chosen.upgrade:
+    if arguments.upgrade:
         commands.upgrade(settings)
-    return int(commands.serve(settings, not chosen.no_tuner))
+    return commands.serve(settings, not arguments.no_tuner)

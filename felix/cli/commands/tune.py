@@ -3,106 +3,86 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import importlib
 import json
 import pathlib
-import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, TextIO
 
-from felix.artifact import export
-from felix.cli import main, numpy_baseline, progress, report
+from felix.artifact import convergence, export
+from felix.cli import interrupts, numpy_baseline, progress, report
 from felix.cli.commands import inputs
 from felix.tuning import options, pacing, results
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from felix.task import Task
+
 #: Trials a workload when neither trials nor seconds are given.
 DEFAULT_TRIALS = 64
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Tune the workloads; the exit code."""
-    tasks = [inputs.task(text, chosen.target) for text in chosen.workload]
-    out = export.check_writable(chosen.out)
-    found = _tune(tasks, chosen, out)
-    artifacts = _export(found, out)
-    numpy = [_numpy(result, chosen.no_numpy) for result in found.results]
-    human = sys.stderr if chosen.json else sys.stdout
-    if not chosen.quiet or not chosen.json:
-        _show(_console(human), found, numpy, artifacts)
-    if chosen.json:
-        content = {**report.to_json(found, numpy, artifacts), "out": str(out)}
+    tasks = [inputs.task(text, arguments.target) for text in arguments.workload]
+    out = export.check_writable(arguments.out)
+    network = _tune(tasks, arguments, out)
+    artifacts = _export(network, out)
+    numpy = [_numpy(result, arguments.no_numpy) for result in network.results]
+    human = sys.stderr if arguments.json else sys.stdout
+    if not arguments.quiet or not arguments.json:
+        _show(_console(human), network, numpy, artifacts)
+    if arguments.json:
+        content = {**report.to_json(network, numpy, artifacts), "out": str(out)}
         print(json.dumps(content, indent=1))
-    if found.reason == "interrupted":
-        return main.INTERRUPTED
-    for result in found.results:
+    if network.reason == "interrupted":
+        return interrupts.EXIT_CODE
+    for result in network.results:
         result.best  # noqa: B018  (no schedule: an error)
     return 0
 
 
-def _tune(tasks: Sequence[Any], chosen: argparse.Namespace, out: pathlib.Path) -> Any:
-    tune = importlib.import_module("felix.tuning.tune").tune
-    trials = chosen.trials
-    if trials is None and chosen.seconds is None:
+def _tune(
+    tasks: Sequence[Task], arguments: argparse.Namespace, out: pathlib.Path
+) -> results.NetworkResult:
+    from felix.tuning import tune
+
+    trials = arguments.trials
+    if trials is None and arguments.seconds is None:
         trials = DEFAULT_TRIALS * len(tasks)
-    knobs = options.TuneOptions(round_size=chosen.round, patience_rounds=chosen.patience)
-    with progress.reporter(quiet=chosen.quiet) as on_event, _Interrupts() as interrupts:
-        return tune(
-            tasks,
-            trials=trials,
-            seconds=chosen.seconds,
-            seed=chosen.seed,
-            strategy=chosen.strategy,
-            model=chosen.model,
-            options=dataclasses.replace(knobs, should_stop=interrupts.seen),
-            out=out,
-            resume=chosen.resume,
-            on_event=on_event,
-        )
+    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+        try:
+            return tune.tune(
+                tasks,
+                trials=trials,
+                seconds=arguments.seconds,
+                seed=arguments.seed,
+                strategy=arguments.strategy,
+                model=arguments.model,
+                options=options.TuneOptions(
+                    round_size=arguments.round,
+                    patience_rounds=arguments.patience,
+                    should_stop=signals.noted,
+                ),
+                out=out,
+                resume=arguments.resume,
+                on_event=on_event,
+            )
+        except pacing.Stopped:  # before there was anything to report
+            raise KeyboardInterrupt from None
 
 
-class _Interrupts:
-    """Notes SIGINT and SIGTERM while tuning, so that the run ends even if the KeyboardInterrupt is
-    caught on its way, in a callback of a library for instance."""
-
-    def __init__(self) -> None:
-        self._noted = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def seen(self) -> bool:
-        """Whether the run is to stop."""
-        return self._noted
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, *_: Any) -> None:
-        self._noted = True
-        raise KeyboardInterrupt
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if kind is pacing.Stopped:  # before there was anything to report
-            raise KeyboardInterrupt
-
-
-def _export(found: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Path | None]:
+def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.Path | None]:
     """Write the bundles; the folder of each task, None without a schedule."""
-    one = len(found.results) == 1
-    where = [out] if one else results.folders(out, found.results)
+    one = len(network.results) == 1
+    folders = [out] if one else results.folders(out, network.results)
     written: list[pathlib.Path | None] = []
-    for result, folder in zip(found.results, where, strict=True):
+    for result, folder in zip(network.results, folders, strict=True):
         written.append(None if result.found is None else result.export(folder))
-    if not one and found.curve:
-        title = f"{len(found.results)} tasks: {report.duration(found.latency_us)}"
-        report.picture(found.curve, title, out / "convergence.svg")
+    if not one and network.curve:
+        title = f"{len(network.results)} tasks: {report.duration(network.latency_us)}"
+        convergence.draw(network.curve, title, out / convergence.FILE_NAME)
     return written
 
 
@@ -114,22 +94,24 @@ def _numpy(result: results.TuneResult, skip: bool) -> numpy_baseline.NumpyTime:
 
 def _show(
     console: Console,
-    found: results.NetworkResult,
+    network: results.NetworkResult,
     numpy: Sequence[numpy_baseline.NumpyTime],
     artifacts: Sequence[pathlib.Path | None],
 ) -> None:
-    report.show(console, found.results, numpy, found.breakdown)
-    if len(found.results) > 1 and found.latency_us is not None:
-        console.print(f"all tasks, weighted: {report.duration(found.latency_us)}", highlight=False)
+    report.show(console, network.results, numpy, network.breakdown)
+    if len(network.results) > 1 and network.latency_us is not None:
+        total = report.duration(network.latency_us)
+        console.print(f"all tasks, weighted: {total}", highlight=False)
     for folder in artifacts:
         if folder is not None:
+            picture = folder / convergence.FILE_NAME
             console.print(
-                f"run it: python {folder / 'run.py'}   convergence: {folder / 'convergence.svg'}",
+                f"run it: python {folder / 'run.py'}   convergence: {picture}",
                 soft_wrap=True, highlight=False,
             )  # fmt: skip
 
 
-def _console(stream: Any) -> Console:
+def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
     return Console(file=stream, width=None if stream.isatty() else 120)

@@ -7,8 +7,8 @@ import argparse
 from felix.cli.commands import service
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Tune until told to end; the exit code."""
-    commands = service.load("commands")
+def run(arguments: argparse.Namespace) -> int:
+    """Tune until a signal ends it; the exit code."""
+    commands = service.commands()
     settings = service.settings()
-    return int(commands.run_tuner(settings, chosen.name, chosen.jobs, chosen.with_parent))
+    return commands.run_tuner(settings, arguments.name, arguments.jobs, arguments.with_parent)

@@ -2,7 +2,7 @@
 
 `--url`, else `FELIX_URL`, else the address where `felix serve` listens by default. The key is in
 `FELIX_API_KEY`, or in a file (`--key-file`); on the machine of `felix serve`, in its folder, the
-first admin key is found by itself. Keys are no option: other users could see it in the process
+first admin key is read from its file. Keys are no option: other users could see it in the process
 list.
 """
 
@@ -23,20 +23,20 @@ KEY_FILE = "admin-key"
 
 
 def connect(
-    chosen: argparse.Namespace, environment: Mapping[str, str] | None = None
+    arguments: argparse.Namespace, environment: Mapping[str, str] | None = None
 ) -> client.Client:
-    """A client for the service that is meant.
+    """A client for the service that the options or the environment name.
 
     Raises:
         FelixError: there is no key.
     """
-    found = os.environ if environment is None else environment
-    url = chosen.url or found.get("FELIX_URL") or DEFAULT_URL
-    key = found.get("FELIX_API_KEY", "")
-    if chosen.key_file is not None:
-        key = _read(pathlib.Path(chosen.key_file))
+    environment = os.environ if environment is None else environment
+    url = arguments.url or environment.get("FELIX_URL") or DEFAULT_URL
+    key = environment.get("FELIX_API_KEY", "")
+    if arguments.key_file is not None:
+        key = _read(pathlib.Path(arguments.key_file))
     elif not key and url == DEFAULT_URL:  # a key of this machine goes nowhere else
-        path = pathlib.Path(found.get("FELIX_DATA_DIR") or "felix-data", KEY_FILE)
+        path = pathlib.Path(environment.get("FELIX_DATA_DIR") or "felix-data", KEY_FILE)
         key = _read(path) if path.is_file() else ""
     if not key:
         raise errors.FelixError(

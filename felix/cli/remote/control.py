@@ -1,6 +1,6 @@
 """`felix pause | resume | cancel | stop | retry`: one verb for one or several jobs.
 
-All jobs are tried; the first refusal is told at the end.
+All jobs are tried; the first refusal is raised at the end.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from felix import client, errors
 from felix.cli.remote import connection
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Do it; the exit code."""
+def run(arguments: argparse.Namespace) -> int:
+    """Apply the verb to the jobs; the exit code."""
     refused: list[errors.RemoteError] = []
     done: list[client.Job] = []
-    with connection.connect(chosen) as service:
-        verb = getattr(service, chosen.command)
-        for number in chosen.job:
+    with connection.connect(arguments) as service:
+        verb = getattr(service, arguments.command)
+        for number in arguments.job:
             try:
                 done.append(verb(number))
             except errors.RemoteError as error:
                 refused.append(error)
-    if chosen.json:
+    if arguments.json:
         print(json.dumps([dataclasses.asdict(job) for job in done], default=str, indent=1))
     else:
         for job in done:

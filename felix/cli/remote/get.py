@@ -9,16 +9,18 @@ import json
 from felix.cli.remote import connection
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Download an artifact, or list them; the exit code."""
-    with connection.connect(chosen) as service:
-        if chosen.list:
-            found = service.artifacts(chosen.job)
-            if chosen.json:
-                print(json.dumps([dataclasses.asdict(a) for a in found], default=str, indent=1))
-            for each in [] if chosen.json else found:
-                print(f"{each.name}  {each.size_bytes} bytes  sha256 {each.sha256}")
+    with connection.connect(arguments) as service:
+        if arguments.list:
+            artifacts = service.artifacts(arguments.job)
+            if arguments.json:
+                print(
+                    json.dumps([dataclasses.asdict(a) for a in artifacts], default=str, indent=1)
+                )
+            for artifact in [] if arguments.json else artifacts:
+                print(f"{artifact.name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
             return 0
-        path = service.download(chosen.job, chosen.out, chosen.name)
-    print(json.dumps({"path": str(path)}) if chosen.json else str(path))
+        path = service.download(arguments.job, arguments.out, arguments.name)
+    print(json.dumps({"path": str(path)}) if arguments.json else str(path))
     return 0

@@ -12,29 +12,29 @@ from felix.cli import report
 from felix.cli.remote import connection
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """List jobs; the exit code."""
-    filters = {"state": chosen.state, "tag": chosen.tag, "q": chosen.q}
-    given = {name: value for name, value in filters.items() if value}
-    with connection.connect(chosen) as service:
-        found = list(service.jobs(limit=chosen.limit, mine=chosen.mine, **given))
-    if chosen.json:
-        print(json.dumps([dataclasses.asdict(job) for job in found], default=str, indent=1))
+    filters = {"state": arguments.state, "tag": arguments.tag, "q": arguments.q}
+    set_filters = {name: value for name, value in filters.items() if value}
+    with connection.connect(arguments) as service:
+        jobs = list(service.jobs(limit=arguments.limit, mine=arguments.mine, **set_filters))
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(job) for job in jobs], default=str, indent=1))
     else:
-        _show(found)
+        _show(jobs)
     return 0
 
 
-def _show(found: list[client.Job]) -> None:
+def _show(jobs: list[client.Job]) -> None:
     from rich import box, console, table
 
-    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     left = ("name", "state", "target", "tags")
     for name in ("job", "name", "state", "target", "trials", "best", "speed-up", "age", "tags"):
-        shown.add_column(name, justify="left" if name in left else "right")
-    for job in found:
+        rows.add_column(name, justify="left" if name in left else "right")
+    for job in jobs:
         budget = "" if job.trials is None else f"/{job.trials}"
-        shown.add_row(
+        rows.add_row(
             str(job.id), job.name, job.state, job.target, f"{job.n_trials}{budget}",
             report.duration(job.best_us), report.ratio(job.speedup),
             connection.age(job.created_at), " ".join(job.tags),
@@ -42,4 +42,4 @@ def _show(found: list[client.Job]) -> None:
     out = console.Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 140, markup=False
     )
-    out.print(shown)
+    out.print(rows)

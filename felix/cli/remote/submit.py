@@ -12,23 +12,23 @@ from felix import client, errors
 from felix.cli.remote import connection, watch
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Submit, and watch if asked to; the exit code."""
-    with connection.connect(chosen) as service:
-        job = _submit(service, chosen)
-        if chosen.json and not chosen.watch:
+def run(arguments: argparse.Namespace) -> int:
+    """Submit, and watch with `--watch`; the exit code."""
+    with connection.connect(arguments) as service:
+        job = _submit(service, arguments)
+        if arguments.json and not arguments.watch:
             print(json.dumps(dataclasses.asdict(job), default=str, indent=1))
         else:
             print(f"job {job.id}: {job.name} for {job.target}, {job.state}", flush=True)
-        return watch.follow(service, job.id, chosen.json) if chosen.watch else 0
+        return watch.follow(service, job.id, arguments.json) if arguments.watch else 0
 
 
-def _submit(service: client.Client, chosen: argparse.Namespace) -> client.Job:
-    text, settings = chosen.workload, _settings(chosen)
+def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job:
+    text, settings = arguments.workload, _settings(arguments)
     path = pathlib.Path(text)
     is_file = path.suffix in (".onnx", ".json") or ("/" in text and ":" not in text)
     if is_file:
-        shapes = dict(_shape(each) for each in chosen.shape or ()) or None
+        shapes = dict(_shape(each) for each in arguments.shape or ()) or None
         return service.submit_file(path, shapes=shapes, **settings)
     from felix.workloads import catalogue  # loads TVM
 
@@ -36,21 +36,21 @@ def _submit(service: client.Client, chosen: argparse.Namespace) -> client.Job:
     return service.submit(name, params, **settings)
 
 
-def _settings(chosen: argparse.Namespace) -> dict[str, Any]:
-    options = {"round_size": chosen.round, "patience_rounds": chosen.patience}
-    given: dict[str, Any] = {
-        "target": chosen.target,
-        "trials": chosen.trials,
-        "seconds": chosen.seconds,
-        "seed": chosen.seed,
-        "strategy": chosen.strategy,
-        "name": chosen.name,
-        "tags": chosen.tag,
-        "priority": chosen.priority,
-        "idempotency_key": chosen.idempotency_key,
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    options = {"round_size": arguments.round, "patience_rounds": arguments.patience}
+    settings: dict[str, Any] = {
+        "target": arguments.target,
+        "trials": arguments.trials,
+        "seconds": arguments.seconds,
+        "seed": arguments.seed,
+        "strategy": arguments.strategy,
+        "name": arguments.name,
+        "tags": arguments.tag,
+        "priority": arguments.priority,
+        "idempotency_key": arguments.idempotency_key,
         "options": {name: value for name, value in options.items() if value is not None} or None,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _shape(text: str) -> tuple[str, list[int]]:

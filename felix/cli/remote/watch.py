@@ -1,7 +1,7 @@
 """`felix watch`: a job's progress in the terminal until it has ended.
 
-A terminal gets a bar, the curve of the best so far and a line for what is worth keeping; anything
-else gets the lines only. Watching less does nothing to the job.
+A terminal gets a bar, the curve of the best so far and a line for each notable event; anything
+else gets the lines only. Ending the watch does nothing to the job.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ WIDTH = 32
 Show = Callable[[client.Event], None]
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Watch; the exit code."""
-    with connection.connect(chosen) as service:
-        return follow(service, chosen.job, chosen.json)
+    with connection.connect(arguments) as service:
+        return follow(service, arguments.job, arguments.json)
 
 
 def follow(service: client.Client, job_id: int, as_json: bool) -> int:
@@ -67,24 +67,24 @@ def summary(job: client.Job) -> str:
 
 def line(event: client.Event) -> str | None:
     """An event in words; None for those that need none."""
-    said, time = event.payload, event.at.astimezone().strftime("%H:%M:%S")
+    payload, time = event.payload, event.at.astimezone().strftime("%H:%M:%S")
     text: str | None = None
     match event.type:
         case "state":
             text = f"{event.to_state}"
-            reason = said.get("message") or said.get("reason")
+            reason = payload.get("message") or payload.get("reason")
             text += f" ({reason})" if reason else ""
         case "started":
-            text = f"tuning begins: {said.get('model')}"
-        case "baseline" if said.get("latency_us") is not None:
-            text = f"task {said['task']}: unscheduled {report.duration(said['latency_us'])}"
-        case "trial" if said.get("is_best"):
-            best = report.duration(said.get("best_us"))
-            text = f"task {said['task']}: {best} in trial {said['trial']}"
+            text = f"tuning begins: {payload.get('model')}"
+        case "baseline" if payload.get("latency_us") is not None:
+            text = f"task {payload['task']}: unscheduled {report.duration(payload['latency_us'])}"
+        case "trial" if payload.get("is_best"):
+            best = report.duration(payload.get("best_us"))
+            text = f"task {payload['task']}: {best} in trial {payload['trial']}"
         case "artifact":
-            text = f"artifact {said.get('name')}"
+            text = f"artifact {payload.get('name')}"
         case "warning":
-            text = f"warning: {said.get('message')}"
+            text = f"warning: {payload.get('message')}"
     return None if text is None else f"{time} {text}"
 
 
@@ -94,10 +94,10 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
         return ""
     n = min(width, len(values))
     step = (len(values) - 1) / max(1, n - 1)
-    chosen = [values[round(index * step)] for index in range(n)]
-    low, high = min(chosen), max(chosen)
+    picked = [values[round(index * step)] for index in range(n)]
+    low, high = min(picked), max(picked)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] for value in chosen)
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in picked)
 
 
 @contextlib.contextmanager
@@ -135,15 +135,15 @@ def _print(event: client.Event) -> None:
 def _advance(
     bar: progress.Progress, number: progress.TaskID, curve: list[float], event: client.Event
 ) -> None:
-    said: dict[str, Any] = event.payload
+    payload: dict[str, Any] = event.payload
     if event.type == "state":
         bar.update(number, description=str(event.to_state))
     elif event.type == "trial":
-        if said.get("curve_us") is not None:
-            curve.append(said["curve_us"])
-            best = report.duration(said["curve_us"])
+        if payload.get("curve_us") is not None:
+            curve.append(payload["curve_us"])
+            best = report.duration(payload["curve_us"])
             bar.update(number, best=best, curve=sparkline(curve))
-        bar.update(number, completed=said["trial"])
+        bar.update(number, completed=payload["trial"])
     text = line(event)
     if text is not None:
         bar.print(text, highlight=False, markup=False)

@@ -4,7 +4,7 @@ A virtual machine's cores are not always cores. Where the hypervisor puts two of
 threads of one physical core, a kernel of two threads takes up to twice as long, for milliseconds
 or seconds, and nothing in the guest shows it: no steal time, no waiting threads. Such phases took
 an eighth of the time on a two-core AMD EPYC (Zen 4) guest, and 512^3 GEMMs of 1.27 to 1.40 ms took
-2.45 ms in them (docs/results/cpu-tuning.md).
+2.45 ms in them.
 
 The probe is a parallel loop of multiply-adds in registers, as many as keep the vector units busy,
 on as many threads as the candidates. It is 1.75 times as long in such a phase. It sees neither

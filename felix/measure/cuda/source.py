@@ -8,7 +8,7 @@ A thread's accumulators are an array in its registers. Where TVM has unrolled al
 it, every mention has a constant index, and NVRTC must find out for thousands of statements that
 no two of them touch the same memory. `scalars` makes them variables, which tells NVRTC so. Long
 candidates of a search take it 1.1 to 2.1 times less, and the cubin is the same but, at times, for
-the numbers of the registers (docs/design/measuring-cuda.md).
+the numbers of the registers.
 """
 
 from __future__ import annotations

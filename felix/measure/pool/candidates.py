@@ -42,8 +42,7 @@ class LocalOptions:
     scalar_registers: bool = True
     #: CUDA: options for NVRTC, beside the architecture.
     nvrtc_options: tuple[str, ...] = nvrtc.FAST
-    #: CUDA: a candidate with more source is a build error: the longest one built in 6 s had 774 kB
-    #: (docs/design/measuring-cuda.md).
+    #: CUDA: a candidate with more source is a build error; the longest built in 6 s had 774 kB.
     max_source_bytes: int = 800_000
 
 

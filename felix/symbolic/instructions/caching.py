@@ -5,13 +5,13 @@ from __future__ import annotations
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, load
 from felix.symbolic.instructions import loop_transforms
-from felix.symbolic.ir import Access, Affine, Block, Buffer, Digit, Iter, Loop, Program
+from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
 
 
 def tvm_reads(block: Block) -> list[Buffer]:
     """Buffers in the order of TVM's block.reads: a reduction's own target is not among them."""
-    own = block.store.target.buffer if block.init is not None else None
-    return list(dict.fromkeys(a.buffer for a in block.reads if a.buffer is not own))
+    target = block.store.target.buffer if block.init is not None else None
+    return list(dict.fromkeys(a.buffer for a in block.reads if a.buffer is not target))
 
 
 def cache_read(
@@ -68,14 +68,14 @@ def _copy_block(source: Buffer, target: Buffer, name: str) -> tuple[Block, Loop 
     iters = [
         Iter(load.iter_symbol(f"v{i}"), extent, "spatial") for i, extent in enumerate(source.shape)
     ]
-    digits = [Digit(f"ax{i}", extent) for i, extent in enumerate(source.shape)]
+    components = [IterComponent(f"ax{i}", extent) for i, extent in enumerate(source.shape)]
     indices = tuple(it.symbol for it in iters)
     is_float = source.dtype.startswith(("float", "bfloat"))
     store = ir.Store(
         Access(target, indices), ir.Value("load", is_float, access=Access(source, indices))
     )
-    block = Block(name, iters, [Affine({d: 1}) for d in digits], store)
-    return block, loop_transforms.nest(digits, block)
+    block = Block(name, iters, [Affine({comp: 1}) for comp in components], store)
+    return block, loop_transforms.nest(components, block)
 
 
 def _redirect(block: Block, old: Buffer, new: Buffer) -> None:

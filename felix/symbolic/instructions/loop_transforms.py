@@ -14,7 +14,7 @@ import sympy
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, scalar
-from felix.symbolic.ir import Affine, Block, Digit, Loop, Program, Scalar
+from felix.symbolic.ir import Affine, Block, IterComponent, Loop, Program, Scalar
 
 
 def split(program: Program, loop: Loop, factors: Sequence[Scalar | None]) -> list[Loop]:
@@ -22,16 +22,18 @@ def split(program: Program, loop: Loop, factors: Sequence[Scalar | None]) -> lis
     extent = loop.extent
     known = ir.product(f for f in factors if f is not None)
     sizes = [scalar.ceil_div(extent, known) if f is None else f for f in factors]
-    digits = [Digit(f"{loop.digits[0].name}_{i}", size) for i, size in enumerate(sizes)]
+    components = [
+        IterComponent(f"{loop.components[0].name}_{i}", size) for i, size in enumerate(sizes)
+    ]
     flat = Affine({}, 0)
-    for i, digit in enumerate(digits):
-        flat = flat.plus(Affine({digit: ir.product(sizes[i + 1 :])}))
+    for i, component in enumerate(components):
+        flat = flat.plus(Affine({component: ir.product(sizes[i + 1 :])}))
     _resolve(loop, flat)
     overhang = ir.product(sizes) - extent
     if not scalar.is_static(overhang, 0) and not _visibly_zero(overhang):
         for block in ir.blocks_under(loop):
             block.guards.append((flat, extent))
-    return _replace_by_nest(loop, digits)
+    return _replace_by_nest(loop, components)
 
 
 def _visibly_zero(value: Scalar) -> bool:
@@ -39,56 +41,58 @@ def _visibly_zero(value: Scalar) -> bool:
 
 
 def _resolve(loop: Loop, flat: Affine) -> None:
-    """Express the digits of `loop` through the flat index `flat` of the loops replacing it."""
-    if len(loop.digits) == 1:
-        _substitute(loop, loop.digits[0], flat)
+    """Express the components of `loop` through the flat index `flat` of the loops replacing it."""
+    if len(loop.components) == 1:
+        _substitute(loop, loop.components[0], flat)
         return
-    for i, digit in enumerate(loop.digits):
-        inner = ir.product(d.extent for d in loop.digits[i + 1 :])
-        if scalar.is_static(digit.extent, 1):
-            _substitute(loop, digit, Affine({}, 0))
-        elif all(scalar.is_static(d.extent, 1) for d in loop.digits if d is not digit):
-            _substitute(loop, digit, flat)
+    for i, component in enumerate(loop.components):
+        inner = ir.product(comp.extent for comp in loop.components[i + 1 :])
+        if scalar.is_static(component.extent, 1):
+            _substitute(loop, component, Affine({}, 0))
+        elif all(
+            scalar.is_static(comp.extent, 1) for comp in loop.components if comp is not component
+        ):
+            _substitute(loop, component, flat)
         else:
-            digit.source = ir.Source(flat, inner, outermost=i == 0)
+            component.source = ir.Source(flat, inner, outermost=i == 0)
 
 
-def _substitute(node: Loop, digit: Digit, value: Affine) -> None:
-    seen: set[int] = set()
+def _substitute(node: Loop, component: IterComponent, value: Affine) -> None:
+    visited: set[int] = set()
 
     def in_affine(affine: Affine) -> Affine:
         for other in affine.terms:
-            if other.source is not None and id(other) not in seen:
-                seen.add(id(other))
+            if other.source is not None and id(other) not in visited:
+                visited.add(id(other))
                 other.source.flat = in_affine(other.source.flat)
-        return affine.substituted(digit, value)
+        return affine.substituted(component, value)
 
     for block in ir.blocks_under(node):
         block.bindings = [in_affine(b) for b in block.bindings]
         block.guards = [(in_affine(g), bound) for g, bound in block.guards]
 
 
-def _replace_by_nest(loop: Loop, digits: list[Digit]) -> list[Loop]:
-    """Turn `loop` into a nest of single-digit loops, keeping its identity for the outermost."""
+def _replace_by_nest(loop: Loop, components: list[IterComponent]) -> list[Loop]:
+    """Turn `loop` into a nest of loops of one component; the outermost is the same object."""
     body = loop.body
     inner: list[Loop] = []
-    for digit in reversed(digits[1:]):
-        nested = Loop([digit], body)
+    for component in reversed(components[1:]):
+        nested = Loop([component], body)
         inner.insert(0, nested)
         body = [nested]
-    loop.digits, loop.body = [digits[0]], body
+    loop.components, loop.body = [components[0]], body
     return [loop, *inner]
 
 
 def fuse(loops: Sequence[Loop]) -> Loop:
-    """sch.fuse: one loop over all digits of a perfect nest of loops."""
+    """sch.fuse: one loop over all components of a perfect nest of loops."""
     for outer, inner in itertools.pairwise(loops):
         if len(outer.body) != 1 or outer.body[0] is not inner:
             raise UnsupportedSchedule("fuse needs a perfect nest")
     first = loops[0]
-    first.digits = [digit for loop in loops for digit in loop.digits]
-    for digit in first.digits:
-        digit.sticky = False
+    first.components = [component for loop in loops for component in loop.components]
+    for component in first.components:
+        component.survives_unit_extent = False
     first.body = loops[-1].body
     return first
 
@@ -127,13 +131,13 @@ def add_unit_loop(program: Program, node: Loop | Block) -> Loop:
     """sch.add_unit_loop: a loop of extent 1 around `node`."""
     holder = container(program, node)
     place = next(i for i, n in enumerate(holder) if n is node)
-    loop = Loop([Digit("u", 1)], [node])
+    loop = Loop([IterComponent("u", 1)], [node])
     holder[place] = loop
     return loop
 
 
-def nest(digits: Sequence[Digit], node: Loop | Block) -> Loop | Block:
-    """Serial loops over the digits, outermost first, around `node`."""
-    for digit in reversed(digits):
-        node = Loop([digit], [node])
+def nest(components: Sequence[IterComponent], node: Loop | Block) -> Loop | Block:
+    """Serial loops over the components, outermost first, around `node`."""
+    for component in reversed(components):
+        node = Loop([component], [node])
     return node

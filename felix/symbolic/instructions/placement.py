@@ -6,7 +6,7 @@ import sympy
 
 from felix.symbolic import ir, regions, scalar
 from felix.symbolic.instructions import loop_transforms
-from felix.symbolic.ir import Affine, Block, Digit, Loop, Program
+from felix.symbolic.ir import Affine, Block, IterComponent, Loop, Program
 
 
 def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> None:
@@ -17,16 +17,16 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
     """
     partners = _partners(program, block, loop, reverse)
     domains = _domains(program, block, loop, partners, reverse)
-    program.conditions += [d.dynamic for d in domains if not scalar.is_static(d.dynamic, 0)]
+    program.conditions += [i.dynamic for i in domains if not scalar.is_static(i.dynamic, 0)]
     remove(program, block)
-    digits = [Digit(f"ax{i}", interval.extent) for i, interval in enumerate(domains)]
+    components = [IterComponent(f"ax{i}", interval.extent) for i, interval in enumerate(domains)]
     block.bindings = [
         Affine(
-            {**interval.minimum.terms, digit: 1},
+            {**interval.minimum.terms, component: 1},
             interval.minimum.constant,
             frozenset(interval.minimum.terms),
         )
-        for digit, interval in zip(digits, domains, strict=True)
+        for component, interval in zip(components, domains, strict=True)
     ]
     block.guards = []
     place = len(loop.body)
@@ -34,7 +34,7 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
         if any(consumes(other, block) for other in ir.blocks_under(node)):
             place = i
             break
-    loop.body.insert(place, loop_transforms.nest(digits, block))
+    loop.body.insert(place, loop_transforms.nest(components, block))
 
 
 def consumes(consumer: Block, producer: Block) -> bool:
@@ -52,28 +52,23 @@ def _partners(program: Program, block: Block, loop: Loop, reverse: bool) -> list
 def _domains(
     program: Program, block: Block, loop: Loop, partners: list[Block], reverse: bool
 ) -> list[regions.Interval]:
-    own = block.reads if reverse else block.writes
+    shared = block.reads if reverse else block.writes
     provided: list[tuple[sympy.Expr, regions.Interval, int]] = []
     required: dict[int, list[regions.Interval]] = {}
-    for access in own:
+    for access in shared:
         buffer = access.buffer
         for partner in partners:
             loops = program.loops_of(partner)
             scope = None if reverse else buffer.scope
-            relaxed = regions.path_digits(loops, loop, scope)
+            relaxed = regions.path_components(loops, loop, scope)
             accesses = partner.writes if reverse else partner.reads
-            found = regions.required_intervals(buffer, partner, accesses, relaxed)
-            if found is None:
+            intervals = regions.required_intervals(buffer, partner, accesses, relaxed)
+            if intervals is None:
                 continue
             before = required.get(id(buffer))
-            required[id(buffer)] = (
-                found
-                if before is None
-                else [
-                    regions.union(a, b, n)
-                    for a, b, n in zip(before, found, buffer.shape, strict=True)
-                ]
-            )
+            if before is not None:
+                intervals = regions.unions(before, intervals, buffer.shape)
+            required[id(buffer)] = intervals
         if id(buffer) in required:
             provided += zip(access.indices, required[id(buffer)], buffer.shape, strict=True)
     return regions.solve_domains(block, provided)

@@ -10,7 +10,17 @@ import sympy
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, load, scalar, usage
 from felix.symbolic.instructions import inlining, loop_transforms
-from felix.symbolic.ir import Access, Affine, Block, Buffer, Digit, Iter, Loop, Program, Scalar
+from felix.symbolic.ir import (
+    Access,
+    Affine,
+    Block,
+    Buffer,
+    Iter,
+    IterComponent,
+    Loop,
+    Program,
+    Scalar,
+)
 
 
 def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
@@ -21,19 +31,19 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
     """
     block = ir.blocks_under(loop)[0]
     loops = program.loops_of(block)
-    rf_digit = loop.digits[0]
-    if len(loop.digits) != 1 or block.init is None:
+    rf_component = loop.components[0]
+    if len(loop.components) != 1 or block.init is None:
         raise UnsupportedSchedule("rfactor over a fused loop")
     old = block.store.target.buffer
     shape = list(old.shape)
     axis = factor_axis if factor_axis >= 0 else len(shape) + 1 + factor_axis
-    shape.insert(axis, rf_digit.extent)
+    shape.insert(axis, rf_component.extent)
     buffer = Buffer(f"{old.name}.rf", tuple(shape), old.dtype, old.dtype_bytes, old.scope)
     program.buffers[buffer.name] = buffer
-    rf_block, copies = _rfactor_block(block, loops, rf_digit, buffer, axis)
+    rf_block, copies = _rfactor_block(block, loops, rf_component, buffer, axis)
     rf_nest: Loop | Block = rf_block
     for lp in reversed(loops):
-        rf_nest = Loop([copies[d] for d in lp.digits], [rf_nest])
+        rf_nest = Loop([copies[comp] for comp in lp.components], [rf_nest])
     place = next(i for i, n in enumerate(program.body) if n is loops[0])
     _write_back(program, block, loops, loop, buffer, axis)
     program.body.insert(place, rf_nest)
@@ -41,33 +51,26 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
 
 
 def _rfactor_block(
-    block: Block, loops: list[Loop], rf_digit: Digit, buffer: Buffer, axis: int
-) -> tuple[Block, dict[Digit, Digit]]:
-    copies = {d: Digit(d.name, d.extent, d.sticky) for lp in loops for d in lp.digits}
-    sources = {d for b in block.bindings for d in b.terms if d.source is not None}
-    for digit in sources:
-        copies[digit] = Digit(digit.name, digit.extent, digit.sticky)
-    for digit in sources:
-        assert digit.source is not None
-        copies[digit].source = dataclasses.replace(
-            digit.source, flat=copied(digit.source.flat, copies)
-        )
-    first = load.iter_symbol(f"v{rf_digit.name}")
-    iters, bindings = [Iter(first, rf_digit.extent, "spatial")], [Affine({copies[rf_digit]: 1})]
-    by_digit: dict[Digit, sympy.Symbol] = {rf_digit: first}
+    block: Block, loops: list[Loop], rf_component: IterComponent, buffer: Buffer, axis: int
+) -> tuple[Block, dict[IterComponent, IterComponent]]:
+    copies = _copies(block, loops)
+    first = load.iter_symbol(f"v{rf_component.name}")
+    iters = [Iter(first, rf_component.extent, "spatial")]
+    bindings = [Affine({copies[rf_component]: 1})]
+    by_component: dict[IterComponent, sympy.Symbol] = {rf_component: first}
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     for it, binding in zip(block.iters, block.bindings, strict=True):
-        used = _base_digits(binding)
-        if it.kind == "spatial" or rf_digit not in used:
+        used = _base_components(binding)
+        if it.kind == "spatial" or rf_component not in used:
             iters.append(it)
             bindings.append(copied(binding, copies))
             continue
-        for digit in used:
-            if digit not in by_digit:
-                by_digit[digit] = load.iter_symbol(f"v{digit.name}")
-                iters.append(Iter(by_digit[digit], digit.extent, "reduce"))
-                bindings.append(Affine({copies[digit]: 1}))
-        mapping[it.symbol] = _as_index(binding, by_digit)
+        for component in used:
+            if component not in by_component:
+                by_component[component] = load.iter_symbol(f"v{component.name}")
+                iters.append(Iter(by_component[component], component.extent, "reduce"))
+                bindings.append(Affine({copies[component]: 1}))
+        mapping[it.symbol] = _as_index(binding, by_component)
     target = _with_axis(block.store.target, buffer, axis, first)
     combined = _retarget(block.store.value, block.store.target, target)
     assert block.init is not None
@@ -84,30 +87,49 @@ def _rfactor_block(
     return rf_block, copies
 
 
-def _base_digits(affine: Affine) -> list[Digit]:
-    """Digits of real loops the expression depends on, through derived digits."""
-    result: dict[Digit, None] = {}
-    for digit in affine.terms:
-        inner = _base_digits(digit.source.flat) if digit.source is not None else [digit]
+def _copies(block: Block, loops: list[Loop]) -> dict[IterComponent, IterComponent]:
+    """Copies of the loops' components, and of those derived from them in the block's bindings."""
+    copies = {comp: comp.copy() for lp in loops for comp in lp.components}
+    derived = {comp for b in block.bindings for comp in b.terms if comp.source is not None}
+    copies |= {comp: comp.copy() for comp in derived}
+    for component in derived:
+        assert component.source is not None
+        copies[component].source = dataclasses.replace(
+            component.source, flat=copied(component.source.flat, copies)
+        )
+    return copies
+
+
+def _base_components(affine: Affine) -> list[IterComponent]:
+    """Components of real loops the expression depends on, through derived components."""
+    result: dict[IterComponent, None] = {}
+    for component in affine.terms:
+        source = component.source
+        inner = [component] if source is None else _base_components(source.flat)
         result.update(dict.fromkeys(inner))
     return list(result)
 
 
-def copied(affine: Affine, copies: dict[Digit, Digit]) -> Affine:
-    terms = {copies.get(d, d): c for d, c in affine.terms.items()}
-    return Affine(terms, affine.constant, frozenset(copies.get(d, d) for d in affine.fading))
+def copied(affine: Affine, copies: dict[IterComponent, IterComponent]) -> Affine:
+    """The affine form over the copies of its components."""
+    terms = {copies.get(comp, comp): c for comp, c in affine.terms.items()}
+    return Affine(
+        terms,
+        affine.constant,
+        frozenset(copies.get(comp, comp) for comp in affine.dropped_if_unit),
+    )
 
 
-def _as_index(affine: Affine, symbols: dict[Digit, sympy.Symbol]) -> sympy.Expr:
+def _as_index(affine: Affine, symbols: dict[IterComponent, sympy.Symbol]) -> sympy.Expr:
     total = sympy.sympify(affine.constant)
-    for digit, coefficient in affine.terms.items():
-        if digit.source is not None:
-            flat = _as_index(digit.source.flat, symbols)
-            term = scalar.floor_div(flat, sympy.sympify(digit.source.inner))
-            if not digit.source.outermost:
-                term = scalar.floor_mod(term, sympy.sympify(digit.extent))
+    for component, coefficient in affine.terms.items():
+        if component.source is not None:
+            flat = _as_index(component.source.flat, symbols)
+            term = scalar.floor_div(flat, sympy.sympify(component.source.inner))
+            if not component.source.outermost:
+                term = scalar.floor_mod(term, sympy.sympify(component.extent))
         else:
-            term = symbols[digit]
+            term = symbols[component]
         total = total + term * coefficient
     return total
 
@@ -137,19 +159,19 @@ def _write_back(
     program: Program, block: Block, loops: list[Loop], rf_loop: Loop, buffer: Buffer, axis: int
 ) -> None:
     """Rewrite the reduction block in place to reduce `buffer` over the rfactor loop only."""
-    rf_digit = rf_loop.digits[0]
-    reduce_digits = {
-        d
+    rf_component = rf_loop.components[0]
+    reduce_components = {
+        comp
         for it, binding in zip(block.iters, block.bindings, strict=True)
         if it.kind == "reduce"
-        for d in _base_digits(binding)
+        for comp in _base_components(binding)
     }
     spatial = [
         (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
     ]
-    first = load.iter_symbol(f"v{rf_digit.name}")
-    block.iters = [Iter(first, rf_digit.extent, "reduce"), *[it for it, _ in spatial]]
-    block.bindings = [Affine({rf_digit: 1}), *[b for _, b in spatial]]
+    first = load.iter_symbol(f"v{rf_component.name}")
+    block.iters = [Iter(first, rf_component.extent, "reduce"), *[it for it, _ in spatial]]
+    block.bindings = [Affine({rf_component: 1}), *[b for _, b in spatial]]
     block.guards = []
     accumulator = block.store.value.args[0]
     operand = ir.Value(
@@ -157,11 +179,15 @@ def _write_back(
     )
     value = ir.Value(block.store.value.op, block.store.value.is_float, (accumulator, operand))
     block.store = ir.Store(block.store.target, value)
-    kept = [lp for lp in loops if lp is rf_loop or not any(d in reduce_digits for d in lp.digits)]
+    remaining = [
+        lp
+        for lp in loops
+        if lp is rf_loop or not any(comp in reduce_components for comp in lp.components)
+    ]
     holder = loop_transforms.container(program, loops[0])
     place = next(i for i, n in enumerate(holder) if n is loops[0])
     node: Loop | Block = block
-    for lp in reversed(kept):
+    for lp in reversed(remaining):
         lp.body = [node]
         node = lp
     holder[place] = node
@@ -186,26 +212,33 @@ def _concrete_true(condition: Scalar) -> bool:
 
 
 def _reduced_over_threads(block: Block, loops: Sequence[Loop]) -> bool:
-    digits = {d for lp in loops if lp.thread and "vthread" not in lp.thread for d in lp.digits}
+    components = {
+        comp for lp in loops if lp.thread and "vthread" not in lp.thread for comp in lp.components
+    }
     for it, binding in zip(block.iters, block.bindings, strict=True):
         if it.kind == "reduce":
-            for digit in digits:
-                if not scalar.is_static(usage.mentions(binding, digit), 0):
+            for component in components:
+                if not scalar.is_static(usage.mentions(binding, component), 0):
                     return True
     return False
 
 
 def _decompose(program: Program, block: Block, loops: list[Loop], point: int) -> None:
+    """Put the init, under copies of the spatial loops, before the loop at depth `point`."""
     pairs = [
         (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
     ]
     chosen = [
         lp
         for lp in loops[point:]
-        if any(not scalar.is_static(usage.mentions(b, d), 0) for _, b in pairs for d in lp.digits)
+        if any(
+            not scalar.is_static(usage.mentions(b, comp), 0)
+            for _, b in pairs
+            for comp in lp.components
+        )
     ]
-    dropped = {d for lp in loops[point:] if lp not in chosen for d in lp.digits}
-    copies = {d: Digit(f"{d.name}_init", d.extent, d.sticky) for lp in chosen for d in lp.digits}
+    dropped = {comp for lp in loops[point:] if lp not in chosen for comp in lp.components}
+    copies = {comp: comp.copy("_init") for lp in chosen for comp in lp.components}
     _copy_sources([b for _, b in pairs] + [g for g, _ in block.guards], copies)
     bindings = [copied(b, copies) for _, b in pairs]
     guards = [
@@ -224,36 +257,24 @@ def _decompose(program: Program, block: Block, loops: list[Loop], point: int) ->
     block.name, block.init = f"{block.name}_update", None
     node: Loop | Block = init_block
     for lp in reversed(chosen):
-        node = Loop(
-            [copies[d] for d in lp.digits],
-            [node],
-            lp.kind,
-            lp.thread,
-            lp.parallel,
-            lp.vector,
-            dict(lp.annotations),
+        node = dataclasses.replace(
+            lp,
+            components=[copies[comp] for comp in lp.components],
+            body=[node],
+            annotations=dict(lp.annotations),
         )
     holder = loop_transforms.container(program, loops[point])
     place = next(i for i, n in enumerate(holder) if n is loops[point])
     holder.insert(place, node)
 
 
-def _copy_sources(affines: list[Affine], copies: dict[Digit, Digit]) -> None:
-    """Derived digits over copied loops need copies of their own."""
+def _copy_sources(affines: list[Affine], copies: dict[IterComponent, IterComponent]) -> None:
+    """Derived components over copied loops need copies of their own."""
     for affine in affines:
-        for digit in affine.terms:
-            source = digit.source
-            if source is None or digit in copies:
+        for component in affine.terms:
+            source = component.source
+            if source is None or component in copies:
                 continue
-            if any(d in copies for d in source.flat.terms):
-                copies[digit] = Digit(
-                    digit.name,
-                    digit.extent,
-                    digit.sticky,
-                    ir.Source(
-                        copied(source.flat, copies),
-                        source.inner,
-                        source.outermost,
-                        source.radix,
-                    ),
-                )
+            if any(comp in copies for comp in source.flat.terms):
+                flat = copied(source.flat, copies)
+                copies[component] = component.copy(source=dataclasses.replace(source, flat=flat))

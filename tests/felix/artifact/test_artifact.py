@@ -17,7 +17,7 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from felix import errors, records, workloads
-from felix.artifact import export
+from felix.artifact import convergence, export
 from felix.measure import build, protocol
 from felix.task import Task
 
@@ -145,6 +145,13 @@ def test_export_replaces_an_earlier_bundle_and_spares_other_files(
     assert len(records.read(tmp_path / "records.jsonl")) == 2
 
 
+def test_the_lock_of_a_session_is_no_part_of_the_bundle(tmp_path: pathlib.Path) -> None:
+    (tmp_path / ".tuning.lock").write_text("")
+    export.export(_result(), tmp_path)
+    files = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert "run.py" in files and not any(name.startswith(".") for name in files)
+
+
 def test_without_a_linker_the_bundle_still_runs(tmp_path: pathlib.Path) -> None:
     export.export(_result(), tmp_path, link=build.Link.JIT)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -193,3 +200,14 @@ def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:
     if not tvm.runtime.device("cuda", 0).exist:
         done = _run(tmp_path)
         assert done.returncode == 1 and "needs a cuda device" in done.stderr
+
+
+def test_the_picture_is_the_same_for_the_same_curve(tmp_path: pathlib.Path) -> None:
+    curve = [(1, 0.5, 90.0), (2, 0.9, 40.0)]
+    pictures = []
+    for name in ("a.svg", "b.svg"):
+        assert convergence.draw(curve, "two tasks: 40.00 us", tmp_path / name)
+        pictures.append((tmp_path / name).read_text())
+    assert "<svg" in pictures[0] and len(pictures[0]) == len(pictures[1])
+    with pytest.raises(errors.OutputError, match="cannot write"):
+        convergence.draw(curve, "two tasks", tmp_path / "missing" / "a.svg")

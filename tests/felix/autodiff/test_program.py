@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from felix import errors
-from felix.autodiff import graph, smoothing
+from felix.autodiff import graph, smoothing, torch_function
 from felix.autodiff import program as autodiff_program
 from felix.symbolic import expr
 from tests.support import synthetic
@@ -89,7 +89,10 @@ def test_log_outputs_are_log2_of_one_plus_v(typical) -> None:
     np.testing.assert_allclose(reported[:, flags], np.log2(1 + raw[:, flags]))
     np.testing.assert_array_equal(reported[:, ~flags], raw[:, ~flags])
     x = torch.full((2, 12), 4.0, dtype=torch.float64)
-    soft, soft_raw = program.smooth(x, 0.1), program.smooth(x, 0.1, raw=True)
+    soft, soft_raw = (
+        torch_function.smooth(program, x, 0.1),
+        torch_function.smooth(program, x, 0.1, raw=True),
+    )
     expected = torch.sign(soft_raw) * torch.log2(1 + soft_raw.abs())
     torch.testing.assert_close(soft[:, flags], expected[:, flags])
     torch.testing.assert_close(soft[:, ~flags], soft_raw[:, ~flags])
@@ -103,8 +106,8 @@ def test_smooth_converges_to_exact(typical, kernel: str) -> None:
     exact = program.exact(points)
     errors_at = []
     for temperature in (0.3, 1e-2, 1e-5, 1e-12):
-        soft = program.smooth(
-            torch.tensor(points, dtype=torch.float64), temperature, kernel=kernel
+        soft = torch_function.smooth(
+            program, torch.tensor(points, dtype=torch.float64), temperature, kernel=kernel
         )
         assert torch.isfinite(soft).all()
         errors_at.append(np.abs(soft.numpy() - exact) / (1 + np.abs(exact)))
@@ -122,9 +125,15 @@ def test_gradients_agree_with_differences(typical, kernel: str, temperature: flo
     weights = torch.randn(len(program.outputs), dtype=torch.float64, generator=generator)
 
     def loss(at: torch.Tensor) -> torch.Tensor:
-        return (program.smooth(at, temperature, kernel=kernel) * program_scale * weights).sum(1)
+        return (
+            torch_function.smooth(program, at, temperature, kernel=kernel)
+            * program_scale
+            * weights
+        ).sum(1)
 
-    program_scale = 1.0 / (1.0 + program.smooth(x, temperature, kernel=kernel).abs().amax(0))
+    program_scale = 1.0 / (
+        1.0 + torch_function.smooth(program, x, temperature, kernel=kernel).abs().amax(0)
+    )
     x.requires_grad_(True)
     loss(x).sum().backward()
     assert torch.isfinite(x.grad).all()
@@ -142,7 +151,7 @@ def test_gradient_flows_through_log_outputs_and_shared_nodes() -> None:
     shared = a * b
     program = autodiff_program.Program.compile([shared + shared**2, shared], [a, b], [True, False])
     x = torch.tensor([[3.0, 5.0]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda t: program.smooth(t, 0.5), (x,))
+    assert torch.autograd.gradcheck(lambda t: torch_function.smooth(program, t, 0.5), (x,))
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,14 +249,14 @@ def test_wrong_input_shape_is_refused(typical) -> None:
     with pytest.raises(errors.DecisionError, match="12"):
         program.exact(np.ones((3, 4)))
     with pytest.raises(ValueError, match="temperature"):
-        program.smooth(torch.ones(1, 12), 0.0)
+        torch_function.smooth(program, torch.ones(1, 12), 0.0)
 
 
 def test_outputs_that_are_constants_or_inputs() -> None:
     x, y = symbols(2)
     program = autodiff_program.Program.compile([sympy.Integer(3), y, sympy.Integer(0)], [x, y])
     at = torch.tensor([[2.0, 5.0]], requires_grad=True)
-    values = program.smooth(at, 0.1)
+    values = torch_function.smooth(program, at, 0.1)
     values.sum().backward()
     assert values.tolist() == [[3.0, 5.0, 0.0]]
     assert at.grad.tolist() == [[0.0, 1.0]]
@@ -266,9 +275,9 @@ def test_merge_concatenates_inputs_and_outputs(typical) -> None:
     )
     np.testing.assert_array_equal(merged.exact(np.concatenate(points, axis=1)), expected)
     t = torch.tensor(np.concatenate(points, axis=1), dtype=torch.float64, requires_grad=True)
-    merged.smooth(t, 0.3).sum().backward()
+    torch_function.smooth(merged, t, 0.3).sum().backward()
     alone = torch.tensor(points[1], dtype=torch.float64, requires_grad=True)
-    other.smooth(alone, 0.3).sum().backward()
+    torch_function.smooth(other, alone, 0.3).sum().backward()
     torch.testing.assert_close(t.grad[:, 12:14], alone.grad)
 
 
@@ -292,7 +301,9 @@ def test_bytes_round_trip(typical) -> None:
     assert again.symbols == program.symbols
     assert again.to_bytes() == program.to_bytes()
     x = torch.tensor(points, dtype=torch.float64)
-    assert torch.equal(again.smooth(x, 0.3), program.smooth(x, 0.3))
+    assert torch.equal(
+        torch_function.smooth(again, x, 0.3), torch_function.smooth(program, x, 0.3)
+    )
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flip", "pickle", "late", "outputs"])

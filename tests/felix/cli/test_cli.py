@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from felix import records, workloads
-from felix.cli import main
+from felix.cli import interrupts, main
 
 ROOT = pathlib.Path(__file__).parents[3]
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -43,10 +43,10 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[
 
 
 def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> None:
-    out, found = tuned
-    assert found["command"] == "tune" and found["reason"] == "trials" and found["trials"] == 8
-    assert found["out"] == str(out)
-    (task,) = found["tasks"]
+    out, result = tuned
+    assert result["command"] == "tune" and result["reason"] == "trials" and result["trials"] == 8
+    assert result["out"] == str(out)
+    (task,) = result["tasks"]
     assert task["name"] == "gemm_64x64x64_relu" and task["target"] == "llvm"
     assert task["trials"] == 8 and task["error"] is None
     best = task["best"]
@@ -55,8 +55,8 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
     assert task["numpy_us"] > 0 and task["numpy_speedup"] > 0
     assert best["gflops"] == pytest.approx(task["flops"] / best["latency_us"] / 1e3)
     assert task["curve"][-1][0] == 8 and task["curve"][-1][2] == best["latency_us"]
-    assert found["latency_us"] == best["latency_us"]
-    spent = found["time"]
+    assert result["latency_us"] == best["latency_us"]
+    spent = result["time"]
     named = [value for name, value in spent.items() if name not in
              ("total_s", "build_work_s", "run_work_s")]  # fmt: skip
     assert sum(named) == pytest.approx(spent["total_s"], rel=0.01)
@@ -81,12 +81,12 @@ def test_compile_rebuilds_the_best(
     capsys: pytest.CaptureFixture[str],
     form: str,
 ) -> None:
-    out, found = tuned
+    out, result = tuned
     source = {"folder": out, "records": out / "tuning" / "records.jsonl",
               "session": out / "tuning", "artifact": out / "records.jsonl"}[form]  # fmt: skip
     assert main.main(["compile", str(source), "--out", str(tmp_path), "--json"]) == 0
     (built,) = json.loads(capsys.readouterr().out)
-    best = found["tasks"][0]["best"]
+    best = result["tasks"][0]["best"]
     assert built["decisions"] == best["decisions"]
     assert built["latency_us"] == best["latency_us"]
     assert (tmp_path / "kernel.so").exists() and (tmp_path / "manifest.json").exists()
@@ -127,7 +127,7 @@ def test_resume_of_another_workload_is_refused(
     assert (out / "tuning" / "records.jsonl").read_bytes() == before
 
 
-def test_interrupted_run_reports_what_it_found(tmp_path: pathlib.Path) -> None:
+def test_interrupted_run_reports_what_it_has(tmp_path: pathlib.Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "felix", "tune", GEMM, "--trials", "5000", "--out", str(tmp_path),
          "--json", "--no-numpy"],
@@ -143,15 +143,15 @@ def test_interrupted_run_reports_what_it_found(tmp_path: pathlib.Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    found = json.loads(out)
-    assert found["reason"] == "interrupted"
-    assert found["trials"] == len(records.read(log)) >= 3
+    result = json.loads(out)
+    assert result["reason"] == "interrupted"
+    assert result["trials"] == len(records.read(log)) >= 3
     assert (tmp_path / "manifest.json").exists()
 
 
 def test_termination_is_an_interrupt() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), main._terminable():
+    with pytest.raises(KeyboardInterrupt), interrupts.termination_as_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)
     assert signal.getsignal(signal.SIGTERM) == before
@@ -244,8 +244,8 @@ def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[st
 
 def test_help_and_version_load_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom felix import cli\n"
-        "try:\n    cli.main(sys.argv[1:])\n"
+        "import sys\nfrom felix.cli import main\n"
+        "try:\n    main.main(sys.argv[1:])\n"
         "except SystemExit:\n    pass\n"
         "heavy = {'tvm', 'torch', 'numpy', 'sympy', 'rich', 'scipy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -264,21 +264,21 @@ def test_task_from_json_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     path.write_text(workloads.gemm(16, 16, 16, target="cuda").to_json())
     for option, threads in (([], True), (["--target", "llvm"], False)):
         assert main.main(["features", str(path), "--sketch", "0", "--json", *option]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["task"] == "gemm_16x16x16"
-        column = [feature["name"] for feature in found["features"]].index("block_threads")
-        assert (found["sketches"][0]["values"][0][0][column] > 1) == threads
+        task_features = json.loads(capsys.readouterr().out)
+        assert task_features["task"] == "gemm_16x16x16"
+        column = [feature["name"] for feature in task_features["features"]].index("block_threads")
+        assert (task_features["sketches"][0]["values"][0][0][column] > 1) == threads
 
 
 def test_features_as_json_and_csv_agree(capsys: pytest.CaptureFixture[str]) -> None:
     common = ["features", "gemm:32,32,32", "--samples", "2", "--sketch", "0", "--seed", "5"]
     assert main.main([*common, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    as_json = json.loads(capsys.readouterr().out)
     assert main.main([*common, "--csv"]) == 0
     table = list(csv.reader(io.StringIO(capsys.readouterr().out)))
-    names = [feature["name"] for feature in found["features"]]
+    names = [feature["name"] for feature in as_json["features"]]
     assert table[0][4:] == names
-    (sketch,) = found["sketches"]
+    (sketch,) = as_json["sketches"]
     flat = [values for sample in sketch["values"] for values in sample]
     assert len(table) - 1 == len(flat) == 2 * len(sketch["rows"])
     for line, values in zip(table[1:], flat, strict=True):
@@ -299,8 +299,8 @@ def test_features_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_check_agrees_with_tvm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["features", "gemm:16,16,16", "--check", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["checked"] == 6 and found["mismatches"] == 0
+    comparison = json.loads(capsys.readouterr().out)
+    assert comparison["checked"] == 6 and comparison["mismatches"] == 0
     assert main.main(["features", "gemm:16,16,16", "--check", "1", "--target", "cuda"]) == 0
     assert "0 mismatched" in capsys.readouterr().out
 
@@ -319,8 +319,8 @@ def test_check_that_fails_is_an_error(
 
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["devices", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found[0]["kind"] == "llvm" and found[0]["hardware"]["cores"] >= 1
+    devices = json.loads(capsys.readouterr().out)
+    assert devices[0]["kind"] == "llvm" and devices[0]["hardware"]["cores"] >= 1
     assert main.main(["devices"]) == 0
     assert "llvm" in capsys.readouterr().out
 
@@ -332,15 +332,15 @@ def test_an_interrupt_that_a_library_swallows_still_ends_the_run(
     """The KeyboardInterrupt is caught on its way here; what was noted ends the run."""
     from felix.tuning import pacing
 
-    asked: list[bool] = []
+    stop_after_signal: list[bool] = []
 
     def tune(tasks: Any, *, options: Any, **_: Any) -> Any:
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), number)
-        asked.append(options.should_stop())
+        stop_after_signal.append(options.should_stop())
         raise pacing.Stopped
 
     monkeypatch.setattr(importlib.import_module("felix.tuning.tune"), "tune", tune)
     before = signal.getsignal(signal.SIGINT)
-    assert main.main(["tune", GEMM, "--out", str(tmp_path), "--quiet"]) == main.INTERRUPTED
-    assert asked == [True] and signal.getsignal(signal.SIGINT) is before
+    assert main.main(["tune", GEMM, "--out", str(tmp_path), "--quiet"]) == interrupts.EXIT_CODE
+    assert stop_after_signal == [True] and signal.getsignal(signal.SIGINT) is before

@@ -17,6 +17,7 @@ import pytest
 from felix import task, workloads
 from felix.features import spec
 from felix.sketch import sketch as sketching
+from felix.tir import design_space
 
 TASKS: dict[str, Callable[..., task.Task]] = {
     "gemm_512": partial(workloads.gemm, 512, 512, 512),
@@ -46,18 +47,19 @@ def extracted(sketch: sketching.Sketch, schedule: Any) -> np.ndarray:
     """TVM's rows, back from log2(1 + value)."""
     from tvm.s_tir import meta_schedule as ms
 
+    context = design_space.tune_context(sketch.task.mod, sketch.task.target)
     extractor = ms.feature_extractor.PerStoreFeature()
-    (found,) = extractor.extract_from(sketch._context, [ms.MeasureCandidate(schedule, [])])
-    return np.exp2(found.numpy()) - 1
+    (rows,) = extractor.extract_from(context, [ms.MeasureCandidate(schedule, [])])
+    return np.exp2(rows.numpy()) - 1
 
 
 def described(sketch: sketching.Sketch, raw: np.ndarray) -> dict[str, np.ndarray]:
     """Felix's row of the last store to each buffer, by the first that is not an init."""
-    found: dict[str, np.ndarray] = {}
+    last_stores: dict[str, np.ndarray] = {}
     for row, values in zip(sketch.formulas.rows, raw, strict=True):
         if values[COLUMN["trip_count"]] > 0 and not values[COLUMN["is_init"]]:
-            found[row.buffer] = values
-    return found
+            last_stores[row.buffer] = values
+    return last_stores
 
 
 @pytest.mark.parametrize("kind", ["llvm", "cuda"])

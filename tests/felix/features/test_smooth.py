@@ -102,22 +102,22 @@ def test_gradients_agree_with_differences(name: str, target: str, temperature: f
         f = partial(kind, temperature=temperature)
         with torch.no_grad():
             expected = differences(f, x)
-        found = jacobian(f, x)
-        assert np.isfinite(found).all()
-        assert (np.abs(found) > 1e-3).sum() >= (20 if kind == formulas.smooth else 1)
-        gap = np.abs(found - expected)
-        allowed = 1e-3 * (np.abs(found) + np.abs(expected)) + 1e-4
+        gradients = jacobian(f, x)
+        assert np.isfinite(gradients).all()
+        assert (np.abs(gradients) > 1e-3).sum() >= (20 if kind == formulas.smooth else 1)
+        gap = np.abs(gradients - expected)
+        allowed = 1e-3 * (np.abs(gradients) + np.abs(expected)) + 1e-4
         output, free = np.unravel_index((gap / allowed).argmax(), gap.shape)
         feature = spec.NAMES[output % len(spec.NAMES)]
         assert gap[output, free] <= allowed[output, free], (
-            f"{feature} by coordinate {free}: {found[output, free]}, {expected[output, free]}"
+            f"{feature} by coordinate {free}: {gradients[output, free]}, {expected[output, free]}"
         )
 
 
 def test_structural_decisions_have_no_gradient() -> None:
     sketch = sketches("conv2d", "llvm")[0]
     space = sketch.formulas.space
-    found = jacobian(partial(sketch.formulas.smooth, temperature=0.3), between(sketch, seed=6))
+    gradients = jacobian(partial(sketch.formulas.smooth, temperature=0.3), between(sketch, seed=6))
     structural = np.logical_not(space.trainable.numpy())
     assert structural.any()
-    assert (found[:, structural] == 0).all()
+    assert (gradients[:, structural] == 0).all()

@@ -22,7 +22,7 @@ from tvm.s_tir import meta_schedule as ms
 
 import felix
 from felix import errors
-from felix.metaschedule import plugins
+from felix.metaschedule import cost_model, search_strategy
 from felix.search import descent
 from felix.search.strategies import gradient
 
@@ -87,7 +87,7 @@ def space() -> Any:
 
 def tune(task: felix.Task, folder: pathlib.Path, **options: Any) -> Any:
     """Stock `ms.tune_tir`, without processes unless options say so."""
-    chosen = {
+    arguments = {
         "max_trials_global": 8,
         "num_trials_per_iter": 4,
         "builder": Builder(),
@@ -99,7 +99,7 @@ def tune(task: felix.Task, folder: pathlib.Path, **options: Any) -> Any:
     }
     # pytest hangs handlers without names on this logger, which TVM cannot bear
     logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
-    return ms.tune_tir(task.mod, task.target, work_dir=str(folder), **chosen)
+    return ms.tune_tir(task.mod, task.target, work_dir=str(folder), **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +122,13 @@ def context_of(task: felix.Task, strategy: Any = None) -> Any:
 
 def candidates_of(task: felix.Task, n: int = 6) -> list[Any]:
     """Legal candidates of every sketch."""
-    found = []
+    candidates = []
     for sketch in felix.sketches(task):
         for row in sketch.sample(n, seed=2):
             schedule = sketch.schedule(row)
             info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-            found.append(ms.search_strategy.MeasureCandidate(schedule, info))
-    return found
+            candidates.append(ms.search_strategy.MeasureCandidate(schedule, info))
+    return candidates
 
 
 def times(us: Sequence[float | None]) -> list[Any]:
@@ -142,11 +142,11 @@ def times(us: Sequence[float | None]) -> list[Any]:
 
 @pytest.mark.slow
 def test_tunes_with_tvms_own_builder_and_runner(task: felix.Task, tmp_path: pathlib.Path) -> None:
-    model = plugins.MLPCostModel()
+    model = cost_model.MLPCostModel()
     database = tune(
         task,
         tmp_path,
-        strategy=plugins.GradientSearch(model, options=SMALL),
+        strategy=search_strategy.GradientSearch(model, options=SMALL),
         cost_model=model,
         builder=ms.builder.LocalBuilder(
             max_workers=2,
@@ -168,8 +168,8 @@ def test_tunes_with_tvms_own_builder_and_runner(task: felix.Task, tmp_path: path
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_both_plug_ins_learn_once(shared: bool, task: felix.Task, tmp_path: pathlib.Path) -> None:
-    model, runner = plugins.MLPCostModel(), Runner()
-    strategy = plugins.GradientSearch(model if shared else None, options=SMALL)
+    model, runner = cost_model.MLPCostModel(), Runner()
+    strategy = search_strategy.GradientSearch(model if shared else None, options=SMALL)
     database = tune(task, tmp_path, strategy=strategy, cost_model=model, runner=runner)
     n_ran = sum(s is not None for s in runner.seconds)
     assert len(runner.seconds) == 8 and n_ran < 8  # some failed
@@ -181,8 +181,8 @@ def test_both_plug_ins_learn_once(shared: bool, task: felix.Task, tmp_path: path
 def test_strategy_learns_itself_when_tvm_has_another_cost_model(
     task: felix.Task, tmp_path: pathlib.Path
 ) -> None:
-    model, runner = plugins.MLPCostModel(), Runner()
-    strategy = plugins.GradientSearch(model, options=SMALL)
+    model, runner = cost_model.MLPCostModel(), Runner()
+    strategy = search_strategy.GradientSearch(model, options=SMALL)
     tune(task, tmp_path, strategy=strategy, cost_model="random", runner=runner)
     assert len(model.online._network.tuner) == sum(s is not None for s in runner.seconds)
 
@@ -190,7 +190,7 @@ def test_strategy_learns_itself_when_tvm_has_another_cost_model(
 def test_cost_model_serves_tvms_evolutionary_search(
     task: felix.Task, tmp_path: pathlib.Path
 ) -> None:
-    model = plugins.MLPCostModel()
+    model = cost_model.MLPCostModel()
     strategy = ms.search_strategy.EvolutionarySearch(
         population_size=24, init_min_unmeasured=8, genetic_num_iters=1
     )
@@ -202,7 +202,7 @@ def test_cost_model_serves_tvms_evolutionary_search(
 def test_same_seed_same_candidates(task: felix.Task, tmp_path: pathlib.Path) -> None:
     def mods(name: str, seed: int) -> list[str]:
         builder = Builder()
-        strategy = plugins.GradientSearch(options=SMALL)
+        strategy = search_strategy.GradientSearch(options=SMALL)
         tune(task, tmp_path / name, strategy=strategy, cost_model="random", builder=builder,
              seed=seed, max_trials_global=4)  # fmt: skip
         return [str(mod) for mod in builder.mods]
@@ -214,11 +214,11 @@ def test_same_seed_same_candidates(task: felix.Task, tmp_path: pathlib.Path) -> 
 
 def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
     gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
-    builder, model = Builder(), plugins.MLPCostModel()
+    builder, model = Builder(), cost_model.MLPCostModel()
     rules = ms.space_generator.PostOrderApply(
         sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"
     )
-    tune(gpu, tmp_path, strategy=plugins.GradientSearch(model, options=SMALL),
+    tune(gpu, tmp_path, strategy=search_strategy.GradientSearch(model, options=SMALL),
          cost_model=model, builder=builder, space=rules)  # fmt: skip
     assert len({str(mod) for mod in builder.mods}) == 8
     assert all("threadIdx.x" in str(mod) for mod in builder.mods)
@@ -227,7 +227,7 @@ def test_proposes_cuda_schedules_without_a_gpu(tmp_path: pathlib.Path) -> None:
 def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
     small = felix.workloads.elementwise((7,), target="llvm -num-cores 2")
     builder = Builder()
-    tune(small, tmp_path, strategy=plugins.GradientSearch(options=SMALL),
+    tune(small, tmp_path, strategy=search_strategy.GradientSearch(options=SMALL),
          cost_model="random", builder=builder, max_trials_global=64)  # fmt: skip
     assert 0 < len(builder.mods) < 64
 
@@ -235,18 +235,18 @@ def test_a_small_space_ends_the_task(tmp_path: pathlib.Path) -> None:
 def test_predictions_rank_what_was_learnt(task: felix.Task) -> None:
     candidates = candidates_of(task)
     context = context_of(task)
-    model = plugins.MLPCostModel()
-    wanted = [10.0 * 1.2**i for i in range(len(candidates))]
+    model = cost_model.MLPCostModel()
+    latencies_us = [10.0 * 1.2**i for i in range(len(candidates))]
     for _ in range(3):
-        model.update(context, candidates, times(wanted))
+        model.update(context, candidates, times(latencies_us))
     scores = model.predict(context, candidates)
     assert scores.dtype == np.float64 and (scores > 0).all()
-    assert np.corrcoef(np.log(scores), -np.log(wanted))[0, 1] > 0.8
+    assert np.corrcoef(np.log(scores), -np.log(latencies_us))[0, 1] > 0.8
 
 
 def test_failed_runs_teach_the_model_nothing(task: felix.Task) -> None:
     candidates = candidates_of(task, 2)
-    model = plugins.MLPCostModel()
+    model = cost_model.MLPCostModel()
     sentinel = ms.runner.RunnerResult([1e16], None)
     results = [*times([None] * (len(candidates) - 1)), sentinel]
     model.update(context_of(task), candidates, results)
@@ -255,13 +255,13 @@ def test_failed_runs_teach_the_model_nothing(task: felix.Task) -> None:
 
 def test_save_and_load(task: felix.Task, tmp_path: pathlib.Path) -> None:
     candidates, context = candidates_of(task, 4), context_of(task)
-    model = plugins.MLPCostModel()
+    model = cost_model.MLPCostModel()
     path = tmp_path / "model.safetensors"
     with pytest.raises(errors.CheckpointError):
         model.save(str(path))
     model.update(context, candidates, times([5.0 + i for i in range(len(candidates))]))
     model.save(str(path))
-    other = plugins.MLPCostModel()
+    other = cost_model.MLPCostModel()
     other.load(str(path))
     ratio = model.predict(context, candidates) / other.predict(context, candidates)
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
@@ -274,27 +274,27 @@ def test_unknown_traces_get_the_median_score(
     task: felix.Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidates, context = candidates_of(task, 3), context_of(task)
-    model = plugins.MLPCostModel()
+    model = cost_model.MLPCostModel()
     known = candidates[0].sch.trace.simplified(True).as_python(True)
     n_known_instructions = len(known)
-    make = plugins.Workload.sketch
+    make = cost_model.Workload.sketch
 
     def only_the_first(self: Any, trace: Any, number: int) -> Any:
         if len(trace.insts) != n_known_instructions:
             raise errors.UnsupportedSchedule("for the test")
         return make(self, trace, number)
 
-    monkeypatch.setattr(plugins.Workload, "sketch", only_the_first)
+    monkeypatch.setattr(cost_model.Workload, "sketch", only_the_first)
     scores = model.predict(context, candidates)
     np.testing.assert_allclose(scores[3:], np.median(scores[:3]))
-    monkeypatch.setattr(plugins.Workload, "sketch", _refuse)
-    assert plugins.MLPCostModel().predict(context, candidates).tolist() == [1.0] * 9
+    monkeypatch.setattr(cost_model.Workload, "sketch", _refuse)
+    assert cost_model.MLPCostModel().predict(context, candidates).tolist() == [1.0] * 9
 
 
 def test_an_unmodelled_design_space_is_left_out(
     task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, refused = plugins.Workload.sketch, []
+    make, refused = cost_model.Workload.sketch, []
 
     def not_the_first(self: Any, trace: Any, number: int) -> Any:
         if not refused:
@@ -302,9 +302,9 @@ def test_an_unmodelled_design_space_is_left_out(
             raise errors.UnsupportedSchedule("for the test")
         return make(self, trace, number)
 
-    monkeypatch.setattr(plugins.Workload, "sketch", not_the_first)
+    monkeypatch.setattr(cost_model.Workload, "sketch", not_the_first)
     builder = Builder()
-    tune(task, tmp_path, strategy=plugins.GradientSearch(options=SMALL),
+    tune(task, tmp_path, strategy=search_strategy.GradientSearch(options=SMALL),
          cost_model="random", builder=builder)  # fmt: skip
     assert len(builder.mods) == 8
 
@@ -312,9 +312,9 @@ def test_an_unmodelled_design_space_is_left_out(
 def test_errors_arrive_with_their_type_and_the_strategy_can_be_used_again(
     task: felix.Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = plugins.GradientSearch(options=SMALL)
+    strategy = search_strategy.GradientSearch(options=SMALL)
     with monkeypatch.context() as patched:
-        patched.setattr(plugins.Workload, "sketch", _refuse)
+        patched.setattr(cost_model.Workload, "sketch", _refuse)
         with pytest.raises(errors.TuningError, match=r"no design space .* for the test"):
             tune(task, tmp_path / "a", strategy=strategy, cost_model="random")
     with pytest.raises(errors.TuningError, match="before pre_tuning"):
@@ -325,7 +325,7 @@ def test_errors_arrive_with_their_type_and_the_strategy_can_be_used_again(
 
 
 def test_a_model_of_another_device_is_refused(task: felix.Task) -> None:
-    model = plugins.MLPCostModel()
+    model = cost_model.MLPCostModel()
     model.predict(context_of(task), candidates_of(task, 1))
     gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
     sketch = felix.sketches(gpu)[0]
@@ -338,3 +338,10 @@ def test_a_model_of_another_device_is_refused(task: felix.Task) -> None:
 
 def _refuse(*args: Any) -> Callable[..., Any]:
     raise errors.UnsupportedSchedule("for the test")
+
+
+def test_the_package_offers_both_plug_ins() -> None:
+    assert felix.metaschedule.GradientSearch is search_strategy.GradientSearch
+    assert felix.metaschedule.MLPCostModel is cost_model.MLPCostModel
+    with pytest.raises(AttributeError):
+        _ = felix.metaschedule.NoSuchName

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,17 @@ def make(kind: str, sketches: list[felix.Sketch], seed: int = 5) -> Any:
     return options.make_search(kind, sketches, Model(), SMALL, seed)
 
 
+def trace_scorer(sketches: list[felix.Sketch]) -> trace_lookup.TraceScorer:
+    return trace_lookup.TraceScorer(scoring.Scorer(sketches, Model()), sketches)
+
+
 def measured(
-    found: list[interface.Suggestion],
+    suggestions: list[interface.Suggestion],
 ) -> list[tuple[interface.Suggestion, protocol.Measurement]]:
     """The last one failed; the first is the fastest."""
-    good = [(s, protocol.Measurement.timed([10.0 + i])) for i, s in enumerate(found[:-1])]
+    good = [(s, protocol.Measurement.timed([10.0 + i])) for i, s in enumerate(suggestions[:-1])]
     failed = protocol.Measurement(error=protocol.ErrorClass.TIMEOUT, message="too slow")
-    return [*good, (found[-1], failed)]
+    return [*good, (suggestions[-1], failed)]
 
 
 @pytest.mark.parametrize("kind", ["tvm-evolutionary", "tvm-xgb"])
@@ -55,28 +60,28 @@ def test_proposes_new_legal_candidates_every_round(
     kind: str, sketches: list[felix.Sketch]
 ) -> None:
     search = make(kind, sketches)
-    seen: set[interface.Key] = set()
+    earlier: set[interface.Key] = set()
     for _ in range(3):
-        found = search.suggest(5)
-        assert len(found) == 5
-        assert not {s.key for s in found} & seen
-        seen |= {s.key for s in found}
-        for suggestion in found:
+        suggestions = search.suggest(5)
+        assert len(suggestions) == 5
+        assert not {s.key for s in suggestions} & earlier
+        earlier |= {s.key for s in suggestions}
+        for suggestion in suggestions:
             sketches[suggestion.sketch_index].schedule(np.asarray(suggestion.decisions))
-        search.update(measured(found))
+        search.update(measured(suggestions))
 
 
 @pytest.mark.parametrize("kind", ["tvm-evolutionary", "tvm-xgb"])
 def test_goes_on_from_stored_state(kind: str, sketches: list[felix.Sketch]) -> None:
     first = make(kind, sketches)
-    found = first.suggest(6)
-    first.update(measured(found))
+    suggestions = first.suggest(6)
+    first.update(measured(suggestions))
     state = json.loads(json.dumps(first.state_dict()))
     second = make(kind, sketches)
     second.load_state_dict(state)
     assert second.history.measured == first.history.measured
-    again = second.suggest(6)
-    assert again and not {s.key for s in again} & {s.key for s in found}
+    further = second.suggest(6)
+    assert further and not {s.key for s in further} & {s.key for s in suggestions}
 
 
 def test_same_seed_same_candidates(sketches: list[felix.Sketch]) -> None:
@@ -89,14 +94,15 @@ def test_same_seed_same_candidates(sketches: list[felix.Sketch]) -> None:
 
 def test_best_measured_are_bred_from_and_the_model_ranks(sketches: list[felix.Sketch]) -> None:
     search = make("tvm-evolutionary", sketches)
-    found = search.suggest(6)
-    assert [s.predicted_us for s in found[:-1]] == sorted(s.predicted_us for s in found[:-1])
-    search.update(measured(found))
+    suggestions = search.suggest(6)
+    predicted_us = [s.predicted_us for s in suggestions[:-1]]
+    assert predicted_us == sorted(predicted_us)
+    search.update(measured(suggestions))
     records = search._database.get_all_tuning_records()
     assert len(records) == 5  # the failed one is no parent
     fastest = min(records, key=lambda record: float(record.run_secs[0]))
-    scorer = trace_lookup.TraceScorer(scoring.Scorer(sketches, Model()))
-    assert scorer.find(fastest.trace) == found[0].key
+    scorer = trace_scorer(sketches)
+    assert scorer.find(fastest.trace) == suggestions[0].key
 
 
 def test_xgboost_missing_is_one_clear_error(
@@ -121,7 +127,7 @@ def test_tunes_in_the_round_loop(kind: str, task: felix.Task) -> None:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make_task",
     [
         lambda: felix.workloads.gemm(64, 64, 64, target="llvm -num-cores 2", epilogue="bias+relu"),
         lambda: felix.workloads.softmax((64, 64), target="llvm -num-cores 2"),
@@ -129,23 +135,25 @@ def test_tunes_in_the_round_loop(kind: str, task: felix.Task) -> None:
     ],
     ids=["gemm-llvm", "softmax-llvm", "conv2d-cuda"],
 )
-def test_traces_after_postprocessors_give_their_decisions(made: Any) -> None:
-    found = felix.sketches(made())
-    scorer = trace_lookup.TraceScorer(scoring.Scorer(found, Model()))
-    for index, sketch in enumerate(found):
+def test_traces_after_postprocessors_give_their_decisions(
+    make_task: Callable[[], felix.Task],
+) -> None:
+    sketches = felix.sketches(make_task())
+    scorer = trace_scorer(sketches)
+    for index, sketch in enumerate(sketches):
         for row in sketch.sample(3, seed=1):
             trace = sketch.schedule(row).trace
             assert len(trace.insts) != len(sketch.trace.insts)  # postprocessors are appended
             assert scorer.find(trace) == (index, tuple(row.tolist()))
-            want = scorer.scorer.predict(index, row[None])
-            np.testing.assert_allclose(scorer.predict([trace]), want)
+            ln_latency = scorer.scorer.predict(index, row[None])
+            np.testing.assert_allclose(scorer.predict([trace]), ln_latency)
 
 
 def test_a_trace_of_no_sketch_is_unknown(sketches: list[felix.Sketch], task: felix.Task) -> None:
-    scorer = trace_lookup.TraceScorer(scoring.Scorer(sketches[:1], Model()))
+    scorer = trace_scorer(sketches[:1])
     other = sketches[1].schedule(sketches[1].sample(1, seed=1)[0]).trace
-    own = sketches[0].schedule(sketches[0].sample(1, seed=1)[0]).trace
+    known = sketches[0].schedule(sketches[0].sample(1, seed=1)[0]).trace
     assert scorer.find(other) is None
-    assert np.isnan(scorer.predict([other, own])).tolist() == [True, False]
+    assert np.isnan(scorer.predict([other, known])).tolist() == [True, False]
     with pytest.raises(errors.UnsupportedSchedule):
         scorer.sketch_of(other)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from felix.search import factorizations, rounding
-from felix.sketch import coordinates
+from felix.search import rounding
+from felix.sketch import coordinates, factorizations
 from tests.support import synthetic
 
 EXTENTS = [1, 2, 7, 11, 13, 43, 55, 64, 197, 512, 1000, 11008, 18944, 30522, 50257, 151936]

@@ -68,6 +68,20 @@ def test_concatenation_is_side_by_side() -> None:
     np.testing.assert_allclose(both.decode(both.project(x)).numpy(), rows, rtol=1e-9, atol=1e-9)
 
 
+def test_concatenation_with_a_space_that_has_no_tilings() -> None:
+    choices = coordinates.Space.of((synthetic.choice("unroll", 0, (0, 16, 64)),))
+    tiled = coordinates.Space.of(synthetic.tiles("t", 0, 12, 2))
+    for spaces in ([choices, tiled], [tiled, choices]):
+        both = coordinates.Space.concatenate(spaces)
+        assert both.coordinates.tilings.shape == (1, 2)
+        assert both.coordinates.matrix.shape == (3, 2)
+        assert both.n_variables == 3 and both.n_free == 2
+        x = torch.tensor([[9.0, 9.0]], dtype=torch.float64)
+        assert float(both.bounds(both.project(x)).max()) <= 1e-9
+    none = coordinates.Space.concatenate([choices, choices])
+    assert none.coordinates.tilings.shape == (0, 2)
+
+
 def test_linear_choices_and_single_part_tilings() -> None:
     variables = (
         *synthetic.tiles("t", 0, 13, 1),

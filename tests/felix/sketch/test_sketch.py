@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import felix
 from felix import errors, workloads
 from felix.features import spec, table
-from felix.sketch import formula_cache, formulas
+from felix.sketch import coordinates, formula_cache, formulas, legality
 from felix.sketch import sketch as sketching
 
 COLUMN = {name: i for i, name in enumerate(spec.NAMES)}
@@ -82,7 +84,7 @@ def test_samples_keep_to_so_many_structures(limit: int) -> None:
     assert len(np.unique(sketch.sample(64, seed=3)[:, columns], axis=0)) > limit
 
 
-def test_formulas_of_users_have_no_aliases() -> None:
+def test_formulas_of_users_have_no_shared_subexpressions() -> None:
     sketch = pool()
     names = {v.name for v in sketch.variables}
     values = [value for row in sketch.formulas.expressions for value in row]
@@ -111,7 +113,7 @@ def test_samples_are_legal_distinct_and_deterministic(target: str) -> None:
         if v.kind == "tile":
             parts = [i for i, w in enumerate(sketch.variables) if w.group == v.group]
             assert (rows[:, parts].prod(axis=1) == v.extent).all()
-    assert (sketch.formulas.constraints_exact(rows) <= 0).all()
+    assert legality.is_legal(sketch.formulas.constraints_exact(rows)).all()
 
 
 def test_samples_cover_the_domains() -> None:
@@ -155,11 +157,11 @@ def test_schedules_hold_the_decisions(target: str) -> None:
 
 def test_locations_round_trip_too() -> None:
     sketch = pool()
-    seen = set()
+    structures = set()
     for row in sketch.sample(12, seed=2):
         assert sketch.decisions_of(sketch.schedule(row).trace) == tuple(row)
-        seen.add(tuple(v for v, w in zip(row, sketch.variables, strict=True) if w.structural))
-    assert len(seen) > 1
+        structures.add(coordinates.structure(sketch.variables, row))
+    assert len(structures) > 1
 
 
 def test_wrong_decisions_are_refused() -> None:
@@ -177,12 +179,25 @@ def test_what_tvm_rejects_is_invalid() -> None:
     sketch = gemm()
     row = sketch.sample(1, seed=0)[0]
     row[:13] = [64, 1, 1, 1, 1, 48, 1, 1, 1, 1, 32, 1, 1]  # one thread a block
-    assert (sketch.formulas.constraints_exact(row[None]) > 0).any()
+    assert not legality.is_legal(sketch.formulas.constraints_exact(row[None])).any()
     with pytest.raises(errors.InvalidSchedule, match="rejects the decisions"):
         sketch.schedule(row)
 
 
-def test_a_location_that_is_not_offered_is_invalid() -> None:
+def test_an_error_of_tvm_is_an_invalid_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def apply_to_schedule(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("the trace does not apply")
+
+    sketch = gemm("llvm")
+    monkeypatch.setattr(sketch, "with_decisions", lambda decisions: Broken())
+    row = sketch.sample(1, seed=0)[0].tolist()
+    with pytest.raises(errors.InvalidSchedule, match="the trace does not apply"):
+        sketch.apply(row)
+    assert not sketch.is_applicable(row)
+
+
+def test_a_location_that_tvm_does_not_have_is_invalid() -> None:
     sketch = pool()
     row = sketch.sample(1, seed=0)[0]
     for i, v in enumerate(sketch.variables):
@@ -291,19 +306,52 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
         return [s.key for s in sketching.sketches(task)]
 
     cores = {"kind": "llvm", "num-cores": 7}
-    found = [*keys(target="llvm"), *keys(target="cuda"), *keys(target=cores),
-             *keys(target="llvm", transpose_b=True)]  # fmt: skip
-    assert len(set(found)) == len(found)
-    assert keys(target="llvm") == found[:3]
+    different = [*keys(target="llvm"), *keys(target="cuda"), *keys(target=cores),
+                 *keys(target="llvm", transpose_b=True)]  # fmt: skip
+    assert len(set(different)) == len(different)
+    assert keys(target="llvm") == different[:3]
     code = (
-        "from felix import sketch, workloads;"
-        "print(*[s.key for s in sketch.sketches(workloads.gemm(64, 48, 32, target='llvm'))])"
+        "import felix;"
+        "print(*[s.key for s in felix.sketches(felix.workloads.gemm(64, 48, 32, target='llvm'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         cwd=pathlib.Path(__file__).parents[3],
     )  # fmt: skip
-    assert done.stdout.split() == found[:3]
+    assert done.stdout.split() == different[:3]
+
+
+def test_the_digest_of_the_cache_covers_every_module_that_makes_formulas(
+    tmp_path: pathlib.Path,
+) -> None:
+    package = pathlib.Path(felix.__file__).parent
+    for source in formula_cache.SOURCES:
+        target = tmp_path / source
+        if (package / source).is_dir():
+            shutil.copytree(package / source, target)
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(package / source, target)
+    digest = formula_cache.digest_of(tmp_path)
+    assert digest == formula_cache.code_digest()
+    for changed in ("symbolic/instructions/placement.py", "features/stores.py", "features/spec.py",
+                    "sketch/formulas.py", "autodiff/graph.py", "autodiff/passes.py",
+                    "autodiff/program.py"):  # fmt: skip
+        text = (tmp_path / changed).read_text()
+        (tmp_path / changed).write_text(text + "#")
+        assert formula_cache.digest_of(tmp_path) != digest, changed
+        (tmp_path / changed).write_text(text)
+
+
+@pytest.mark.parametrize("source", formula_cache.SOURCES)
+def test_a_missing_source_of_formulas_is_an_error(tmp_path: pathlib.Path, source: str) -> None:
+    for other in formula_cache.SOURCES:
+        if other != source:
+            file = tmp_path / (other if other.endswith(".py") else f"{other}/module.py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("")
+    with pytest.raises(FileNotFoundError, match=source):
+        formula_cache.digest_of(tmp_path)
 
 
 def forbid_extraction(monkeypatch: pytest.MonkeyPatch) -> None:

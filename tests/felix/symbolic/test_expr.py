@@ -29,7 +29,7 @@ def test_nonnegative_is_what_is_visibly_so() -> None:
         assert isinstance(expr.Absolute(value), expr.Absolute)
 
 
-def test_the_span_of_a_number_is_the_product_of_its_digits_extents() -> None:
+def test_the_span_of_a_number_is_the_product_of_the_extents_of_its_components() -> None:
     assert scalar.spread(Y, X, Y) == X * Y
     for span, extent, coefficient in ((4, 3, 4), (4, 3, 5), (2, 5, 4), (3, 2, -2), (1, 7, 1)):
         values = {abs(coefficient) * i for i in range(extent)}

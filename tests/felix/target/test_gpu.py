@@ -1,4 +1,4 @@
-"""GPUs by what they tell: cards outside the table keep their own name and figures."""
+"""GPUs by what they report: cards outside the table have the name and figures of the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from felix.target import gpu
 
 MIB = 2**20
 DATA = Path(__file__).parents[3] / "data" / "cuda"
-#: CUdevice_attribute -> value of cards, as drivers tell them.
+#: CUdevice_attribute -> value of cards, as drivers report them.
 RTX_4070 = {8: 49152, 12: 65536, 36: 10501000, 37: 192, 39: 1536, 81: 102400, 82: 65536, 106: 24}
 H200_NVL = {8: 49152, 12: 65536, 36: 3201000, 37: 6144, 39: 2048, 81: 233472, 82: 65536, 106: 32}
 
@@ -46,7 +46,7 @@ class Driver:
 
     def __init__(self, attributes: dict[int, int]) -> None:
         self.attributes = attributes
-        self.asked: list[int] = []
+        self.queried: list[int] = []
 
     def cuInit(self, flags: int) -> int:
         return 0
@@ -55,7 +55,7 @@ class Driver:
         return 0 if index == 0 else 101
 
     def cuDeviceGetAttribute(self, value: Any, number: int, device: Any) -> int:
-        self.asked.append(number)
+        self.queried.append(number)
         value._obj.value = self.attributes.get(number, 0)
         return 0 if number in self.attributes else 1
 
@@ -84,10 +84,10 @@ def rtx_4070() -> Any:
     return card("NVIDIA GeForce RTX 4070", "8.9", 46, 2475000, 36 * MIB)
 
 
-def test_a_card_outside_the_table_is_what_it_tells(plug: Any) -> None:
+def test_a_card_outside_the_table_is_what_it_reports(plug: Any) -> None:
     plug(rtx_4070(), RTX_4070)
-    found = target.hardware("cuda")
-    assert found == target.Hardware(
+    rates = target.hardware("cuda")
+    assert rates == target.Hardware(
         name="NVIDIA GeForce RTX 4070",
         kind="gpu",
         cores=46,
@@ -150,39 +150,39 @@ def test_no_card_takes_the_name_or_figures_of_another(
     plug: Any, device: Any, attributes: dict[int, int], gbs: int
 ) -> None:
     plug(device, attributes)
-    found = target.hardware("cuda")
-    assert found.name == device.device_name
-    assert found.cores == device.multi_processor_count
-    assert found.clock_ghz == pytest.approx(device.max_clock_rate / 1e6)
-    assert (found.l2_bytes, found.dram_bandwidth_gbs) == (device.l2_cache_size_bytes, gbs)
-    assert found.max_blocks_per_core == attributes[106]
+    rates = target.hardware("cuda")
+    assert rates.name == device.device_name
+    assert rates.cores == device.multi_processor_count
+    assert rates.clock_ghz == pytest.approx(device.max_clock_rate / 1e6)
+    assert (rates.l2_bytes, rates.dram_bandwidth_gbs) == (device.l2_cache_size_bytes, gbs)
+    assert rates.max_blocks_per_core == attributes[106]
 
 
 def test_limits_that_differ_from_the_architecture_s_are_the_device_s(plug: Any) -> None:
     small = {12: 32768, 39: 1024, 81: 65536, 82: 32768, 106: 8}
     plug(rtx_4070(), RTX_4070 | small)
-    found = target.hardware("cuda")
-    assert (found.registers_per_block, found.registers_per_core) == (32768, 32768)
-    assert (found.max_threads_per_core, found.max_blocks_per_core) == (1024, 8)
-    assert found.shared_bytes_per_core == 65536
+    rates = target.hardware("cuda")
+    assert (rates.registers_per_block, rates.registers_per_core) == (32768, 32768)
+    assert (rates.max_threads_per_core, rates.max_blocks_per_core) == (1024, 8)
+    assert rates.shared_bytes_per_core == 65536
 
 
 @pytest.mark.parametrize("attributes", [None, {36: 0, 37: 128}])
-def test_what_a_device_does_not_tell_is_typical_of_its_architecture(
+def test_what_a_device_does_not_report_is_typical_of_its_architecture(
     plug: Any, attributes: dict[int, int] | None
 ) -> None:
     """The driver is away, or the memory clock unknown, as on a system on a chip."""
     plug(card("Orin", "8.7", 16, 1300000, 4 * MIB), attributes)
-    found = target.hardware("cuda")
+    rates = target.hardware("cuda")
     typical = gpu.TABLE["rtx-a5000"]
-    assert (found.name, found.cores, found.clock_ghz, found.l2_bytes) == ("Orin", 16, 1.3, 4 * MIB)
-    assert found.dram_bandwidth_gbs == typical.dram_bandwidth_gbs * 16 / typical.sms == 192
-    assert found.max_threads_per_core == 1536
+    assert (rates.name, rates.cores, rates.clock_ghz, rates.l2_bytes) == ("Orin", 16, 1.3, 4 * MIB)
+    assert rates.dram_bandwidth_gbs == typical.dram_bandwidth_gbs * 16 / typical.sms == 192
+    assert rates.max_threads_per_core == 1536
 
 
-def test_tvm_s_devices_have_the_properties_that_are_asked() -> None:
+def test_tvm_s_devices_have_the_properties_that_are_read() -> None:
     properties = vars(type(tvm.cuda(0)))
-    assert set(gpu._TVM_TELLS.values()) <= set(properties)
+    assert set(gpu._TVM_PROPERTIES.values()) <= set(properties)
 
 
 # ---------------------------------------------------------------- cards of the table
@@ -193,7 +193,7 @@ def test_an_h200_stays_what_the_shipped_model_was_trained_for(plug: Any) -> None
     assert recorded == {felix_bridge.device_text("h200")}
     driver = plug(card("NVIDIA H200", "9.0", 132, 1980000, 60 * MIB), H200_NVL)
     assert recorded == {felix_bridge.device_text("cuda")}
-    assert not driver.asked
+    assert not driver.queried
     attributes = json.loads(target.describe(target.parse("cuda")))
     del attributes["host"], attributes["keys"], attributes["tag"]
     assert attributes == {
@@ -244,13 +244,13 @@ def test_tags_of_the_table_do_not_depend_on_this_machine(
     ],
 )
 def test_absent_cards_have_their_name_and_typical_rates(spec: str, name: str, like: str) -> None:
-    found, typical = target.hardware(spec), gpu.TABLE[like]
-    assert found.name == name
-    assert (found.cores, found.clock_ghz) == (typical.sms, typical.clock_ghz)
-    assert found.dram_bandwidth_gbs == typical.dram_bandwidth_gbs
+    rates, typical = target.hardware(spec), gpu.TABLE[like]
+    assert rates.name == name
+    assert (rates.cores, rates.clock_ghz) == (typical.sms, typical.clock_ghz)
+    assert rates.dram_bandwidth_gbs == typical.dram_bandwidth_gbs
 
 
-def test_a_tvm_tag_tells_its_l2() -> None:
+def test_a_tvm_tag_has_its_l2() -> None:
     assert target.hardware("nvidia/geforce-rtx-5060-ti").l2_bytes == 32 * MIB
 
 
@@ -260,22 +260,22 @@ def test_limits_of_capabilities_that_are_not_listed_are_those_of_the_nearest_old
 
 
 def test_a_user_may_describe_an_absent_card() -> None:
-    told = target.hardware(
+    rates = target.hardware(
         "cuda -arch sm_89 -model rtx-4070 -feature.sms 46 -feature.clock_khz 2475000"
         " -feature.memory_clock_khz 10501000 -feature.memory_bus_bits 192"
         " -l2_cache_size_bytes 37748736 -feature.fp32_lanes_per_sm 64 -feature.l1_bytes 65536"
     )
-    assert (told.name, told.cores, told.clock_ghz) == ("rtx-4070", 46, 2.475)
-    assert (told.dram_bandwidth_gbs, told.l2_bytes) == (504, 36 * MIB)
-    assert (told.peak_fp32_gflops, told.l1_bytes) == (14572.8, 65536)
+    assert (rates.name, rates.cores, rates.clock_ghz) == ("rtx-4070", 46, 2.475)
+    assert (rates.dram_bandwidth_gbs, rates.l2_bytes) == (504, 36 * MIB)
+    assert (rates.peak_fp32_gflops, rates.l1_bytes) == (14572.8, 65536)
 
 
 def test_a_user_may_correct_a_card_of_the_table() -> None:
-    table, told = target.hardware("h200"), target.hardware("h200 -feature.clock_khz 1500000")
-    assert told == dataclasses.replace(table, clock_ghz=1.5, peak_fp32_gflops=50688.0)
+    table, rates = target.hardware("h200"), target.hardware("h200 -feature.clock_khz 1500000")
+    assert rates == dataclasses.replace(table, clock_ghz=1.5, peak_fp32_gflops=50688.0)
 
 
-def test_options_come_before_what_the_device_tells(plug: Any) -> None:
+def test_options_come_before_what_the_device_reports(plug: Any) -> None:
     plug(rtx_4070(), RTX_4070)
     made = target.parse("cuda -max_threads_per_block 512")
     assert (made.attrs["max_threads_per_block"], made.attrs["model"]) == (512, "rtx-4070")
@@ -296,8 +296,8 @@ def test_what_is_measured_is_named_by_the_card_that_is_here(
     plug(rtx_4070(), RTX_4070)
     monkeypatch.setattr(tvm.runtime, "device", lambda kind, index: tvm.cuda(index))
     monkeypatch.setattr(cuda_driver, "version", lambda: (13, 0))
-    asked: list[str] = []
-    monkeypatch.setattr(nvrtc, "check", lambda arch, driver: asked.append(arch))
+    archs: list[str] = []
+    monkeypatch.setattr(nvrtc, "check", lambda arch, driver: archs.append(arch))
     for text in ("cuda", "cuda -arch sm_89"):
         device = local._device(target.parse(text))
         assert (device.kind, device.name) == ("cuda", "NVIDIA GeForce RTX 4070")
@@ -305,4 +305,4 @@ def test_what_is_measured_is_named_by_the_card_that_is_here(
     wrong = "target is for NVIDIA L4, the GPU here is NVIDIA GeForce RTX 4070: tune for 'cuda'"
     with pytest.raises(errors.MeasureError, match=wrong):
         local._device(target.parse("l4"))
-    assert asked == ["sm_89"] * 3
+    assert archs == ["sm_89"] * 3

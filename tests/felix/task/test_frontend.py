@@ -42,8 +42,8 @@ def tasks():
 
 
 def named(tasks, *words):
-    (found,) = [task for task in tasks if all(word in task.name for word in words)]
-    return found
+    (match,) = [task for task in tasks if all(word in task.name for word in words)]
+    return match
 
 
 def test_operators_are_fused_and_repeated_ones_merged(tasks):
@@ -79,10 +79,10 @@ def test_a_fused_task_computes_what_the_layer_computes(tasks):
 
 def test_target_and_mode_are_respected():
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Dropout(0.5)).train()
-    found = felix.extract_tasks(model, [torch.randn(2, 4)], "cuda -arch sm_80")
+    tasks = felix.extract_tasks(model, [torch.randn(2, 4)], "cuda -arch sm_80")
     assert model.training
-    assert {task.target.kind.name for task in found} == {"cuda"}
-    assert not any("dropout" in task.name for task in found)
+    assert {task.target.kind.name for task in tasks} == {"cuda"}
+    assert not any("dropout" in task.name for task in tasks)
 
 
 def test_keyword_inputs_are_passed_on():
@@ -90,8 +90,8 @@ def test_keyword_inputs_are_passed_on():
         def forward(self, x, *, scale):
             return x * scale
 
-    found = felix.extract_tasks(Scale(), (torch.randn(3, 5),), kwargs={"scale": torch.ones(5)})
-    assert [task.flops for task in found] == [15]
+    tasks = felix.extract_tasks(Scale(), (torch.randn(3, 5),), kwargs={"scale": torch.ones(5)})
+    assert [task.flops for task in tasks] == [15]
 
 
 def test_programs_felix_does_not_tune_are_left_out_and_logged(caplog):
@@ -104,9 +104,9 @@ def test_programs_felix_does_not_tune_are_left_out_and_logged(caplog):
             return torch.relu(self.table(index))
 
     with caplog.at_level(logging.WARNING, "felix.frontend"):
-        found = felix.extract_tasks(Lookup(), (torch.tensor([1, 2, 3]),))
-    assert [task.flops for task in found if "relu" in task.name] == [12]
-    assert not any("take" in task.name for task in found)
+        tasks = felix.extract_tasks(Lookup(), (torch.tensor([1, 2, 3]),))
+    assert [task.flops for task in tasks if "relu" in task.name] == [12]
+    assert not any("take" in task.name for task in tasks)
     (record,) = caplog.records
     assert record.action == "skip_task"
     assert "depends on data" in record.getMessage()
@@ -152,8 +152,8 @@ def test_onnx_models(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     for source in (path, str(path), path.read_bytes()):
-        found = frontend.extract_tasks_onnx(source, shapes={"x": (3, 8)})
-        assert [task.flops for task in found] == [2 * 3 * 8 * 5 + 3 * 5]
+        tasks = frontend.extract_tasks_onnx(source, shapes={"x": (3, 8)})
+        assert [task.flops for task in tasks] == [2 * 3 * 8 * 5 + 3 * 5]
     with pytest.raises(errors.WorkloadError, match="cannot be read"):
         frontend.extract_tasks_onnx(tmp_path / "absent.onnx")
     with pytest.raises(errors.WorkloadError):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-import types
 
 import numpy as np
 import pytest
 import torch
 import tvm
-from tvm.s_tir import meta_schedule
 
 from felix import errors, workloads
+from felix.tir import design_space
 from felix.workloads import catalogue
 
 F = torch.nn.functional
@@ -199,25 +197,11 @@ def test_layer_norm_keeps_its_digits_when_the_mean_is_large():
     np.testing.assert_allclose(got, want, atol=2e-3)
 
 
-@pytest.fixture
-def no_tensor_intrinsics(monkeypatch):
-    """Default spaces need none of the tensor intrinsics a TuneContext parses (20 s) first."""
-    name = "tvm.s_tir.tensor_intrin"
-    if name not in sys.modules:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-
-
 @pytest.mark.parametrize("kind", ["llvm", "cuda"])
-def test_every_instance_has_default_design_spaces(kind, no_tensor_intrinsics):
+def test_every_instance_has_default_design_spaces(kind):
     for name, instance in SUITE.items():
         task = instance(kind)
-        space = meta_schedule.space_generator.PostOrderApply(
-            sch_rules=kind, postprocs=kind, mutator_probs=kind
-        )
-        context = meta_schedule.TuneContext(
-            mod=task.mod, target=task.target, space_generator=space, num_threads=1
-        )
-        spaces = context.generate_design_space()
+        spaces = design_space.tune_context(task.mod, task.target).generate_design_space()
         assert len(spaces) >= 1, name
         assert any(len(sch.trace.insts) > 1 for sch in spaces), name
 

@@ -1,4 +1,4 @@
-"""The numpy oracle agrees with TVM where it understands a program, and says so where not."""
+"""The numpy reference agrees with TVM where it understands a program, and says so where not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_numpy_program_equals_tvm(spec: str) -> None:
         assert reference.mismatch(got[name], value, reference.tolerance(mod)) is None
 
 
-def test_programs_that_are_not_plain_have_no_oracle() -> None:
+def test_programs_that_are_not_plain_have_no_reference() -> None:
     x = te.placeholder((1, 4, 8, 8), name="x")
     w = te.placeholder((4, 4, 3, 3), name="w")
     conv = topi.nn.conv2d_nchw(x, w, 1, 1, 1)
@@ -56,7 +56,7 @@ def test_programs_that_are_not_plain_have_no_oracle() -> None:
     assert to_numpy.source(tvm.IRModule({"main": te.create_prim_func([half])})) is None
 
 
-def test_oracle_text_is_importable_without_tvm() -> None:
+def test_reference_text_is_importable_without_tvm() -> None:
     a = te.placeholder((8,), name="np")  # a name that would shadow the module
     mod = tvm.IRModule({"main": te.create_prim_func([a, te.compute((8,), lambda i: a[i] * 2.0)])})
     text = to_numpy.source(mod)

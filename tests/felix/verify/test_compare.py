@@ -52,10 +52,10 @@ def gemm(target: str = "cuda") -> sketching.Sketch:
 
 
 def test_report_of_a_task() -> None:
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     task = workloads.reduce((64, 96), (1,), target="cuda")
-    report = compare.check(task, n=3, seed=1, progress=lambda done, of: told.append((done, of)))
-    assert told == [(1, 2), (2, 2)]
+    report = compare.check(task, n=3, seed=1, progress=lambda done, of: steps.append((done, of)))
+    assert steps == [(1, 2), (2, 2)]
     assert report.checked == 6 and report.invalid == 0 and report.mismatches == ()
     assert report == compare.check(task, n=3, seed=1)
     read = json.loads(report.to_json())
@@ -88,7 +88,7 @@ def test_a_wrong_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def longer(program: ir.Program) -> None:
         loops, _ = next(program.walk())
-        loops[0].digits[0].extent += 1
+        loops[0].components[0].extent += 1
 
     changed(sketch, monkeypatch, longer)
     report = compare.check_rows(sketch, one_row(sketch))

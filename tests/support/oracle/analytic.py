@@ -46,9 +46,9 @@ def _launch(
     buffers: Buffers,
     machine: Hardware,
 ) -> dict[str, float]:
-    own = [(n, r) for n, r in zip(nests, rows, strict=True) if n.tree == tree]
+    stores = [(n, r) for n, r in zip(nests, rows, strict=True) if n.tree == tree]
     axes: dict[str, int] = {}
-    for nest, _ in own:
+    for nest, _ in stores:
         for axis in nest.axes:
             if axis.thread is not None:
                 axes.setdefault(axis.thread, axis.extent)
@@ -64,11 +64,11 @@ def _launch(
         "vthreads": vthreads,
         "shared_bytes": memory.get("shared", 0),
         "local_bytes": memory.get("local", 0) * vthreads,
-        "unroll_body": sum(r["serial_trips"] for _, r in own),
-        "code_statements": sum(r["code_copies"] * _vectors(r, machine) for _, r in own),
+        "unroll_body": sum(r["serial_trips"] for _, r in stores),
+        "code_statements": sum(r["code_copies"] * _vectors(r, machine) for _, r in stores),
     }
     if not machine.is_gpu:
-        tasks = max(r["parallel_extent"] for _, r in own)
+        tasks = max(r["parallel_extent"] for _, r in stores)
         rounds = math.ceil(tasks / machine.cores)
         share = tasks / (rounds * machine.cores)
         return launch | {"blocks_per_core": 1, "occupancy": share, "waves": rounds, "tail": share}

@@ -27,8 +27,8 @@ def copies(nest: Nest, nests: Sequence[Nest]) -> int:
 
 def _statements(nest: Nest, axis: Axis) -> int:
     """Copies of the nest's store inside an axis when everything inside is unrolled; 0 outside."""
-    for depth, own in enumerate(nest.axes):
-        if own.variable.same_as(axis.variable):
+    for depth, other in enumerate(nest.axes):
+        if other.variable.same_as(axis.variable):
             inside = [a.extent for a in nest.axes[depth + 1 :] if _is_plain(a)]
             return math.prod(inside) * _virtual(nest)
     return 0
@@ -44,7 +44,7 @@ def _virtual(nest: Nest) -> int:
         a.extent
         for a in nest.axes
         if (a.thread or "").startswith("vthread")
-        and any(v.same_as(x) for v in named for x in (a.variable, *a.aliases))
+        and any(v.same_as(x) for v in named for x in (a.variable, *a.other_variables))
     )
 
 

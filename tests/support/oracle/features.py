@@ -1,8 +1,8 @@
-"""An oracle for the features: every value counted on the program TVM instantiates.
+"""A test oracle of the features: every value counted on the program TVM instantiates.
 
 It enumerates iterations of the TIR that TVM's schedule holds and knows only the meanings stated
 in `felix.features.spec`. Only for tiny programs. Programs and enumeration are in
-`brute_programs`, launches and analytic times in `brute_analytic`.
+`programs`, launches and analytic times in `analytic`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def features(sketch: Sketch, row: Sequence[int]) -> dict[tuple[str, str], dict[s
     real = sketch.schedule(row)
     nests = programs.described(sketch, row, real)
     shapes, sites = programs.buffers(real.mod)
-    rows = [_own(nest, machine, shapes, sites) for nest in nests]
+    rows = [_store_features(nest, machine, shapes, sites) for nest in nests]
     for nest, values in zip(nests, rows, strict=True):
         values["code_copies"] = code.copies(nest, nests)
         values |= code.simd(nest, values, machine)
     tails = analytic.tails(nests, rows, real.mod, (shapes, sites), machine)
     return {
-        (nest.name, str(nest.store.buffer.name)): dict.fromkeys(spec.NAMES, 0.0) | own | tail
-        for nest, own, tail in zip(nests, rows, tails, strict=True)
+        (nest.name, str(nest.store.buffer.name)): dict.fromkeys(spec.NAMES, 0.0) | values | tail
+        for nest, values, tail in zip(nests, rows, tails, strict=True)
     }
 
 
 # ---------------------------------------------------------------- features of one store
 
 
-def _own(
+def _store_features(
     nest: Nest, machine: Hardware, shapes: dict[str, tuple[int, ...]], sites: dict[str, Site]
 ) -> dict[str, float]:
     values: dict[str, float] = {**_operations(nest), **_loops(nest)}
@@ -54,10 +54,12 @@ def _own(
     values["is_reduction"] = float(bool(nest.reduce))
     footprint = Footprints(nest, machine)
     for slot, (buffer, accesses, read, written) in enumerate(nest.slots()[: spec.SLOTS]):
-        own = _slot(nest, slot, footprint, shapes[buffer.name], machine)
-        own |= {"read": float(read), "write": float(written)}
-        own["unique_bytes"] = programs.distinct_elements(nest, accesses) * element_bytes(buffer)
-        values |= {f"buf{slot}.{name}": value for name, value in own.items()}
+        of_slot = _slot(nest, slot, footprint, shapes[buffer.name], machine)
+        of_slot |= {"read": float(read), "write": float(written)}
+        of_slot["unique_bytes"] = programs.distinct_elements(nest, accesses) * element_bytes(
+            buffer
+        )
+        values |= {f"buf{slot}.{name}": value for name, value in of_slot.items()}
     return values
 
 

@@ -1,7 +1,7 @@
 """Programs that TVM instantiated, as nests of axes around stores, and their enumeration.
 
-The part of the oracle that reads TIR; `brute_force` counts features on it. Nothing here knows
-how Felix's formulas are made.
+The part of the oracle that reads TIR; `tests.support.oracle.features` counts features on it.
+Nothing here knows how Felix's formulas are made.
 
 Two programs describe one CPU schedule. The real one holds the loops TVM fused into a parallel and
 a vectorized loop. The plain one is the same schedule with the fusion left out; footprints,
@@ -45,7 +45,8 @@ class Axis:
     notes: Any = None
     task: bool = False
     vector: bool = False
-    aliases: tuple[Any, ...] = ()
+    #: variables of the outer bindings of the same thread axis
+    other_variables: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,8 +77,8 @@ class Nest:
     @functools.cached_property
     def foreign(self) -> list[Any]:
         """Loop variables in bindings and predicate that are not of its own axes."""
-        own = {v for a in self.axes for v in (a.variable, *a.aliases)}
-        return list(set(used([self.predicate, *self.iterators.values()])) - own)
+        of_axes = {v for a in self.axes for v in (a.variable, *a.other_variables)}
+        return list(set(used([self.predicate, *self.iterators.values()])) - of_axes)
 
     @property
     def tree(self) -> int:
@@ -90,12 +91,12 @@ class Nest:
     def slots(self) -> list[tuple[Any, list[Access], bool, bool]]:
         """(buffer, accesses, read, written): the destination, then operands as loaded."""
         target = self.store.buffer
-        found = {target.name: (target, [Access(target, tuple(self.store.indices))], False, True)}
+        slots = {target.name: (target, [Access(target, tuple(self.store.indices))], False, True)}
         for access in loads(self.store.value, ()):
             name = access.buffer.name
-            buffer, seen, _, written = found.get(name, (access.buffer, [], True, False))
-            found[name] = (buffer, [*seen, access], True, written)
-        return list(found.values())
+            buffer, accesses, _, written = slots.get(name, (access.buffer, [], True, False))
+            slots[name] = (buffer, [*accesses, access], True, written)
+        return list(slots.values())
 
 
 # ---------------------------------------------------------------- programs
@@ -132,9 +133,7 @@ def _unfused(sketch: Sketch, row: Sequence[int]) -> s_tir.Schedule:
     for key in ("meta_schedule.parallel", "meta_schedule.vectorize"):
         if key in notes:
             schedule.unannotate(root, key)
-    schedule.enter_postproc()
-    for postproc in sketch._context.space_generator.postprocs:
-        assert postproc.apply(schedule)
+    sketch.postprocess(schedule)
     return schedule
 
 
@@ -143,15 +142,15 @@ def whole_fused(schedule: s_tir.Schedule) -> set[str]:
     instructions = list(schedule.trace.insts)
     start = next(i for i, x in enumerate(instructions) if x.kind.name == "EnterPostproc")
     block_of: dict[Any, Any] = {}
-    found = set()
+    names = set()
     for inst in instructions[start:]:
         if inst.kind.name == "GetLoops":
             block_of.update(dict.fromkeys(inst.outputs, inst.inputs[0]))
         elif inst.kind.name == "Fuse":
             block_of.update(dict.fromkeys(inst.outputs, block_of[inst.inputs[0]]))
         elif inst.kind.name == "Split":
-            found.add(str(schedule.get(block_of[inst.inputs[0]]).name_hint))
-    return found
+            names.add(str(schedule.get(block_of[inst.inputs[0]]).name_hint))
+    return names
 
 
 def _mark(plain: Nest, real: Nest) -> None:
@@ -208,16 +207,16 @@ def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest
     block = realize.block
     bindings = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
     reduce = [bindings[iv.var] for iv in block.iter_vars if int(iv.iter_type) == 2]
-    kept: list[Axis] = []
+    distinct: list[Axis] = []
     for axis in axes:
-        twice = [a for a in kept if a.thread is not None and a.thread == axis.thread]
-        kept = [a for a in kept if a not in twice]
-        names = tuple(v for a in twice for v in (a.variable, *a.aliases))
-        kept.append(dataclasses.replace(axis, aliases=names))
+        twice = [a for a in distinct if a.thread is not None and a.thread == axis.thread]
+        distinct = [a for a in distinct if a not in twice]
+        names = tuple(v for a in twice for v in (a.variable, *a.other_variables))
+        distinct.append(dataclasses.replace(axis, other_variables=names))
     result = []
     if block.init is not None:
         feeding = used(reduce)
-        spatial = [a for a in kept if not any(v.same_as(a.variable) for v in feeding)]
+        spatial = [a for a in distinct if not any(v.same_as(a.variable) for v in feeding)]
         result.append(
             Nest(
                 f"{block.name_hint}_init", place, [dataclasses.replace(a) for a in spatial],
@@ -225,10 +224,10 @@ def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest
             )
         )  # fmt: skip
     is_init = str(block.name_hint).endswith("_init") and not reduce
-    own = [dataclasses.replace(a) for a in kept]
+    axes_of_store = [dataclasses.replace(a) for a in distinct]
     result.append(
-        Nest(str(block.name_hint), place, own, bindings, reduce, realize.predicate, block.body,
-             is_init)
+        Nest(str(block.name_hint), place, axes_of_store, bindings, reduce, realize.predicate,
+             block.body, is_init)
     )  # fmt: skip
     return result
 
@@ -341,7 +340,7 @@ class Points:
                     size = [1] * len(running)
                     size[i] = axis.extent
                     value = np.arange(axis.extent).reshape(size)
-            env.update(dict.fromkeys((axis.variable, *axis.aliases), value))
+            env.update(dict.fromkeys((axis.variable, *axis.other_variables), value))
         for v in nest.foreign:
             env[v] = np.zeros((1,) * max(1, len(running)), dtype=np.int64)
         self.env = {v: evaluate(b, env) for v, b in nest.iterators.items()}
@@ -371,14 +370,14 @@ class Points:
 
 def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
     points = Points(nest, nest.axes)
-    seen = []
+    offsets = []
     for access in accesses:
         happens = points.executed(access)
         flat = np.zeros(points.shape, dtype=np.int64)
         for index, extent in zip(points.indices(access), access.buffer.shape, strict=True):
             flat = flat * int(extent) + index
-        seen.append(np.unique(flat[happens]))
-    return len(np.unique(np.concatenate(seen)))
+        offsets.append(np.unique(flat[happens]))
+    return len(np.unique(np.concatenate(offsets)))
 
 
 def address(nest: Nest, access: Access, shape: Sequence[int], axis: Axis | None, at: int) -> int:
@@ -417,7 +416,7 @@ def buffers(module: tvm.IRModule) -> tuple[dict[str, tuple[int, ...]], dict[str,
     for name, site in _allocations(placed["main"].body, ()):
         if name in known:
             sites[name] = site
-            shapes[name] = _needed(stores, module, known[name], len(site))
+            shapes[name] = _touched_shape(stores, module, known[name], len(site))
     return shapes, sites
 
 
@@ -435,7 +434,9 @@ def _allocations(node: Any, axes: Site) -> Iterator[tuple[str, Site]]:
         yield from _allocations(node.then_case, axes)
 
 
-def _needed(stores: list[Nest], module: tvm.IRModule, buffer: Any, depth: int) -> tuple[int, ...]:
+def _touched_shape(
+    stores: list[Nest], module: tvm.IRModule, buffer: Any, depth: int
+) -> tuple[int, ...]:
     """Range of the indices per dimension inside one allocation, the largest of all."""
     scope = str(buffer.scope()).split(".")[0]
     spanned = {"shared": ("threadIdx", "vthread"), "local": ()}.get(scope, ("",))

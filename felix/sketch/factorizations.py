@@ -1,9 +1,11 @@
-"""Nearest legal factorizations: from real tile sizes to integers whose product is the extent.
+"""Factorizations of a tiled extent: divisors, random ones, all of them, the nearest, neighbours.
 
-Distance is Euclidean in ln v over the parts of one tiling, so a step from 1 to 2 counts as one
-from 128 to 256. A tiling with at most `TABLE_LIMIT` factorizations is tabulated once and
-searched by a k-d tree (512 in four parts has 220, 11008 has 660); the few larger ones are
-searched by a beam over the parts. Any extent works, primes included.
+A factorization writes an extent as a product of one factor a part, outermost first. The nearest
+ones to real tile sizes are what relaxed points round to. Distance is Euclidean in ln v over the
+parts of one tiling, so a step from 1 to 2 counts as one from 128 to 256. A tiling with at most
+`TABLE_LIMIT` factorizations is tabulated once and searched by a k-d tree (512 in four parts has
+220, 11008 has 660); the few larger ones are searched by a beam over the parts. Any extent works,
+primes included.
 """
 
 from __future__ import annotations
@@ -12,18 +14,72 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import scipy.spatial
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 #: Domains of the parts of a tiling, outermost first.
 Domains = tuple[tuple[int, ...], ...]
 
-#: Largest number of factorizations kept in a table.
+#: Largest number of factorizations in a table.
 TABLE_LIMIT = 50_000
-#: Partial factorizations kept a part, for tilings beyond the table, as a multiple of the number
-#: of results asked for.
+#: Width of the beam for tilings beyond the table: partial factorizations a part, as a multiple of
+#: the number of results.
 BEAM_WIDTH = 16
+
+
+#: Draws of a row whose last factor is outside of its domain, before it is set to 1.
+MAX_DRAWS = 64
+
+
+def divisors(extent: int) -> tuple[int, ...]:
+    """The divisors of the extent, ascending."""
+    return tuple(d for d in range(1, extent + 1) if extent % d == 0)
+
+
+@lru_cache(maxsize=65536)
+def prime_powers(value: int) -> tuple[tuple[int, int], ...]:
+    """Prime factorization as (prime, power), primes ascending."""
+    powers: list[tuple[int, int]] = []
+    prime = 2
+    while prime * prime <= value:
+        power = 0
+        while value % prime == 0:
+            value //= prime
+            power += 1
+        if power:
+            powers.append((prime, power))
+        prime += 1
+    return (*powers, (value, 1)) if value > 1 else tuple(powers)
+
+
+def random_rows(
+    extent: int, n_parts: int, largest_last: int, n: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """n factorizations [n, n_parts], uniform over those with a last factor within its limit."""
+    rows = _unbounded_rows(extent, n_parts, n, rng)
+    for _ in range(MAX_DRAWS):
+        above = np.flatnonzero(rows[:, -1] > largest_last)
+        if not len(above):
+            return rows
+        rows[above] = _unbounded_rows(extent, n_parts, len(above), rng)
+    above = np.flatnonzero(rows[:, -1] > largest_last)
+    rows[above, 0] *= rows[above, -1]
+    rows[above, -1] = 1
+    return rows
+
+
+def _unbounded_rows(
+    extent: int, n_parts: int, n: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Each prime's exponent is split over the parts by a uniform composition."""
+    rows = np.ones((n, n_parts), dtype=np.int64)
+    for prime, power in prime_powers(extent):
+        bars = np.sort(rng.random((n, power + n_parts - 1)).argsort(axis=1)[:, : n_parts - 1])
+        edges = np.concatenate(
+            [np.full((n, 1), -1), bars, np.full((n, 1), power + n_parts - 1)], axis=1
+        )
+        rows *= prime ** (np.diff(edges, axis=1) - 1)
+    return rows
 
 
 def count(domains: Domains, extent: int) -> int:
@@ -77,6 +133,8 @@ class Nearest:
         self._reachable = _reachable(domains, extent)
         self.table: NDArray[np.int64] | None = None
         if self.total <= TABLE_LIMIT:
+            import scipy.spatial  # takes a third of a second, and only rounding needs it
+
             self.table = enumerate_all(domains, extent)
             self._tree = scipy.spatial.cKDTree(np.log(self.table))
 
@@ -84,7 +142,7 @@ class Nearest:
         """Up to k nearest factorizations of each target.
 
         Args:
-            targets: [n, n_parts] ln of the wanted sizes.
+            targets: [n, n_parts] ln of real tile sizes.
             k: how many.
 
         Returns:
@@ -93,8 +151,8 @@ class Nearest:
         """
         k = min(k, self.total)
         if self.table is None:
-            found = [self._beam(target, k) for target in targets]
-            return np.stack([f for f, _ in found]), np.stack([d for _, d in found])
+            beams = [self._beam(target, k) for target in targets]
+            return np.stack([f for f, _ in beams]), np.stack([d for _, d in beams])
         distance, index = self._tree.query(targets, k=k)
         shape = (len(targets), k)
         return self.table[index.reshape(shape)], np.square(distance.reshape(shape))
@@ -104,7 +162,7 @@ class Nearest:
         that the rest must add: the mismatch of the remaining product, spread evenly."""
         beam: list[tuple[float, float, int, tuple[int, ...]]] = [(0.0, 0.0, self.extent, ())]
         for part in range(len(self.domains) - 1, -1, -1):
-            wanted = float(target[:part].sum())
+            ln_outer = float(target[:part].sum())
             following = []
             for _, cost, rest, inner in beam:
                 for factor in self.domains[part]:
@@ -112,7 +170,7 @@ class Nearest:
                     if rest % factor or left not in self._reachable[part]:
                         continue
                     spent = cost + (np.log(factor) - target[part]) ** 2
-                    ahead = (np.log(left) - wanted) ** 2 / part if part else 0.0
+                    ahead = (np.log(left) - ln_outer) ** 2 / part if part else 0.0
                     following.append((spent + ahead, spent, left, (factor, *inner)))
             beam = sorted(following)[: BEAM_WIDTH * k]
         best = beam[:k]
@@ -122,33 +180,20 @@ class Nearest:
 
 @lru_cache(maxsize=256)
 def finder(domains: Domains, extent: int) -> Nearest:
-    """The `Nearest` of a tiling; kept, because the sketches of a task share their tilings."""
+    """The `Nearest` of a tiling; cached, because the sketches of a task share their tilings."""
     return Nearest(domains, extent)
 
 
 def neighbours(factors: Sequence[int], domains: Domains) -> list[tuple[int, ...]]:
     """All factorizations one prime factor away: a prime moved from one part to another."""
-    found = set()
+    rows = set()
     for i, value in enumerate(factors):
-        for prime in primes(value):
+        for prime, _ in prime_powers(value):
             for j in range(len(factors)):
                 if i != j:
                     moved = list(factors)
                     moved[i] //= prime
                     moved[j] *= prime
                     if moved[i] in domains[i] and moved[j] in domains[j]:
-                        found.add(tuple(moved))
-    return sorted(found)
-
-
-@lru_cache(maxsize=65536)
-def primes(value: int) -> tuple[int, ...]:
-    """The distinct prime factors, ascending."""
-    found, divisor = [], 2
-    while divisor * divisor <= value:
-        if value % divisor == 0:
-            found.append(divisor)
-            while value % divisor == 0:
-                value //= divisor
-        divisor += 1
-    return (*found, value) if value > 1 else tuple(found)
+                        rows.add(tuple(moved))
+    return sorted(rows)

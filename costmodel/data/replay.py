@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from costmodel.data import features as task_data
-from costmodel.models import checkpoint, tensorfile
-from felix import errors
+from costmodel.data import features as task_features
+from costmodel.models import checkpoint
+from felix import errors, tensorfile
 
 FILE_NAME = "replay.safetensors"
 
@@ -33,7 +33,7 @@ class Replay:
     task_ids: NDArray[np.int64]
 
 
-def sample(tasks: Sequence[task_data.TaskData], count: int, seed: int) -> Replay:
+def sample(tasks: Sequence[task_features.TaskData], count: int, seed: int) -> Replay:
     """About `count` schedules that ran, spread evenly over the tasks."""
     draws = np.random.default_rng(seed)
     per_task = max(2, count // len(tasks))
@@ -41,10 +41,10 @@ def sample(tasks: Sequence[task_data.TaskData], count: int, seed: int) -> Replay
     for number, task in enumerate(tasks):
         measured = np.flatnonzero(task.measured)
         index = np.sort(draws.permutation(measured)[:per_task])
-        parts.append(task_data.Rows(task.rows[index], task.mask[index]))
+        parts.append(task_features.Rows(task.rows[index], task.mask[index]))
         y.append(task.ln_latency[index])
         ids.append(np.full(len(index), number, dtype=np.int64))
-    stacked = task_data.stack(parts)
+    stacked = task_features.stack(parts)
     return Replay(stacked.values, stacked.mask, np.concatenate(y), np.concatenate(ids))
 
 
@@ -65,10 +65,8 @@ def load(path: Path, names: Sequence[str], version: int) -> Replay:
     tensors, texts = tensorfile.read(path)
     try:
         header = json.loads(texts["replay"])
-        metadata = checkpoint.Metadata(
-            header["features_version"], tuple(header["feature_names"]), device=""
-        )
-        checkpoint.check_features(str(path), metadata, names, version)
+        made_for = (header["features_version"], tuple(header["feature_names"]))
+        checkpoint.check_features(str(path), made_for, names, version)
         mask = tensors["mask"].numpy()
         rows = np.zeros((*mask.shape, len(names)), dtype=np.float32)
         rows[mask] = tensors["real_rows"].float().numpy()

@@ -1,0 +1,137 @@
+"""The values that a block's iterators take over the whole launch.
+
+An iterator takes either its whole domain, or, in a block computed at a loop, the union of the
+tiles its consumers need: copies of an interval at multiples of some steps. Where neighbouring
+tiles touch or overlap, the union is an interval again; its length does not depend on the tiling
+then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import sympy
+
+from felix.symbolic import ir, scalar
+from felix.symbolic.ir import Affine, Block, Scalar
+
+#: (c, e): the values 0, c, 2c, ... of e iterations.
+_Step = tuple[Scalar, Scalar]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Visited:
+    """Values an iterator takes: start, start + 1, ... if `dense`; `count` values in any case.
+
+    `stripe` is (n, c) where they are intervals of n values that begin at start and every c
+    values after it (one interval where c <= n).
+    """
+
+    start: Scalar
+    length: Scalar
+    count: Scalar
+    stripe: tuple[Scalar, Scalar] | None = None
+
+    @property
+    def dense(self) -> bool:
+        return self.count is self.length and isinstance(self.length, int)
+
+
+def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
+    """Values a binding takes over the launch, cut to the iterator's domain."""
+    guarded = [g for g, _ in block.guards]
+    if _is_guarded(binding, guarded) or not all(map(_is_full, binding.terms)):
+        return Visited(0, extent, extent)
+    start = binding.constant
+    for component, coefficient in binding.terms.items():
+        if scalar.is_negative(coefficient):
+            start = start + coefficient * (component.extent - 1)
+    steps = [
+        (-c if scalar.is_negative(c) else c, comp.extent) for comp, c in binding.terms.items()
+    ]
+    length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
+    reach, rest = _closed(steps)
+    count = _union(reach, rest, length)
+    if isinstance(length, int) and isinstance(start, int) and isinstance(extent, int):
+        low, high = max(start, 0), min(start + length, extent)
+        if count is length:
+            return Visited(low, high - low, high - low)
+        whole = len(rest) == 1 and (low, high) == (start, start + length)
+        return Visited(low, high - low, count, (reach, rest[0][0]) if whole else None)
+    if isinstance(extent, int) and isinstance(start, int) and count is length:
+        return Visited(start, extent, extent)
+    return Visited(start, length, count)
+
+
+def _is_full(component: ir.IterComponent) -> bool:
+    """Whether the component visibly takes all of its values, whatever the others do."""
+    return component.source is None or component.source.radix
+
+
+def _is_guarded(binding: Affine, guarded: list[Affine]) -> bool:
+    return any(comp in flat.terms for flat in guarded for comp in binding.terms)
+
+
+def _union(reach: Scalar, outer: list[_Step], length: Scalar) -> Scalar:
+    """Size of {y + sum c_k x_k : 0 <= y < reach, 0 <= x_k < e_k}, (c_k, e_k) the outer steps;
+    `length` itself if that is every value.
+
+    Adding one step to an interval of length n gives an interval if c <= n, else e copies. Two
+    orders are tried; the set is dense if it is in either.
+    """
+    if not outer:
+        return length
+    dense_any: Scalar = 0
+    first: Scalar | None = None
+    for order in (outer, outer[::-1]):
+        size, far, dense = reach, reach, 1
+        for c, e in order:
+            closed = scalar.either(scalar.less_equal(c, far), scalar.equal(e, 1))
+            dense = scalar.both(dense, closed)
+            far = far + c * (e - 1)
+            size = scalar.select(dense, far, size * e)
+        first = size if first is None else first
+        dense_any = scalar.either(dense_any, dense)
+    return scalar.select(dense_any, length, first)
+
+
+def _closed(steps: list[_Step]) -> tuple[Scalar, list[_Step]]:
+    """(length, rest): the interval that steps without gaps form, and the steps left over.
+
+    Steps of the rest that continue one another, c_2 = c_1 e_1, are joined.
+    """
+    reach: Scalar = 1
+    rest = [(c, e) for c, e in steps if not scalar.is_static(e, 1)]
+    while True:
+        for step in rest:
+            if _at_least(reach, step[0]):
+                break
+        else:
+            return reach, _chained(rest)
+        reach = scalar.plain(sympy.expand(reach + step[0] * (step[1] - 1)))
+        rest = [s for s in rest if s is not step]
+
+
+def _chained(steps: list[_Step]) -> list[_Step]:
+    for a, b in itertools.permutations(steps, 2):
+        if sympy.expand(a[0] * a[1] - b[0]) == 0:
+            joined = (a[0], scalar.plain(sympy.expand(a[1] * b[1])))
+            return _chained([joined, *(s for s in steps if s is not a and s is not b)])
+    return steps
+
+
+@functools.lru_cache(1 << 12)
+def _at_least(a: Scalar, b: Scalar) -> bool:
+    """a >= b for every value >= 1 of the variables, visibly: all coefficients of the difference
+    in (variable - 1) are nonnegative."""
+    difference = sympy.sympify(a - b)
+    if difference.is_number:
+        return bool(difference >= 0)
+    shifted = sympy.expand(
+        sympy.expand(difference).xreplace({s: s + 1 for s in difference.free_symbols})
+    )
+    if any(f.is_Pow and f.exp.is_negative for f in shifted.atoms(sympy.Pow)):
+        return False
+    return all(term.as_coeff_Mul()[0] >= 0 for term in sympy.Add.make_args(shifted))

@@ -1,0 +1,56 @@
+"""Files that appear whole or not at all, whenever the process is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+#: Mode of a new file, less what the umask takes away.
+MODE = 0o666
+
+
+def write_atomically(
+    path: pathlib.Path, data: bytes | str, *, durable: bool = True, mode: int = MODE
+) -> None:
+    """Replace `path` by `data` (text as UTF-8); its folder must exist.
+
+    Args:
+        path: the file.
+        data: its new content.
+        durable: whether the content is on the disk before it takes its place.
+        mode: of the new file.
+
+    Raises:
+        OSError: it cannot be written; `path` is as it was.
+    """
+    with replacing(path, durable=durable, mode=mode) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, *, durable: bool = True, mode: int = MODE) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends without an error."""
+    with temporary(path.parent, mode=mode) as (file, part):
+        yield file
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+        part.replace(path)
+
+
+@contextlib.contextmanager
+def temporary(
+    folder: pathlib.Path, *, mode: int = MODE
+) -> Iterator[tuple[BinaryIO, pathlib.Path]]:
+    """A new file in `folder` and its path; the block moves it, or it vanishes with the block."""
+    part = folder / f".part-{uuid.uuid4().hex}"
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(handle, "wb") as file:
+            yield file, part
+    finally:
+        part.unlink(missing_ok=True)

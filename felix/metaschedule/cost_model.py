@@ -1,0 +1,283 @@
+"""The cost model as a MetaSchedule plug-in (`MLPCostModel`), and what it knows of each workload.
+
+TVM expects scores, higher is better: a score here is (fastest known latency) / (predicted
+latency) of the workload. A failed run teaches the model nothing. A candidate whose trace cannot
+be modelled gets the median score of its batch, or 1 if the whole batch is unknown: it is neither
+preferred nor shut out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+import tvm_ffi
+from numpy.typing import NDArray
+from torch import nn
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+from costmodel import registry
+from costmodel.models import checkpoint
+from costmodel.online import finetune
+from felix import errors, target
+from felix.features import spec
+from felix.metaschedule import runner_results, trace_lookup
+from felix.search import scoring
+from felix.sketch.sketch import Sketch
+from felix.task import Task
+from felix.tir import cost as tir_cost
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir.schedule import Trace
+
+_log = logging.getLogger("felix.metaschedule")
+
+
+class Context(Protocol):
+    """The part of a TuneContext that says what is tuned."""
+
+    @property
+    def mod(self) -> tvm.IRModule: ...
+    @property
+    def target(self) -> tvm.target.Target: ...
+    @property
+    def space_generator(self) -> ms.space_generator.SpaceGenerator: ...
+    @property
+    def task_name(self) -> str: ...
+
+
+class Workload:
+    """A module and target MetaSchedule tunes, with the sketches met so far."""
+
+    def __init__(self, context: Context, index: int) -> None:
+        """Raises WorkloadError or TargetError if Felix cannot model the module or the target."""
+        complete = target.parse(context.target)
+        cost = tir_cost.count(context.mod["main"])
+        self.task = Task(
+            str(context.task_name), context.mod, complete, 1.0, cost.flops, cost.min_bytes
+        )
+        self.index = index
+        #: ln(latency_us) that scores 1; None before anything is known
+        self.reference: float | None = None
+        self._machine = target.hardware(complete)
+        # not the context itself, which owns the strategy that keeps this
+        self._space_generator = context.space_generator
+        sketches: list[Sketch] = []
+        scorer = scoring.Scorer(sketches, no_model)
+        self.scorer = trace_lookup.TraceScorer(scorer, sketches, self.sketch)
+
+    def sketch(self, trace: Trace, number: int) -> Sketch:
+        """The sketch of a trace; raises UnsupportedSchedule."""
+        sketch = Sketch(self.task, number, trace, self._space_generator, self._machine)
+        _ = sketch.formulas.default
+        return sketch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Network:
+    """A loaded model and what trains it."""
+
+    device: str
+    module: nn.Module
+    tuner: finetune.FineTuner | None
+
+
+class OnlineModel:
+    """A cost model that follows the measurements of MetaSchedule's workloads.
+
+    Args:
+        model: checkpoint or module; None: the one shipped for the first workload's target.
+        seed: of fine-tuning.
+        learn: whether to fine-tune.
+    """
+
+    def __init__(
+        self, model: str | pathlib.Path | nn.Module | None, seed: int, learn: bool
+    ) -> None:
+        self._source = model
+        self._seed = seed
+        self._learn = learn
+        self._network: _Network | None = None
+        self._workloads: dict[str, Workload] = {}
+        self._refused: set[str] = set()
+
+    def workload(self, context: Context) -> Workload:
+        """What is known of a context's module; raises as `Workload` does."""
+        key = f"{tvm_ffi.structural_hash(context.mod)}|{context.target}"
+        if key not in self._workloads:
+            self._workloads[key] = Workload(context, len(self._workloads))
+        return self._workloads[key]
+
+    def workload_or_none(self, context: Context) -> Workload | None:
+        """`workload`; None, with one warning, if it cannot be modelled."""
+        try:
+            return self.workload(context)
+        except (errors.WorkloadError, errors.TargetError, errors.UnsupportedSchedule) as error:
+            if str(error) not in self._refused:
+                _log.warning("%s is not modelled: %s", context.task_name, error)
+            self._refused.add(str(error))
+            return None
+
+    def live(self, workload: Workload) -> nn.Module:
+        """The model for one workload; it changes when the model learns."""
+        network = self._open(workload.task.target)
+        if network.tuner is None:
+            return network.module.eval()
+        return network.tuner.for_task(workload.index)
+
+    def predict(self, workload: Workload, traces: Sequence[Trace]) -> NDArray[np.float64]:
+        """Predicted ln(latency_us) of traces, NaN for unknown ones."""
+        workload.scorer.scorer.model = self.live(workload)
+        predicted = workload.scorer.predict(traces)
+        if workload.reference is None and np.isfinite(predicted).any():
+            workload.reference = float(np.nanmin(predicted))
+        return predicted
+
+    def learn(self, workload: Workload, measured: Sequence[tuple[Trace, float]]) -> None:
+        """Fine-tune on (trace, latency_us) pairs; unknown traces teach nothing."""
+        rows, latencies = [], []
+        for trace, latency_us in measured:
+            located = workload.scorer.find(trace)
+            features = None if located is None else workload.scorer.features(located)
+            if features is not None:
+                rows.append(features)
+                latencies.append(np.log(latency_us))
+        if not rows:
+            return
+        best = float(min(latencies))
+        workload.reference = best if workload.reference is None else min(best, workload.reference)
+        tuner = self._open(workload.task.target).tuner
+        if tuner is None:
+            return
+        height = max(map(len, rows))
+        padded = np.stack([np.pad(r, ((0, height - len(r)), (0, 0))) for r in rows])
+        mask = scoring.row_mask(torch.from_numpy(padded)).numpy()
+        tuner.update(padded, mask, np.asarray(latencies), np.full(len(rows), workload.index))
+
+    def save(self, path: str) -> None:
+        """Write the weights as a checkpoint, which `load` and `felix.tune(model=...)` take."""
+        network = self._network
+        if network is None:
+            raise errors.CheckpointError("there is no model to save before it is used")
+        if not hasattr(network.module, "describe"):
+            raise errors.CheckpointError(f"a {type(network.module).__name__} cannot be saved")
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        count = 0 if network.tuner is None else len(network.tuner)
+        metadata = checkpoint.Metadata(
+            features_version=spec.FEATURES_VERSION,
+            feature_names=spec.NAMES,
+            device=network.device,
+            data={"fine_tuned_on": count},
+            date=now,
+        )
+        checkpoint.save(path, network.module, metadata)  # type: ignore[arg-type]
+
+    def load(self, path: str) -> None:
+        """Take the weights of a checkpoint; what was learnt is forgotten."""
+        checkpoint.load(path, spec.NAMES, spec.FEATURES_VERSION)  # raises now, not at first use
+        self._source, self._network = path, None
+
+    def _open(self, built_for: tvm.target.Target) -> _Network:
+        device = registry.device_key(built_for)
+        if self._network is None:
+            self._network = self._load(built_for, device)
+        if self._network.device != device:
+            raise errors.TuningError(
+                f"this cost model serves {self._network.device}: use another one for {device}"
+            )
+        return self._network
+
+    def _load(self, built_for: tvm.target.Target, device: str) -> _Network:
+        replay = None
+        if isinstance(self._source, nn.Module):
+            module = self._source
+        else:
+            module, info = registry.load_for(
+                built_for, spec.NAMES, spec.FEATURES_VERSION, self._source, seed=self._seed
+            )
+            replay = info.replay
+            _log.info("%s", info.message)
+        trainable = self._learn and any(p.requires_grad for p in module.parameters())
+        options = finetune.FineTuneOptions(seed=self._seed)
+        return _Network(
+            device, module, finetune.FineTuner(module, replay, options) if trainable else None
+        )
+
+
+@derived_object
+class MLPCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
+    """Felix's cost model for any MetaSchedule strategy; see `felix.metaschedule`.
+
+    Args:
+        model: checkpoint or module; the one shipped for the target if left out.
+        seed: of fine-tuning.
+        learn: whether to fine-tune on what is measured.
+    """
+
+    def __init__(
+        self,
+        model: str | pathlib.Path | nn.Module | None = None,
+        *,
+        seed: int = 0,
+        learn: bool = True,
+    ) -> None:
+        self.online = OnlineModel(model, seed, learn)
+
+    def load(self, path: str) -> None:
+        """Take the weights of a checkpoint; raises CheckpointError if it does not fit."""
+        self.online.load(path)
+
+    def save(self, path: str) -> None:
+        """Write the weights as a checkpoint; raises CheckpointError before the first use."""
+        self.online.save(path)
+
+    def update(
+        self,
+        context: Context,
+        candidates: Sequence[ms.search_strategy.MeasureCandidate],
+        results: Sequence[ms.runner.RunnerResult],
+    ) -> None:
+        """Fine-tune on new measurements."""
+        workload = self.online.workload_or_none(context)
+        if workload is not None:
+            self.online.learn(workload, runner_results.latencies_us(candidates, results))
+
+    def predict(
+        self, context: Context, candidates: Sequence[ms.search_strategy.MeasureCandidate]
+    ) -> NDArray[np.float64]:
+        """Scores, higher is better."""
+        workload = self.online.workload_or_none(context)
+        if workload is None or not len(candidates):
+            return np.ones(len(candidates))
+        predicted = self.online.predict(workload, [c.sch.trace for c in candidates])
+        known = np.isfinite(predicted)
+        if not known.any() or workload.reference is None:
+            return np.ones(len(candidates))
+        scores = np.exp(np.clip(workload.reference - predicted, -50.0, 50.0))
+        scores[~known] = np.median(scores[known])
+        return scores
+
+
+def no_model(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Stands for a model until one is loaded."""
+    raise errors.TuningError("the cost model is not loaded yet")
+
+
+def _register_errors(register: Callable[[str, type], object]) -> None:
+    """Let Felix's errors keep their types when TVM passes them on."""
+    remaining: list[type] = [errors.FelixError]
+    while remaining:
+        kind = remaining.pop()
+        register(kind.__name__, kind)
+        remaining += kind.__subclasses__()
+
+
+_register_errors(tvm_ffi.register_error)
