@@ -37,8 +37,8 @@ def _python(code: str) -> str:
         "import felix",
         "import costmodel",
         "import felix; dir(felix); felix.FelixError, felix.InvalidSchedule, felix.errors",
-        "import felix.search, felix.measure, felix.events, felix.tuning.options",
-        "import felix.cli; felix.cli._parser()",
+        "import felix.search.cost_model, felix.measure, felix.events, felix.tuning.options",
+        "import felix.cli.main; felix.cli.main._parser()",
     ],
 )
 def test_import_is_light(use: str) -> None:
@@ -87,25 +87,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_has_every_file(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    wanted = {
+    expected = {
         path.relative_to(ROOT).as_posix()
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert packed == wanted
+    assert packed == expected
     assert {"felix/py.typed", "costmodel/py.typed"} <= packed
 
 
 def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     info = f"felix_tuner-{felix.__version__}.dist-info"
-    told = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
-    required = {r for r in told.get_all("Requires-Dist", []) if "extra ==" not in r}
+    metadata = email.message_from_bytes(wheel.read(f"{info}/METADATA"))
+    required = {r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r}
     assert required == set(PROJECT["project"]["dependencies"])
-    assert set(told.get_all("Provides-Extra", [])) == set(
+    assert set(metadata.get_all("Provides-Extra", [])) == set(
         PROJECT["project"]["optional-dependencies"]
     )
-    assert b"felix = felix.cli:main" in wheel.read(f"{info}/entry_points.txt")
+    assert b"felix = felix.cli.main:main" in wheel.read(f"{info}/entry_points.txt")
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
 
 
