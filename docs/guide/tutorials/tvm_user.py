@@ -57,7 +57,7 @@ print(sketches[0].schedule(batch[0]).mod.script()[:400], "...")  # made by TVM
 
 # 3. Tuning it. Each measured candidate was compared with the unscheduled program first.
 
-result = felix.tune(task, trials=8, seed=0)
+result = felix.tune(task, trials=4, seed=0)
 print(f"{result.best.latency_us:.1f} us, {result.speedup:.1f} times the unscheduled program")
 
 # 4. Calling the kernel, and writing the artifact. Its `database/` is MetaSchedule's.
@@ -90,8 +90,8 @@ database = ms.tune_tir(
     task.mod,
     task.target,
     str(OUT / "work"),
-    4,  # trials
-    num_trials_per_iter=4,
+    2,  # trials
+    num_trials_per_iter=2,
     builder=ms.builder.LocalBuilder(max_workers=1, initializer=without_intrinsics),
     runner=ms.runner.LocalRunner(
         evaluator_config=ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=0)
