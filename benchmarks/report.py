@@ -69,7 +69,8 @@ def main() -> int:
     stale += [path for path, text in texts.items()
               if not path.exists() or path.read_text() != text]  # fmt: skip
     if args.check:
-        print(*(f"not up to date: {path.relative_to(common.ROOT)}" for path in stale), sep="\n")
+        for path in stale:
+            print(f"not up to date: {path.relative_to(common.ROOT)}")
         return int(bool(stale))
     PAGES.mkdir(exist_ok=True)
     for path, text in texts.items():

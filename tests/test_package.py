@@ -1,15 +1,11 @@
-"""The package as users get it: light import, pins, wheel contents, docs, set-up messages."""
+"""The package as users get it: light import, pins, wheel contents, set-up messages."""
 
 from __future__ import annotations
 
-import ast
 import email
-import importlib
 import os
 import pathlib
 import re
-import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -21,13 +17,10 @@ import pytest
 
 import costmodel
 import felix
-from felix import workloads
-from felix.cli import main
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("felix", "costmodel", "server", "migrations")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _python(code: str) -> str:
@@ -125,70 +118,6 @@ def test_the_wheel_runs_by_itself(wheel: zipfile.ZipFile, tmp_path: pathlib.Path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert '"kind": "llvm"' in done.stdout
-
-
-# ---------------------------------------------------------------- documentation
-
-
-def _blocks(page: pathlib.Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
-
-
-def test_generated_pages_are_up_to_date() -> None:
-    pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert (ROOT / "docs" / "features.md").read_text() == pages["features"](), "run `make docs`"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: pathlib.Path) -> None:
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
-    for target in re.findall(r"\]\(([^)#]+)", prose):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_documented_commands_parse() -> None:
-    lines = [
-        line.partition("  #")[0].strip()
-        for page in PAGES
-        for block in _blocks(page, "(?:bash|sh)?")
-        for line in block.splitlines()
-        if line.startswith("felix ")
-    ]
-    assert len(lines) > 5
-    for line in lines:
-        options = main._parser().parse_args(shlex.split(line)[1:])
-        chosen = getattr(options, "workload", [])
-        for workload in [chosen] if isinstance(chosen, str) else chosen:
-            if not workload.endswith(".json") and workload != "WORKLOAD":
-                workloads.catalogue.parse_params(workload)
-
-
-def test_documented_names_exist() -> None:
-    """`felix.a.b` in an example resolves, so far as it goes through modules."""
-    n_names = 0
-    for page in PAGES:
-        for block in _blocks(page, "python"):
-            for node in ast.walk(ast.parse(block)):
-                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                    if node.value.id in ("felix", "costmodel"):
-                        assert hasattr(importlib.import_module(node.value.id), node.attr)
-                        n_names += 1
-    assert n_names > 5
-
-
-def test_the_readme_example_of_the_parts_runs() -> None:
-    (block,) = [b for b in _blocks(ROOT / "README.md", "python") if "temperature" in b]
-    names: dict[str, Any] = {}
-    exec(compile(block, "README.md", "exec"), names)
-    assert names["values"].shape == (
-        256,
-        len(names["formulas"].rows),
-        len(names["formulas"].names),
-    )
-    assert names["smooth"].shape == names["values"].shape and names["smooth"].requires_grad
-    assert (names["trips"] > 0).any()
-    assert names["schedule"].mod is not None
 
 
 # ---------------------------------------------------------------- Makefile
