@@ -31,13 +31,13 @@ class State(enum.StrEnum):
     QUEUED = "queued"
     #: A tuner works on it.
     RUNNING = "running"
-    #: A tuner works on it and is asked to put it down.
+    #: A tuner works on it and is about to release it.
     PAUSING = "pausing"
-    #: Put down until it is resumed.
+    #: Waits until a user resumes it.
     PAUSED = "paused"
-    #: To end early, with what was found by then.
+    #: To end early, with the best schedules so far.
     STOPPING = "stopping"
-    #: A tuner works on it and is asked to drop it.
+    #: A tuner works on it and is about to drop it.
     CANCELLING = "cancelling"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -77,8 +77,8 @@ ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})
 ACTIVE = frozenset(set(_S) - ENDED - {_S.PAUSED})
 
 
-class Order(enum.StrEnum):
-    """What a tuner is told when it renews its lease."""
+class Instruction(enum.StrEnum):
+    """What a tuner has to do, as it learns when it renews its lease."""
 
     CONTINUE = "continue"
     PAUSE = "pause"
@@ -89,12 +89,12 @@ class Order(enum.StrEnum):
 
 
 #: What the holder of a job in that state has to do.
-ORDERS: Mapping[State, Order] = types.MappingProxyType(
+INSTRUCTIONS: Mapping[State, Instruction] = types.MappingProxyType(
     {
-        _S.RUNNING: Order.CONTINUE,
-        _S.PAUSING: Order.PAUSE,
-        _S.STOPPING: Order.STOP,
-        _S.CANCELLING: Order.CANCEL,
+        _S.RUNNING: Instruction.CONTINUE,
+        _S.PAUSING: Instruction.PAUSE,
+        _S.STOPPING: Instruction.STOP,
+        _S.CANCELLING: Instruction.CANCEL,
     }
 )
 

@@ -6,7 +6,7 @@
     def x(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Response:
         return render.page(request, "x.html", viewer, ...)
 
-Templates escape all values; a name that a template uses and nobody gave is an error. Routes of
+Templates escape all values; a name that a template uses and has no value is an error. Routes of
 class `Page` answer errors as pages, and send whoever is not logged in to the login.
 """
 
@@ -69,20 +69,20 @@ _ADVICE = {
 }
 
 
-def viewer(request: fastapi.Request, services: dependencies.Needed) -> auth.Caller:
+def viewer(request: fastapi.Request, services: dependencies.ServicesDep) -> auth.Caller:
     """Who is logged in.
 
     Raises:
         Unauthenticated: nobody.
     """
-    found = auth.from_cookie(request, services)
-    if found is None:
+    caller = auth.from_cookie(request, services)
+    if caller is None:
         raise errors.Unauthenticated("log in to see this page")
-    if not found.can("read"):
+    if not caller.can("read"):
         raise errors.Forbidden("this needs a key with the scope read")
-    request.scope["felix_key_id"] = found.key.id
-    request.state.viewer = found  # for error pages
-    return found
+    request.scope["felix_key_id"] = caller.key.id
+    request.state.viewer = caller  # for error pages
+    return caller
 
 
 Viewer = Annotated[auth.Caller, fastapi.Depends(viewer)]
@@ -105,12 +105,12 @@ def page(
     return responses.HTMLResponse(text, status, {"Cache-Control": "no-store"})
 
 
-def error_page(request: fastapi.Request, status: int, said: str) -> responses.HTMLResponse:
+def error_page(request: fastapi.Request, status: int, detail: str) -> responses.HTMLResponse:
     """What went wrong, and what to do."""
     return page(
         request, "error.html", getattr(request.state, "viewer", None), status,
         title=_TITLES.get(status) or http.HTTPStatus(status).phrase,
-        said=said[:1].upper() + said[1:],
+        detail=detail[:1].upper() + detail[1:],
         advice=_ADVICE.get(status, ""),
         request_id=request.scope.get("felix_request_id", ""),
     )  # fmt: skip

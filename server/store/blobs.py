@@ -142,8 +142,8 @@ class S3Store:
     def read(self, sha256: str) -> Iterator[bytes]:
         """See `BlobStore.read`."""
         with self._errors("read"):
-            found = self._client.get_object(Bucket=self.bucket, Key=self._name(sha256))
-        body = found["Body"]
+            response = self._client.get_object(Bucket=self.bucket, Key=self._name(sha256))
+        body = response["Body"]
         return iter(lambda: body.read(CHUNK_BYTES), b"")
 
     def delete(self, sha256: str) -> None:

@@ -105,12 +105,12 @@ def change(
         NotFound
     """
     job = transitions.lock(tx, job_id)
-    asked = {"name": name, "note": note, "priority": priority}
-    given: dict[str, Any] = {field: v for field, v in asked.items() if v is not None}
-    if given:
+    fields = {"name": name, "note": note, "priority": priority}
+    changes: dict[str, Any] = {field: v for field, v in fields.items() if v is not None}
+    if changes:
         statement = sa.update(models.Job).where(models.Job.id == job.id)
         tx.execute(
-            statement.values(**given, updated_at=columns.db_now()).execution_options(
+            statement.values(**changes, updated_at=columns.db_now()).execution_options(
                 synchronize_session=False
             )
         )
@@ -118,9 +118,9 @@ def change(
         tx.execute(sa.delete(models.JobTag).where(models.JobTag.job_id == job_id))
         tx.add_all(models.JobTag(job_id=job_id, tag=tag) for tag in sorted(set(tags)))
         tx.flush()
-        given["tags"] = sorted(set(tags))
-    if given:
-        events.append(tx, job_id, events.Type.CHANGED, given)
+        changes["tags"] = sorted(set(tags))
+    if changes:
+        events.append(tx, job_id, events.Type.CHANGED, changes)
     return jobs.get(tx, job_id)
 
 

@@ -20,7 +20,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app = self.config.app
         assert isinstance(app, fastapi.FastAPI)
-        app.state.services.feed.close_soon()
+        app.state.services.notifier.close_soon()
         super().handle_exit(sig, frame)
 
 

@@ -166,7 +166,7 @@ def run_child(header: bytes, code: str) -> bytes | None:
     """As `Parser._run_child`, in a fresh process that runs `code` in place of the reader."""
     script = f"""
 import json, os, sys
-from server import parsing_child
+from server.parsing import child as parsing_child
 def reader(request, content):
     {code}
 parsing_child._answer = reader
@@ -209,7 +209,8 @@ def test_a_reader_that_hangs_is_ended(parser: parsing.Parser) -> None:
 
 def test_this_process_loads_no_engine() -> None:
     script = (
-        "import sys; from server import parsing, schema, store, blobs, commands; "
+        "import sys; from server import commands; from server.parsing import parser; "
+        "from server.database import schema; from server.store import blobs, jobs; "
         "bad = {'tvm', 'torch', 'sympy', 'numpy', 'onnx'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

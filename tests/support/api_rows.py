@@ -94,7 +94,7 @@ def finished(
     )  # fmt: skip
     with db.write() as tx:
         artifacts.add(tx, found.fence, new)
-        artifacts.keep_code(tx, found.fence, 0, "def main(): ...", "; llvm")
+        artifacts.store_code(tx, found.fence, 0, "def main(): ...", "; llvm")
         leases.succeed(tx, found.fence, "trials")
     with db.read() as tx:
         return jobs.get(tx, found.job.id)

@@ -111,7 +111,7 @@ class Engine:
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}
 
-    def run(self, at: claimed_job.Desk) -> engine.Outcome:
+    def run(self, at: claimed_job.ClaimedJob) -> engine.Outcome:
         lines, checkpoint = at.load()
         self.resumed.append(len(lines))
         known = {int(line.split()[1]) for line in lines}
@@ -134,7 +134,7 @@ class Engine:
         return engine.Outcome(reason="trials", failure=self.failure, result=None)
 
     def export(
-        self, at: claimed_job.Desk, outcome: engine.Outcome, path: pathlib.Path
+        self, at: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         path.write_bytes(f"artifact of job {at.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]

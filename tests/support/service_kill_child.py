@@ -39,7 +39,7 @@ class Pools:
         """Nothing to end."""
 
 
-class Bench(felix_engine.Workbench):
+class Bench(felix_engine.FelixEngine):
     """The real engine on a fake device."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Bench(felix_engine.Workbench):
         self._pools: Any = Pools()
 
     def export(
-        self, desk: claimed_job.Desk, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """A small file instead of a compiled kernel."""
         path.write_text(f"{outcome.result.latency_us}")
@@ -59,15 +59,15 @@ class Bench(felix_engine.Workbench):
 def acknowledge(path: pathlib.Path) -> None:
     """Note every trial after the store has taken it."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    add_trial = claimed_job.Desk.add_trial
+    add_trial = claimed_job.ClaimedJob.add_trial
 
-    def noted(self: claimed_job.Desk, new: trials.NewTrial) -> trials.Written:
+    def noted(self: claimed_job.ClaimedJob, new: trials.NewTrial) -> trials.Written:
         written = add_trial(self, new)
         line = f"{self.job.id} {written.number} {new.schedule_hash} {new.latency_us}\n"
         os.write(handle, line.encode())
         return written
 
-    claimed_job.Desk.add_trial = noted  # type: ignore[method-assign]
+    claimed_job.ClaimedJob.add_trial = noted  # type: ignore[method-assign]
 
 
 def tune(url: str, folder: pathlib.Path) -> None:

@@ -18,8 +18,7 @@ import pydantic
 from starlette import responses
 
 from felix.search import strategies
-from server import errors, submission
-from server.api import devices as api_devices
+from server import errors, job_actions, submission
 from server.dashboard import fields, render
 from server.dashboard.pages import logins
 from server.store import jobs, workers
@@ -36,7 +35,7 @@ COMMON = ("name", "target", "trials", "seconds", "tags", "priority", "seed", "st
 OPTIONS = ("round_size", "patience_rounds")
 _PARAM = "p."
 
-#: What the target field offers besides the devices that are there.
+#: Choices of the target field besides the devices that are there.
 TARGETS = ("llvm", "cuda", "h100", "a100")
 
 
@@ -44,12 +43,12 @@ TARGETS = ("llvm", "cuda", "h100", "a100")
 def form(
     request: fastapi.Request,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     op: Annotated[str, fastapi.Query(max_length=100)] = "",
     like: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
     target: Annotated[str, fastapi.Query(max_length=200)] = "",
 ) -> fastapi.Response:
-    """An empty form of an operator, or one with what another job was asked."""
+    """An empty form of an operator, or one with the settings of another job."""
     texts = {"target": target} if target else {}
     if like is not None:
         with services.db.read() as tx:
@@ -68,27 +67,27 @@ def form(
 
 @router.post("")
 async def submit(
-    request: fastapi.Request, viewer: render.Viewer, services: dependencies.Needed
+    request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Queue the job and show it; or the form again, with what is wrong."""
-    given = await logins.checked_form(request, viewer)
-    texts = {name: values[-1] for name, values in given.items()}
+    form_fields = await logins.checked_form(request, viewer)
+    texts = {name: values[-1] for name, values in form_fields.items()}
     operators = await anyio.to_thread.run_sync(services.parser.operators)
     op = texts.get("op", "")
     if op not in operators:
         raise errors.NotFound("there is no such operator")
     if not viewer.can("submit"):
         raise errors.Forbidden("this needs a key with the scope submit")
-    own = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
-    reading = fields.read(operators[op], own)
-    wrong = {f"{_PARAM}{name}": said for name, said in reading.wrong.items()}
-    ask, more = _ask(op, reading.params, texts)
+    params = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
+    reading = fields.read(operators[op], params)
+    wrong = {f"{_PARAM}{name}": message for name, message in reading.wrong.items()}
+    body, more = _body(op, reading.params, texts)
     wrong |= more
-    said = ""
-    if ask is not None and not wrong:
+    problem = ""
+    if body is not None and not wrong:
         try:
-            order = submission.order_of(ask, _repeat(ask, texts))
-            made = await submission.submit(services, viewer, order)
+            from_form = submission.from_json(body, _idempotency_key(body, texts))
+            made = await submission.submit(services, viewer, from_form)
             return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
         except (
             errors.InvalidRequest,
@@ -96,10 +95,10 @@ async def submit(
             errors.Conflict,
             submission.Busy,
         ) as error:
-            said = str(error)
+            problem = str(error)
     status = 422
     return await anyio.to_thread.run_sync(
-        lambda: _page(request, viewer, services, op, texts, wrong, said, status)
+        lambda: _page(request, viewer, services, op, texts, wrong, problem, status)
     )
 
 
@@ -110,13 +109,13 @@ def _page(
     op: str,
     texts: Mapping[str, str],
     wrong: Mapping[str, str] | None = None,
-    said: str = "",
+    problem: str = "",
     status: int = 200,
 ) -> fastapi.Response:
     operators = services.parser.operators()
     with services.db.read() as tx:
-        tuners = workers.every(tx, api_devices.STALE_LEASES * services.settings.lease_s)
-    quota = auth.quota(viewer, services)
+        tuners = workers.every(tx, services.settings.stale_s)
+    quota = job_actions.quota(services, viewer)
     return render.page(
         request, "submit.html", viewer, status,
         op=op,
@@ -125,35 +124,35 @@ def _page(
         fields=fields.of_schema(operators[op]),
         texts=texts,
         wrong=wrong or {},
-        said=said,
-        targets=sorted({*TARGETS, *_offered(tuners)}),
+        problem=problem,
+        targets=sorted({*TARGETS, *_alive_kinds(tuners)}),
         n_alive=sum(tuner.is_alive for tuner in tuners),
         strategies=strategies.NAMES,
         default_trials=submission.DEFAULT_TRIALS,
         max_trials=quota.max_trials,
-        max_upload_bytes=auth.upload_limit(viewer, services),
-        repeat=secrets.token_urlsafe(16),
+        max_upload_bytes=job_actions.upload_limit(services, viewer),
+        form_id=secrets.token_urlsafe(16),
         can_submit=viewer.can("submit"),
     )  # fmt: skip
 
 
-def _offered(tuners: Any) -> set[str]:
+def _alive_kinds(tuners: Any) -> set[str]:
     """The kinds of the devices that are there."""
     alive = (device for tuner in tuners if tuner.is_alive for device in tuner.devices)
     return {str(device["kind"]) for device in alive if "kind" in device}
 
 
-def _ask(
+def _body(
     op: str, params: Mapping[str, Any], texts: Mapping[str, str]
 ) -> tuple[requests.NewJob | None, dict[str, str]]:
-    """The job that is asked for, or by field what is wrong."""
-    given: dict[str, Any] = {
+    """The job that the form describes, or by field what is wrong."""
+    settings: dict[str, Any] = {
         name: texts[name].strip() for name in COMMON if texts.get(name, "").strip()
     }
-    if "tags" in given:
-        given["tags"] = [tag.strip() for tag in given["tags"].split(",") if tag.strip()]
+    if "tags" in settings:
+        settings["tags"] = [tag.strip() for tag in settings["tags"].split(",") if tag.strip()]
     options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
-    body = {**given, "options": options,
+    body = {**settings, "options": options,
             "workload": {"kind": "operator", "name": op, "params": dict(params)}}  # fmt: skip
     try:
         return requests.NewJob.model_validate(body), {}
@@ -167,21 +166,21 @@ def _place(location: tuple[int | str, ...]) -> str:
     return str(names[-1]) if names else "op"
 
 
-def _words(said: str) -> str:
-    said = said.removeprefix("Value error, ").replace("Input should be", "must be")
-    return said.split(", unable to parse")[0]
+def _words(message: str) -> str:
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    return message.split(", unable to parse")[0]
 
 
-def _repeat(ask: requests.NewJob, texts: Mapping[str, str]) -> str:
+def _idempotency_key(body: requests.NewJob, texts: Mapping[str, str]) -> str:
     """An idempotency key: a form that is sent twice unchanged makes one job."""
-    told = f"{texts.get('repeat', '')}\n{ask.model_dump_json()}"
-    return f"form-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+    identity = f"{texts.get('form_id', '')}\n{body.model_dump_json()}"
+    return f"form-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
 
 def _texts_of(job: Any) -> dict[str, str]:
-    """The form that asks for a job like this one."""
-    own = fields.texts_of(job.workload.get("params", {}))
-    texts = {f"{_PARAM}{name}": text for name, text in own.items()}
+    """The fields of a form for a job like this one."""
+    params = fields.texts_of(job.workload.get("params", {}))
+    texts = {f"{_PARAM}{name}": text for name, text in params.items()}
     for name in COMMON:
         value = getattr(job, name)
         if value is not None:

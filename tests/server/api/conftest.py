@@ -46,7 +46,7 @@ class Service:
 def settings(url: str, tmp_path: pathlib.Path) -> service_settings.Settings:  # noqa: F811
     return service_settings.Settings(
         data_dir=tmp_path, database_url=url, max_upload_bytes=4 << 20, parse_s=30.0,
-        look_s=0.0,  # tests write past the application and want to see it
+        cache_ttl_s=1e-9,  # tests write past the application and want to see it
     )  # fmt: skip
 
 

@@ -193,9 +193,8 @@ def test_a_stolen_cookie_ends_with_the_login(service: Service) -> None:
 
 
 def test_cookies_under_https_are_secure(service: Service, monkeypatch: Any) -> None:
-    import dataclasses
 
-    settings = dataclasses.replace(service.settings, public_url="https://felix.example")
+    settings = service.settings.model_copy(update={"public_url": "https://felix.example"})
     with testclient.TestClient(app.create_app(settings), base_url="https://felix.example") as to:
         answer = to.post("/v1/session", json={"key": service.keys["read"].text})
         cookie = answer.headers["Set-Cookie"]

@@ -17,7 +17,7 @@ def test_everybody_who_waits_shares_a_question() -> None:
         return newest
 
     async def play() -> None:
-        made = notifier.Feed(ask, every_s=0.01)
+        made = notifier.Notifier(ask, every_s=0.01)
         running = asyncio.create_task(made.run())
         waiting = [asyncio.create_task(made.newer(1, 5, 5.0)) for _ in range(20)]
         waiting.append(asyncio.create_task(made.newer(2, 2, 5.0)))

@@ -11,8 +11,8 @@ from typing import Any
 import pydantic
 
 from server.api import routers
-from server.api.jobs import curves, events
-from server.store import artifacts, trials
+from server.api.jobs import events
+from server.store import artifacts, points, trials
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -119,8 +119,8 @@ def test_rank_correlation_shares_ranks() -> None:
 
     one, other = [1.0, 2.0, 2.0, 5.0, 4.0], [3.0, 1.0, 4.0, 4.0, 9.0]
     expected = stats.spearmanr(one, other).statistic
-    assert abs((curves.rank_correlation(one, other) or 0.0) - expected) < 1e-12
-    assert curves.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
+    assert abs((points.rank_correlation(one, other) or 0.0) - expected) < 1e-12
+    assert points.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
 
 
 def test_search_internals(service: Service) -> None:

@@ -36,7 +36,7 @@ def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
         raise errors.NotFound()
 
     async def play() -> None:
-        shared: single_flight.Shared[int] = single_flight.Shared(keep_s=0.05)
+        shared: single_flight.SingleFlight[int] = single_flight.SingleFlight(ttl_s=0.05)
         leaver = asyncio.create_task(shared.get("a", look))
         await asyncio.sleep(0)
         others = [asyncio.create_task(shared.get("a", look)) for _ in range(10)]
@@ -55,7 +55,7 @@ def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
 
 def test_an_answer_from_before_a_change_is_given_to_nobody_after_it() -> None:
     async def play() -> None:
-        shared: single_flight.Shared[str] = single_flight.Shared(keep_s=60.0)
+        shared: single_flight.SingleFlight[str] = single_flight.SingleFlight(ttl_s=60.0)
         may_end = asyncio.Event()
 
         async def slow() -> str:
@@ -80,7 +80,7 @@ def test_an_answer_from_before_a_change_is_given_to_nobody_after_it() -> None:
 @pytest.fixture
 def slow_looks(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """The same store behind an application that shares answers for a minute."""
-    patient = dataclasses.replace(service.settings, look_s=60.0)
+    patient = service.settings.model_copy(update={"cache_ttl_s": 60.0})
     with testclient.TestClient(app.create_app(patient)) as client:
         client.headers.update(service.auth("submit"))
         yield dataclasses.replace(service, client=client, settings=patient)
@@ -184,7 +184,7 @@ def test_a_404_is_not_kept(slow_looks: Service) -> None:
 
 def test_what_another_process_changes_is_seen_a_moment_later(slow_looks: Service) -> None:
     job = api_rows.queued(slow_looks.db)
-    brief = dataclasses.replace(slow_looks.settings, look_s=0.05)
+    brief = slow_looks.settings.model_copy(update={"cache_ttl_s": 0.05})
     with testclient.TestClient(app.create_app(brief)) as client:
         client.headers.update(slow_looks.auth("read"))
         for asking in (slow_looks.client, client):
@@ -214,7 +214,7 @@ def test_shared_answers_are_for_those_who_may_read(slow_looks: Service) -> None:
 
 
 def test_a_known_key_is_looked_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "KEY_KNOWN_S", 0.1)
+    monkeypatch.setattr(app, "KEY_TTL_S", 0.1)
     with testclient.TestClient(app.create_app(service.settings)) as client:
         headers = service.auth("read")
         assert client.get("/v1/me", headers=headers).status_code == 200
@@ -225,7 +225,7 @@ def test_a_known_key_is_looked_up_again(service: Service, monkeypatch: pytest.Mo
 
 
 def test_a_known_key_ends_with_its_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "KEY_KNOWN_S", 3600.0)
+    monkeypatch.setattr(app, "KEY_TTL_S", 3600.0)
     with testclient.TestClient(app.create_app(service.settings)) as client:
         with service.db.write() as tx:
             made = keys.create(tx, keys.NewKey(name="brief", expires_s=1000.0))
@@ -288,7 +288,7 @@ def test_a_tail_grows_and_stays_short(db: database.Database, monkeypatch: Any) -
 
     async def play() -> None:
         told: list[int] = []
-        kept = recent_events.Tails(db, encode, 0.0, told.append)
+        kept = recent_events.RecentEvents(db, encode, 0.0, told.append)
         first = numbers[0]
         for count, since, last in ((0, 0, 1), (2, 0, 3), (3, 2, 6), (9, 11, 15)):
             tell(first, count)

@@ -30,7 +30,7 @@ def test_the_table_is_whole() -> None:
     for _ in State:
         reached |= {to for state in reached for to in states.MOVES[state]}
     assert reached == set(State)
-    assert set(states.ORDERS) == states.MAY_BE_LEASED
+    assert set(states.INSTRUCTIONS) == states.MAY_BE_LEASED
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(State, State)))
@@ -128,7 +128,7 @@ def bring(db: database.Database, state: State) -> tuple[int, leases.Fence | None
             case State.FAILED:
                 leases.fail(tx, fence, "x", "y", None)
         if state is State.CANCELLED:
-            leases.put_down(tx, fence)
+            leases.release(tx, fence)
     assert service_fakes.get(db, job.id).state is state
     return job.id, fence
 
@@ -158,12 +158,12 @@ def test_a_paused_job_with_trials_can_end_early(db: database.Database) -> None:
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
         control.pause(tx, job.id)
-        leases.put_down(tx, fence)
+        leases.release(tx, fence)
         assert control.stop(tx, job.id).state is State.STOPPING
     again = service_fakes.claim(db)
     assert again.job.state is State.STOPPING
     with db.write() as tx:
-        assert leases.beat(tx, again.fence, 60) is states.Order.STOP
+        assert leases.beat(tx, again.fence, 60) is states.Instruction.STOP
         assert leases.succeed(tx, again.fence, "stopped") is State.SUCCEEDED
 
 
@@ -214,7 +214,7 @@ class Histories(stateful.RuleBasedStateMachine):
                 assert fence is self.fences[-1]  # only the newest lease may write
 
     @stateful.rule(
-        which=st.integers(0, 3), how=st.sampled_from(["succeed", "put_down", "fail", "later"])
+        which=st.integers(0, 3), how=st.sampled_from(["succeed", "release", "fail", "later"])
     )
     def a_tuner_ends(self, which: int, how: str) -> None:
         if not self.fences:
@@ -222,7 +222,7 @@ class Histories(stateful.RuleBasedStateMachine):
         fence = self.fences[-1 - which % len(self.fences)]
         verbs: dict[str, Callable[[orm.Session], Any]] = {
             "succeed": lambda tx: leases.succeed(tx, fence, "trials"),
-            "put_down": lambda tx: leases.put_down(tx, fence),
+            "release": lambda tx: leases.release(tx, fence),
             "fail": lambda tx: leases.fail(tx, fence, "e", "m", None),
             "later": lambda tx: leases.fail(tx, fence, "e", "m", 0.0),
         }

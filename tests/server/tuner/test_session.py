@@ -12,7 +12,7 @@ from felix import events as engine_events
 from felix import workloads
 from felix.tuning import task_run as engine_jobs
 from server.database import database
-from server.store import control, events, jobs, leases, progress, rows, trials
+from server.store import control, events, jobs, leases, points, progress, rows, trials
 from server.tuner import claimed_job, engine, event_recorder, heartbeat, session
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 
@@ -37,20 +37,22 @@ def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
     )  # fmt: skip
 
 
-def sit_down(db: database.Database) -> claimed_job.Desk:
+def sit_down(db: database.Database) -> claimed_job.ClaimedJob:
     """Claim the next job."""
     with db.write() as tx:
         keys = [*service_fakes.TARGET_KEYS, "llvm/x/fake"]
         claim = leases.claim(tx, service_fakes.worker_row(tx), keys, 60.0)
     assert claim is not None
-    return claimed_job.Desk(db, claim, heartbeat.Watch(claim.fence, 60.0), threading.Event())
+    return claimed_job.ClaimedJob(
+        db, claim, heartbeat.LeaseMonitor(claim.fence, 60.0), threading.Event()
+    )
 
 
-def run(at: claimed_job.Desk) -> engine.Outcome:
+def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
     return service_kill_child.Bench().run(at)
 
 
-def stopped_after(at: claimed_job.Desk, n: int) -> None:
+def stopped_after(at: claimed_job.ClaimedJob, n: int) -> None:
     """Run, and be told to leave after n trials."""
     add_trial = at.add_trial
 
@@ -62,7 +64,7 @@ def stopped_after(at: claimed_job.Desk, n: int) -> None:
 
     at.add_trial = counted  # type: ignore[method-assign]
     assert run(at).reason == "interrupted"
-    at.write(lambda tx: leases.put_down(tx, at.fence))
+    at.write(lambda tx: leases.release(tx, at.fence))
 
 
 def test_a_run_tells_everything(db: database.Database) -> None:
@@ -81,7 +83,7 @@ def test_a_run_tells_everything(db: database.Database) -> None:
         (task,) = jobs.tasks(tx, job.id)
         kinds = {event.type for event in events.after(tx, job.id)}
         assert [r.round for r in progress.rounds(tx, job.id)] == [0, 1, 2]
-        curve = trials.curve(tx, job.id)
+        curve = points.curve(tx, job.id)
     assert (task.n_sketches, task.n_trials, task.best_us) == (2, 24, best_us)
     assert task.task_key is not None
     assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds
@@ -146,7 +148,7 @@ def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
 def test_infinite_losses_become_null(db: database.Database) -> None:
     submit(db)
     at = sit_down(db)
-    report = event_recorder.Reporter(at, ["key"], {})
+    report = event_recorder.EventRecorder(at, ["key"], {})
     lost = engine_events.Trained(
         n_records=4, loss_before=math.inf, loss_after=math.nan, accepted=False
     )

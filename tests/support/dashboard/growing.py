@@ -109,7 +109,7 @@ class Growing:
         with self.db.write() as tx:
             artifacts.add(tx, self.fence, new)
             for task in range(self.claim.job.n_tasks):
-                artifacts.keep_code(tx, self.fence, task, SCHEDULE, SOURCE)
+                artifacts.store_code(tx, self.fence, task, SCHEDULE, SOURCE)
             leases.succeed(tx, self.fence, "trials")
         return service_fakes.get(self.db, self.claim.job.id)
 
