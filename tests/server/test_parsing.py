@@ -53,14 +53,14 @@ def network() -> bytes:
         weights,
     )
     model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
-    found: bytes = model.SerializeToString()
-    return found
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def test_operators_and_their_schemas(parser: parsing.Parser) -> None:
-    found = parser.operators()
-    assert found == {name: op.schema for name, op in workloads.OPERATORS.items()}
-    assert json.loads(json.dumps(found)) == found
+    schemas = parser.operators()
+    assert schemas == {name: op.schema for name, op in workloads.OPERATORS.items()}
+    assert json.loads(json.dumps(schemas)) == schemas
 
 
 def test_an_operator(parser: parsing.Parser) -> None:
@@ -75,8 +75,8 @@ def test_tir_in_every_form(parser: parsing.Parser) -> None:
 
     task = workloads.gemm(8, 16, 32, target="llvm")
     texts = [task.to_json(), tvm.ir.save_json(task.mod), tvm.ir.save_json(task.func)]
-    found = [parser.parse(tir(text.encode()), "llvm") for text in texts]
-    assert {parsed.tasks[0].flops for parsed in found} == {float(task.flops)}
+    all_parsed = [parser.parse(tir(text.encode()), "llvm") for text in texts]
+    assert {parsed.tasks[0].flops for parsed in all_parsed} == {float(task.flops)}
 
 
 def test_an_onnx_model(parser: parsing.Parser) -> None:

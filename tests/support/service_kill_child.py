@@ -3,7 +3,7 @@
     python -m tests.support.service_kill_child URL FOLDER
 
 Each line on stdin forks a tuner and answers with its process id. The tuners run the real round
-loop, journal and store; sketches and measuring are fakes that take milliseconds. What the store
+loop, session and store; sketches and measuring are fakes that take milliseconds. What the store
 acknowledged is noted in FOLDER/acknowledged, one line a trial, only after it was.
 """
 
@@ -39,7 +39,7 @@ class Pools:
         """Nothing to end."""
 
 
-class Bench(felix_engine.FelixEngine):
+class FakeDeviceEngine(felix_engine.FelixEngine):
     """The real engine on a fake device."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def tune(url: str, folder: pathlib.Path) -> None:
     engine_jobs.sketches_of = tuning_fakes.sketches
     acknowledge(folder / "acknowledged")
     db = database.Database(url)
-    working = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), Bench(), SETTINGS)
+    working = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), FakeDeviceEngine(), SETTINGS)
     signal.signal(signal.SIGTERM, lambda *_: working.leaving.set())
     with contextlib.closing(working):
         working.run()

@@ -1,6 +1,6 @@
-// Keeps a page up to date. A job's page follows the job's events; each one is told to the page's
+// Keeps a page up to date. A job's page follows the job's events; each one is passed to the page's
 // charts as `felix:event` on document, and the live regions are fetched anew, at most every
-// REFRESH_MS. Pages with `data-poll` just look again at times. Both wait longer where the service
+// REFRESH_MS. Pages with `data-poll` just fetch again at times. Both wait longer where the service
 // is slow: a page takes a hundredth of its time at most. Nothing runs in a hidden tab.
 
 import { morph } from "./morph.js";
@@ -50,7 +50,7 @@ export function follow() {
   if (source) return;
   const job = body.dataset.job;
   source = new EventSource(`/v1/jobs/${job}/events/stream?after_seq=${seq}`);
-  source.onopen = () => found();
+  source.onopen = () => connected();
   for (const type of TYPES) {
     source.addEventListener(type, (message) => {
       const event = JSON.parse(message.data);
@@ -85,7 +85,7 @@ export async function refresh() {
     if (answer.redirected && new URL(answer.url).pathname === "/dashboard/login") return loggedOut();
     if (!answer.ok) throw new Error(String(answer.status));
     put(new DOMParser().parseFromString(await answer.text(), "text/html"));
-    found();
+    connected();
   } catch {
     lost();
   } finally {
@@ -136,7 +136,7 @@ async function check() {
   setTimeout(() => document.hidden || again(), 5000);
 }
 
-function found() {
+function connected() {
   failures = 0;
   document.getElementById("lost").hidden = true;
   const followed = body.dataset.job ? "follow" in body.dataset : body.dataset.poll;

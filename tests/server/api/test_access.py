@@ -100,8 +100,8 @@ def test_every_route_with_every_scope(service: Service) -> None:
 
 def test_the_matrix_has_every_route(service: Service) -> None:
     paths = service.client.get("/v1/openapi.json").json()["paths"]
-    found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
-    assert found == set(NEEDS)
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert routes == set(NEEDS)
 
 
 def test_jobs_of_other_keys_are_not_changed(service: Service) -> None:

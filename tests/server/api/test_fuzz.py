@@ -36,7 +36,7 @@ PROMISES = [
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The document of an application with some jobs; parsing is kept to what needs no child."""
+    """The document of an application with some jobs; only what needs no child is parsed."""
     patch = pytest.MonkeyPatch()
     request.addfinalizer(patch.undo)
     patch.setattr(events, "MAX_STREAM_S", 0.2)  # of jobs that never end

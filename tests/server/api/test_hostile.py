@@ -62,13 +62,13 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n'
         b"Content-Type: application/octet-stream\r\n\r\n"
     )
-    given: list[int] = []
+    received: list[int] = []
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        given.append(1)
-        body = head if len(given) == 1 else bytes(1 << 20)
-        return {"type": "http.request", "body": body, "more_body": len(given) < 1024}
+        received.append(1)
+        body = head if len(received) == 1 else bytes(1 << 20)
+        return {"type": "http.request", "body": body, "more_body": len(received) < 1024}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -83,7 +83,7 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
     assert clean.client.portal is not None
     clean.client.portal.call(clean.client.app, scope, receive, send)
     assert sent[0]["status"] == 413 and json.loads(sent[1]["body"])["status"] == 413
-    assert len(given) == 6  # 4 MiB are allowed, and 1 MiB for the form
+    assert len(received) == 6  # 4 MiB are allowed, and 1 MiB for the form
 
 
 def test_a_key_may_allow_less(clean: Service) -> None:

@@ -145,15 +145,15 @@ def test_jobs_are_found_by_what_they_are(service: Service) -> None:
 
 def test_pages_follow_one_another(service: Service) -> None:
     made = [api_rows.queued(service.db).id for _ in range(7)]
-    found: list[int] = []
+    listed: list[int] = []
     where: str | None = "/v1/jobs?limit=3&state=queued"
     while where is not None:
         answer = service.client.get(where)
-        found += [job["id"] for job in answer.json()["items"]]
+        listed += [job["id"] for job in answer.json()["items"]]
         link = answer.headers.get("Link")
         where = None if link is None else link[1 : link.index(">")]
         api_rows.queued(service.db)  # newer jobs do not shift later pages
-    assert found == made[::-1]
+    assert listed == made[::-1]
 
 
 @pytest.mark.parametrize(

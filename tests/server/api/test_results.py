@@ -1,4 +1,4 @@
-"""What can be seen of a job: tasks, trials, curves, search, events, artifacts, devices."""
+"""What the API returns of a job: tasks, trials, curves, search, events, artifacts, devices."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def _get(service: Service, path: str) -> Any:
 
 def test_a_finished_job(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    found = _get(service, f"/v1/jobs/{job.id}")
-    assert found["state"] == "succeeded" and found["progress"] == 1.0
-    assert found["reason"] == "trials" and found["n_trials"] == 12 and found["n_failed"] == 3
-    assert found["best_us"] == job.best_us and found["unscheduled_us"] == 1000.0
-    assert found["speedup"] == 1000.0 / found["best_us"]
-    assert found["gflops"] == 1e6 / found["best_us"] / 1e3
-    assert found["breakdown"] == {"search_s": 1.0, "measure_s": 2.0}
-    assert "lease_token" not in found
+    content = _get(service, f"/v1/jobs/{job.id}")
+    assert content["state"] == "succeeded" and content["progress"] == 1.0
+    assert content["reason"] == "trials" and content["n_trials"] == 12 and content["n_failed"] == 3
+    assert content["best_us"] == job.best_us and content["unscheduled_us"] == 1000.0
+    assert content["speedup"] == 1000.0 / content["best_us"]
+    assert content["gflops"] == 1e6 / content["best_us"] / 1e3
+    assert content["breakdown"] == {"search_s": 1.0, "measure_s": 2.0}
+    assert "lease_token" not in content
     (task,) = _get(service, f"/v1/jobs/{job.id}/tasks")["items"]
-    assert task["n_sketches"] == 2 and task["speedup"] == found["speedup"]
+    assert task["n_sketches"] == 2 and task["speedup"] == content["speedup"]
     code = _get(service, f"/v1/jobs/{job.id}/tasks/0/code")
     assert code == {"schedule": "def main(): ...", "source": "; llvm"}
     assert service.client.get(f"/v1/jobs/{job.id}/tasks/1/code").status_code == 404
@@ -107,10 +107,10 @@ def test_curves_are_overlaid(service: Service) -> None:
 
 def test_predicted_against_measured(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    found = _get(service, f"/v1/jobs/{job.id}/predicted")
-    assert found["n"] == 9 and abs(found["median_ratio"] - 1.25) < 1e-9
-    assert abs(found["rank_correlation"] - 1.0) < 1e-9
-    assert [point["trial"] for point in found["points"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    predicted = _get(service, f"/v1/jobs/{job.id}/predicted")
+    assert predicted["n"] == 9 and abs(predicted["median_ratio"] - 1.25) < 1e-9
+    assert abs(predicted["rank_correlation"] - 1.0) < 1e-9
+    assert [point["trial"] for point in predicted["points"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
     assert len(_get(service, f"/v1/jobs/{job.id}/predicted?limit=2")["points"]) == 2
 
 
@@ -125,10 +125,10 @@ def test_rank_correlation_shares_ranks() -> None:
 
 def test_search_internals(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    found = _get(service, f"/v1/jobs/{job.id}/search")
-    assert [step["loss"] for step in found["rounds"][0]["steps"]] == [3.0, 2.0, 1.0]
-    assert found["rounds"][0]["n_candidates"] == 4
-    assert found["trainings"][0]["loss_after"] == 0.25 and found["errors"] == {"build": 3}
+    search = _get(service, f"/v1/jobs/{job.id}/search")
+    assert [step["loss"] for step in search["rounds"][0]["steps"]] == [3.0, 2.0, 1.0]
+    assert search["rounds"][0]["n_candidates"] == 4
+    assert search["trainings"][0]["loss_after"] == 0.25 and search["errors"] == {"build": 3}
     assert _get(service, f"/v1/jobs/{job.id}/search?task=0&after=0")["rounds"] == []
 
 
@@ -148,15 +148,15 @@ def test_events_after_a_number(service: Service) -> None:
 
 
 def test_the_stream_of_an_ended_job_ends(service: Service, monkeypatch: Any) -> None:
-    monkeypatch.setattr(events, "BATCH", 3)  # several looks
+    monkeypatch.setattr(events, "BATCH", 3)  # several reads
     job = api_rows.finished(service.db, service.blobs)
     answer = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
     assert answer.headers["Content-Type"].startswith("text/event-stream")
-    told = [dict(line.split(": ", 1) for line in block.splitlines())
+    streamed = [dict(line.split(": ", 1) for line in block.splitlines())
             for block in answer.text.split("\n\n") if block]  # fmt: skip
-    assert [int(each["id"]) for each in told[:-1]] == list(range(3, job.last_seq + 1))
-    assert told[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
-    assert json.loads(told[0]["data"])["seq"] == 3
+    assert [int(each["id"]) for each in streamed[:-1]] == list(range(3, job.last_seq + 1))
+    assert streamed[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
+    assert json.loads(streamed[0]["data"])["seq"] == 3
     headers = {"Last-Event-ID": str(job.last_seq)}
     rest = service.client.get(f"/v1/jobs/{job.id}/events/stream", headers=headers).text
     assert rest.count("event:") == 1
@@ -203,17 +203,17 @@ def test_devices_and_tuners(service: Service) -> None:
 
 
 def test_operators_have_schemas(service: Service) -> None:
-    found = _get(service, "/v1/operators")
-    assert {"gemm", "conv2d", "softmax"} <= set(found)
-    assert found["gemm"]["properties"]["m"]["type"] == "integer"
-    assert _get(service, "/v1/operators/gemm") == found["gemm"]
+    operators = _get(service, "/v1/operators")
+    assert {"gemm", "conv2d", "softmax"} <= set(operators)
+    assert operators["gemm"]["properties"]["m"]["type"] == "integer"
+    assert _get(service, "/v1/operators/gemm") == operators["gemm"]
     assert service.client.get("/v1/operators/nope").status_code == 404
 
 
 def test_shipped_cost_models_have_cards(service: Service) -> None:
-    found = {model["name"]: model for model in _get(service, "/v1/models")["items"]}
-    assert found["llvm"]["card"].startswith("#") and len(found["llvm"]["sha256"]) == 64
-    assert found["llvm"]["metadata"]
+    shipped = {model["name"]: model for model in _get(service, "/v1/models")["items"]}
+    assert shipped["llvm"]["card"].startswith("#") and len(shipped["llvm"]["sha256"]) == 64
+    assert shipped["llvm"]["metadata"]
 
 
 def test_health_readiness_and_metrics(service: Service) -> None:
@@ -251,6 +251,6 @@ def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> 
                         assert isinstance(content["example"], str) and content["example"]
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 kind = content["schema"].get("$ref", "").rpartition("/")[2]
-                told = document["components"]["schemas"][kind] if kind else content["schema"]
-                assert "examples" in json.dumps(told), (method, path)
+                schema = document["components"]["schemas"][kind] if kind else content["schema"]
+                assert "examples" in json.dumps(schema), (method, path)
     assert n_answers == len(routes) + 2 - 2  # two also answer 200, two answer nothing

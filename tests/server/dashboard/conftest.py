@@ -49,9 +49,9 @@ class Pages:
     @property
     def csrf(self) -> str:
         """The token of the login, as a page has it."""
-        found = re.search(r'name="csrf-token" content="([^"]+)"', self.get("/dashboard/compare"))
-        assert found is not None
-        return html.unescape(found.group(1))
+        meta = re.search(r'name="csrf-token" content="([^"]+)"', self.get("/dashboard/compare"))
+        assert meta is not None
+        return html.unescape(meta.group(1))
 
 
 @pytest.fixture

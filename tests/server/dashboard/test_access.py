@@ -53,17 +53,19 @@ def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
         admin, 200, name="ci <b>", scope=["read", "submit"], expires_days="1.5",
         max_running_jobs="0", max_trials="", max_upload_mib="0.5",
     )  # fmt: skip
-    found = re.search(r"felix_[0-9a-f]{12}_[\w-]+", page)
-    assert found is not None and "ci &lt;b&gt;" in page
+    key_text = re.search(r"felix_[0-9a-f]{12}_[\w-]+", page)
+    assert key_text is not None and "ci &lt;b&gt;" in page
     with admin.service.db.read() as tx:
-        made = keys.find(tx, found.group())
+        made = keys.find(tx, key_text.group())
     assert access.scopes(made) == ["read", "submit"] and made.name == "ci <b>"
     assert (made.max_running_jobs, made.max_trials, made.max_upload_bytes) == (0, None, 1 << 19)
     assert made.expires_at is not None
     assert (made.expires_at - made.created_at).total_seconds() == pytest.approx(1.5 * 86400, abs=1)
     for address in ("/dashboard/keys", "/dashboard/audit"):
-        shown = admin.get(address)
-        assert found.group() not in shown and "ci &lt;b&gt;" in admin.get("/dashboard/keys")
+        later_page = admin.get(address)
+        assert key_text.group() not in later_page and "ci &lt;b&gt;" in admin.get(
+            "/dashboard/keys"
+        )
     assert "key.create" in admin.get("/dashboard/audit")
 
 
@@ -110,8 +112,8 @@ def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:
     assert admin.client.post(
         "/dashboard/keys/99/revoke", data={"csrf_token": admin.csrf}
     ).status_code == 404  # fmt: skip
-    own = f"/dashboard/keys/{service.keys['admin'].key.id}/revoke"
-    assert admin.client.post(own, data={"csrf_token": admin.csrf}).status_code == 303
+    revoke_this_key = f"/dashboard/keys/{service.keys['admin'].key.id}/revoke"
+    assert admin.client.post(revoke_this_key, data={"csrf_token": admin.csrf}).status_code == 303
     assert admin.client.get("/dashboard/keys").status_code == 303
 
 

@@ -56,10 +56,10 @@ def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     until(page, "document.querySelector('#head .badge').textContent === 'succeeded'")
     until(page, "document.querySelector('#link').textContent === 'Ended'")
     assert page.evaluate("window.mark") == "never loaded again"
-    with page.expect_download() as found:
+    with page.expect_download() as download:
         page.get_by_role("link", name="Download felix-job.zip").click()
-    assert pathlib.Path(found.value.path()).read_bytes() == growing.CONTENT
-    assert found.value.suggested_filename == "felix-job.zip"
+    assert pathlib.Path(download.value.path()).read_bytes() == growing.CONTENT
+    assert download.value.suggested_filename == "felix-job.zip"
     assert job.workload["params"]["m"] == 64
 
 
@@ -108,8 +108,8 @@ def test_compare_from_the_table(page: Any, site: Site) -> None:
     assert points(page, "curves") > 4
     page.locator("#compare-y").select_option("% of the best of all")
     until(page, "document.querySelector('#curves .ytitle').textContent.includes('best of all')")
-    shown = page.locator("#curves").inner_text()
-    assert "one" in shown and "two" in shown
+    legend = page.locator("#curves").inner_text()
+    assert "one" in legend and "two" in legend
 
 
 def test_a_lost_connection_is_told_and_mended(page: Any, site: Site) -> None:
@@ -179,7 +179,7 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     page.wait_for_timeout(2500)
     assert page.locator("#e-note").input_value() == "kept while the page is live"
     page.get_by_role("button", name="Save").click()
-    page.wait_for_selector("#asked >> text=kept while the page is live")
+    page.wait_for_selector("#submitted >> text=kept while the page is live")
 
 
 def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:

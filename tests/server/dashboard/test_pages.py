@@ -17,7 +17,7 @@ HOSTILE = """<script>alert('1')</script>"><img src=x onerror=alert(2)> & {{ 7*7 
 TABS = ("", "/trials", "/search", "/code", "/log", "/log?all=1")
 
 
-def own(pages: Pages) -> int:
+def key_id(pages: Pages) -> int:
     """The key of whoever is logged in."""
     return pages.service.keys["submit"].key.id
 
@@ -38,7 +38,7 @@ def test_empty_pages_say_what_to_do(pages: Pages, address: str) -> None:
 
 def test_table_shows_figures_and_filters(pages: Pages) -> None:
     service = pages.service
-    done = api_rows.finished(service.db, service.blobs, own(pages), name="fast one")
+    done = api_rows.finished(service.db, service.blobs, key_id(pages), name="fast one")
     api_rows.queued(service.db, name="slow one", tags=("nightly",), target_key="cuda/sm_90/X")
     text = words(pages.get("/dashboard"))
     assert "fast one" in text and "slow one" in text
@@ -54,8 +54,8 @@ def test_table_shows_figures_and_filters(pages: Pages) -> None:
         ("q=nothing", set()),
     ):
         page = pages.get(f"/dashboard?{query}")
-        shown = {name for name in ("fast one", "slow one") if f">{name}</a>" in page}
-        assert shown == names, query
+        listed = {name for name in ("fast one", "slow one") if f">{name}</a>" in page}
+        assert listed == names, query
     assert "No job matches" in pages.get("/dashboard?q=nothing")
     assert f"/dashboard/jobs/{done.id}" in pages.get("/dashboard")
 
@@ -71,7 +71,7 @@ def test_table_pages_by_number(pages: Pages) -> None:
 
 
 def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
-    service, key = pages.service, own(pages)
+    service, key = pages.service, key_id(pages)
     cancelled = api_rows.queued(service.db, key)
     with service.db.write() as tx:
         control.cancel(tx, cancelled.id)
@@ -89,7 +89,7 @@ def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
 
 def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages), n_tasks=2, trials=64)
+    api_rows.queued(pages.service.db, key_id(pages), n_tasks=2, trials=64)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(20)
     job = grows.finish(pages.service.blobs)
@@ -104,8 +104,8 @@ def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
 
 
 def test_points_are_the_measured_trials(pages: Pages) -> None:
-    found = api_rows.running(pages.service.db, own(pages), n_trials=8)
-    answer = pages.client.get(f"/dashboard/data/jobs/{found.job.id}/points?task=0").json()
+    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=8)
+    answer = pages.client.get(f"/dashboard/data/jobs/{claim.job.id}/points?task=0").json()
     assert answer["trial"] == [1, 2, 3, 5, 6, 7]
     assert answer["latency_us"][0] == 100.0 and answer["elapsed_s"][0] == 1.0
     assert pages.client.get("/dashboard/data/jobs/99/points").status_code == 404
@@ -113,7 +113,7 @@ def test_points_are_the_measured_trials(pages: Pages) -> None:
 
 def test_trials_page_filters_and_pages(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages), trials=200)
+    api_rows.queued(pages.service.db, key_id(pages), trials=200)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(120)
     at = f"/dashboard/jobs/{grows.claim.job.id}/trials"
@@ -130,10 +130,10 @@ def test_trials_page_filters_and_pages(pages: Pages) -> None:
 
 def test_search_page_judges_the_cost_model(pages: Pages) -> None:
     service = pages.service
-    good = api_rows.running(service.db, own(pages), n_trials=24)  # predictions in the right order
+    good = api_rows.running(service.db, key_id(pages), n_trials=24)  # predictions in order
     text = words(pages.get(f"/dashboard/jobs/{good.job.id}/search"))
     assert "Rank correlation 1.000 over 18 trials: the cost model orders" in text
-    bad = api_rows.running(service.db, own(pages), n_trials=0)
+    bad = api_rows.running(service.db, key_id(pages), n_trials=0)
     with service.db.write() as tx:
         for number in range(20):
             new = service_fakes.new_trial(number, 10.0 + number, predicted_us=90.0 - number)
@@ -143,19 +143,19 @@ def test_search_page_judges_the_cost_model(pages: Pages) -> None:
 
 def test_code_is_marked_and_whole(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages))
+    api_rows.queued(pages.service.db, key_id(pages))
     grows = growing.Growing(pages.service.db, worker)
     grows.step(2)
     job = grows.finish(pages.service.blobs)
     page = pages.get(f"/dashboard/jobs/{job.id}/code")
     assert '<span class="k">def</span>' in page and " style=" not in page
-    shown = html.unescape(re.sub(r"<[^>]+>", "", page))
-    assert growing.SCHEDULE in shown and growing.SOURCE in shown and "LLVM IR" in shown
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert growing.SCHEDULE in text and growing.SOURCE in text and "LLVM IR" in text
 
 
 def test_log_is_paged_newest_first(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages), trials=400)
+    api_rows.queued(pages.service.db, key_id(pages), trials=400)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(230)
     at = f"/dashboard/jobs/{grows.claim.job.id}/log"
@@ -171,8 +171,8 @@ def test_log_is_paged_newest_first(pages: Pages) -> None:
 
 def test_compare_takes_numbers_in_any_writing(pages: Pages) -> None:
     service = pages.service
-    one = api_rows.finished(service.db, service.blobs, own(pages), name="first")
-    two = api_rows.running(service.db, own(pages), name="second").job
+    one = api_rows.finished(service.db, service.blobs, key_id(pages), name="first")
+    two = api_rows.running(service.db, key_id(pages), name="second").job
     page = pages.get(f"/dashboard/compare?job={one.id}&job=%23{two.id},+77")
     assert f'data-jobs="{one.id},{two.id}"' in page
     assert "There is no job 77" in page and "first" in page and "second" in page
@@ -190,7 +190,7 @@ def test_devices_tell_who_is_alive(pages: Pages) -> None:
 
 def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     service = pages.service
-    mine = api_rows.queued(service.db, own(pages))
+    mine = api_rows.queued(service.db, key_id(pages))
     other = api_rows.queued(service.db, service.keys["admin"].key.id)
 
     def verbs(job_id: int) -> set[str]:
@@ -214,7 +214,7 @@ def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
 
 @pytest.mark.parametrize("token", [None, "", "wrong"])
 def test_actions_need_the_token(pages: Pages, token: str | None) -> None:
-    job = api_rows.queued(pages.service.db, own(pages))
+    job = api_rows.queued(pages.service.db, key_id(pages))
     data = {} if token is None else {"csrf_token": token}
     for address in (f"/dashboard/jobs/{job.id}/cancel", "/dashboard/submit", "/dashboard/logout"):
         assert pages.client.post(address, data=data).status_code == 403
@@ -223,7 +223,7 @@ def test_actions_need_the_token(pages: Pages, token: str | None) -> None:
 
 
 def test_readers_see_but_do_nothing(pages: Pages) -> None:
-    job = api_rows.queued(pages.service.db, own(pages))
+    job = api_rows.queued(pages.service.db, key_id(pages))
     pages.log_in("read")
     assert "data-verb" not in pages.get(f"/dashboard/jobs/{job.id}")
     assert "Your key may only read" in words(pages.get("/dashboard/submit"))
@@ -235,16 +235,16 @@ def test_readers_see_but_do_nothing(pages: Pages) -> None:
 
 def test_hostile_names_are_text(pages: Pages) -> None:
     service = pages.service
-    found = api_rows.running(
-        service.db, own(pages), n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
+    claim = api_rows.running(
+        service.db, key_id(pages), n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
         op=HOSTILE, workload={"params": {HOSTILE: HOSTILE}, "left_out": [HOSTILE]},
     )  # fmt: skip
     with service.db.write() as tx:
         new = service_fakes.new_trial(50, None, message=HOSTILE, error="build", device=HOSTILE)
-        number = trials.append(tx, found.fence, new).number
-    at = f"/dashboard/jobs/{found.job.id}"
+        number = trials.append(tx, claim.fence, new).number
+    at = f"/dashboard/jobs/{claim.job.id}"
     for address in (
-        "/dashboard", f"/dashboard/compare?job={found.job.id}", f"{at}/trials/{number}",
+        "/dashboard", f"/dashboard/compare?job={claim.job.id}", f"{at}/trials/{number}",
         "/dashboard?q=%3Cscript%3E%22",
         "/dashboard?tag=%22%3E%3Cscript%3E&target=%3Cscript%3E",
         *(f"{at}{tab}" for tab in TABS),
@@ -265,7 +265,7 @@ def test_hostile_names_are_text(pages: Pages) -> None:
     ],
 )  # fmt: skip
 def test_missing_things_are_pages(pages: Pages, address: str) -> None:
-    api_rows.queued(pages.service.db, own(pages))
+    api_rows.queued(pages.service.db, key_id(pages))
     page = pages.get(address, 404)
     assert (
         "<h1>Not found</h1>" in page and 'href="/dashboard"' in page and "<!doctype html>" in page
@@ -364,7 +364,7 @@ def test_login_leads_nowhere_else(logged_out: Pages, after: str) -> None:
 
 def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
     with pages.service.db.write() as tx:
-        keys.revoke(tx, own(pages))
+        keys.revoke(tx, key_id(pages))
     assert pages.client.get("/dashboard").status_code == 303
     with pytest.raises(errors.Unauthenticated), pages.service.db.read() as tx:
         keys.find(tx, pages.service.keys["submit"].text)
@@ -377,7 +377,7 @@ def test_the_address_of_the_service_leads_here(logged_out: Pages) -> None:
 
 @pytest.mark.parametrize("address", ["/dashboard", "/dashboard/submit", "/dashboard/jobs/1"])
 def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> None:
-    api_rows.running(pages.service.db, own(pages), n_tasks=2)
+    api_rows.running(pages.service.db, key_id(pages), n_tasks=2)
     page = pages.get(address)
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)), sorted(one for one in ids if ids.count(one) > 1)
@@ -389,7 +389,7 @@ def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> No
 
 def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     service = pages.service
-    mine = api_rows.finished(service.db, service.blobs, own(pages), name="before")
+    mine = api_rows.finished(service.db, service.blobs, key_id(pages), name="before")
     other = api_rows.queued(service.db, service.keys["admin"].key.id)
     at, csrf = f"/dashboard/jobs/{mine.id}", {"csrf_token": pages.csrf}
     form = {**csrf, "name": "after", "tags": "b, a,", "priority": "7", "note": "why <b>"}
@@ -407,21 +407,21 @@ def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     answer = pages.client.post(f"{at}/delete", data=csrf)
     assert answer.status_code == 303 and answer.headers["location"] == "/dashboard"
     pages.get(at, 404)
-    running = api_rows.running(service.db, own(pages)).job
+    running = api_rows.running(service.db, key_id(pages)).job
     answer = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
     assert answer.status_code == 409 and "cancel it first" in words(answer.text).lower()
 
 
 def test_of_many_trials_a_share_is_drawn_and_all_improvements(pages: Pages) -> None:
-    found = api_rows.running(pages.service.db, own(pages), n_trials=0)
+    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=0)
     with pages.service.db.write() as tx:
         for number in range(40):
             new = service_fakes.new_trial(number, 50.0 if number == 36 else 100.0 + number)
-            trials.append(tx, found.fence, new)
+            trials.append(tx, claim.fence, new)
     with pages.service.db.read() as tx:
-        every = points.points(tx, found.job.id)
-        some = points.points(tx, found.job.id, most=10)
-        late = points.points(tx, found.job.id, after=38)
+        every = points.points(tx, claim.job.id)
+        some = points.points(tx, claim.job.id, most=10)
+        late = points.points(tx, claim.job.id, after=38)
     assert [point[0] for point in every] == list(range(1, 41))
     assert [point[0] for point in some] == [1, *range(4, 37, 4), 37, 40]
     assert [point[0] for point in late] == [39, 40]

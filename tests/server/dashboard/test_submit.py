@@ -45,15 +45,15 @@ SCHEMA: dict[str, Any] = {
 
 
 def test_fields_have_the_schema_s_kinds() -> None:
-    found = {field.name: field for field in fields.of_schema(SCHEMA)}
+    by_name = {field.name: field for field in fields.of_schema(SCHEMA)}
     assert [field.name for field in fields.of_schema(SCHEMA)][:2] == ["n", "shape"]
-    assert found["n"].kind == "number" and found["n"].is_required and found["n"].minimum == 1
-    assert found["axis"].hint == "-1" and found["axis"].help == "The axis."
-    assert found["batch"].kind == "number" and not found["batch"].is_required
-    assert found["kernel"].kind == "text" and found["kernel"].hint == "3"
-    assert found["flip"].kind == "switch"
-    assert found["dtype"].choices == ("float32", "float16")
-    assert "bias, relu" in found["epilogue"].help
+    assert by_name["n"].kind == "number" and by_name["n"].is_required and by_name["n"].minimum == 1
+    assert by_name["axis"].hint == "-1" and by_name["axis"].help == "The axis."
+    assert by_name["batch"].kind == "number" and not by_name["batch"].is_required
+    assert by_name["kernel"].kind == "text" and by_name["kernel"].hint == "3"
+    assert by_name["flip"].kind == "switch"
+    assert by_name["dtype"].choices == ("float32", "float16")
+    assert "bias, relu" in by_name["epilogue"].help
     assert fields.defaults(SCHEMA) == {"flip": "", "bias": "on", "dtype": "float32"}
 
 
@@ -105,9 +105,9 @@ def test_parameters_survive_a_form() -> None:
 def filled(pages: Pages, **more: str) -> dict[str, str]:
     """A form as a browser sends it."""
     page = pages.get("/dashboard/submit?op=gemm")
-    found = re.search(r'name="repeat" value="([^"]+)"', page)
-    assert found is not None
-    texts = {"csrf_token": pages.csrf, "repeat": found.group(1), "op": "gemm",
+    form_id = re.search(r'name="form_id" value="([^"]+)"', page)
+    assert form_id is not None
+    texts = {"csrf_token": pages.csrf, "form_id": form_id.group(1), "op": "gemm",
              "p.m": "16", "p.n": "16", "p.k": "16", "p.dtype": "float32"}  # fmt: skip
     return texts | more
 
@@ -173,7 +173,7 @@ def test_time_parts_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "text"),
+    ("formatted", "text"),
     [
         (formats.latency(None), "–"), (formats.latency(0.5), "500 ns"),
         (formats.latency(9.094), "9.09 µs"), (formats.latency(1441.2), "1.44 ms"),
@@ -186,8 +186,8 @@ def test_time_parts_add_up() -> None:
         (formats.count(12345), "12\u202f345"),
     ],
 )  # fmt: skip
-def test_numbers_in_words(shown: str, text: str) -> None:
-    assert shown == text
+def test_numbers_in_words(formatted: str, text: str) -> None:
+    assert formatted == text
 
 
 def test_a_form_from_a_file_s_job_is_an_empty_one(pages: Pages) -> None:

@@ -32,9 +32,9 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         self.answer(200)
 
     def do_GET(self) -> None:
-        found = self.objects.get(self.path.partition("?")[0])
+        content = self.objects.get(self.path.partition("?")[0])
         missing = b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"
-        self.answer(404 if found is None else 200, missing if found is None else found)
+        self.answer(404 if content is None else 200, missing if content is None else content)
 
     def do_DELETE(self) -> None:
         self.objects.pop(self.path.partition("?")[0], None)
@@ -51,14 +51,14 @@ class Bucket(http.server.BaseHTTPRequestHandler):
 
 
 def _unchunk(body: bytes) -> bytes:
-    found = b""
+    content = b""
     while body:
         size, _, body = body.partition(b"\r\n")
         length = int(size.split(b";")[0], 16)
         if length == 0:
             break
-        found, body = found + body[:length], body[length + 2 :]
-    return found
+        content, body = content + body[:length], body[length + 2 :]
+    return content
 
 
 @pytest.fixture

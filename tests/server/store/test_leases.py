@@ -33,10 +33,10 @@ def test_only_fitting_devices_claim(db: database.Database) -> None:
     worker = service_fakes.worker(db)
     with db.write() as tx:
         assert leases.claim(tx, worker, ["llvm", "llvm/test"], 60) is None
-        found = leases.claim(tx, worker, ["cuda", "cuda/sm_90"], 60)
-        assert found is not None
-        leases.begin(tx, found.fence, "cuda/sm_90/H100", "resolved")
-        leases.release(tx, found.fence)
+        claim = leases.claim(tx, worker, ["cuda", "cuda/sm_90"], 60)
+        assert claim is not None
+        leases.begin(tx, claim.fence, "cuda/sm_90/H100", "resolved")
+        leases.release(tx, claim.fence)
         assert leases.claim(tx, worker, ["cuda", "cuda/sm_90"], 60) is None
         again = leases.claim(tx, worker, ["cuda/sm_90/H100"], 60)
     assert again is not None and again.job.resolved_target == "resolved"
@@ -139,8 +139,8 @@ def test_a_zombie_writes_nothing(db: database.Database) -> None:
 
 def test_fences_do_not_show_their_token(db: database.Database) -> None:
     service_fakes.create(db)
-    found = service_fakes.claim(db)
-    assert found.fence.token not in repr(found)
+    claim = service_fakes.claim(db)
+    assert claim.fence.token not in repr(claim)
 
 
 def test_a_job_whose_tuners_die_fails_in_the_end(db: database.Database) -> None:
@@ -199,15 +199,15 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
 
     def work(rng: random.Random, worker: int) -> None:
         with db.write() as tx:
-            found = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60)
-        if found is None:
+            claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60)
+        if claim is None:
             time.sleep(0.01)
             return
-        fence, job_id = found.fence, found.job.id
+        fence, job_id = claim.fence, claim.job.id
         with guard:
             working[job_id] += 1
             assert working[job_id] == 1, "two tuners hold one job"
-        start = found.job.n_trials
+        start = claim.job.n_trials
         for number in range(start, N_TRIALS):
             if rng.random() < 0.15:  # it "dies": the lease expires and the reaper comes
                 with guard:
@@ -271,15 +271,15 @@ def test_readers_miss_no_event_while_writers_write(db: database.Database) -> Non
             service_fakes.add(db, fence, service_fakes.new_trial(number))
 
     writers = [threading.Thread(target=write, args=(100 * i,)) for i in range(4)]
-    seen: list[int] = []
+    sequence: list[int] = []
 
     def read() -> None:
         while True:
             finished = done.is_set()
             with db.read() as tx:
-                found = events.after(tx, job.id, seen[-1] if seen else 0)
-            seen.extend(event.seq for event in found)
-            if finished and not found:
+                newer = events.after(tx, job.id, sequence[-1] if sequence else 0)
+            sequence.extend(event.seq for event in newer)
+            if finished and not newer:
                 return
 
     reader = threading.Thread(target=read)
@@ -290,4 +290,4 @@ def test_readers_miss_no_event_while_writers_write(db: database.Database) -> Non
         thread.join()
     done.set()
     reader.join()
-    assert seen == list(range(1, 2 + 40 + 1))
+    assert sequence == list(range(1, 2 + 40 + 1))

@@ -145,9 +145,9 @@ def test_what_users_can_do_in_each_state(db: database.Database, verb: str) -> No
         else:
             with db.write() as tx:
                 after = USER_VERBS[verb](tx, job_id)
-            wanted = EXPECTED[verb][state]
-            assert after.state is (wanted or state), (verb, state)
-            assert after.last_seq == before.last_seq + (wanted is not None)
+            expected = EXPECTED[verb][state]
+            assert after.state is (expected or state), (verb, state)
+            assert after.last_seq == before.last_seq + (expected is not None)
         with db.write() as tx:  # leave nothing for the next claim
             tx.execute(sa.delete(models.Job).where(models.Job.id == job_id))
 
@@ -200,9 +200,9 @@ class Histories(stateful.RuleBasedStateMachine):
     @stateful.rule(lease_s=st.sampled_from([-1.0, 60.0]))
     def a_tuner_claims(self, lease_s: float) -> None:
         keys = service_fakes.TARGET_KEYS
-        found = self.attempt(lambda tx: leases.claim(tx, self.worker, keys, lease_s))
-        if found is not None:
-            self.fences.append(found.fence)
+        claim = self.attempt(lambda tx: leases.claim(tx, self.worker, keys, lease_s))
+        if claim is not None:
+            self.fences.append(claim.fence)
 
     @stateful.rule(which=st.integers(0, 3))
     def a_tuner_writes(self, which: int) -> None:

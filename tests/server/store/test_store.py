@@ -98,16 +98,16 @@ def test_pages_and_filters(db: database.Database) -> None:
         oldest = jobs.page(tx, limit=2, oldest_first=True)
         assert [j.id for j in oldest.jobs] == [1, 2] and oldest.next == 2
 
-        def found(**fields: object) -> list[int]:
+        def ids(**fields: object) -> list[int]:
             return [j.id for j in jobs.page(tx, jobs.Filter(**fields)).jobs]  # type: ignore[arg-type]
 
-        assert found(op="softmax") == [7, 5, 3, 1]
-        assert found(states=(State.CANCELLED,)) == [3]
-        assert found(tags=("even",), states=(State.QUEUED,)) == [7, 5, 1]
-        assert found(text="JOB 4") == [5]
-        assert found(text="100%") == [7, 6, 5, 4, 3, 2, 1]
-        assert found(text="_") == []
-        assert found(target_key="cuda") == []
+        assert ids(op="softmax") == [7, 5, 3, 1]
+        assert ids(states=(State.CANCELLED,)) == [3]
+        assert ids(tags=("even",), states=(State.QUEUED,)) == [7, 5, 1]
+        assert ids(text="JOB 4") == [5]
+        assert ids(text="100%") == [7, 6, 5, 4, 3, 2, 1]
+        assert ids(text="_") == []
+        assert ids(target_key="cuda") == []
         assert jobs.counts(tx)[State.QUEUED] == 6
 
 
@@ -164,8 +164,8 @@ def test_the_curve_of_several_tasks_is_their_weighted_sum(db: database.Database)
     with db.read() as tx:
         points = store_points.curve(tx, job.id)
         assert [(p.trial, p.best_us) for p in points] == [(2, 70.0), (3, 50.0), (4, 45.0)]
-        own = [(p.trial, p.best_us) for p in store_points.curve(tx, job.id, task=1)]
-        assert own == [(2, 30.0), (3, 20.0), (4, 20.0)]
+        of_task = [(p.trial, p.best_us) for p in store_points.curve(tx, job.id, task=1)]
+        assert of_task == [(2, 30.0), (3, 20.0), (4, 20.0)]
         both = store_points.curves(tx, [job.id])
         assert both == {job.id: points}
         with pytest.raises(errors.NotFound):
@@ -252,10 +252,10 @@ def test_events_are_numbered_without_gaps(db: database.Database) -> None:
         progress.append_event(tx, fence, events.Type.WARNING, {"message": "x"})
         control.change(tx, job.id, tags=["t"])
     with db.read() as tx:
-        found = events.after(tx, job.id)
-        assert [e.seq for e in found] == [1, 2, 3, 4, 5]
-        assert [e.type for e in found] == ["state", "state", "trial", "warning", "changed"]
-        assert (found[1].from_state, found[1].to_state) == ("queued", "running")
+        log = events.after(tx, job.id)
+        assert [e.seq for e in log] == [1, 2, 3, 4, 5]
+        assert [e.type for e in log] == ["state", "state", "trial", "warning", "changed"]
+        assert (log[1].from_state, log[1].to_state) == ("queued", "running")
         assert [e.seq for e in events.after(tx, job.id, 3)] == [4, 5]
         assert [e.seq for e in events.after(tx, job.id, 1, limit=2)] == [2, 3]
         only = events.after(tx, job.id, kinds=[events.Type.TRIAL])
@@ -301,8 +301,8 @@ def test_progress_of_a_run(db: database.Database) -> None:
     assert (after.model, after.elapsed_s, after.unscheduled_us) == ("shipped", 7.5, 100.0)
     assert after.breakdown == {"search_s": 2.0}
     with db.read() as tx:
-        found = progress.rounds(tx, job.id)
-        assert [(r.round, r.steps) for r in found] == [(0, steps), (1, [])]
+        rounds = progress.rounds(tx, job.id)
+        assert [(r.round, r.steps) for r in rounds] == [(0, steps), (1, [])]
         assert [r.round for r in progress.rounds(tx, job.id, task=0, after=0)] == [1]
         assert progress.trainings(tx, job.id)[0].loss_after is None
         assert progress.checkpoint(tx, job.id) == progress.Checkpoint(4, {"x": [1]}, b"\0t")

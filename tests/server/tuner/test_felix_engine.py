@@ -98,10 +98,10 @@ def check_bundle(folder: pathlib.Path, sha256: str, best_us: float) -> None:
         names = archive.namelist()
         archive.extractall(folder / "bundle")
     (home,) = (folder / "bundle").iterdir()
-    wanted = {"manifest.json", "run.py", "kernel.so", "schedule.py", "source/kernel.ll",
+    expected = {"manifest.json", "run.py", "kernel.so", "schedule.py", "source/kernel.ll",
               "database/database_tuning_record.json", "database/database_workload.json",
               "convergence.svg", "records.jsonl"}  # fmt: skip
-    assert {f"{home.name}/{name}" for name in wanted} <= set(names)
+    assert {f"{home.name}/{name}" for name in expected} <= set(names)
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["job"]["name"] == "a tiny gemm"
     assert manifest["best"]["latency_us"] == best_us

@@ -129,7 +129,7 @@ def check(db: database.Database, job_id: int, acknowledged: dict[int, Any]) -> i
     stored = {row.number: (row.schedule_hash, row.latency_us) for row in rows}
     assert {number: stored[number] for number in acknowledged} == acknowledged
     assert [event.seq for event in log] == list(range(1, job.last_seq + 1))
-    told = [event.payload["trial"] for event in log if event.type == "trial"]
-    assert told == list(range(1, N_TRIALS + 1))
+    trial_numbers = [event.payload["trial"] for event in log if event.type == "trial"]
+    assert trial_numbers == list(range(1, N_TRIALS + 1))
     assert len(bundles) == 1
     return sum(event.payload.get("error") == "lease_expired" for event in log)

@@ -1,4 +1,4 @@
-"""A run journalled in the database: what it tells, and how another tuner goes on with it."""
+"""A run with its session in the database: what it writes, and how another tuner continues it."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> 
     assert 11 <= n_before < 24
     run(sit_down(db))
     with db.read() as tx:
-        found = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
-    assert [len(each) for each in found] == [24, 24]
-    first, second = ([(t.schedule_hash, t.latency_us) for t in each] for each in found)
+        both = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
+    assert [len(each) for each in both] == [24, 24]
+    first, second = ([(t.schedule_hash, t.latency_us) for t in each] for each in both)
     assert second[:8] == first[:8]  # the round that was whole
     assert len(set(second)) == 24
 
@@ -169,7 +169,7 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
     assert stored.steps == [dataclasses.asdict(step) | {"mean_loss": None}]
 
 
-def test_a_journal_keeps_tensors(db: database.Database) -> None:
+def test_a_session_stores_tensors(db: database.Database) -> None:
     torch = pytest.importorskip("torch")
     tensors = {"model/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3)}
     content = session._write(tensors)

@@ -148,7 +148,7 @@ def test_a_job_to_end_early_waits_for_a_tuner(
         control.pause(tx, job.id)
         leases.release(tx, fence)
         control.stop(tx, job.id)
-    time.sleep(0.1)  # more than a beat: the order is known when the engine looks
+    time.sleep(0.1)  # more than a beat: the instruction is there when the engine reads it
     engine.pause_s = 0.05
     assert working.work_once()
     after = service_fakes.get(db, job.id)
@@ -199,9 +199,9 @@ def test_attempts_count_from_the_last_progress(
 
 def _at_once(decide: Callable[..., retry.Decision]) -> Callable[..., retry.Decision]:
     def decided(*args: object) -> retry.Decision:
-        found = decide(*args)
-        again_s = None if found.retry_after_s is None else 0.0
-        return retry.Decision(found.error, found.message, again_s)
+        decision = decide(*args)
+        again_s = None if decision.retry_after_s is None else 0.0
+        return retry.Decision(decision.error, decision.message, again_s)
 
     return decided
 
@@ -286,12 +286,12 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
     begun, ends, over = threading.Event(), threading.Event(), threading.Event()
 
     def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Instruction:
-        found = beat(tx, fence, lease_s)
+        instruction = beat(tx, fence, lease_s)
         begun.set()
         assert ends.wait(10)
         time.sleep(0.2)
         over.set()
-        return found
+        return instruction
 
     with db.write() as tx:
         claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
