@@ -2,7 +2,7 @@
 
     uvicorn --factory server.app:create_app
 
-The process holds nothing that another one would need, so any number may serve one database. It
+The process has no state that another one would need, so any number may serve one database. It
 refuses to start on a database of another schema.
 """
 

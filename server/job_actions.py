@@ -17,7 +17,7 @@ from server.web import auth, dependencies, requests
 
 
 class Action(enum.StrEnum):
-    """A move that a user asks for."""
+    """What a user may do to a job's state."""
 
     PAUSE = "pause"
     RESUME = "resume"

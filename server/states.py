@@ -7,12 +7,12 @@
       +---- stopping (ends early, with its artifact) -> succeeded
       +---- cancelling -> cancelled
 
-A tuner holds a lease in the `LEASED` states, and may in `stopping`: a job that is to end early
+A tuner has a lease in the `LEASED` states, and may in `stopping`: a job that is to end early
 while nobody works on it waits in `stopping` for a tuner to make its artifact. `failed` and
 `cancelled` jobs go on after a retry, with all they have measured; `succeeded` is final.
 
 The CHECK constraints of `server.database.models` say the same to the database: a job's state is
-one of these, and each event that moves a job holds a legal pair.
+one of these, and each event that moves a job has a legal pair.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ MOVES: Mapping[State, frozenset[State]] = types.MappingProxyType(
     }
 )
 
-#: A tuner holds a lease.
+#: A tuner has a lease.
 LEASED = frozenset({_S.RUNNING, _S.PAUSING, _S.CANCELLING})
-#: A tuner holds a lease, or may take one.
+#: A tuner has a lease, or may take one.
 MAY_BE_LEASED = LEASED | {_S.STOPPING}
-#: What a tuner may claim when nobody holds it.
+#: What a tuner may claim when no other has the lease.
 CLAIMABLE = frozenset({_S.QUEUED, _S.STOPPING})
 #: Nothing happens to the job by itself any more.
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})

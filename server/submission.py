@@ -1,8 +1,8 @@
 """Submissions: a workload is parsed in a limited child, its file stored, the job made.
 
-An earlier request with the same idempotency key answers at once; then the quota is checked, the
-workload is parsed, its file stored, and the job made with its row. A workload that is refused
-leaves nothing behind.
+If an earlier request with the same idempotency key made a job, that job is the result. Else the
+quota is checked, the workload is parsed, its file stored, and the job made with its row. A
+workload that is refused leaves nothing behind.
 """
 
 from __future__ import annotations

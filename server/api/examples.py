@@ -127,7 +127,7 @@ def _page(item: responses.ResponseBody) -> responses.Page[Any]:
     return responses.Page[Any](items=[item], next=None)
 
 
-#: By method and path; the rest answers with a job.
+#: By method and path; the other routes respond with a job.
 _RESPONSES: Mapping[tuple[str, str], object] = {
     ("post", "/v1/jobs"): QUEUED,
     ("post", "/v1/jobs/upload"): QUEUED,

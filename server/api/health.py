@@ -14,13 +14,13 @@ router = fastapi.APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def healthz() -> responses.Health:
-    """The process answers."""
+    """The process works."""
     return responses.Health(status="ok")
 
 
 @router.get("/readyz")
 def readyz(services: dependencies.ServicesDep) -> responses.Ready:
-    """The database answers and has this version's schema; else 503."""
+    """The database works and has this version's schema; else 503."""
     schema.check(services.db)
     with services.db.read() as tx:
         tuners = workers.every(tx, services.settings.stale_s)

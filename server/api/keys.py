@@ -42,7 +42,7 @@ def every(
 def create(
     body: requests.NewKey, caller: auth.Admin, services: dependencies.ServicesDep
 ) -> responses.MadeKey:
-    """Make a key; the answer is the only place where its text ever is."""
+    """Make a key; the response is the only place where its text ever is."""
     made = key_actions.create(services, caller, body)
     return responses.MadeKey(key=responses.Key.model_validate(made.key), text=made.text)
 

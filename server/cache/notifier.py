@@ -75,7 +75,7 @@ class Notifier:
         try:
             newest = await anyio.to_thread.run_sync(self._last_seqs, list(self._waiting))
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("cannot look for events: %s", error, extra={"action": "notify_failed"})
+            _log.warning("cannot read new events: %s", error, extra={"action": "notify_failed"})
             return
         for job_id, futures in self._waiting.items():
             last = newest.get(job_id)

@@ -1,7 +1,7 @@
 """Encoded responses about jobs that clients share.
 
 A response is never older than what its client knows of the job: a client that learns from a
-stream that its job has ended, and then asks for the job, must not get what was cached before. So
+stream that its job has ended, and then requests the job, must not get what was cached before. So
 whatever delivers events of a job invalidates the responses about it.
 """
 

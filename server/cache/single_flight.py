@@ -1,9 +1,9 @@
-"""One computation for all who ask for the same within a moment, and its value for a short time.
+"""One computation for all callers of a key, and its value for a short time.
 
-Fifty clients that watch a job ask the same question fifty times in two seconds. Who asks while a
-value is computed, or within `ttl_s` of when that began, gets that value. What this process changes
-makes it forget, so that a client reads what it wrote; changes by other processes are visible
-`ttl_s` later at the latest.
+Fifty clients that watch a job send the same request fifty times in two seconds. A caller that
+comes while a value is computed, or within `ttl_s` of when that began, gets that value. A change by
+this process makes it forget, so that a client reads what it wrote; changes by other processes are
+visible `ttl_s` later at the latest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scripts, styles and Plotly, under addresses that change with their content.
 
-`/dashboard/assets/DIGEST/NAME` may be kept by browsers for ever: another version has another
+`/dashboard/assets/DIGEST/NAME` may be cached by browsers for ever: another version has another
 digest. Plotly comes from its Python package, so nothing is loaded from elsewhere. Texts are
 packed once, in memory.
 """
@@ -39,7 +39,7 @@ class _Asset:
 
 @router.get("/{digest}/{name}")
 def get(digest: str, name: str, request: fastapi.Request) -> fastapi.Response:
-    """One file; a page of an older version gets today's, which is not kept."""
+    """One file; a page of an older version gets today's, which is not cached."""
     if name not in _paths():
         raise errors.NotFound(f"there is no file {name!r}")
     asset = _read(name)

@@ -1,4 +1,4 @@
-"""Templates, who looks at them, and errors as pages.
+"""Templates, the viewer, and errors as pages.
 
     router = fastapi.APIRouter(route_class=render.Page)
 
@@ -7,7 +7,7 @@
         return render.page(request, "x.html", viewer, ...)
 
 Templates escape all values; a name that a template uses and has no value is an error. Routes of
-class `Page` answer errors as pages, and send whoever is not logged in to the login.
+class `Page` render errors as pages, and send whoever is not logged in to the login.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TITLES = {
 _ADVICE = {
     403: "Log in with a key that has the scope, or ask an administrator for one.",
     404: "It may have been deleted. The list of jobs has what there is.",
-    409: "Look at the job as it is now and try again.",
+    409: "Check the state of the job and try again.",
     413: "Send a smaller file, or ask for a larger limit for your key.",
     422: "Go back, correct it and try again.",
     429: "Wait a little, or end jobs that you no longer need.",
@@ -124,7 +124,7 @@ def to_login(request: fastapi.Request) -> responses.RedirectResponse:
 
 
 class Page(routing.APIRoute):
-    """A route that answers errors as pages."""
+    """A route that renders errors as pages."""
 
     def get_route_handler(
         self,

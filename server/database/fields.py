@@ -1,7 +1,7 @@
 """The fields of what the store returns, declared once: types, units, meaning.
 
 `server.database.models` makes table columns of them, `server.store.rows` frozen copies of rows.
-What is filtered, sorted or plotted has a column; JSON only holds what is handed through whole.
+What is filtered, sorted or plotted has a column; JSON is for what is passed through whole.
 Latencies in microseconds, durations in seconds, times are the database's
 (`server.database.columns`).
 """
@@ -44,7 +44,7 @@ class Key:
 
 
 class Login:
-    """A dashboard login; the cookie's value is only kept as a hash."""
+    """A dashboard login; the cookie's value is only stored as a hash."""
 
     key_id: orm.Mapped[int] = orm.mapped_column(sa.ForeignKey("keys.id", ondelete="CASCADE"))
     csrf: orm.Mapped[str]
@@ -53,7 +53,7 @@ class Login:
 
 
 class Job:
-    """What somebody wants tuned, and how far it is."""
+    """What a user wants tuned, and how far it is."""
 
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
     key_id: orm.Mapped[int | None] = orm.mapped_column(
@@ -65,7 +65,7 @@ class Job:
         columns.JobState(), default=states.State.QUEUED
     )
     priority: orm.Mapped[int] = orm.mapped_column(default=0)
-    #: operator, onnx or tir; the operator's name or the file's; what was asked, whole
+    #: operator, onnx or tir; the operator's name or the file's; the submitted workload, whole
     kind: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     op: orm.Mapped[str]
     workload: orm.Mapped[dict[str, Any]]
@@ -243,7 +243,7 @@ class Audit:
 
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
     at: orm.Mapped[datetime.datetime]
-    #: kept when the key is gone
+    #: stays when the key is deleted
     key_id: orm.Mapped[int | None]
     key_name: orm.Mapped[str]
     action: orm.Mapped[str]

@@ -61,7 +61,7 @@ class Key(fields.Key, Base):
 
 
 class Login(fields.Login, Base):
-    """A dashboard login; the cookie's value is only kept as a hash."""
+    """A dashboard login; the cookie's value is only stored as a hash."""
 
     __tablename__ = "logins"
 
@@ -69,7 +69,7 @@ class Login(fields.Login, Base):
 
 
 class Job(fields.Job, Base):
-    """What somebody wants tuned, and how far it is."""
+    """What a user wants tuned, and how far it is."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -183,7 +183,7 @@ class Event(fields.Event, Base):
 
 
 class Checkpoint(Base):
-    """Where the search of a job stands; the last one of each job."""
+    """The state of a job's search after its last round."""
 
     __tablename__ = "checkpoints"
 

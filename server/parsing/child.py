@@ -31,19 +31,19 @@ def main(connection: Any) -> None:
     content = connection.recv_bytes()
     _limit(float(request["seconds"]), int(request["bytes"]))
     try:
-        answer = {"error": None, **_answer(request, content)}
+        reply = {"error": None, **_reply(request, content)}
     except errors.FelixError as error:
-        answer = {"error": " ".join(str(error).split())[:2000]}
+        reply = {"error": " ".join(str(error).split())[:2000]}
     except MemoryError:
-        answer = {"error": "reading the workload needs more memory than it may take"}
+        reply = {"error": "reading the workload needs more memory than it may take"}
     except RecursionError:
-        answer = {"error": "the workload is nested too deeply"}
-    connection.send_bytes(json.dumps(answer).encode())
+        reply = {"error": "the workload is nested too deeply"}
+    connection.send_bytes(json.dumps(reply).encode())
     connection.close()
     os._exit(0)
 
 
-def _answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
+def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     if request["verb"] == "operators":
         return {"operators": {name: op.schema for name, op in workloads.OPERATORS.items()}}
     notes = _Notes()

@@ -5,7 +5,7 @@
 
 The children come from a fork server that has TVM imported already, so one costs milliseconds,
 and the API's process never imports TVM. A child has limits of time, address space and file size;
-it answers with JSON text, so nothing of a client's is ever unpickled. Whatever kills it (a crash
+it replies with JSON text, so nothing of a client's is ever unpickled. Whatever kills it (a crash
 of TVM's reader, too much memory) is `InvalidRequest`, too.
 """
 
@@ -24,8 +24,8 @@ from server.store import jobs
 
 Kind = Literal["operator", "onnx", "tir"]
 
-#: Answers longer than this are refused: the tasks of one model.
-MAX_ANSWER_BYTES = 256 << 20
+#: Replies longer than this are refused: the tasks of one model.
+MAX_REPLY_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,11 @@ class Parser:
             "shapes": {name: list(shape) for name, shape in workload.shapes.items()},
             "target": target,
         }
-        answer = self._request(request, workload.content)
+        reply = self._request(request, workload.content)
         return Parsed(
-            tasks=tuple(jobs.NewTask(**task) for task in answer["tasks"]),
-            target_key=answer["target_key"],
-            notes=tuple(answer["notes"]),
+            tasks=tuple(jobs.NewTask(**task) for task in reply["tasks"]),
+            target_key=reply["target_key"],
+            notes=tuple(reply["notes"]),
         )
 
     @functools.cached_property
@@ -110,13 +110,13 @@ class Parser:
             raise errors.InvalidRequest(
                 "the workload crashed the reader, or needs more memory than reading may take"
             )
-        answer: dict[str, Any] = json.loads(text)
-        if answer["error"] is not None:
-            raise errors.InvalidRequest(answer["error"])
-        return answer
+        reply: dict[str, Any] = json.loads(text)
+        if reply["error"] is not None:
+            raise errors.InvalidRequest(reply["error"])
+        return reply
 
     def _run_child(self, header: bytes, content: bytes) -> bytes | None:
-        """What the child answers; None if it died."""
+        """The child's reply; None if it died."""
         ours, theirs = self._context.Pipe()
         child = self._context.Process(target=_child, args=(theirs,), daemon=True)
         with ours:
@@ -129,7 +129,7 @@ class Parser:
                     raise errors.InvalidRequest(
                         f"reading the workload takes longer than {self._seconds:g} s"
                     )
-                return ours.recv_bytes(MAX_ANSWER_BYTES)
+                return ours.recv_bytes(MAX_REPLY_BYTES)
             except (EOFError, OSError):
                 return None
             finally:

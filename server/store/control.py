@@ -1,7 +1,7 @@
 """What users do to a job: pause, resume, cancel, stop early, retry, rename, rank, tag.
 
-A verb that changes nothing (pausing a paused job) answers with the job as it is. A job that a
-tuner works on learns of it at its next beat: see `server.states`.
+A verb that changes nothing (pausing a paused job) returns the job as it is. A tuner that
+works on the job learns of it at its next heartbeat: see `server.states`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _S = states.State
 
 
 def pause(tx: orm.Session, job_id: int) -> rows.Job:
-    """Put the job down; it keeps everything measured.
+    """Stop tuning for now; everything measured stays.
 
     Raises:
         NotFound, IllegalMove
@@ -59,7 +59,7 @@ def cancel(tx: orm.Session, job_id: int) -> rows.Job:
 
 
 def stop(tx: orm.Session, job_id: int) -> rows.Job:
-    """End the job early, with the artifact of what was found.
+    """End the job early, with the artifact of the best schedules so far.
 
     Raises:
         NotFound, IllegalMove

@@ -2,7 +2,7 @@
 
 `seq` is taken by `UPDATE jobs SET last_seq = last_seq + 1 ... RETURNING` in the transaction of
 what happened. The row stays locked until that commits, so sequences commit in order and a reader
-that asks for what comes `after` the last one it saw misses nothing.
+that reads what comes `after` the last one it has misses nothing.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def release(tx: orm.Session, fence: Fence) -> states.State:
         LeaseLost
     """
     job = lock_job(tx, fence)
-    return _let_go(tx, job, {"attempts": max(0, job.attempts - 1)}, {})
+    return _end_lease(tx, job, {"attempts": max(0, job.attempts - 1)}, {})
 
 
 def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
@@ -163,7 +163,7 @@ def fail(
         transitions.move(tx, job, _S.FAILED, failure, **failure, reason="failed")
         return _S.FAILED
     later = columns.db_now(retry_after_s) if retry_after_s else None
-    return _let_go(tx, job, {**failure, "not_before": later}, failure)
+    return _end_lease(tx, job, {**failure, "not_before": later}, failure)
 
 
 def any_expired(tx: orm.Session) -> bool:
@@ -193,11 +193,11 @@ def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
             transitions.move(tx, job, _S.FAILED, failure, reason="failed", **error_columns)
             reaped.append(Reaped(job.id, _S.FAILED))
         else:
-            reaped.append(Reaped(job.id, _let_go(tx, job, {}, failure)))
+            reaped.append(Reaped(job.id, _end_lease(tx, job, {}, failure)))
     return reaped
 
 
-#: What becomes of a job that its tuner lets go of; `stopping` waits where it is.
+#: The state of a job after its tuner released it; `stopping` stays.
 _RELEASED: Mapping[states.State, states.State] = {
     _S.RUNNING: _S.QUEUED,
     _S.PAUSING: _S.PAUSED,
@@ -205,7 +205,7 @@ _RELEASED: Mapping[states.State, states.State] = {
 }
 
 
-def _let_go(
+def _end_lease(
     tx: orm.Session, job: models.Job, changes: dict[str, Any], payload: Mapping[str, Any]
 ) -> states.State:
     state = _S(job.state)

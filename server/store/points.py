@@ -1,6 +1,6 @@
 """Points of plots: measured trials, curves of the best so far, predicted against measured.
 
-A curve holds the points where the best fell and, last, where it is now: measuring the fastest
+A curve has the points where the best fell and, last, where it is now: measuring the fastest
 candidates again may change the best without a new trial.
 """
 
@@ -90,7 +90,7 @@ def curves(
 def predicted(
     tx: orm.Session, job_id: int, task: int | None = None, limit: int = 5000
 ) -> list[rows.Predicted]:
-    """What the cost model said and what was measured; the newest `limit` trials, oldest first."""
+    """Predicted and measured latencies of the newest `limit` trials, oldest first."""
     trial = models.Trial
     query = sa.select(
         trial.number, trial.task, trial.round, trial.predicted_us, trial.latency_us

@@ -104,7 +104,7 @@ class Trial(Row, fields.Trial):
 
 
 class Round(Row, fields.Round):
-    """A round of the search; `steps` holds step, temperature, loss and penalty."""
+    """A round of the search; `steps` has step, temperature, loss and penalty."""
 
 
 class Training(Row, fields.Training):
@@ -157,7 +157,7 @@ class CurvePoint:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the cost model said of a trial, and what was measured."""
+    """The latency of a trial as the cost model predicted it, and as it was measured."""
 
     trial: int
     task: int

@@ -83,7 +83,7 @@ class Tuner:
                 if claim is not None:
                     workers.count_job(tx, self.worker_id)
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("cannot look for work: %s", error, extra={"action": "claim_failed"})
+            _log.warning("cannot claim a job: %s", error, extra={"action": "claim_failed"})
             return False
         if claim is None:
             return False

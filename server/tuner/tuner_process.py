@@ -55,9 +55,9 @@ def leave_with_parent(leaving: threading.Event, every_s: float = 1.0) -> None:
     """Set `leaving` when the process that started this one is gone."""
     parent = os.getppid()
 
-    def watch() -> None:
+    def poll_parent() -> None:
         while not leaving.wait(every_s):
             if os.getppid() != parent:
                 leaving.set()
 
-    threading.Thread(target=watch, name="parent", daemon=True).start()
+    threading.Thread(target=poll_parent, name="parent", daemon=True).start()

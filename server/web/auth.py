@@ -1,4 +1,4 @@
-"""Who calls: an API key in the `Authorization` header, or a dashboard login in a cookie.
+"""Callers: an API key in the `Authorization` header, or a dashboard login in a cookie.
 
     Reader = Annotated[auth.Caller, fastapi.Security(auth.caller, scopes=["read"])]
 
@@ -29,7 +29,7 @@ from server.web import dependencies
 
 Scope = Literal["read", "submit", "admin"]
 
-#: How long a dashboard login holds.
+#: How long a dashboard login is valid.
 LOGIN_S = 12 * 3600.0
 
 CSRF_HEADER = "X-CSRF-Token"

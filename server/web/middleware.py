@@ -50,7 +50,7 @@ _HSTS = "max-age=31536000"
 
 
 def nonce(request: fastapi.Request) -> str:
-    """The nonce of inline scripts on the page that answers this request."""
+    """The nonce of inline scripts on the page of this response."""
     return str(request.scope["felix_nonce"])
 
 
@@ -58,7 +58,7 @@ class Envelope:
     """ASGI middleware.
 
     Args:
-        app: what answers.
+        app: the application.
         metrics: counts requests.
         is_https: whether users reach the service by https.
         invalidate: called before the response to a request that may have changed something.
@@ -98,9 +98,9 @@ class Envelope:
             await self._app(scope, limited, sending)
         except Exception as error:  # the edge of the process
             if status:
-                raise  # too late for another answer: the connection breaks
-            answer = problems.of_error(fastapi.Request(scope), error)
-            await answer(scope, receive, sending)
+                raise  # too late for another response: the connection breaks
+            response = problems.of_error(fastapi.Request(scope), error)
+            await response(scope, receive, sending)
         finally:
             self._note(scope, status, time.perf_counter() - began_s)
 

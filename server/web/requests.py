@@ -1,4 +1,4 @@
-"""What clients send, checked: bodies, queries and paths, in bounds that databases hold."""
+"""What clients send, checked: bodies, queries and paths, in bounds that databases can store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API answers, as typed models: the contract of `/v1`.
+"""Bodies of responses, as typed models: the contract of `/v1`.
 
 Units are in the names: latencies in microseconds, durations in seconds. Times are UTC.
 """
@@ -36,7 +36,7 @@ class Listed(ResponseBody, Generic[T]):
 
 
 class Job(ResponseBody):
-    """What somebody wants tuned, and how far it is."""
+    """What a user wants tuned, and how far it is."""
 
     id: int = pydantic.Field(examples=[7])
     name: str = pydantic.Field(examples=["gemm 512"])
@@ -47,7 +47,8 @@ class Job(ResponseBody):
     kind: str = pydantic.Field(description="operator, onnx or tir", examples=["operator"])
     op: str = pydantic.Field(description="operator or file name", examples=["gemm"])
     workload: dict[str, Any] = pydantic.Field(
-        description="what was asked, whole", examples=[{"params": {"m": 512, "n": 512, "k": 512}}]
+        description="the submitted workload, whole",
+        examples=[{"params": {"m": 512, "n": 512, "k": 512}}],
     )
     target: str = pydantic.Field(examples=["llvm"])
     target_key: str = pydantic.Field(description="which devices can measure it")
@@ -162,7 +163,7 @@ class Curve(ResponseBody):
 
 
 class PredictedPoint(ResponseBody):
-    """What the cost model said of a trial, and what was measured."""
+    """The latency of a trial as the cost model predicted it, and as it was measured."""
 
     trial: int
     task: int
@@ -185,7 +186,7 @@ class Predicted(ResponseBody):
 
 
 class Round(ResponseBody):
-    """A round of the search; `steps` hold step, temperature, loss and penalty of the descent."""
+    """A round of the search; `steps` have step, temperature, loss and penalty of the descent."""
 
     task: int
     round: int
@@ -226,7 +227,7 @@ class Event(ResponseBody):
 
 
 class Events(ResponseBody):
-    """Events after `after_seq`; ask again with `last_seq`."""
+    """Events after `after_seq`; the next request sends `last_seq`."""
 
     items: list[Event]
     last_seq: int
@@ -353,7 +354,7 @@ class Health(ResponseBody):
 
 
 class Ready(ResponseBody):
-    """Whether the service can do its work: the database answers and has the right schema."""
+    """Whether the service can do its work: the database works and has the right schema."""
 
     status: str = pydantic.Field(examples=["ready"])
     schema_revision: str

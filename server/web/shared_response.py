@@ -1,6 +1,7 @@
 """Responses that all clients polling the same address share, read and encoded once a moment.
 
-Only for what depends on the address alone, not on who asks: scopes are checked before, by request.
+Only for what depends on the address alone, not on the caller: scopes are checked before, for each
+request.
 """
 
 from __future__ import annotations

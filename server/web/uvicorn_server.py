@@ -1,7 +1,7 @@
-"""uvicorn with our application: event streams end when the process is asked to.
+"""uvicorn with our application: event streams end as soon as the process gets a signal to end.
 
 uvicorn waits for open connections, and a stream of a quiet job stays open for minutes; so streams
-are told first.
+are closed first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Server(uvicorn.Server):
 
 
 def run(app: fastapi.FastAPI, host: str, port: int) -> None:
-    """Serve until told to end."""
+    """Serve until a signal ends it."""
     config = uvicorn.Config(
         app,
         host=host,

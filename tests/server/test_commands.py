@@ -73,7 +73,7 @@ def test_the_first_key_is_made_once(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def tuner_script(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Stands for Python in the tuner's command: notes its start, ends when told to."""
+    """Stands for Python in the tuner's command: records its start, ends on SIGTERM."""
     script = tmp_path / "python"
     script.write_text(
         textwrap.dedent(f"""\

@@ -20,7 +20,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if "build" in one}
 
-#: What each condition asks of the service that is waited for.
+#: What each condition requires of the service that is waited for.
 CONDITIONS = {
     "service_healthy": lambda one: "healthcheck" in one,
     "service_completed_successfully": lambda one: one["command"] == ["felix", "db", "upgrade"],

@@ -91,7 +91,7 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "said"),
+    ("workload", "message"),
     [
         (parsing.Workload(kind="operator", name="gem"), "did you mean gemm"),
         (parsing.Workload(kind="operator", name="gemm", params={"m": 1}), "missing"),
@@ -109,9 +109,9 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
     ],
 )  # fmt: skip
 def test_malformed_workloads_are_refused(
-    parser: parsing.Parser, workload: parsing.Workload, said: str
+    parser: parsing.Parser, workload: parsing.Workload, message: str
 ) -> None:
-    with pytest.raises(errors.InvalidRequest, match=said):
+    with pytest.raises(errors.InvalidRequest, match=message):
         parser.parse(workload, "llvm")
 
 
@@ -121,7 +121,7 @@ def test_malformed_targets_are_refused(parser: parsing.Parser, target: str) -> N
         parser.parse(GEMM, target)
 
 
-def test_a_child_without_memory_is_an_answer() -> None:
+def test_a_child_without_memory_is_an_invalid_request() -> None:
     with pytest.raises(errors.InvalidRequest, match="memory"):
         parsing.Parser(memory_bytes=32 << 20).parse(onnx_file(network()), "llvm")
 
@@ -169,7 +169,7 @@ import json, os, sys
 from server.parsing import child as parsing_child
 def reader(request, content):
     {code}
-parsing_child._answer = reader
+parsing_child._reply = reader
 class Pipe:
     def recv_bytes(self): return sys.stdin.buffer.read() or b""
     def send_bytes(self, data): os.write(1, data)
@@ -186,7 +186,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import ctypes; ctypes.string_at(0)", "crashed the reader"),
         ("bytearray(64 << 30)", "memory"),
@@ -194,8 +194,10 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
         ("open('/tmp/felix-test-written', 'w').write('x' * 10**6)", "crashed the reader"),
     ],
 )
-def test_what_breaks_the_reader_is_an_answer(hostile: Hostile, code: str, said: str) -> None:
-    with pytest.raises(errors.InvalidRequest, match=said):
+def test_what_breaks_the_reader_is_an_invalid_request(
+    hostile: Hostile, code: str, message: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=message):
         hostile.parser(code).parse(GEMM, "llvm")
 
 

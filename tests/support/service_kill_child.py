@@ -2,7 +2,7 @@
 
     python -m tests.support.service_kill_child URL FOLDER
 
-Each line on stdin forks a tuner and answers with its process id. The tuners run the real round
+Each line on stdin forks a tuner and prints its process id. The tuners run the real round
 loop, session and store; sketches and measuring are fakes that take milliseconds. What the store
 acknowledged is noted in FOLDER/acknowledged, one line a trial, only after it was.
 """
@@ -71,7 +71,7 @@ def acknowledge(path: pathlib.Path) -> None:
 
 
 def tune(url: str, folder: pathlib.Path) -> None:
-    """Be a tuner until killed or told to end."""
+    """Be a tuner until killed or ended by SIGTERM."""
     engine_jobs.sketches_of = tuning_fakes.sketches
     acknowledge(folder / "acknowledged")
     db = database.Database(url)

@@ -1,4 +1,4 @@
-"""`/v1/jobs/{id}/pause` and the other verbs: each answers with the job as it is now.
+"""`/v1/jobs/{id}/pause` and the other verbs: each responds with the job as it is now.
 
 A tuner that works on the job learns of it at its next heartbeat.
 """
@@ -19,7 +19,7 @@ _Action = job_actions.Action
 def pause(
     job_id: requests.Id, caller: auth.Submitter, services: dependencies.ServicesDep
 ) -> responses.Job:
-    """Put the job down; it keeps everything measured."""
+    """Stop tuning for now; everything measured stays."""
     return _move(services, caller, job_id, _Action.PAUSE)
 
 
@@ -43,7 +43,7 @@ def cancel(
 def stop(
     job_id: requests.Id, caller: auth.Submitter, services: dependencies.ServicesDep
 ) -> responses.Job:
-    """End the job early, with the artifact of what was found."""
+    """End the job early, with the artifact of the best schedules so far."""
     return _move(services, caller, job_id, _Action.STOP)
 
 

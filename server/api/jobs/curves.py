@@ -62,7 +62,7 @@ def predicted(
     task: requests.TaskFilter = None,
     limit: Annotated[int, fastapi.Query(ge=1, le=5000, description="newest trials")] = 2000,
 ) -> responses.Predicted:
-    """What the cost model said of trials, and what was measured."""
+    """Latencies of trials as the cost model predicted them, and as they were measured."""
     with services.db.read() as tx:
         jobs.get(tx, job_id)
         pairs = points.predicted(tx, job_id, task, limit)

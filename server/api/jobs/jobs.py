@@ -1,4 +1,4 @@
-"""`/v1/jobs`: submit, list, look at, change, delete."""
+"""`/v1/jobs`: submit, list, read, change, delete."""
 
 from __future__ import annotations
 

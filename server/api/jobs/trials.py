@@ -1,6 +1,6 @@
 """`/v1/jobs/{id}/trials`: pages, one, and all of them as CSV or JSON lines.
 
-Exports are streamed page by page, each in a transaction of its own: a slow reader holds no
+Exports are streamed page by page, each in a transaction of its own: a slow reader occupies no
 connection, and trials are only ever appended.
 """
 

@@ -1,6 +1,6 @@
 """Keys and what they did, for administrators.
 
-A new key's text is on the page that answers the form and nowhere else.
+A new key's text is on the page after the form and nowhere else.
 """
 
 from __future__ import annotations

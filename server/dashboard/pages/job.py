@@ -32,10 +32,11 @@ _S = states.State
 
 #: What can be done in which states: verb, label, states, what it means.
 ACTIONS: tuple[tuple[str, str, frozenset[states.State], str], ...] = (
-    ("pause", "Pause", frozenset({_S.QUEUED, _S.RUNNING}), "Put it down; it keeps everything"),
+    ("pause", "Pause", frozenset({_S.QUEUED, _S.RUNNING}),
+     "Stop tuning for now; everything measured stays"),
     ("resume", "Resume", frozenset({_S.PAUSED, _S.PAUSING}), "Go on with it"),
     ("stop", "Stop early", frozenset({_S.RUNNING, _S.PAUSING, _S.PAUSED}),
-     "End now, with the artifact of the best found so far"),
+     "End now, with the artifact of the best schedules so far"),
     ("cancel", "Cancel", frozenset(set(_S) - states.ENDED - {_S.CANCELLING}),
      "Drop it: what was measured stays readable, there is no artifact"),
     ("retry", "Retry", frozenset({_S.FAILED, _S.CANCELLED}), "Go on with all it has measured"),

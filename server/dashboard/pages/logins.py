@@ -37,7 +37,7 @@ def form(request: fastapi.Request, services: dependencies.ServicesDep, after: _N
 
 @router.post("/login")
 async def log_in(request: fastapi.Request, services: dependencies.ServicesDep) -> fastapi.Response:
-    """Log in and go where the person wanted to."""
+    """Log in and go to the page that led here."""
     check_origin(request)
     fields = await request.form(max_files=0, max_fields=8)
     after, key = inside(str(fields.get("next", HOME))), str(fields.get("key", "")).strip()

@@ -81,10 +81,10 @@ export async function refresh() {
   busy = true;
   const began = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-    if (answer.redirected && new URL(answer.url).pathname === "/dashboard/login") return loggedOut();
-    if (!answer.ok) throw new Error(String(answer.status));
-    put(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (response.redirected && new URL(response.url).pathname === "/dashboard/login") return loggedOut();
+    if (!response.ok) throw new Error(String(response.status));
+    put(new DOMParser().parseFromString(await response.text(), "text/html"));
     connected();
   } catch {
     lost();
@@ -127,8 +127,8 @@ function again() {
 // The stream was refused: is the login over, or the server away?
 async function check() {
   try {
-    const answer = await fetch("/v1/me");
-    if (answer.status === 401) return loggedOut();
+    const response = await fetch("/v1/me");
+    if (response.status === 401) return loggedOut();
   } catch {
     // away: try again below
   }
@@ -148,14 +148,14 @@ function lost() {
   failures += 1;
   show("lost", "Reconnecting…");
   if (failures < 2 && navigator.onLine) return;
-  tell("The service does not answer. What you see may be old; it is updated as soon as the connection is back.");
+  notify("The service does not response. What you see may be old; it is updated as soon as the connection is back.");
 }
 
 function loggedOut() {
   unfollow();
   show("lost", "Logged out");
   const next = encodeURIComponent(location.pathname + location.search);
-  tell("Your login has ended. ", "Log in again", `/dashboard/login?next=${next}`);
+  notify("Your login has ended. ", "Log in again", `/dashboard/login?next=${next}`);
 }
 
 function show(kind, text) {
@@ -165,7 +165,7 @@ function show(kind, text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
-function tell(text, label, address) {
+function notify(text, label, address) {
   const place = document.getElementById("lost");
   place.replaceChildren(text);
   if (address) {

@@ -98,11 +98,11 @@ function send(event) {
     if (sending.status) n += 1; // what broke on the way may have arrived: it keeps its key
     progress.hidden = true;
     state.textContent = "";
-    const answer = sending.response;
-    if (sending.status === 201 || sending.status === 200) location.href = `/dashboard/jobs/${answer.id}`;
+    const response = sending.response;
+    if (sending.status === 201 || sending.status === 200) location.href = `/dashboard/jobs/${response.id}`;
     else if (sending.status === 0) refused("The connection broke: check it and send the file again.");
     else if (sending.status === 401) refused("Your login has ended: log in in another tab, then send again.");
-    else refused(answer?.detail || `The service answered ${sending.status}.`, answer?.errors);
+    else refused(response?.detail || `The service answered ${sending.status}.`, response?.errors);
   };
   button.disabled = true;
   progress.value = 0;

@@ -197,17 +197,17 @@ def test_events_survive_lost_connections(
         nonlocal calls
         calls += 1
         monkeypatch.setattr(api_events, "MAX_STREAM_S", 60.0 if calls > 1 else 0.0)
-        with original(path, **params) as answer:
+        with original(path, **params) as response:
             if calls == 2:
 
                 def lines() -> Iterator[str]:
-                    for number, text in enumerate(httpx.Response.iter_lines(answer)):
+                    for number, text in enumerate(httpx.Response.iter_lines(response)):
                         if number == 9:
                             raise httpx.ReadError("cut")
                         yield text
 
-                monkeypatch.setattr(answer, "iter_lines", lines)
-            yield answer
+                monkeypatch.setattr(response, "iter_lines", lines)
+            yield response
 
     monkeypatch.setattr(felix._http, "stream", breaking)
     sequence += [event.seq for event in felix.events(job.id)]
@@ -257,20 +257,20 @@ def test_damaged_downloads_are_refused(
 def test_passing_failures_are_retried_and_others_raised() -> None:
     requested: list[str] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def handle(request: httpx.Request) -> httpx.Response:
         requested.append(request.method)
         if request.url.path == "/v1/jobs/1":
             return httpx.Response(503 if len(requested) < 3 else 200, json={})
         return httpx.Response(200, text="<html>")
 
     waits: list[float] = []
-    http = _http.Http("http://x", "k", 1.0, httpx.MockTransport(answer), waits.append)
+    http = _http.Http("http://x", "k", 1.0, httpx.MockTransport(handle), waits.append)
     assert http.get("/v1/jobs/1") == {} and len(requested) == 3 and waits == [0.5, 1.0]
     requested.clear()
     with pytest.raises(errors.RemoteError, match="HTTP 503"):
         http.send("POST", "/v1/jobs/1")
     assert requested == ["POST"]  # it may have been done
-    made = client.Client("http://x", "k", transport=httpx.MockTransport(answer))
+    made = client.Client("http://x", "k", transport=httpx.MockTransport(handle))
     with pytest.raises(errors.RemoteError, match="another version"):
         requested[:] = ["GET"] * 3
         made.job(1)
@@ -286,13 +286,13 @@ def test_a_job_is_not_older_than_an_event_that_is_known(served: Served) -> None:
     job = api_rows.finished(served.db, served.blobs)
     requested: list[str] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def handle(request: httpx.Request) -> httpx.Response:
         requested.append(request.url.path)
         response = httpx.get(f"{served.url}{request.url.path}", headers=request.headers)
         old = {"state": "running", "last_seq": job.last_seq - 1} if len(requested) < 3 else {}
         return httpx.Response(200, json=response.json() | old)
 
-    with client.Client(served.url, served.key.text, transport=httpx.MockTransport(answer)) as made:
+    with client.Client(served.url, served.key.text, transport=httpx.MockTransport(handle)) as made:
         assert made.job(job.id).state == "running"
         assert made.job(job.id, job.last_seq).state == "succeeded" and len(requested) == 3
 
@@ -320,8 +320,8 @@ class Shell:
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         code = main.main(arguments)
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Api:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it answers."""
+        """Start and wait until it serves."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "felix", "serve", "--no-tuner"],
             env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def api(tmp_path: pathlib.Path, url: str, db: database.Database) -> Iterator[Api
 
 
 def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
-    """Submit jobs, each again under the same idempotency key until there is an answer."""
+    """Submit jobs, each again under the same idempotency key until there is a response."""
     for number in range(N_SUBMITTED):
         name = f"job-{number}"
         body = {
@@ -85,13 +85,13 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
         until_s = time.monotonic() + 120
         while time.monotonic() < until_s:
             try:
-                answer = service._http._client.post(
+                response = service._http._client.post(
                     "/v1/jobs", json=body, headers={"Idempotency-Key": name}
                 )
             except httpx.TransportError:
                 time.sleep(0.1)
                 continue
-            made.append((name, answer.raise_for_status().json()["id"]))
+            made.append((name, response.raise_for_status().json()["id"]))
             break
 
 

@@ -18,9 +18,9 @@ from tests.support import api_rows, service_fakes
 
 
 def _get(service: Service, path: str) -> Any:
-    answer = service.client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = service.client.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_a_finished_job(service: Service) -> None:
@@ -150,10 +150,10 @@ def test_events_after_a_number(service: Service) -> None:
 def test_the_stream_of_an_ended_job_ends(service: Service, monkeypatch: Any) -> None:
     monkeypatch.setattr(events, "BATCH", 3)  # several reads
     job = api_rows.finished(service.db, service.blobs)
-    answer = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
-    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    response = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
+    assert response.headers["Content-Type"].startswith("text/event-stream")
     streamed = [dict(line.split(": ", 1) for line in block.splitlines())
-            for block in answer.text.split("\n\n") if block]  # fmt: skip
+            for block in response.text.split("\n\n") if block]  # fmt: skip
     assert [int(each["id"]) for each in streamed[:-1]] == list(range(3, job.last_seq + 1))
     assert streamed[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
     assert json.loads(streamed[0]["data"])["seq"] == 3
@@ -169,13 +169,13 @@ def test_artifacts_are_downloaded_whole(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
     where = f"/v1/jobs/{job.id}/artifacts"
     (artifact,) = _get(service, where)["items"]
-    answer = service.client.get(f"{where}/{artifact['name']}")
-    sha256 = hashlib.sha256(answer.content).hexdigest()
-    assert answer.content == api_rows.CONTENT and sha256 == artifact["sha256"]
-    assert answer.headers["ETag"] == f'"{sha256}"' and answer.headers["X-Sha256"] == sha256
-    assert int(answer.headers["Content-Length"]) == artifact["size_bytes"]
-    assert answer.headers["Content-Type"] == "application/zip"
-    assert answer.headers["Content-Disposition"].startswith("attachment")
+    response = service.client.get(f"{where}/{artifact['name']}")
+    sha256 = hashlib.sha256(response.content).hexdigest()
+    assert response.content == api_rows.CONTENT and sha256 == artifact["sha256"]
+    assert response.headers["ETag"] == f'"{sha256}"' and response.headers["X-Sha256"] == sha256
+    assert int(response.headers["Content-Length"]) == artifact["size_bytes"]
+    assert response.headers["Content-Type"] == "application/zip"
+    assert response.headers["Content-Disposition"].startswith("attachment")
     assert service.client.get(f"{where}/other.zip").status_code == 404
 
 
@@ -186,8 +186,8 @@ def test_a_lost_blob_is_said(service: Service) -> None:
     )
     with service.db.write() as tx:
         artifacts.add(tx, claim.fence, new)
-    answer = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
-    assert answer.status_code == 404 and "blob store" in answer.json()["detail"]
+    response = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
+    assert response.status_code == 404 and "blob store" in response.json()["detail"]
 
 
 def test_devices_and_tuners(service: Service) -> None:
@@ -226,7 +226,7 @@ def test_health_readiness_and_metrics(service: Service) -> None:
     assert 'felix_http_requests_total{method="GET",route="/readyz",status="200"} 1.0' in text
 
 
-def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> None:
+def test_every_response_and_body_has_an_example_of_its_schema(service: Service) -> None:
     document = service.client.get("/v1/openapi.json").json()
     assert document["components"]["schemas"]["Problem"]["required"] == ["type", "title", "status"]
     routes = {
@@ -235,15 +235,15 @@ def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> 
         for route in router.routes
         for method in route.methods
     }
-    n_answers = 0
+    n_examples = 0
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            for status, answer in operation["responses"].items():
-                for media_type, content in answer.get("content", {}).items():
+            for status, response in operation["responses"].items():
+                for media_type, content in response.get("content", {}).items():
                     if not status.startswith("2"):
                         assert media_type == "application/problem+json"
                         continue
-                    n_answers += 1
+                    n_examples += 1
                     if media_type == "application/json":
                         adapter = pydantic.TypeAdapter(routes[method, path])
                         adapter.validate_python(content["example"])
@@ -253,4 +253,4 @@ def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> 
                 kind = content["schema"].get("$ref", "").rpartition("/")[2]
                 schema = document["components"]["schemas"][kind] if kind else content["schema"]
                 assert "examples" in json.dumps(schema), (method, path)
-    assert n_answers == len(routes) + 2 - 2  # two also answer 200, two answer nothing
+    assert n_examples == len(routes) + 2 - 2  # two also respond 200, two have no body

@@ -111,8 +111,8 @@ def test_clients_that_poll_share_responses(
     queries.clear()
     for scope in ("read", "submit", "admin"):
         for path, content in zip(paths, first, strict=True):
-            answer = cached.client.get(f"/v1/jobs/{job.id}{path}", headers=cached.auth(scope))
-            assert answer.json() == content
+            response = cached.client.get(f"/v1/jobs/{job.id}{path}", headers=cached.auth(scope))
+            assert response.json() == content
     assert queries["select"] <= 2  # the two other keys
     assert len({str(content) for content in first}) == len(paths)  # none is another's
 
@@ -258,11 +258,11 @@ def test_a_window_has_what_the_database_has(
         for seq in (0, 3, job.last_seq - 2, job.last_seq, job.last_seq + 5):
             for limit in (1, 4, 500):
                 query = {"after_seq": seq, "limit": limit, "type": [str(one) for one in chosen]}
-                answer = service.client.get(f"/v1/jobs/{job.id}/events", params=query)
+                response = service.client.get(f"/v1/jobs/{job.id}/events", params=query)
                 with service.db.read() as tx:
                     stored = events.after(tx, job.id, seq, limit, chosen)
                 expected = [responses.Event.model_validate(one) for one in stored]
-                got = responses.Events.model_validate_json(answer.content)
+                got = responses.Events.model_validate_json(response.content)
                 assert got.items == expected
                 assert got.last_seq == (stored[-1].seq if stored else seq)
 

@@ -28,10 +28,10 @@ def every(pages: Pages) -> list[rows.Key]:
 
 
 def send(pages: Pages, status: int, **fields: Any) -> str:
-    """Send the form of a new key; the page that answers."""
-    answer = pages.client.post("/dashboard/keys", data={"csrf_token": pages.csrf, **fields})
-    assert answer.status_code == status, answer.text[:2000]
-    return answer.text
+    """Send the form of a new key; the page that comes back."""
+    response = pages.client.post("/dashboard/keys", data={"csrf_token": pages.csrf, **fields})
+    assert response.status_code == status, response.text[:2000]
+    return response.text
 
 
 @pytest.mark.parametrize("scope", ["read", "submit"])
@@ -103,8 +103,8 @@ def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:
     assert service.client.get("/v1/me", headers=headers).status_code == 200
     at = f"/dashboard/keys/{key.key.id}/revoke"
     assert admin.client.post(at, data={"csrf_token": "x"}).status_code == 403
-    answer = admin.client.post(at, data={"csrf_token": admin.csrf})
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/keys"
+    response = admin.client.post(at, data={"csrf_token": admin.csrf})
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/keys"
     assert service.client.get("/v1/me", headers=headers).status_code == 401
     page = admin.get("/dashboard/keys")
     assert "revoked" in page and at not in page

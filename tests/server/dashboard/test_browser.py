@@ -146,9 +146,9 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
     form.locator("text=one input a line").first.wait_for()
     assert form.get_by_label("Shapes").get_attribute("aria-invalid") == "true"
     form.get_by_label("Kind").locator("text=TIR").click()
-    with page.expect_response("**/v1/jobs/upload") as answer:
+    with page.expect_response("**/v1/jobs/upload") as response:
         form.get_by_role("button", name="Upload").click()
-    assert answer.value.status == 422
+    assert response.value.status == 422
     form.get_by_role("alert").wait_for()
     with site.db.read() as tx:
         assert not jobs.page(tx).jobs
@@ -175,11 +175,11 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     job = service_fakes.get(site.db, number)
     assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
     page.get_by_text("Change name").click()
-    page.locator("#e-note").fill("kept while the page is live")
+    page.locator("#e-note").fill("stays while the page is live")
     page.wait_for_timeout(2500)
-    assert page.locator("#e-note").input_value() == "kept while the page is live"
+    assert page.locator("#e-note").input_value() == "stays while the page is live"
     page.get_by_role("button", name="Save").click()
-    page.wait_for_selector("#submitted >> text=kept while the page is live")
+    page.wait_for_selector("#submitted >> text=stays while the page is live")
 
 
 def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:

@@ -27,13 +27,13 @@ def key_id(pages: Pages) -> int:
 )
 def test_empty_pages_say_what_to_do(pages: Pages, address: str) -> None:
     text = words(pages.get(address))
-    said = {
+    expected_text = {
         "/dashboard": "Submit the first job",
         "/dashboard/submit": "No tuner is alive yet: a job waits until one is",
         "/dashboard/compare": "Tick jobs in the table of jobs",
         "/dashboard/devices": "A device appears when a tuner on its machine starts",
     }
-    assert said[address] in text
+    assert expected_text[address] in text
 
 
 def test_table_shows_figures_and_filters(pages: Pages) -> None:
@@ -99,15 +99,15 @@ def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
     assert "Search 43 % 22 s 43 %" in text and "Other" in text
     assert "task-0" in text and "task-1" in text and "1.00 MFLOP" in text and "Total" in text
     assert f'href="/v1/jobs/{job.id}/artifacts/felix-job.zip"' in page
-    answer = pages.client.get(f"/v1/jobs/{job.id}/artifacts/felix-job.zip")
-    assert answer.content == growing.CONTENT
+    response = pages.client.get(f"/v1/jobs/{job.id}/artifacts/felix-job.zip")
+    assert response.content == growing.CONTENT
 
 
 def test_points_are_the_measured_trials(pages: Pages) -> None:
     claim = api_rows.running(pages.service.db, key_id(pages), n_trials=8)
-    answer = pages.client.get(f"/dashboard/data/jobs/{claim.job.id}/points?task=0").json()
-    assert answer["trial"] == [1, 2, 3, 5, 6, 7]
-    assert answer["latency_us"][0] == 100.0 and answer["elapsed_s"][0] == 1.0
+    response = pages.client.get(f"/dashboard/data/jobs/{claim.job.id}/points?task=0").json()
+    assert response["trial"] == [1, 2, 3, 5, 6, 7]
+    assert response["latency_us"][0] == 100.0 and response["elapsed_s"][0] == 1.0
     assert pages.client.get("/dashboard/data/jobs/99/points").status_code == 404
 
 
@@ -201,13 +201,13 @@ def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     assert verbs(mine.id) == {"pause", "cancel"}
     assert verbs(other.id) == set()
     csrf = {"csrf_token": pages.csrf}
-    answer = pages.client.post(f"/dashboard/jobs/{mine.id}/pause", data=csrf)
-    assert answer.status_code == 303
+    response = pages.client.post(f"/dashboard/jobs/{mine.id}/pause", data=csrf)
+    assert response.status_code == 303
     assert verbs(mine.id) == {"resume", "cancel"}
-    answer = pages.client.post(f"/dashboard/jobs/{mine.id}/retry", data=csrf)
-    assert answer.status_code == 409 and "cannot be retried" in answer.text
-    answer = pages.client.post(f"/dashboard/jobs/{other.id}/cancel", data=csrf)
-    assert answer.status_code == 403
+    response = pages.client.post(f"/dashboard/jobs/{mine.id}/retry", data=csrf)
+    assert response.status_code == 409 and "cannot be retried" in response.text
+    response = pages.client.post(f"/dashboard/jobs/{other.id}/cancel", data=csrf)
+    assert response.status_code == 403
     assert pages.client.post(f"/dashboard/jobs/{mine.id}/explode", data=csrf).status_code == 404
     assert service_fakes.get(service.db, other.id).state == "queued"
 
@@ -273,30 +273,30 @@ def test_missing_things_are_pages(pages: Pages, address: str) -> None:
 
 
 def test_pages_forbid_foreign_content(pages: Pages) -> None:
-    answer = pages.client.get("/dashboard")
-    policy = answer.headers["content-security-policy"]
+    response = pages.client.get("/dashboard")
+    policy = response.headers["content-security-policy"]
     scripts = next(part for part in policy.split("; ") if part.startswith("script-src"))
     assert "unsafe" not in scripts and "'self'" in scripts
-    assert answer.headers["cache-control"] == "no-store"
-    page = answer.text
+    assert response.headers["cache-control"] == "no-store"
+    page = response.text
     assert "http://" not in page.replace("http://testserver", "") and "https://" not in page
     assert "onclick=" not in page and "javascript:" not in page
 
 
-def test_assets_are_kept_by_browsers_and_packed(logged_out: Pages) -> None:
+def test_assets_are_cached_by_browsers_and_packed(logged_out: Pages) -> None:
     page = logged_out.get("/dashboard/login")
     address = page.split('stylesheet" href="')[1].split('"')[0]
-    answer = logged_out.client.get(address)
-    assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"]
-    assert answer.headers["content-type"].startswith("text/css")
-    assert answer.headers["content-encoding"] == "gzip" and ":root" in answer.text
+    response = logged_out.client.get(address)
+    assert response.status_code == 200 and "immutable" in response.headers["cache-control"]
+    assert response.headers["content-type"].startswith("text/css")
+    assert response.headers["content-encoding"] == "gzip" and ":root" in response.text
     plotly = logged_out.client.get(address.replace("base.css", "plotly.min.js"))
     assert plotly.status_code == 200 and "plotly.js v" in plotly.text[:200]
     old = logged_out.client.get("/dashboard/assets/0123/base.css")
     assert old.status_code == 200 and old.headers["cache-control"] == "no-cache"
     for name in ("routers.py", "..%2frouters.py", "nothing.js"):
-        answer = logged_out.client.get(f"/dashboard/assets/0123/{name}")
-        assert answer.status_code in (303, 404)
+        response = logged_out.client.get(f"/dashboard/assets/0123/{name}")
+        assert response.status_code in (303, 404)
 
 
 def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
@@ -306,38 +306,38 @@ def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
         "/dashboard", "/dashboard/compare?job=1", "/dashboard/devices", "/dashboard/submit",
         *(f"/dashboard/jobs/{job.id}{tab}" for tab in TABS),
     ):  # fmt: skip
-        answer = logged_out.client.get(address)
-        assert answer.status_code == 303
-        assert answer.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
-        assert job.name not in answer.text
+        response = logged_out.client.get(address)
+        assert response.status_code == 303
+        assert response.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
+        assert job.name not in response.text
     assert logged_out.client.get(f"/dashboard/data/jobs/{job.id}/points").status_code == 401
-    answer = logged_out.client.post(f"/dashboard/jobs/{job.id}/cancel")
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/login"
+    response = logged_out.client.post(f"/dashboard/jobs/{job.id}/cancel")
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/login"
 
 
 def test_log_in_and_out(logged_out: Pages) -> None:
     key = logged_out.service.keys["read"].text
     form = {"key": f" {key}\n", "next": "/dashboard/devices"}
-    answer = logged_out.client.post("/dashboard/login", data=form)
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/devices"
-    cookie = answer.headers["set-cookie"].lower()
+    response = logged_out.client.post("/dashboard/login", data=form)
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/devices"
+    cookie = response.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=lax" in cookie and key not in cookie
     logged_out.get("/dashboard/devices")
-    answer = logged_out.client.get("/dashboard/login?next=/dashboard/compare")
-    assert answer.headers["location"] == "/dashboard/compare"
-    answer = logged_out.client.post("/dashboard/logout", data={"csrf_token": logged_out.csrf})
-    assert answer.status_code == 303
+    response = logged_out.client.get("/dashboard/login?next=/dashboard/compare")
+    assert response.headers["location"] == "/dashboard/compare"
+    response = logged_out.client.post("/dashboard/logout", data={"csrf_token": logged_out.csrf})
+    assert response.status_code == 303
     assert logged_out.client.get("/dashboard").status_code == 303
 
 
 def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
     for _ in range(10):
-        answer = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
-        assert answer.status_code == 401 and "This key is unknown" in answer.text
-    answer = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
-    assert answer.status_code == 429 and "wait a minute" in answer.text.lower()
-    answer = logged_out.client.post("/dashboard/login", data={})
-    assert answer.status_code == 429
+        response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
+        assert response.status_code == 401 and "This key is unknown" in response.text
+    response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
+    assert response.status_code == 429 and "wait a minute" in response.text.lower()
+    response = logged_out.client.post("/dashboard/login", data={})
+    assert response.status_code == 429
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
 )  # fmt: skip
 def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[str, str]) -> None:
     data = {"key": logged_out.service.keys["read"].text}
-    answer = logged_out.client.post("/dashboard/login", data=data, headers=headers)
-    assert answer.status_code == 403 and "set-cookie" not in answer.headers
+    response = logged_out.client.post("/dashboard/login", data=data, headers=headers)
+    assert response.status_code == 403 and "set-cookie" not in response.headers
 
 
 @pytest.mark.parametrize(
@@ -358,8 +358,8 @@ def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[st
 )  # fmt: skip
 def test_login_leads_nowhere_else(logged_out: Pages, after: str) -> None:
     data = {"key": logged_out.service.keys["read"].text, "next": after}
-    answer = logged_out.client.post("/dashboard/login", data=data)
-    assert answer.headers["location"] == "/dashboard"
+    response = logged_out.client.post("/dashboard/login", data=data)
+    assert response.headers["location"] == "/dashboard"
 
 
 def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
@@ -371,8 +371,8 @@ def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
 
 
 def test_the_address_of_the_service_leads_here(logged_out: Pages) -> None:
-    answer = logged_out.client.get("/")
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard"
+    response = logged_out.client.get("/")
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard"
 
 
 @pytest.mark.parametrize("address", ["/dashboard", "/dashboard/submit", "/dashboard/jobs/1"])
@@ -404,12 +404,12 @@ def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     assert pages.client.post(f"{there}/change", data=form).status_code == 403
     assert pages.client.post(f"{there}/delete", data=csrf).status_code == 403
     assert pages.client.post(f"{at}/delete", data={}).status_code == 403
-    answer = pages.client.post(f"{at}/delete", data=csrf)
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard"
+    response = pages.client.post(f"{at}/delete", data=csrf)
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard"
     pages.get(at, 404)
     running = api_rows.running(service.db, key_id(pages)).job
-    answer = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
-    assert answer.status_code == 409 and "cancel it first" in words(answer.text).lower()
+    response = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
+    assert response.status_code == 409 and "cancel it first" in words(response.text).lower()
 
 
 def test_of_many_trials_a_share_is_drawn_and_all_improvements(pages: Pages) -> None:

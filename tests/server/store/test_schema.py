@@ -20,7 +20,7 @@ REVISIONS = [
 
 
 def described(db: database.Database) -> dict[str, Any]:
-    """Everything about the tables that the database itself tells."""
+    """Everything about the tables that the database itself reports."""
     inspector = sa.inspect(db.engine)
 
     def plain(value: Any) -> Any:

@@ -292,8 +292,8 @@ def test_progress_of_a_run(db: database.Database) -> None:
         progress.round_started(tx, fence, 0, 0, counts, [])
         progress.round_started(tx, fence, 0, 0, counts, steps)  # after a kill
         progress.round_started(tx, fence, 0, 1, counts, [])
-        said = {"n_records": 4, "loss_before": 1.0, "loss_after": None, "accepted": True}
-        progress.trained(tx, fence, said)
+        training = {"n_records": 4, "loss_before": 1.0, "loss_after": None, "accepted": True}
+        progress.trained(tx, fence, training)
         progress.save(
             tx, fence, progress.Checkpoint(4, {"x": [1]}, b"\0t"), 7.5, {"search_s": 2.0}
         )

@@ -1,4 +1,4 @@
-"""The artifact of a job of several tasks: one zip, each task's bundle in it, one `run.py`."""
+"""The artifact of a job of several tasks: one zip, each task's artifact in it, one `run.py`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def network() -> felix.NetworkResult:
 def home(
     network: felix.NetworkResult, db: database.Database, tmp_path: pathlib.Path
 ) -> pathlib.Path:
-    """The unpacked bundle."""
+    """The unpacked artifact."""
     job = service_fakes.create(db, n_tasks=2, name="two tasks")
-    made = artifact.write(network, job, tmp_path / "bundle.zip")
+    made = artifact.write(network, job, tmp_path / "artifact.zip")
     assert [code.task for code in made] == [0, 1]
     assert all("T.prim_func" in code.schedule and "define" in code.source for code in made)
-    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+    with zipfile.ZipFile(tmp_path / "artifact.zip") as archive:
         assert not archive.testzip()
         archive.extractall(tmp_path)
     return tmp_path / f"felix-job-{job.id}"

@@ -105,8 +105,8 @@ def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -
         deadline_s = time.monotonic() + 150
         while n_open(db) and time.monotonic() < deadline_s:
             time.sleep(0.1)
-    said = (tmp_path / "log").read_text()[-3000:]
-    assert n_open(db) == 0, f"a job is stuck:\n{said}"
+    log_text = (tmp_path / "log").read_text()[-3000:]
+    assert n_open(db) == 0, f"a job is stuck:\n{log_text}"
     acknowledged = collections.defaultdict(dict)
     for line in (tmp_path / "acknowledged").read_text().splitlines():
         job_id, number, schedule, latency = line.split()

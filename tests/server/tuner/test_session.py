@@ -53,7 +53,7 @@ def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
 
 
 def stopped_after(at: claimed_job.ClaimedJob, n: int) -> None:
-    """Run, and be told to leave after n trials."""
+    """Run, and end after n trials as if the process had to."""
     add_trial = at.add_trial
 
     def counted(new: trials.NewTrial) -> trials.Written:
