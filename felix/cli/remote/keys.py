@@ -57,7 +57,8 @@ def _limits(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _create_locally(chosen: argparse.Namespace) -> tuple[int, str]:
-    store, database, schema = (service.load(n) for n in ("store.keys", "database", "schema"))
+    store = service.load("store.keys")
+    database, schema = service.load("database.database"), service.load("database.schema")
     scopes = {f"can_{scope}": scope in (chosen.scope or ["read"])
               for scope in ("read", "submit", "admin")}  # fmt: skip
     with contextlib.closing(database.Database(service.settings().database)) as db:

@@ -148,7 +148,7 @@ function lost() {
   failures += 1;
   show("lost", "Reconnecting…");
   if (failures < 2 && navigator.onLine) return;
-  notify("The service does not response. What you see may be old; it is updated as soon as the connection is back.");
+  notify("The service does not answer. What you see may be old; it is updated as soon as the connection is back.");
 }
 
 function loggedOut() {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
 import pytest
 
 from server.dashboard.pages import access
-from server.store import keys, rows
+from server.store import keys
 from tests.server.dashboard.conftest import Pages
 from tests.support import api_rows
 
@@ -21,10 +20,10 @@ def admin(pages: Pages) -> Pages:
     return pages
 
 
-def every(pages: Pages) -> list[rows.Key]:
+def every(pages: Pages) -> list[dict[str, Any]]:
     """All keys, without when they were used."""
     with pages.service.db.read() as tx:
-        return [dataclasses.replace(key, last_used_at=None) for key in keys.every(tx)]
+        return [vars(key) | {"last_used_at": None} for key in keys.every(tx)]
 
 
 def send(pages: Pages, status: int, **fields: Any) -> str:
@@ -83,7 +82,7 @@ def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
         ({"max_upload_mib": "nan"}, ["max_upload_mib"]),
     ],
 )
-def test_wrong_fields_are_told_and_the_rest_stays(
+def test_wrong_fields_are_reported_and_the_rest_stays(
     admin: Pages, fields: dict[str, Any], wrong: list[str]
 ) -> None:
     before = every(admin)

@@ -112,7 +112,7 @@ def test_compare_from_the_table(page: Any, site: Site) -> None:
     assert "one" in legend and "two" in legend
 
 
-def test_a_lost_connection_is_told_and_mended(page: Any, site: Site) -> None:
+def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None:
     job = api_rows.queued(site.db)
     page.goto("/dashboard")
     page.wait_for_selector(".link-live")

@@ -49,7 +49,7 @@ def sit_down(db: database.Database) -> claimed_job.ClaimedJob:
 
 
 def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
-    return service_kill_child.Bench().run(at)
+    return service_kill_child.FakeDeviceEngine().run(at)
 
 
 def stopped_after(at: claimed_job.ClaimedJob, n: int) -> None:
