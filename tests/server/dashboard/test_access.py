@@ -41,7 +41,7 @@ def test_only_administrators_manage_keys(pages: Pages, scope: str) -> None:
     for address in ("/dashboard/keys", "/dashboard/audit"):
         assert "scope admin" in pages.get(address, 403)
     form = {"csrf_token": pages.csrf, "name": "mine", "scope": "admin"}
-    for address in ("/dashboard/keys", f"/dashboard/keys/{before[0].id}/revoke"):
+    for address in ("/dashboard/keys", f"/dashboard/keys/{before[0]['id']}/revoke"):
         assert pages.client.post(address, data=form).status_code == 403
     assert every(pages) == before
 
