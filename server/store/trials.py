@@ -104,16 +104,7 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
         tx.flush()
     works = new.latency_us is not None and new.checked
     is_best = works and (task.best_us is None or new.latency_us < task.best_us)  # type: ignore
-    counted = _count(new, earlier)
-    job.n_trials += counted.trials
-    job.n_failed += counted.failed
-    task.n_trials += counted.trials
-    task.n_failed += counted.failed
-    task.n_rounds = max(task.n_rounds, new.round + 1)
-    job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
-    job.measured_s += new.run_s
-    if new.error != INFRASTRUCTURE:
-        job.attempts = 1  # attempts count from the last progress
+    _count(job, task, new, earlier)
     curve_us = None
     if is_best:
         task.best_us, task.best_trial = new.latency_us, number
@@ -228,16 +219,20 @@ def error_counts(tx: orm.Session, job_id: int) -> dict[str, int]:
     return {str(kind): int(count) for kind, count in tx.execute(query.group_by(trial.error))}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Count:
-    trials: int
-    failed: int
-
-
-def _count(new: NewTrial, earlier: models.Trial | None) -> _Count:
-    """What a trial adds to the counts; one that overwrites was counted as failed."""
+def _count(
+    job: models.Job, task: models.Task, new: NewTrial, earlier: models.Trial | None
+) -> None:
+    """Add a trial to the counts; one that overwrites was counted as failed."""
     failed = int(new.error is not None)
-    return _Count(1, failed) if earlier is None else _Count(0, failed - 1)
+    n_trials, n_failed = (1, failed) if earlier is None else (0, failed - 1)
+    for counts in (job, task):
+        counts.n_trials += n_trials
+        counts.n_failed += n_failed
+    task.n_rounds = max(task.n_rounds, new.round + 1)
+    job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
+    job.measured_s += new.run_s
+    if new.error != INFRASTRUCTURE:
+        job.attempts = 1  # attempts count from the last progress
 
 
 def _task(tx: orm.Session, job_id: int, number: int) -> models.Task:

@@ -5,6 +5,7 @@ A new key's text is on the page after the form and nowhere else.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -28,6 +29,15 @@ AUDIT_LIMIT = 100
 
 _DAY_S = 86400.0
 _MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of a new key: its texts, the chosen scopes, and by field what is wrong."""
+
+    texts: Mapping[str, str]
+    scopes: list[str]
+    wrong: Mapping[str, str]
 
 
 def admin(viewer: render.Viewer) -> auth.Caller:
@@ -65,7 +75,7 @@ async def create(
     except pydantic.ValidationError as error:
         wrong = {str(one["loc"][0]): str(one["msg"]) for one in error.errors()}
         return await anyio.to_thread.run_sync(
-            _page, request, viewer, services, 422, texts, chosen, wrong
+            _page, request, viewer, services, _Form(texts, chosen, wrong)
         )
     made = await anyio.to_thread.run_sync(key_actions.create, services, viewer, body)
     return render.page(request, "key_made.html", viewer, made=made)
@@ -111,21 +121,19 @@ def _page(
     request: fastapi.Request,
     viewer: auth.Caller,
     services: dependencies.Services,
-    status: int = 200,
-    texts: Mapping[str, str] | None = None,
-    chosen: list[str] | None = None,
-    wrong: Mapping[str, str] | None = None,
+    filled: _Form | None = None,
 ) -> fastapi.Response:
+    form = filled or _Form({}, ["read", "submit"], {})
     with services.db.read() as tx:
         all_keys = keys.every(tx)
     now = datetime.datetime.now(datetime.UTC)
     return render.page(
-        request, "keys.html", viewer, status,
+        request, "keys.html", viewer, 422 if form.wrong else 200,
         keys=[(key, scopes(key), state(key, now)) for key in reversed(all_keys)],
         scopes=SCOPES,
-        chosen=["read", "submit"] if chosen is None else chosen,
-        texts=texts or {},
-        wrong=wrong or {},
+        chosen=form.scopes,
+        texts=form.texts,
+        wrong=form.wrong,
         settings=services.settings,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ key's limit. Both end in `server.submission`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -39,6 +40,16 @@ _PARAM = "p."
 TARGETS = ("llvm", "cuda", "h100", "a100")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of an operator: its texts, and by field (or for all of it) what is wrong."""
+
+    op: str
+    texts: Mapping[str, str]
+    wrong: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    problem: str = ""
+
+
 @router.get("")
 def form(
     request: fastapi.Request,
@@ -62,7 +73,7 @@ def form(
         raise errors.NotFound(f"there is no operator {op!r}")
     if like is None:
         texts |= {f"{_PARAM}{k}": v for k, v in fields.defaults(operators[op]).items()}
-    return _page(request, viewer, services, op, texts)
+    return _page(request, viewer, services, _Form(op, texts))
 
 
 @router.post("")
@@ -96,35 +107,29 @@ async def submit(
             submission.Busy,
         ) as error:
             problem = str(error)
-    status = 422
-    return await anyio.to_thread.run_sync(
-        lambda: _page(request, viewer, services, op, texts, wrong, problem, status)
-    )
+    filled = _Form(op, texts, wrong, problem)
+    return await anyio.to_thread.run_sync(_page, request, viewer, services, filled)
 
 
 def _page(
     request: fastapi.Request,
     viewer: auth.Caller,
     services: dependencies.Services,
-    op: str,
-    texts: Mapping[str, str],
-    wrong: Mapping[str, str] | None = None,
-    problem: str = "",
-    status: int = 200,
+    filled: _Form,
 ) -> fastapi.Response:
     operators = services.parser.operators()
     with services.db.read() as tx:
         tuners = workers.every(tx, services.settings.stale_s)
     quota = job_actions.quota(services, viewer)
     return render.page(
-        request, "submit.html", viewer, status,
-        op=op,
+        request, "submit.html", viewer, 422 if filled.wrong or filled.problem else 200,
+        op=filled.op,
         operators=sorted(operators),
-        about=operators[op].get("description", ""),
-        fields=fields.of_schema(operators[op]),
-        texts=texts,
-        wrong=wrong or {},
-        problem=problem,
+        about=operators[filled.op].get("description", ""),
+        fields=fields.of_schema(operators[filled.op]),
+        texts=filled.texts,
+        wrong=filled.wrong,
+        problem=filled.problem,
         targets=sorted({*TARGETS, *_alive_kinds(tuners)}),
         n_alive=sum(tuner.is_alive for tuner in tuners),
         strategies=strategies.NAMES,
