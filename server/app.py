@@ -2,7 +2,7 @@
 
     uvicorn --factory server.app:create_app
 
-The process keeps nothing that another one would need, so any number may serve one database. It
+The process has no state that another one would need, so any number may serve one database. It
 refuses to start on a database of another schema.
 """
 
@@ -18,7 +18,7 @@ import fastapi
 from felix import version
 from server import reaper
 from server import settings as settings_module
-from server.api import description, devices, routers
+from server.api import description, routers
 from server.api.jobs import events as api_events
 from server.cache import notifier, recent_events, response_cache, single_flight
 from server.dashboard import routers as dashboard
@@ -31,8 +31,8 @@ from server.web import metrics as web_metrics
 #: Workloads that are parsed at the same time.
 PARSE_AT_ONCE = 2
 
-#: How long a key is taken for what it was when it was looked up, in seconds.
-KEY_KNOWN_S = 5.0
+#: How long a key that was read from the database is trusted, in seconds.
+KEY_TTL_S = 5.0
 
 
 def create_app(settings: settings_module.Settings | None = None) -> fastapi.FastAPI:
@@ -48,7 +48,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     settings = settings or settings_module.Settings.from_environment()
     services = _services(settings)
     schema.check(services.db)
-    metrics = web_metrics.Metrics(services.db, devices.STALE_LEASES * settings.lease_s)
+    metrics = web_metrics.Metrics(services.db, settings.stale_s)
     app = fastapi.FastAPI(
         title="Felix",
         version=version.__version__,
@@ -65,33 +65,36 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
         middleware.Envelope,
         metrics=metrics,
         is_https=services.is_https,
-        changed=services.changed,
+        invalidate=services.invalidate_caches,
     )
     for router in routers.ALL:
         app.include_router(router, responses=description.problems())
     dashboard.install(app)
-    app.openapi = lambda: description.made(app)  # type: ignore[method-assign]
+    app.openapi = lambda: description.document(app)  # type: ignore[method-assign]
     return app
 
 
 def _services(settings: settings_module.Settings) -> dependencies.Services:
     db = database.Database(settings.database)
 
-    def newest(job_ids: Collection[int]) -> Mapping[int, int]:
+    def last_seqs(job_ids: Collection[int]) -> Mapping[int, int]:
         with db.read() as tx:
             return events.lasts(tx, job_ids)
 
-    shared = response_cache.Answers(settings.look_s)
+    ttl_s = settings.cache_ttl_s
+    responses = response_cache.ResponseCache(ttl_s)
     return dependencies.Services(
         settings=settings,
         db=db,
         blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
         parser=parser.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
-        feed=notifier.Feed(newest),
-        seen=single_flight.Shared(),
-        answers=shared,
-        tails=recent_events.Tails(db, api_events.encode, settings.look_s, shared.told),
-        known=single_flight.Shared(KEY_KNOWN_S),
+        notifier=notifier.Notifier(last_seqs),
+        stream_chunks=single_flight.SingleFlight(),
+        response_cache=responses,
+        recent_events=recent_events.RecentEvents(
+            db, api_events.encode, ttl_s, responses.invalidate
+        ),
+        key_cache=single_flight.SingleFlight(KEY_TTL_S),
         throttle=throttle.Throttle(),
         parse_limiter=anyio.CapacityLimiter(PARSE_AT_ONCE),
     )
@@ -102,12 +105,12 @@ async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
     services: dependencies.Services = app.state.services
     settings = services.settings
     services.parser.warm()
-    looking = reaper.Reaper(services.db, settings.reap_s, settings.max_attempts)
-    feeding = asyncio.create_task(services.feed.run())
+    reaping = reaper.Reaper(services.db, settings.reap_s, settings.max_attempts)
+    notifying = asyncio.create_task(services.notifier.run())
     try:
         yield
     finally:
-        services.feed.close()
-        feeding.cancel()
-        looking.close()
+        services.notifier.close()
+        notifying.cancel()
+        reaping.close()
         services.db.close()

@@ -18,9 +18,9 @@ from server.tuner import tuner, tuner_process
 
 #: In the data folder; `felix.cli.remote.connection` reads it.
 KEY_FILE = "admin-key"
-#: Niceness of an API beside a tuner: its answers may wait, a kernel that is timed may not. On
+#: Niceness of an API with a tuner on its machine: responses may wait, a timed kernel may not. On
 #: Linux it is of a thread and those it starts, so it does not reach the tuner's process.
-BESIDE_TUNER = 5
+NICE_WITH_TUNER = 5
 
 
 def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
@@ -34,24 +34,24 @@ def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
 def run_tuner(
     chosen: settings.Settings, name: str | None, jobs: int | None, with_parent: bool = False
 ) -> int:
-    """Tune until told to end (or for so many jobs, or while the parent lives); the exit code."""
+    """Tune until a signal comes (or for so many jobs, or until the parent ends); the status."""
     logs.configure(chosen.log_json)
     with contextlib.closing(database.Database(chosen.database)) as db:
         schema.check(db)
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
         from server.tuner import felix_engine  # loads TVM and torch: the checks above come first
 
-        working = tuner.Tuner(db, store, felix_engine.Workbench(), chosen, name)
+        process = tuner.Tuner(db, store, felix_engine.FelixEngine(), chosen, name)
         if with_parent:
-            tuner_process.leave_with_parent(working.leaving)
-        with contextlib.closing(working), _ended_by_signals(working.leaving):
+            tuner_process.leave_with_parent(process.leaving)
+        with contextlib.closing(process), _ended_by_signals(process.leaving):
             if jobs is None:
-                working.run()
-            while jobs and not working.leaving.is_set():
-                if working.work_once():
+                process.run()
+            while jobs and not process.leaving.is_set():
+                if process.work_once():
                     jobs -= 1
                 else:
-                    working.leaving.wait(chosen.poll_s)
+                    process.leaving.wait(chosen.poll_s)
     return 0
 
 
@@ -89,29 +89,29 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
         raise errors.SettingsError(
             f"the API needs the extra server ({error}): pip install 'felix-tuner[server]'"
         ) from error
-    made = first_key(chosen)
+    key_text = first_key(chosen)
     print(f"Felix listens on {chosen.address}", file=sys.stderr)
-    _tell_key(chosen, made)
+    _announce_key(chosen, key_text)
     with tuner_process.TunerProcess() if with_tuner else contextlib.nullcontext():
         if with_tuner:
-            os.nice(BESIDE_TUNER)
+            os.nice(NICE_WITH_TUNER)
         serving.run(app.create_app(chosen), chosen.host, chosen.port)
     return 0
 
 
-def _tell_key(chosen: settings.Settings, made: str | None) -> None:
+def _announce_key(chosen: settings.Settings, text: str | None) -> None:
     """Leave the first key where commands on this machine find it, readable by its user only.
 
     It is printed for a person, not where lines are collected.
     """
     path = chosen.data_dir / KEY_FILE
-    if made is not None:
+    if text is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{made}\n")
+            file.write(f"{text}\n")
         if not chosen.log_json:
-            print(f"admin key: {made}", file=sys.stderr)
+            print(f"admin key: {text}", file=sys.stderr)
     if path.is_file():
         print(f"the admin key is in {path}", file=sys.stderr)
 

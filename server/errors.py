@@ -1,6 +1,6 @@
 """Errors of the service: a branch of the one tree of `felix.errors`.
 
-Each class says what kind of answer a client gets; `status` is the HTTP status of that answer.
+Each class says what kind of response a client gets; `status` is its HTTP status.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from felix import errors
 
 
 class ServiceError(errors.FelixError):
-    """The service could not do what was asked."""
+    """The service could not do what the request is for."""
 
     status = 500
 
@@ -37,7 +37,7 @@ class IllegalMove(Conflict):
 
 
 class LeaseLost(Conflict):
-    """The lease on the job is gone: another tuner may hold it. Drop the results and stop."""
+    """The lease on the job is gone: another tuner may have it. Drop the results and stop."""
 
 
 class QuotaExceeded(ServiceError):

@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 def reap(db: database.Database, max_attempts: int) -> list[leases.Reaped]:
-    """One look for expired leases."""
-    with db.read() as tx:  # most looks find nothing and need no write lock
+    """End expired leases, once."""
+    with db.read() as tx:  # mostly there is none, and no need of a write lock
         if not leases.any_expired(tx):
             return []
     with db.write() as tx:
@@ -40,7 +40,7 @@ class Reaper:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """End the thread."""
         self._closed.set()
         self._thread.join()
 

@@ -1,25 +1,42 @@
 """Settings of API servers and tuners: the only module of the service that reads the environment.
 
-Every variable begins with `FELIX_`; `Settings.from_environment` names them. Credentials of an
-S3-compatible store are boto3's own (`AWS_ACCESS_KEY_ID`, ...), so they never pass through here.
+A setting's variable is `FELIX_` and its name in capitals: `Settings.lease_s` is `FELIX_LEASE_S`.
+Credentials of an S3-compatible store are boto3's (`AWS_ACCESS_KEY_ID`, ...), so they never pass
+through here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+import pydantic
+import pydantic_settings
+from pydantic_settings import sources
 
 from server import errors
 
+_PREFIX = "FELIX_"
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a process of the service works; durations in seconds, sizes in bytes."""
+#: Every number is positive and finite.
+_Integer = Annotated[int, pydantic.Field(gt=0, lt=10**15)]
+_Seconds = Annotated[float, pydantic.Field(gt=0, lt=1e15, allow_inf_nan=False)]
 
-    #: SQLite file, blobs and scratch files live here unless told otherwise.
+
+class Settings(pydantic_settings.BaseSettings):
+    """How a process of the service works; durations in seconds, sizes in bytes.
+
+    The constructor takes what it is given; only `from_environment` reads the environment.
+    """
+
+    model_config = pydantic_settings.SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=_PREFIX, env_ignore_empty=True,
+        validate_by_name=True, validate_by_alias=True,
+    )  # fmt: skip
+
+    #: SQLite file, blobs and scratch files live here unless another setting says otherwise.
     data_dir: pathlib.Path = pathlib.Path("felix-data")
     #: SQLAlchemy URL; None: an SQLite file in `data_dir`.
     database_url: str | None = None
@@ -28,28 +45,31 @@ class Settings:
     #: Endpoint of an S3-compatible store; None: Amazon's.
     s3_endpoint: str | None = None
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: _Integer = 8000
     #: Where users reach the service, for cookies and links; None: http on host and port.
     public_url: str | None = None
     #: How long a tuner that stops renewing keeps its job.
-    lease_s: float = 30.0
+    lease_s: _Seconds = 30.0
     #: Between two renewals.
-    beat_s: float = 2.0
-    #: Between two looks for work, and between two looks for expired leases.
-    poll_s: float = 1.0
-    reap_s: float = 5.0
+    beat_s: _Seconds = 2.0
+    #: Between two claims, and between two searches for expired leases.
+    poll_s: _Seconds = 1.0
+    reap_s: _Seconds = 5.0
     #: Claims of a job without a new trial before it counts as failed.
-    max_attempts: int = 5
-    #: How old an answer about a job may be that several clients share.
-    look_s: float = 0.5
+    max_attempts: _Integer = 5
+    #: How old a response about a job may be that several clients share. Deployments may still set
+    #: it by its earlier name, `FELIX_LOOK_S`.
+    cache_ttl_s: _Seconds = pydantic.Field(
+        default=0.5, validation_alias=pydantic.AliasChoices("FELIX_CACHE_TTL_S", "FELIX_LOOK_S")
+    )
     #: Limits of reading one uploaded program.
-    parse_s: float = 60.0
-    parse_bytes: int = 8 << 30
+    parse_s: _Seconds = 60.0
+    parse_bytes: _Integer = 8 << 30
     #: Largest body of a request, whatever the key allows.
-    max_upload_bytes: int = 256 << 20
-    #: Quotas of a key that sets none of its own.
-    max_running_jobs: int = 20
-    max_trials: int = 20_000
+    max_upload_bytes: _Integer = 256 << 20
+    #: Quotas of a key that sets none.
+    max_running_jobs: _Integer = 20
+    max_trials: _Integer = 20_000
     #: Log lines as JSON.
     log_json: bool = False
 
@@ -73,39 +93,45 @@ class Settings:
         """Where users reach the service, without a slash at the end."""
         return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
 
+    @property
+    def stale_s(self) -> float:
+        """A tuner without a heartbeat for so long counts as gone; its job's lease is over."""
+        return self.lease_s
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """Settings of this process: `FELIX_` and the field's name in capitals.
+        """Settings of this process; an empty variable counts as absent.
+
+        Args:
+            environment: None: `os.environ`.
 
         Raises:
             SettingsError: a value is no number, no size, or out of range.
         """
-        found = os.environ if environment is None else environment
-        given: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            name = f"FELIX_{field.name.upper()}"
-            if found.get(name):
-                given[field.name] = _read(name, found[name], str(field.type))
-        return cls(**given)
+        source = sources.EnvSettingsSource(cls)
+        source.env_vars = sources.utils.parse_env_vars(
+            os.environ if environment is None else environment, ignore_empty=True
+        )
+        try:
+            return cls(**source())
+        except pydantic.ValidationError as error:
+            raise errors.SettingsError(_message(error)) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[pydantic_settings.BaseSettings],
+        init_settings: pydantic_settings.PydanticBaseSettingsSource,
+        env_settings: pydantic_settings.PydanticBaseSettingsSource,
+        dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
+        file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+    ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
+        """Only the arguments: see `from_environment`."""
+        return (init_settings,)
 
 
-def _boolean(text: str) -> bool:
-    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-
-
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": _boolean,
-    "pathlib.Path": pathlib.Path,
-}
-
-
-def _read(name: str, text: str, kind: str) -> Any:
-    try:
-        value = _READERS.get(kind, str)(text)
-    except (ValueError, KeyError):
-        raise errors.SettingsError(f"{name} must be of type {kind}, got {text!r}") from None
-    if isinstance(value, int | float) and not isinstance(value, bool) and not 0 < value < 1e15:
-        raise errors.SettingsError(f"{name} must be positive, got {text!r}")
-    return value
+def _message(error: pydantic.ValidationError) -> str:
+    """The first variable that makes no sense, its value and what it must be."""
+    first: Any = error.errors()[0]
+    name = str(first["loc"][0]).upper().removeprefix(_PREFIX)
+    return f"{_PREFIX}{name} is {first['input']!r}: {first['msg'].lower()}"

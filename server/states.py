@@ -7,12 +7,12 @@
       +---- stopping (ends early, with its artifact) -> succeeded
       +---- cancelling -> cancelled
 
-A tuner holds a lease in the `LEASED` states, and may in `stopping`: a job that is to end early
+A tuner has a lease in the `LEASED` states, and may in `stopping`: a job that is to end early
 while nobody works on it waits in `stopping` for a tuner to make its artifact. `failed` and
 `cancelled` jobs go on after a retry, with all they have measured; `succeeded` is final.
 
 The CHECK constraints of `server.database.models` say the same to the database: a job's state is
-one of these, and each event that moves a job holds a legal pair.
+one of these, and each event that moves a job has a legal pair.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class State(enum.StrEnum):
     QUEUED = "queued"
     #: A tuner works on it.
     RUNNING = "running"
-    #: A tuner works on it and is asked to put it down.
+    #: A tuner works on it and is about to release it.
     PAUSING = "pausing"
-    #: Put down until it is resumed.
+    #: Waits until a user resumes it.
     PAUSED = "paused"
-    #: To end early, with what was found by then.
+    #: To end early, with the best schedules so far.
     STOPPING = "stopping"
-    #: A tuner works on it and is asked to drop it.
+    #: A tuner works on it and is about to drop it.
     CANCELLING = "cancelling"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -65,11 +65,11 @@ MOVES: Mapping[State, frozenset[State]] = types.MappingProxyType(
     }
 )
 
-#: A tuner holds a lease.
+#: A tuner has a lease.
 LEASED = frozenset({_S.RUNNING, _S.PAUSING, _S.CANCELLING})
-#: A tuner holds a lease, or may take one.
+#: A tuner has a lease, or may take one.
 MAY_BE_LEASED = LEASED | {_S.STOPPING}
-#: What a tuner may claim when nobody holds it.
+#: What a tuner may claim when no other has the lease.
 CLAIMABLE = frozenset({_S.QUEUED, _S.STOPPING})
 #: Nothing happens to the job by itself any more.
 ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})
@@ -77,8 +77,8 @@ ENDED = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED})
 ACTIVE = frozenset(set(_S) - ENDED - {_S.PAUSED})
 
 
-class Order(enum.StrEnum):
-    """What a tuner is told when it renews its lease."""
+class Instruction(enum.StrEnum):
+    """What a tuner has to do, as it learns when it renews its lease."""
 
     CONTINUE = "continue"
     PAUSE = "pause"
@@ -89,12 +89,12 @@ class Order(enum.StrEnum):
 
 
 #: What the holder of a job in that state has to do.
-ORDERS: Mapping[State, Order] = types.MappingProxyType(
+INSTRUCTIONS: Mapping[State, Instruction] = types.MappingProxyType(
     {
-        _S.RUNNING: Order.CONTINUE,
-        _S.PAUSING: Order.PAUSE,
-        _S.STOPPING: Order.STOP,
-        _S.CANCELLING: Order.CANCEL,
+        _S.RUNNING: Instruction.CONTINUE,
+        _S.PAUSING: Instruction.PAUSE,
+        _S.STOPPING: Instruction.STOP,
+        _S.CANCELLING: Instruction.CANCEL,
     }
 )
 

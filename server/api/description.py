@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with our problem details and an example of every answer."""
+"""The OpenAPI document: FastAPI's, with our problem details and an example of every response."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ All requests need an API key: `Authorization: Bearer felix_...`. Errors are prob
 
 
 def problems() -> dict[int | str, dict[str, Any]]:
-    """What every route may answer besides."""
+    """The error response that every route may give."""
     content = {web_problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {"default": {"description": "What went wrong", "content": content}}
 
 
-def made(app: fastapi.FastAPI) -> dict[str, Any]:
+def document(app: fastapi.FastAPI) -> dict[str, Any]:
     """The document of an application, made once."""
     if app.openapi_schema is None:
-        found = openapi.get_openapi(
+        openapi_document = openapi.get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        schemas = found["components"]["schemas"]
+        schemas = openapi_document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas["Problem"] = web_problems.SCHEMA
-        for path, operations in found["paths"].items():
+        for path, operations in openapi_document["paths"].items():
             for method, operation in operations.items():
                 operation["responses"].pop("422", None)
                 _add_example(method, path, operation["responses"])
-        app.openapi_schema = found
+        app.openapi_schema = openapi_document
     return app.openapi_schema
 
 
@@ -47,4 +47,4 @@ def _add_example(method: str, path: str, responses: dict[str, Any]) -> None:
         if status.startswith("2"):
             for content in response.get("content", {}).values():
                 content.setdefault("schema", {"type": "string"})
-                content["example"] = examples.answer(method, path)
+                content["example"] = examples.response(method, path)

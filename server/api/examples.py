@@ -1,6 +1,6 @@
-"""What each route answers, by example: one job and what belongs to it.
+"""An example response of each route: one job and what belongs to it.
 
-Made of the shapes themselves, so an example cannot disagree with its model.
+Made of the response models, so an example cannot disagree with its model.
 """
 
 from __future__ import annotations
@@ -119,16 +119,16 @@ def _moved(state: states.State) -> responses.Job:
     return JOB.model_copy(update={"state": state, "finished_at": None, "reason": None})
 
 
-def _list(item: responses.Shape) -> responses.Listed[Any]:
+def _list(item: responses.ResponseBody) -> responses.Listed[Any]:
     return responses.Listed[Any](items=[item])
 
 
-def _page(item: responses.Shape) -> responses.Page[Any]:
+def _page(item: responses.ResponseBody) -> responses.Page[Any]:
     return responses.Page[Any](items=[item], next=None)
 
 
-#: By method and path; the rest answers with a job.
-_ANSWERS: Mapping[tuple[str, str], object] = {
+#: By method and path; the other routes respond with a job.
+_RESPONSES: Mapping[tuple[str, str], object] = {
     ("post", "/v1/jobs"): QUEUED,
     ("post", "/v1/jobs/upload"): QUEUED,
     ("get", "/v1/jobs"): _page(JOB),
@@ -171,7 +171,7 @@ _ANSWERS: Mapping[tuple[str, str], object] = {
 }
 
 
-def answer(method: str, path: str) -> Any:
-    """What a route answers when it does what was asked, as JSON or text."""
-    found = _ANSWERS.get((method, path), JOB)
-    return found.model_dump(mode="json") if isinstance(found, pydantic.BaseModel) else found
+def response(method: str, path: str) -> Any:
+    """The response of a route that succeeds, as JSON or text."""
+    content = _RESPONSES.get((method, path), JOB)
+    return content.model_dump(mode="json") if isinstance(content, pydantic.BaseModel) else content

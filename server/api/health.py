@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fastapi
 
-from server.api import devices
 from server.database import schema
 from server.store import workers
 from server.web import auth, dependencies, responses
@@ -15,17 +14,17 @@ router = fastapi.APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def healthz() -> responses.Health:
-    """The process answers."""
+    """The process works."""
     return responses.Health(status="ok")
 
 
 @router.get("/readyz")
-def readyz(services: dependencies.Needed) -> responses.Ready:
-    """The database answers and has this version's schema; else 503."""
+def readyz(services: dependencies.ServicesDep) -> responses.Ready:
+    """The database works and has this version's schema; else 503."""
     schema.check(services.db)
     with services.db.read() as tx:
-        found = workers.every(tx, devices.STALE_LEASES * services.settings.lease_s)
-    alive = sum(worker.is_alive for worker in found)
+        tuners = workers.every(tx, services.settings.stale_s)
+    alive = sum(tuner.is_alive for tuner in tuners)
     return responses.Ready(status="ready", schema_revision=schema.head(), n_tuners_alive=alive)
 
 
@@ -33,5 +32,5 @@ def readyz(services: dependencies.Needed) -> responses.Ready:
             responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
 def metrics(request: fastapi.Request, caller: auth.Reader) -> fastapi.Response:
     """Counts and times, in Prometheus' text format; needs a key with the scope read."""
-    found = request.app.state.metrics
-    return fastapi.Response(found.text(), media_type=web_metrics.CONTENT_TYPE)
+    application_metrics = request.app.state.metrics
+    return fastapi.Response(application_metrics.text(), media_type=web_metrics.CONTENT_TYPE)

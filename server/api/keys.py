@@ -6,6 +6,7 @@ from typing import Annotated
 
 import fastapi
 
+from server import job_actions, key_actions
 from server.store import keys
 from server.web import auth, dependencies, requests, responses
 
@@ -13,42 +14,36 @@ router = fastapi.APIRouter(prefix="/v1", tags=["keys"])
 
 
 @router.get("/me")
-def me(caller: auth.Anyone, services: dependencies.Needed) -> responses.Me:
+def me(caller: auth.Anyone, services: dependencies.ServicesDep) -> responses.Me:
     """The key behind this request, its quota, and the login's CSRF token."""
-    quota = auth.quota(caller, services)
+    quota = job_actions.quota(services, caller)
     return responses.Me(
         key=responses.Key.model_validate(caller.key),
         quota=responses.Quota(
             max_running_jobs=quota.max_running_jobs,
             max_trials=quota.max_trials,
-            max_upload_bytes=auth.upload_limit(caller, services),
+            max_upload_bytes=job_actions.upload_limit(services, caller),
         ),
         csrf_token=None if caller.login is None else caller.login.csrf,
     )
 
 
 @router.get("/keys")
-def every(caller: auth.Admin, services: dependencies.Needed) -> responses.Listed[responses.Key]:
+def every(
+    caller: auth.Admin, services: dependencies.ServicesDep
+) -> responses.Listed[responses.Key]:
     """All keys, revoked ones included."""
     with services.db.read() as tx:
-        found = keys.every(tx)
-    return responses.Listed(items=[responses.Key.model_validate(key) for key in found])
+        all_keys = keys.every(tx)
+    return responses.Listed(items=[responses.Key.model_validate(key) for key in all_keys])
 
 
 @router.post("/keys", status_code=201)
 def create(
-    ask: requests.NewKey, caller: auth.Admin, services: dependencies.Needed
+    body: requests.NewKey, caller: auth.Admin, services: dependencies.ServicesDep
 ) -> responses.MadeKey:
-    """Make a key; the answer is the only place where its text ever is."""
-    new = keys.NewKey(
-        can_read="read" in ask.scopes,
-        can_submit="submit" in ask.scopes,
-        can_admin="admin" in ask.scopes,
-        **ask.model_dump(exclude={"scopes"}),
-    )
-    with services.db.write() as tx:
-        made = keys.create(tx, new)
-        caller.audit(tx, "key.create", f"key {made.key.id}", scopes=sorted(set(ask.scopes)))
+    """Make a key; the response is the only place where its text ever is."""
+    made = key_actions.create(services, caller, body)
     return responses.MadeKey(key=responses.Key.model_validate(made.key), text=made.text)
 
 
@@ -56,7 +51,7 @@ def create(
 def get(
     key_id: Annotated[int, fastapi.Path(ge=1, le=requests.MAX_INT)],
     caller: auth.Admin,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> responses.Key:
     """One key."""
     with services.db.read() as tx:
@@ -67,25 +62,22 @@ def get(
 def revoke(
     key_id: Annotated[int, fastapi.Path(ge=1, le=requests.MAX_INT)],
     caller: auth.Admin,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> responses.Key:
     """End a key and its logins; it stays listed."""
-    with services.db.write() as tx:
-        key = keys.revoke(tx, key_id)
-        caller.audit(tx, "key.revoke", f"key {key_id}")
-        return responses.Key.model_validate(key)
+    return responses.Key.model_validate(key_actions.revoke(services, caller, key_id))
 
 
 @router.get("/audit")
 def audit(
     caller: auth.Admin,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     limit: requests.Limit = 100,
     after: requests.After = None,
     key_id: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
 ) -> responses.Page[responses.Audit]:
     """What keys did, newest first."""
     with services.db.read() as tx:
-        found = keys.audited(tx, limit, after, key_id)
-    items = [responses.Audit.model_validate(entry) for entry in found]
+        entries = keys.audited(tx, limit, after, key_id)
+    items = [responses.Audit.model_validate(entry) for entry in entries]
     return responses.Page(items=items, next=items[-1].id if len(items) == limit else None)

@@ -13,7 +13,7 @@ router = fastapi.APIRouter(prefix="/v1/operators", tags=["operators"])
 
 
 @router.get("")
-def every(caller: auth.Reader, services: dependencies.Needed) -> dict[str, dict[str, Any]]:
+def every(caller: auth.Reader, services: dependencies.ServicesDep) -> dict[str, dict[str, Any]]:
     """JSON Schema of the parameters of every operator, by name."""
     return services.parser.operators()
 
@@ -22,10 +22,10 @@ def every(caller: auth.Reader, services: dependencies.Needed) -> dict[str, dict[
 def get(
     name: Annotated[str, fastapi.Path(max_length=100, examples=["gemm"])],
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> dict[str, Any]:
     """JSON Schema of one operator's parameters."""
-    found: dict[str, Any] | None = services.parser.operators().get(name)
-    if found is None:
+    schema: dict[str, Any] | None = services.parser.operators().get(name)
+    if schema is None:
         raise errors.NotFound(f"there is no operator {name!r}: see /v1/operators")
-    return found
+    return schema

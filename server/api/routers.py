@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.api import devices, health, keys, models, operators
+from server.api import devices, health, keys, models, operators, sessions
 from server.api.jobs import (
     artifacts,
     control,
@@ -10,7 +10,6 @@ from server.api.jobs import (
     events,
     jobs,
     search,
-    sessions,
     tasks,
     trials,
 )

@@ -1,4 +1,4 @@
-"""Tells waiting streams that a job has new events: one question a tick for all of them.
+"""Wakes waiting streams when their job has new events: one query a tick for all of them.
 
 Any number of open streams costs one small query every `every_s` seconds, and none while nobody
 waits; streams of one job that are woken together share what they then read
@@ -19,16 +19,16 @@ import sqlalchemy as sa
 _log = logging.getLogger(__name__)
 
 #: The newest sequence number of each job that exists.
-Ask = Callable[[Collection[int]], Mapping[int, int]]
+LastSeqs = Callable[[Collection[int]], Mapping[int, int]]
 
 
-class Feed:
+class Notifier:
     """Lives in one event loop; `run` must be running in it."""
 
-    def __init__(self, ask: Ask, every_s: float = 0.25) -> None:
-        self._ask, self._every_s = ask, every_s
-        self._waiting: dict[int, set[asyncio.Future[bool]]] = {}
-        self._seen: dict[asyncio.Future[bool], int] = {}
+    def __init__(self, last_seqs: LastSeqs, every_s: float = 0.25) -> None:
+        self._last_seqs, self._every_s = last_seqs, every_s
+        #: by job: a waiting stream, and the newest event that it has sent
+        self._waiting: dict[int, dict[asyncio.Future[bool], int]] = {}
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -37,8 +37,7 @@ class Feed:
         if self._closed:
             return False
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(job_id, set()).add(future)
-        self._seen[future] = seq
+        self._waiting.setdefault(job_id, {})[future] = seq
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
@@ -52,7 +51,7 @@ class Feed:
         return self._closed
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Query until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._every_s)
@@ -60,7 +59,7 @@ class Feed:
                 await self._tick()
 
     def close(self) -> None:
-        """Wake everybody: the application ends."""
+        """Wake all streams: the application ends."""
         self._closed = True
         for futures in self._waiting.values():
             for future in futures:
@@ -74,19 +73,18 @@ class Feed:
 
     async def _tick(self) -> None:
         try:
-            newest = await anyio.to_thread.run_sync(self._ask, list(self._waiting))
+            newest = await anyio.to_thread.run_sync(self._last_seqs, list(self._waiting))
         except sa.exc.SQLAlchemyError as error:
-            _log.warning("cannot look for events: %s", error, extra={"action": "feed_failed"})
+            _log.warning("cannot read new events: %s", error, extra={"action": "notify_failed"})
             return
         for job_id, futures in self._waiting.items():
             last = newest.get(job_id)
-            for future in futures:
-                if not future.done() and (last is None or last > self._seen[future]):
+            for future, seq in futures.items():
+                if not future.done() and (last is None or last > seq):
                     future.set_result(True)
 
     def _forget(self, job_id: int, future: asyncio.Future[bool]) -> None:
-        self._seen.pop(future, None)
         with contextlib.suppress(KeyError):
-            self._waiting[job_id].discard(future)
+            self._waiting[job_id].pop(future, None)
             if not self._waiting[job_id]:
                 del self._waiting[job_id]

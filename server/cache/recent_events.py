@@ -1,8 +1,8 @@
-"""The newest events of jobs that are polled, encoded once for all who ask.
+"""The newest events of jobs that are polled, encoded once for all clients.
 
-Events are never changed, and their numbers have no gaps. So a tail only asks for what came after
-its end, and the events after a number are a slice of it. Who asks for older ones than a tail has
-is for the database.
+Events are never changed, and their numbers have no gaps. So a window only fetches what came after
+its end, and the events after a number are a slice of it. Events older than the window are read
+from the database.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from server.cache import single_flight
 from server.database import database
 from server.store import events, rows
 
-#: Events of a job that are kept.
+#: Events in a job's window.
 LENGTH = 256
-#: Jobs whose events are kept; the ones that nobody asks for go first.
+#: Jobs that have a window; the least recently used one is dropped first.
 JOBS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Told:
+class EncodedEvent:
     """An event as clients get it: JSON."""
 
     seq: int
@@ -35,87 +35,89 @@ class Told:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tail:
+class Window:
     """All events of a job after the number `since`."""
 
     since: int
-    told: tuple[Told, ...]
+    events: tuple[EncodedEvent, ...]
 
     @property
     def last_seq(self) -> int:
         """The number of the newest."""
-        return self.since + len(self.told)
+        return self.since + len(self.events)
 
-    def after(self, seq: int, limit: int, types: Collection[str] = ()) -> list[Told] | None:
-        """Events after a number, oldest first; None if some of them are older than the tail."""
+    def after(
+        self, seq: int, limit: int, types: Collection[str] = ()
+    ) -> list[EncodedEvent] | None:
+        """Events after a number, oldest first; None if some of them are older than the window."""
         if seq < self.since:
             return None
-        new = self.told[seq - self.since :]
-        return [one for one in new if not types or one.type in types][:limit]
+        new = self.events[seq - self.since :]
+        return [event for event in new if not types or event.type in types][:limit]
 
-    def with_new(self, new: Iterable[Told]) -> Tail:
-        """The tail with what came since."""
-        told = (*self.told, *new)
-        n_old = max(0, len(told) - LENGTH)
-        return Tail(self.since + n_old, told[n_old:])
+    def with_new(self, new: Iterable[EncodedEvent]) -> Window:
+        """The window with newer events; the oldest ones leave it."""
+        events = (*self.events, *new)
+        n_old = max(0, len(events) - LENGTH)
+        return Window(self.since + n_old, events[n_old:])
 
 
-class Tails:
-    """Lives in one event loop.
+class RecentEvents:
+    """The windows of all polled jobs; lives in one event loop.
 
     Args:
         db: the database.
         encode: an event as clients get it.
-        keep_s: how old a tail may be.
-        told: called with a job before clients are told of new events of it.
+        ttl_s: how old a window may be.
+        invalidate: called with a job before clients get new events of it.
     """
 
     def __init__(
         self,
         db: database.Database,
         encode: Callable[[rows.Event], bytes],
-        keep_s: float,
-        told: Callable[[int], None],
+        ttl_s: float,
+        invalidate: Callable[[int], None],
     ) -> None:
-        self._db, self._encode, self._told = db, encode, told
-        self._looks: single_flight.Shared[Tail] = single_flight.Shared(keep_s)
-        self._kept: collections.OrderedDict[int, Tail] = collections.OrderedDict()
+        self._db, self._encode, self._invalidate = db, encode, invalidate
+        self._reads: single_flight.SingleFlight[Window] = single_flight.SingleFlight(ttl_s)
+        self._windows: collections.OrderedDict[int, Window] = collections.OrderedDict()
 
-    async def of(self, job_id: int) -> Tail:
-        """The tail of a job.
+    async def of(self, job_id: int) -> Window:
+        """The window of a job.
 
         Raises:
             NotFound: there is no such job.
         """
-        return await self._looks.get(job_id, functools.partial(self._renew, job_id))
+        return await self._reads.get(job_id, functools.partial(self._renew, job_id))
 
     def forget(self) -> None:
-        """Look again before the next answer."""
-        self._looks.forget()
+        """Read the database again before the next response."""
+        self._reads.forget()
 
-    async def _renew(self, job_id: int) -> Tail:
-        before = self._kept.get(job_id)
+    async def _renew(self, job_id: int) -> Window:
+        before = self._windows.get(job_id)
         try:
-            tail = await anyio.to_thread.run_sync(self._look, job_id, before)
+            window = await anyio.to_thread.run_sync(self._read, job_id, before)
         except errors.NotFound:
-            self._kept.pop(job_id, None)
+            self._windows.pop(job_id, None)
             raise
-        if before is None or tail.last_seq > before.last_seq:
-            self._told(job_id)
-        newest = self._kept.get(job_id)
-        if newest is None or newest.last_seq <= tail.last_seq:
-            self._kept[job_id] = tail
-        self._kept.move_to_end(job_id)
-        while len(self._kept) > JOBS:
-            self._kept.popitem(last=False)
-        return tail
+        if before is None or window.last_seq > before.last_seq:
+            self._invalidate(job_id)
+        newest = self._windows.get(job_id)
+        if newest is None or newest.last_seq <= window.last_seq:
+            self._windows[job_id] = window
+        self._windows.move_to_end(job_id)
+        while len(self._windows) > JOBS:
+            self._windows.popitem(last=False)
+        return window
 
-    def _look(self, job_id: int, before: Tail | None) -> Tail:
+    def _read(self, job_id: int, before: Window | None) -> Window:
         with self._db.read() as tx:
             last = events.last(tx, job_id)
             if last is None:
                 raise errors.NotFound(f"there is no job {job_id}")
             if before is None or last - before.last_seq > LENGTH:
-                before = Tail(max(0, last - LENGTH), ())
+                before = Window(max(0, last - LENGTH), ())
             new = events.after(tx, job_id, before.last_seq) if last > before.last_seq else []
-        return before.with_new(Told(one.seq, one.type, self._encode(one)) for one in new)
+        return before.with_new(EncodedEvent(e.seq, e.type, self._encode(e)) for e in new)

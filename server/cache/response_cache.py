@@ -1,8 +1,8 @@
-"""Answers about jobs that clients share, and none is older than what a client knows of the job.
+"""Encoded responses about jobs that clients share.
 
-A client that is told by a stream that its job has ended, and then asks for the job, must not get
-the answer that another one got before. So what tells events of a job makes its answers be
-forgotten.
+A response is never older than what its client knows of the job: a client that learns from a
+stream that its job has ended, and then requests the job, must not get what was cached before. So
+whatever delivers events of a job invalidates the responses about it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from server.cache import single_flight
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
-    """What an answer says, and of which jobs."""
+class Query:
+    """What a response says, and of which jobs."""
 
     what: Hashable
     job_ids: tuple[int, ...]
 
 
-class Answers(single_flight.Shared[bytes]):
-    """Bodies, by what was `Asked`; lives in one event loop."""
+class ResponseCache(single_flight.SingleFlight[bytes]):
+    """Bodies by `Query`; lives in one event loop."""
 
-    def told(self, job_id: int) -> None:
-        """Clients will know of events of a job: what was read of it before is given no more."""
-        self.forget(lambda asked: isinstance(asked, Asked) and job_id in asked.job_ids)
+    def invalidate(self, job_id: int) -> None:
+        """Clients are about to learn of new events of a job: forget the responses about it."""
+        self.forget(lambda query: isinstance(query, Query) and job_id in query.job_ids)

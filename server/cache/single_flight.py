@@ -1,9 +1,9 @@
-"""One look at the database for all who ask the same within a moment.
+"""One computation for all callers of a key, and its value for a short time.
 
-Fifty clients that watch a job ask the same question fifty times in two seconds. Who asks while an
-answer is made, or a moment after, gets that one. An answer is never older than `keep_s` (or than
-the look itself took), and whatever this process changes makes it forget, so that a client reads
-what it wrote. Changes of other processes are seen `keep_s` later at the latest.
+Fifty clients that watch a job send the same request fifty times in two seconds. A caller that
+comes while a value is computed, or within `ttl_s` of when that began, gets that value. A change by
+this process makes it forget, so that a client reads what it wrote; changes by other processes are
+visible `ttl_s` later at the latest.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Shared(Generic[T]):
-    """Answers by what was asked; lives in one event loop.
+class SingleFlight(Generic[T]):
+    """Values by key; lives in one event loop.
 
     Args:
-        keep_s: how long an answer is given again, from when it began to be made.
+        ttl_s: how long a value is valid, from when its computation began.
     """
 
-    def __init__(self, keep_s: float = 0.2) -> None:
-        self._keep_s = keep_s
+    def __init__(self, ttl_s: float = 0.2) -> None:
+        self._ttl_s = ttl_s
         self._tasks: dict[Hashable, asyncio.Future[T]] = {}
 
-    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """What `make` gives, or gave a moment ago."""
+    async def get(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
+        """The value of a key: cached, being computed by another caller, or computed now."""
         task = self._tasks.get(key)
         if task is None:
             began_s = asyncio.get_running_loop().time()
-            task = asyncio.ensure_future(make())
+            task = asyncio.ensure_future(compute())
             self._tasks[key] = task
-            task.add_done_callback(lambda made: self._made(key, made, began_s))
-        return await asyncio.shield(task)  # one who leaves takes it from nobody
+            task.add_done_callback(lambda done: self._done(key, done, began_s))
+        return await asyncio.shield(task)  # a caller that is cancelled does not cancel the others
 
-    def forget(self, which: Callable[[Hashable], bool] = lambda key: True) -> None:
-        """Something was changed: answers from before to these keys are not given any more."""
-        for key in [key for key in self._tasks if which(key)]:
+    def forget(self, matches: Callable[[Hashable], bool] = lambda key: True) -> None:
+        """Something was changed: no caller gets the values of these keys any more."""
+        for key in [key for key in self._tasks if matches(key)]:
             del self._tasks[key]
 
-    def _made(self, key: Hashable, task: asyncio.Future[T], began_s: float) -> None:
-        if task.cancelled() or task.exception() is not None:  # errors are told, not kept
+    def _done(self, key: Hashable, task: asyncio.Future[T], began_s: float) -> None:
+        if task.cancelled() or task.exception() is not None:  # errors are raised, not cached
             self._drop(key, task)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_at(began_s + self._keep_s, self._drop, key, task)
+            loop.call_at(began_s + self._ttl_s, self._drop, key, task)
 
     def _drop(self, key: Hashable, task: asyncio.Future[T]) -> None:
         if self._tasks.get(key) is task:

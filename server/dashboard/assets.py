@@ -1,6 +1,6 @@
 """Scripts, styles and Plotly, under addresses that change with their content.
 
-`/dashboard/assets/DIGEST/NAME` may be kept by browsers for ever: another version has another
+`/dashboard/assets/DIGEST/NAME` may be cached by browsers for ever: another version has another
 digest. Plotly comes from its Python package, so nothing is loaded from elsewhere. Texts are
 packed once, in memory.
 """
@@ -39,18 +39,18 @@ class _Asset:
 
 @router.get("/{digest}/{name}")
 def get(digest: str, name: str, request: fastapi.Request) -> fastapi.Response:
-    """One file; a page of an older version gets today's, which is not kept."""
+    """One file; a page of an older version gets today's, which is not cached."""
     if name not in _paths():
         raise errors.NotFound(f"there is no file {name!r}")
-    found = _read(name)
+    asset = _read(name)
     headers = {
         "Cache-Control": _KEEP if digest == version() else "no-cache",
         "Vary": "Accept-Encoding",
     }
-    content = found.content
+    content = asset.content
     if "gzip" in request.headers.get("accept-encoding", ""):
-        content, headers["Content-Encoding"] = found.packed, "gzip"
-    return fastapi.Response(content, media_type=found.media_type, headers=headers)
+        content, headers["Content-Encoding"] = asset.packed, "gzip"
+    return fastapi.Response(content, media_type=asset.media_type, headers=headers)
 
 
 def address(name: str) -> str:
@@ -70,9 +70,9 @@ def version() -> str:
 
 @functools.cache
 def _paths() -> dict[str, pathlib.Path]:
-    found = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
-    found[PLOTLY] = _plotly()
-    return found
+    paths = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+    paths[PLOTLY] = _plotly()
+    return paths
 
 
 def _plotly() -> pathlib.Path:

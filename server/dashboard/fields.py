@@ -2,7 +2,7 @@
 
 One line of text a parameter: whole numbers as they are, lists with commas (`1, 56, 56`; for
 numbers also `1x56x56`), choices from a list, switches as check boxes. A field that is left empty
-takes the operator's default. What the schema forbids is told at the field.
+takes the operator's default. What the schema forbids is reported at the field.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def of_schema(schema: Schema) -> list[Field]:
 
 def defaults(schema: Schema) -> dict[str, str]:
     """The texts of an empty form: choices and switches show the operator's defaults."""
-    shown = {}
+    texts = {}
     for field in of_schema(schema):
         default = schema["properties"][field.name].get("default")
         if field.kind in ("choice", "switch") and default is not None:
-            shown[field.name] = text_of(default)
-    return shown
+            texts[field.name] = text_of(default)
+    return texts
 
 
 def texts_of(params: Mapping[str, Any]) -> dict[str, str]:
@@ -86,7 +86,7 @@ def read(schema: Schema, texts: Mapping[str, str]) -> Reading:
             continue
         if not text:
             if name in required:
-                reading.wrong[name] = f"is needed: {_wanted(each)}"
+                reading.wrong[name] = f"is needed: {_expected(each)}"
             continue
         try:
             reading.params[name] = _value(each, text)
@@ -107,14 +107,14 @@ def _field(name: str, schema: Schema, is_required: bool) -> Field:
     default = schema.get("default")
     hint = "" if default in (None, [], "") or kind == "choice" else text_of(default)
     items = plain.get("items", {})
-    said = str(schema.get("description", ""))
+    description = str(schema.get("description", ""))
     if items.get("enum"):
-        said += f" With commas: {', '.join(items['enum'])}."
+        description += f" With commas: {', '.join(items['enum'])}."
     return Field(
         name=name,
         kind=kind,
         is_required=is_required,
-        help=said[:1].upper() + said[1:],
+        help=description[:1].upper() + description[1:],
         choices=tuple(map(str, plain.get("enum", ()))) if kind == "choice" else (),
         hint=hint,
         minimum=plain.get("minimum") if kind == "number" else None,
@@ -142,7 +142,7 @@ def _value(schema: Schema, text: str) -> Any:
             return _one(each, text)
         except Wrong:
             continue
-    raise Wrong(f"must be {_wanted(schema)}")
+    raise Wrong(f"must be {_expected(schema)}")
 
 
 def _one(schema: Schema, text: str) -> Any:
@@ -154,9 +154,9 @@ def _one(schema: Schema, text: str) -> Any:
         try:
             value = int(text) if kind == "integer" else float(text)
         except ValueError:
-            raise Wrong(f"must be {_wanted(schema)}, not {text[:40]!r}") from None
+            raise Wrong(f"must be {_expected(schema)}, not {text[:40]!r}") from None
     if "enum" in schema and value not in schema["enum"]:
-        raise Wrong(f"must be {_wanted(schema)}, not {text[:40]!r}")
+        raise Wrong(f"must be {_expected(schema)}, not {text[:40]!r}")
     if "minimum" in schema and value < schema["minimum"]:
         raise Wrong(f"must be at least {schema['minimum']}")
     if "maximum" in schema and value > schema["maximum"]:
@@ -169,7 +169,7 @@ def _parts(schema: Schema, text: str) -> list[str]:
     return [part for part in re.split(separator, text.strip("[]() ")) if part]
 
 
-def _wanted(schema: Schema) -> str:
+def _expected(schema: Schema) -> str:
     """What a value has to be, in words."""
     return " or ".join(_words(each) for each in _alternatives(schema))
 

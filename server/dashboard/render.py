@@ -1,4 +1,4 @@
-"""Templates, who looks at them, and errors as pages.
+"""Templates, the viewer, and errors as pages.
 
     router = fastapi.APIRouter(route_class=render.Page)
 
@@ -6,8 +6,8 @@
     def x(request: fastapi.Request, viewer: render.Viewer) -> fastapi.Response:
         return render.page(request, "x.html", viewer, ...)
 
-Templates escape all values; a name that a template uses and nobody gave is an error. Routes of
-class `Page` answer errors as pages, and send whoever is not logged in to the login.
+Templates escape all values; a name that a template uses and has no value is an error. Routes of
+class `Page` render errors as pages, and send whoever is not logged in to the login.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TITLES = {
 _ADVICE = {
     403: "Log in with a key that has the scope, or ask an administrator for one.",
     404: "It may have been deleted. The list of jobs has what there is.",
-    409: "Look at the job as it is now and try again.",
+    409: "Check the state of the job and try again.",
     413: "Send a smaller file, or ask for a larger limit for your key.",
     422: "Go back, correct it and try again.",
     429: "Wait a little, or end jobs that you no longer need.",
@@ -69,20 +69,20 @@ _ADVICE = {
 }
 
 
-def viewer(request: fastapi.Request, services: dependencies.Needed) -> auth.Caller:
+def viewer(request: fastapi.Request, services: dependencies.ServicesDep) -> auth.Caller:
     """Who is logged in.
 
     Raises:
         Unauthenticated: nobody.
     """
-    found = auth.from_cookie(request, services)
-    if found is None:
+    caller = auth.from_cookie(request, services)
+    if caller is None:
         raise errors.Unauthenticated("log in to see this page")
-    if not found.can("read"):
+    if not caller.can("read"):
         raise errors.Forbidden("this needs a key with the scope read")
-    request.scope["felix_key_id"] = found.key.id
-    request.state.viewer = found  # for error pages
-    return found
+    request.scope["felix_key_id"] = caller.key.id
+    request.state.viewer = caller  # for error pages
+    return caller
 
 
 Viewer = Annotated[auth.Caller, fastapi.Depends(viewer)]
@@ -105,12 +105,12 @@ def page(
     return responses.HTMLResponse(text, status, {"Cache-Control": "no-store"})
 
 
-def error_page(request: fastapi.Request, status: int, said: str) -> responses.HTMLResponse:
+def error_page(request: fastapi.Request, status: int, detail: str) -> responses.HTMLResponse:
     """What went wrong, and what to do."""
     return page(
         request, "error.html", getattr(request.state, "viewer", None), status,
         title=_TITLES.get(status) or http.HTTPStatus(status).phrase,
-        said=said[:1].upper() + said[1:],
+        detail=detail[:1].upper() + detail[1:],
         advice=_ADVICE.get(status, ""),
         request_id=request.scope.get("felix_request_id", ""),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def to_login(request: fastapi.Request) -> responses.RedirectResponse:
 
 
 class Page(routing.APIRoute):
-    """A route that answers errors as pages."""
+    """A route that renders errors as pages."""
 
     def get_route_handler(
         self,

@@ -1,4 +1,4 @@
-"""All pages, and where nothing is."""
+"""All pages, and the answer to any other address."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import fastapi
 from starlette import responses
 
 from server import errors
-from server.dashboard import assets, changes, render
-from server.dashboard.pages import access, compare, devices, job, jobs, logins, points, submit
+from server.dashboard import assets, render
+from server.dashboard.pages import (
+    access,
+    changes,
+    compare,
+    devices,
+    job,
+    jobs,
+    logins,
+    points,
+    submit,
+)
 
 _rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 

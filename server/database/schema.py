@@ -28,9 +28,9 @@ def config() -> alembic.config.Config:
 
 def head() -> str:
     """The revision that this version works with."""
-    found = alembic.script.ScriptDirectory.from_config(config()).get_current_head()
-    assert found is not None
-    return found
+    revision = alembic.script.ScriptDirectory.from_config(config()).get_current_head()
+    assert revision is not None
+    return revision
 
 
 def current(db: database.Database) -> str | None:
@@ -47,19 +47,19 @@ def check(db: database.Database) -> None:
     Raises:
         SchemaMismatch: the message says which command to run.
     """
-    found, wanted = current(db), head()
-    if found == wanted:
+    revision, expected = current(db), head()
+    if revision == expected:
         return
     known = {r.revision for r in alembic.script.ScriptDirectory.from_config(
         config()).walk_revisions()}  # fmt: skip
-    if found is not None and found not in known:
+    if revision is not None and revision not in known:
         raise errors.SchemaMismatch(
-            f"the database has schema {found}, which is newer than this version of Felix "
-            f"({wanted}): update Felix"
+            f"the database has schema {revision}, which is newer than this version of Felix "
+            f"({expected}): update Felix"
         )
-    said = "no schema yet" if found is None else f"schema {found}"
+    state = "no schema yet" if revision is None else f"schema {revision}"
     raise errors.SchemaMismatch(
-        f"the database has {said}, this version of Felix needs {wanted}: run `felix db upgrade`"
+        f"the database has {state}, this version of Felix needs {expected}: run `felix db upgrade`"
     )
 
 

@@ -1,4 +1,4 @@
-"""The child's side of `server.parsing`: limits first, then the client's bytes.
+"""The child's side of `server.parsing.parser`: limits first, then the client's bytes.
 
 The fork server imports this module, and with it TVM, once.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from felix import errors, frontend, workloads
 from felix.task import Task
 from felix.tir import sandbox
-from server import devices
+from server.parsing import devices
 
 # Loaded once, by the fork server, before there are limits.
 with contextlib.suppress(ImportError):
@@ -26,24 +26,24 @@ with contextlib.suppress(ImportError):
 
 
 def main(connection: Any) -> None:
-    """Answer one request, as JSON; never returns."""
+    """Serve one request, as JSON; never returns."""
     request = json.loads(connection.recv_bytes())
     content = connection.recv_bytes()
     _limit(float(request["seconds"]), int(request["bytes"]))
     try:
-        answer = {"error": None, **_answer(request, content)}
+        reply = {"error": None, **_reply(request, content)}
     except errors.FelixError as error:
-        answer = {"error": " ".join(str(error).split())[:2000]}
+        reply = {"error": " ".join(str(error).split())[:2000]}
     except MemoryError:
-        answer = {"error": "reading the workload needs more memory than it may take"}
+        reply = {"error": "reading the workload needs more memory than it may take"}
     except RecursionError:
-        answer = {"error": "the workload is nested too deeply"}
-    connection.send_bytes(json.dumps(answer).encode())
+        reply = {"error": "the workload is nested too deeply"}
+    connection.send_bytes(json.dumps(reply).encode())
     connection.close()
     os._exit(0)
 
 
-def _answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
+def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     if request["verb"] == "operators":
         return {"operators": {name: op.schema for name, op in workloads.OPERATORS.items()}}
     notes = _Notes()
@@ -62,7 +62,7 @@ def _answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
             }
             for task in tasks
         ],
-        "target_key": devices.wanted(request["target"]),
+        "target_key": devices.key_of(request["target"]),
         "notes": notes.lines,
     }
 
@@ -101,14 +101,14 @@ def _onnx(content: bytes, target: str, shapes: dict[str, Sequence[int]]) -> list
 
 
 class _Notes(logging.Handler):
-    """Keeps what the importer says about programs it leaves out."""
+    """Collects the importer's messages about programs that it leaves out."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Collect a line."""
         self.lines.append(record.getMessage()[:500])
 
 

@@ -4,9 +4,9 @@
     parsed = parser.parse(Workload(kind="onnx", name="net.onnx", content=data), "llvm")
 
 The children come from a fork server that has TVM imported already, so one costs milliseconds,
-and the process that asks never imports TVM. A child has limits of time, address space and file
-size; it answers with JSON text, so nothing of a client's is ever unpickled. Whatever kills it
-(a crash of TVM's reader, too much memory) is an answer, too: `InvalidRequest`.
+and the API's process never imports TVM. A child has limits of time, address space and file size;
+it replies with JSON text, so nothing of a client's is ever unpickled. Whatever kills it (a crash
+of TVM's reader, too much memory) is `InvalidRequest`, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from server.store import jobs
 
 Kind = Literal["operator", "onnx", "tir"]
 
-#: Answers longer than this are refused: the tasks of one model.
-MAX_ANSWER_BYTES = 256 << 20
+#: Replies longer than this are refused: the tasks of one model.
+MAX_REPLY_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """The tasks, and which devices can measure them (`server.devices`)."""
+    """The tasks, and which devices can measure them (`server.parsing.devices`)."""
 
     tasks: tuple[jobs.NewTask, ...]
     target_key: str
@@ -86,23 +86,23 @@ class Parser:
             "shapes": {name: list(shape) for name, shape in workload.shapes.items()},
             "target": target,
         }
-        answer = self._ask(request, workload.content)
+        reply = self._request(request, workload.content)
         return Parsed(
-            tasks=tuple(jobs.NewTask(**task) for task in answer["tasks"]),
-            target_key=answer["target_key"],
-            notes=tuple(answer["notes"]),
+            tasks=tuple(jobs.NewTask(**task) for task in reply["tasks"]),
+            target_key=reply["target_key"],
+            notes=tuple(reply["notes"]),
         )
 
     @functools.cached_property
     def _operators(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask({"verb": "operators"}, b"")["operators"]
-        return found
+        schemas: dict[str, Any] = self._request({"verb": "operators"}, b"")["operators"]
+        return schemas
 
     def operators(self) -> dict[str, Any]:
         """JSON Schema of the parameters of every operator, by name."""
         return self._operators
 
-    def _ask(self, request: Mapping[str, Any], content: bytes) -> dict[str, Any]:
+    def _request(self, request: Mapping[str, Any], content: bytes) -> dict[str, Any]:
         header = json.dumps({**request, "seconds": self._seconds, "bytes": self._memory_bytes})
         with self._turn:
             text = self._run_child(header.encode(), content)
@@ -110,13 +110,13 @@ class Parser:
             raise errors.InvalidRequest(
                 "the workload crashed the reader, or needs more memory than reading may take"
             )
-        answer: dict[str, Any] = json.loads(text)
-        if answer["error"] is not None:
-            raise errors.InvalidRequest(answer["error"])
-        return answer
+        reply: dict[str, Any] = json.loads(text)
+        if reply["error"] is not None:
+            raise errors.InvalidRequest(reply["error"])
+        return reply
 
     def _run_child(self, header: bytes, content: bytes) -> bytes | None:
-        """What the child answers; None if it died."""
+        """The child's reply; None if it died."""
         ours, theirs = self._context.Pipe()
         child = self._context.Process(target=_child, args=(theirs,), daemon=True)
         with ours:
@@ -129,7 +129,7 @@ class Parser:
                     raise errors.InvalidRequest(
                         f"reading the workload takes longer than {self._seconds:g} s"
                     )
-                return ours.recv_bytes(MAX_ANSWER_BYTES)
+                return ours.recv_bytes(MAX_REPLY_BYTES)
             except (EOFError, OSError):
                 return None
             finally:

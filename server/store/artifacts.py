@@ -17,7 +17,7 @@ class NewArtifact:
     """A file whose content is in the blob store already."""
 
     name: str
-    #: bundle, log, ...
+    #: `bundle` is what a finished job has; `input` a user's file
     kind: str
     media_type: str
     sha256: str
@@ -30,7 +30,7 @@ def add(tx: orm.Session, fence: leases.Fence, new: NewArtifact) -> rows.Artifact
     Raises:
         LeaseLost
     """
-    leases.hold(tx, fence)
+    leases.lock_job(tx, fence)
     return attach(tx, fence.job_id, new)
 
 
@@ -44,16 +44,18 @@ def attach(tx: orm.Session, job_id: int, new: NewArtifact) -> rows.Artifact:
     tx.refresh(row)
     payload = {"name": new.name, "sha256": new.sha256, "size_bytes": new.size_bytes}
     events.append(tx, job_id, events.Type.ARTIFACT, payload)
-    return rows.of(rows.Artifact, row)
+    return rows.Artifact.of(row)
 
 
-def keep_code(tx: orm.Session, fence: leases.Fence, task: int, schedule: str, source: str) -> None:
-    """Keep TVMScript and generated code of a task's best schedule, for viewers.
+def store_code(
+    tx: orm.Session, fence: leases.Fence, task: int, schedule: str, source: str
+) -> None:
+    """Store TVMScript and generated code of a task's best schedule, for viewers.
 
     Raises:
         LeaseLost
     """
-    leases.hold(tx, fence)
+    leases.lock_job(tx, fence)
     tx.execute(
         sa.update(models.Task)
         .where(models.Task.job_id == fence.job_id, models.Task.number == task)
@@ -65,8 +67,8 @@ def keep_code(tx: orm.Session, fence: leases.Fence, task: int, schedule: str, so
 def of_job(tx: orm.Session, job_id: int) -> list[rows.Artifact]:
     """All artifacts of a job, by name."""
     row = models.Artifact
-    found = tx.scalars(sa.select(row).where(row.job_id == job_id).order_by(row.name))
-    return [rows.of(rows.Artifact, one) for one in found]
+    artifacts = tx.scalars(sa.select(row).where(row.job_id == job_id).order_by(row.name))
+    return [rows.Artifact.of(artifact) for artifact in artifacts]
 
 
 def get(tx: orm.Session, job_id: int, name: str) -> rows.Artifact:
@@ -76,7 +78,7 @@ def get(tx: orm.Session, job_id: int, name: str) -> rows.Artifact:
         NotFound
     """
     row = models.Artifact
-    found = tx.scalar(sa.select(row).where(row.job_id == job_id, row.name == name))
-    if found is None:
+    artifact = tx.scalar(sa.select(row).where(row.job_id == job_id, row.name == name))
+    if artifact is None:
         raise errors.NotFound(f"job {job_id} has no artifact {name!r}")
-    return rows.of(rows.Artifact, found)
+    return rows.Artifact.of(artifact)

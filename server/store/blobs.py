@@ -35,7 +35,7 @@ class Stored:
 
 
 class BlobStore(Protocol):
-    """Where contents are kept; used by several threads and processes at once."""
+    """Stores contents; used by several threads and processes at once."""
 
     def put(self, path: pathlib.Path) -> Stored:
         """Store a file's content.
@@ -46,7 +46,7 @@ class BlobStore(Protocol):
         ...
 
     def read(self, sha256: str) -> Iterator[bytes]:
-        """The content in chunks; the store is asked before the iterator is returned.
+        """The content in chunks; a missing one is an error before the iterator is returned.
 
         Raises:
             NotFound: it is not there.
@@ -138,8 +138,8 @@ class S3Store:
     def read(self, sha256: str) -> Iterator[bytes]:
         """See `BlobStore.read`."""
         with self._errors("read"):
-            found = self._client.get_object(Bucket=self.bucket, Key=self._name(sha256))
-        body = found["Body"]
+            response = self._client.get_object(Bucket=self.bucket, Key=self._name(sha256))
+        body = response["Body"]
         return iter(lambda: body.read(CHUNK_BYTES), b"")
 
     def delete(self, sha256: str) -> None:

@@ -1,7 +1,7 @@
 """What users do to a job: pause, resume, cancel, stop early, retry, rename, rank, tag.
 
-A verb that changes nothing (pausing a paused job) answers with the job as it is. A job that a
-tuner works on learns of it at its next beat: see `server.states`.
+A verb that changes nothing (pausing a paused job) returns the job as it is. A tuner that
+works on the job learns of it at its next heartbeat: see `server.states`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _S = states.State
 
 
 def pause(tx: orm.Session, job_id: int) -> rows.Job:
-    """Put the job down; it keeps everything measured.
+    """Stop tuning for now; everything measured stays.
 
     Raises:
         NotFound, IllegalMove
@@ -59,7 +59,7 @@ def cancel(tx: orm.Session, job_id: int) -> rows.Job:
 
 
 def stop(tx: orm.Session, job_id: int) -> rows.Job:
-    """End the job early, with the artifact of what was found.
+    """End the job early, with the artifact of the best schedules so far.
 
     Raises:
         NotFound, IllegalMove
@@ -105,12 +105,12 @@ def change(
         NotFound
     """
     job = transitions.lock(tx, job_id)
-    asked = {"name": name, "note": note, "priority": priority}
-    given: dict[str, Any] = {field: v for field, v in asked.items() if v is not None}
-    if given:
+    fields = {"name": name, "note": note, "priority": priority}
+    changes: dict[str, Any] = {field: v for field, v in fields.items() if v is not None}
+    if changes:
         statement = sa.update(models.Job).where(models.Job.id == job.id)
         tx.execute(
-            statement.values(**given, updated_at=columns.db_now()).execution_options(
+            statement.values(**changes, updated_at=columns.db_now()).execution_options(
                 synchronize_session=False
             )
         )
@@ -118,9 +118,9 @@ def change(
         tx.execute(sa.delete(models.JobTag).where(models.JobTag.job_id == job_id))
         tx.add_all(models.JobTag(job_id=job_id, tag=tag) for tag in sorted(set(tags)))
         tx.flush()
-        given["tags"] = sorted(set(tags))
-    if given:
-        events.append(tx, job_id, events.Type.CHANGED, given)
+        changes["tags"] = sorted(set(tags))
+    if changes:
+        events.append(tx, job_id, events.Type.CHANGED, changes)
     return jobs.get(tx, job_id)
 
 

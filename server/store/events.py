@@ -2,7 +2,7 @@
 
 `seq` is taken by `UPDATE jobs SET last_seq = last_seq + 1 ... RETURNING` in the transaction of
 what happened. The row stays locked until that commits, so sequences commit in order and a reader
-that asks for what comes `after` the last one it saw misses nothing.
+that reads what comes `after` the last one it has misses nothing.
 """
 
 from __future__ import annotations
@@ -105,17 +105,17 @@ def after(
     kinds: Sequence[Type] = (),
 ) -> list[rows.Event]:
     """Events after `seq`, oldest first; of some kinds only, if given."""
-    wanted = sa.select(models.Event).where(models.Event.job_id == job_id, models.Event.seq > seq)
+    query = sa.select(models.Event).where(models.Event.job_id == job_id, models.Event.seq > seq)
     if kinds:
-        wanted = wanted.where(models.Event.type.in_([str(kind) for kind in kinds]))
-    found = tx.scalars(wanted.order_by(models.Event.seq).limit(limit))
-    return [rows.of(rows.Event, event) for event in found]
+        query = query.where(models.Event.type.in_([str(kind) for kind in kinds]))
+    newer = tx.scalars(query.order_by(models.Event.seq).limit(limit))
+    return [rows.Event.of(event) for event in newer]
 
 
 def lasts(tx: orm.Session, job_ids: Collection[int]) -> dict[int, int]:
     """The newest sequence number of each of these jobs that exists."""
-    found = sa.select(models.Job.id, models.Job.last_seq).where(models.Job.id.in_(job_ids))
-    return {int(job_id): int(seq) for job_id, seq in tx.execute(found)}
+    query = sa.select(models.Job.id, models.Job.last_seq).where(models.Job.id.in_(job_ids))
+    return {int(job_id): int(seq) for job_id, seq in tx.execute(query)}
 
 
 def last(tx: orm.Session, job_id: int) -> int | None:

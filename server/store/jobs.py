@@ -1,4 +1,4 @@
-"""Jobs: made once whatever a client repeats, found, listed."""
+"""Jobs: made once however often a client repeats the request, read, listed."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class NewJob:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
-    """A client's `Idempotency-Key` and the sha256 of what it asked."""
+class IdempotencyKey:
+    """A client's `Idempotency-Key` and the sha256 of its request."""
 
     key: str
     request_sha256: str
@@ -72,7 +72,7 @@ class Made:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs; empty fields select all. `text` is looked for in name and operator; a
+    """Which jobs; empty fields select all. `text` is a part of the name or the operator; a
     `target_key` also finds the keys of the devices of its kind (`llvm`: `llvm/znver4`, ...)."""
 
     states: tuple[states.State, ...] = ()
@@ -96,10 +96,10 @@ def create(
     tx: orm.Session,
     new: NewJob,
     key_id: int | None = None,
-    repeat: Repeat | None = None,
+    idempotency: IdempotencyKey | None = None,
     quota: Quota | None = None,
 ) -> Made:
-    """Queue a job, or find the one that the same request made before.
+    """Queue a job, or return the one that the same request made before.
 
     Raises:
         Conflict: the idempotency key was used for another request.
@@ -107,18 +107,18 @@ def create(
     """
     if key_id is not None:  # requests of one key come one after the other
         tx.execute(sa.select(models.Key.id).where(models.Key.id == key_id).with_for_update())
-        earlier = None if repeat is None else repeated(tx, key_id, repeat)
+        earlier = None if idempotency is None else made_before(tx, key_id, idempotency)
         if earlier is not None:
             return Made(earlier, False)
     if quota is not None:
         check_quota(tx, new.trials, key_id, quota)
     job = _insert(tx, new, key_id)
-    if key_id is not None and repeat is not None:
+    if key_id is not None and idempotency is not None:
         tx.add(
             models.Idempotency(
                 key_id=key_id,
-                idempotency_key=repeat.key,
-                request_sha256=repeat.request_sha256,
+                idempotency_key=idempotency.key,
+                request_sha256=idempotency.request_sha256,
                 job_id=job.id,
                 created_at=columns.db_now(),
             )
@@ -132,20 +132,20 @@ def create(
     return Made(get(tx, job.id), True)
 
 
-def repeated(tx: orm.Session, key_id: int, repeat: Repeat) -> rows.Job | None:
+def made_before(tx: orm.Session, key_id: int, idempotency: IdempotencyKey) -> rows.Job | None:
     """The job of an earlier request with this idempotency key; None if there is none.
 
     Raises:
         Conflict: that request was another one.
     """
-    found = tx.get(models.Idempotency, (key_id, repeat.key))
-    if found is None:
+    earlier = tx.get(models.Idempotency, (key_id, idempotency.key))
+    if earlier is None:
         return None
-    if found.request_sha256 != repeat.request_sha256:
+    if earlier.request_sha256 != idempotency.request_sha256:
         raise errors.Conflict(
             "this Idempotency-Key was used for another request: take a new key for a new job"
         )
-    return get(tx, found.job_id)
+    return get(tx, earlier.job_id)
 
 
 def get(tx: orm.Session, job_id: int) -> rows.Job:
@@ -169,26 +169,26 @@ def page(
 ) -> Page:
     """Jobs by number, newest first; `after` is the last number of the page before."""
     number = models.Job.id
-    wanted = _filtered(sa.select(models.Job), chosen or Filter())
+    query = _filtered(sa.select(models.Job), chosen or Filter())
     if after is not None:
-        wanted = wanted.where(number > after if oldest_first else number < after)
+        query = query.where(number > after if oldest_first else number < after)
     order = number.asc() if oldest_first else number.desc()
-    found = list(tx.scalars(wanted.order_by(order).limit(limit + 1)))
-    more = found[limit - 1].id if len(found) > limit else None
-    return Page(tuple(as_rows(tx, found[:limit])), more)
+    listed = list(tx.scalars(query.order_by(order).limit(limit + 1)))
+    next_after = listed[limit - 1].id if len(listed) > limit else None
+    return Page(tuple(as_rows(tx, listed[:limit])), next_after)
 
 
 def counts(tx: orm.Session) -> dict[states.State, int]:
     """How many jobs are in each state."""
-    found = tx.execute(sa.select(models.Job.state, sa.func.count()).group_by(models.Job.state))
-    known = {states.State(state): int(count) for state, count in found}
-    return {state: known.get(state, 0) for state in states.State}
+    grouped = tx.execute(sa.select(models.Job.state, sa.func.count()).group_by(models.Job.state))
+    by_state = {states.State(state): int(count) for state, count in grouped}
+    return {state: by_state.get(state, 0) for state in states.State}
 
 
 def tasks(tx: orm.Session, job_id: int) -> list[rows.Task]:
     """The tasks of a job, in order."""
-    wanted = sa.select(models.Task).where(models.Task.job_id == job_id)
-    return [rows.of(rows.Task, t) for t in tx.scalars(wanted.order_by(models.Task.number))]
+    query = sa.select(models.Task).where(models.Task.job_id == job_id)
+    return [rows.Task.of(task) for task in tx.scalars(query.order_by(models.Task.number))]
 
 
 def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | None]:
@@ -197,40 +197,34 @@ def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | N
     Raises:
         NotFound: there is no such task.
     """
-    found = tx.execute(
+    task_code = tx.execute(
         sa.select(models.Task.schedule, models.Task.source).where(
             models.Task.job_id == job_id, models.Task.number == number
         )
     ).one_or_none()
-    if found is None:
+    if task_code is None:
         raise errors.NotFound(f"job {job_id} has no task {number}")
-    return found[0], found[1]
+    return task_code[0], task_code[1]
 
 
 def programs(tx: orm.Session, job_id: int) -> list[str]:
     """The tensor programs of a job as `felix.Task.to_json`, in order."""
-    wanted = sa.select(models.Task.program).where(models.Task.job_id == job_id)
-    return list(tx.scalars(wanted.order_by(models.Task.number)))
+    query = sa.select(models.Task.program).where(models.Task.job_id == job_id)
+    return list(tx.scalars(query.order_by(models.Task.number)))
 
 
-def as_rows(tx: orm.Session, found: Sequence[models.Job]) -> list[rows.Job]:
+def as_rows(tx: orm.Session, jobs: Sequence[models.Job]) -> list[rows.Job]:
     """Rows of jobs, with their tags."""
-    ids = [job.id for job in found]
-    wanted = sa.select(models.JobTag.job_id, models.JobTag.tag).where(
-        models.JobTag.job_id.in_(ids)
-    )
+    ids = [job.id for job in jobs]
+    query = sa.select(models.JobTag.job_id, models.JobTag.tag).where(models.JobTag.job_id.in_(ids))
     tags: dict[int, list[str]] = {number: [] for number in ids}
-    for number, tag in tx.execute(wanted.order_by(models.JobTag.tag)):
+    for number, tag in tx.execute(query.order_by(models.JobTag.tag)):
         tags[number].append(tag)
-    return [
-        rows.of(rows.Job, job, state=states.State(job.state), tags=tuple(tags[job.id]))
-        for job in found
-    ]
+    return [rows.Job.of(job, tags=tuple(tags[job.id])) for job in jobs]
 
 
 def _insert(tx: orm.Session, new: NewJob, key_id: int | None) -> models.Job:
-    same = ("name", "note", "kind", "op", "workload", "target", "target_key", "trials",
-            "seconds", "seed", "strategy", "options", "priority")  # fmt: skip
+    same = [field.name for field in dataclasses.fields(new) if field.name not in ("tasks", "tags")]
     job = models.Job(
         key_id=key_id,
         n_tasks=len(new.tasks),
@@ -266,28 +260,28 @@ def check_quota(tx: orm.Session, trials: int | None, key_id: int | None, quota: 
         )
 
 
-def _filtered(wanted: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
+def _filtered(query: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
     job = models.Job
     if chosen.states:
-        wanted = wanted.where(job.state.in_([str(state) for state in chosen.states]))
+        query = query.where(job.state.in_([str(state) for state in chosen.states]))
     for column, value in (
         (job.kind, chosen.kind),
         (job.op, chosen.op),
         (job.key_id, chosen.key_id),
     ):
         if value is not None:
-            wanted = wanted.where(column == value)
+            query = query.where(column == value)
     if chosen.target_key is not None:  # with all devices of that kind
         below = job.target_key.startswith(f"{chosen.target_key}/", autoescape=True)
-        wanted = wanted.where(sa.or_(job.target_key == chosen.target_key, below))
+        query = query.where(sa.or_(job.target_key == chosen.target_key, below))
     for tag in chosen.tags:
         tagged = sa.select(models.JobTag.job_id).where(models.JobTag.tag == tag)
-        wanted = wanted.where(job.id.in_(tagged))
+        query = query.where(job.id.in_(tagged))
     if chosen.text:
-        wanted = wanted.where(
+        query = query.where(
             sa.or_(
                 job.name.icontains(chosen.text, autoescape=True),
                 job.op.icontains(chosen.text, autoescape=True),
             )
         )
-    return wanted
+    return query

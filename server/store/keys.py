@@ -22,7 +22,7 @@ from server.store import rows
 
 PREFIX = "felix"
 
-#: A key's last use is noted at most this often, in seconds: reading must not mean writing.
+#: A key's last use is recorded at most this often, in seconds: reading must not mean writing.
 USE_NOTED_S = 60.0
 
 
@@ -43,7 +43,7 @@ class NewKey:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
-    """A new key; `text` is shown once and kept nowhere."""
+    """A new key; `text` is shown once and stored nowhere."""
 
     key: rows.Key
     text: str = dataclasses.field(repr=False)
@@ -64,7 +64,7 @@ def create(tx: orm.Session, new: NewKey) -> Made:
     tx.add(row)
     tx.flush()
     tx.refresh(row)
-    return Made(rows.of(rows.Key, row), f"{PREFIX}_{public}_{secret}")
+    return Made(rows.Key.of(row), f"{PREFIX}_{public}_{secret}")
 
 
 def find(tx: orm.Session, text: str) -> rows.Key:
@@ -75,20 +75,20 @@ def find(tx: orm.Session, text: str) -> rows.Key:
     """
     prefix, _, rest = text.partition("_")
     public, _, secret = rest.partition("_")
-    wanted = sa.select(models.Key).where(
+    query = sa.select(models.Key).where(
         models.Key.public == public,
         models.Key.revoked_at.is_(None),
         sa.or_(models.Key.expires_at.is_(None), models.Key.expires_at > columns.db_now()),
     )
-    row = tx.scalar(wanted) if prefix == PREFIX and secret else None
-    known = "" if row is None else row.secret_sha256
-    if not hmac.compare_digest(_hash(secret), known) or row is None:
+    row = tx.scalar(query) if prefix == PREFIX and secret else None
+    secret_sha256 = "" if row is None else row.secret_sha256
+    if not hmac.compare_digest(_hash(secret), secret_sha256) or row is None:
         raise errors.Unauthenticated()
-    return rows.of(rows.Key, row)
+    return rows.Key.of(row)
 
 
 def note_use(tx: orm.Session, key_id: int) -> None:
-    """Remember that a key was used, if that was not remembered lately."""
+    """Record that a key was used, if that was not recorded lately."""
     key = models.Key
     lately = columns.db_now(-USE_NOTED_S)
     tx.execute(
@@ -101,7 +101,7 @@ def note_use(tx: orm.Session, key_id: int) -> None:
 
 def every(tx: orm.Session) -> list[rows.Key]:
     """All keys, oldest first."""
-    return [rows.of(rows.Key, row) for row in tx.scalars(sa.select(models.Key).order_by(
+    return [rows.Key.of(row) for row in tx.scalars(sa.select(models.Key).order_by(
         models.Key.id))]  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def get(tx: orm.Session, key_id: int) -> rows.Key:
     row = tx.get(models.Key, key_id, populate_existing=True)
     if row is None:
         raise errors.NotFound(f"there is no key {key_id}")
-    return rows.of(rows.Key, row)
+    return rows.Key.of(row)
 
 
 def revoke(tx: orm.Session, key_id: int) -> rows.Key:
@@ -132,7 +132,7 @@ def revoke(tx: orm.Session, key_id: int) -> rows.Key:
 
 
 def log_in(tx: orm.Session, key_id: int, valid_s: float) -> tuple[str, rows.Login]:
-    """Begin a dashboard login: the cookie's value, kept nowhere, and the row."""
+    """Begin a dashboard login: the cookie's value, stored nowhere, and the row."""
     tx.execute(sa.delete(models.Login).where(models.Login.expires_at < columns.db_now()))
     token = secrets.token_urlsafe(32)
     row = models.Login(
@@ -145,7 +145,7 @@ def log_in(tx: orm.Session, key_id: int, valid_s: float) -> tuple[str, rows.Logi
     tx.add(row)
     tx.flush()
     tx.refresh(row)
-    return token, rows.of(rows.Login, row)
+    return token, rows.Login.of(row)
 
 
 def login(tx: orm.Session, token: str) -> tuple[rows.Login, rows.Key]:
@@ -154,7 +154,7 @@ def login(tx: orm.Session, token: str) -> tuple[rows.Login, rows.Key]:
     Raises:
         Unauthenticated: it is unknown or expired, or its key is.
     """
-    found = tx.execute(
+    login_and_key = tx.execute(
         sa.select(models.Login, models.Key)
         .join(models.Key, models.Key.id == models.Login.key_id)
         .where(
@@ -164,9 +164,9 @@ def login(tx: orm.Session, token: str) -> tuple[rows.Login, rows.Key]:
             sa.or_(models.Key.expires_at.is_(None), models.Key.expires_at > columns.db_now()),
         )
     ).one_or_none()
-    if found is None:
+    if login_and_key is None:
         raise errors.Unauthenticated()
-    return rows.of(rows.Login, found[0]), rows.of(rows.Key, found[1])
+    return rows.Login.of(login_and_key[0]), rows.Key.of(login_and_key[1])
 
 
 def log_out(tx: orm.Session, token: str) -> None:
@@ -182,7 +182,7 @@ def audit(
     detail: Mapping[str, Any] | None = None,
     remote: str = "",
 ) -> None:
-    """Note what a key did, in the transaction that does it."""
+    """Record what a key did, in the transaction that does it."""
     tx.add(
         models.Audit(
             at=columns.db_now(),
@@ -201,13 +201,13 @@ def audited(
 ) -> list[rows.Audit]:
     """Audit entries, newest first; `before` is the last number of the page before."""
     row = models.Audit
-    wanted = sa.select(row)
+    query = sa.select(row)
     if before is not None:
-        wanted = wanted.where(row.id < before)
+        query = query.where(row.id < before)
     if key_id is not None:
-        wanted = wanted.where(row.key_id == key_id)
-    found = tx.scalars(wanted.order_by(row.id.desc()).limit(limit))
-    return [rows.of(rows.Audit, one) for one in found]
+        query = query.where(row.key_id == key_id)
+    entries = tx.scalars(query.order_by(row.id.desc()).limit(limit))
+    return [rows.Audit.of(entry) for entry in entries]
 
 
 def _hash(secret: str) -> str:

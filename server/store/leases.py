@@ -51,7 +51,7 @@ def claim(
 ) -> Claim | None:
     """Take the most urgent job that this tuner's devices can measure; None if there is none."""
     job = models.Job
-    wanted = (
+    query = (
         sa.select(job)
         .where(
             job.state.in_([str(state) for state in states.CLAIMABLE]),
@@ -63,28 +63,28 @@ def claim(
         .limit(1)
         .with_for_update(skip_locked=True)
     )
-    found = tx.scalar(wanted.execution_options(populate_existing=True))
-    if found is None:
+    job_model = tx.scalar(query.execution_options(populate_existing=True))
+    if job_model is None:
         return None
     token = secrets.token_urlsafe(24)
     lease: dict[str, Any] = {
         "lease_token": token,
         "lease_expires_at": columns.db_now(lease_s),
         "worker_id": worker_id,
-        "attempts": found.attempts + 1,
+        "attempts": job_model.attempts + 1,
         "not_before": None,
         "started_at": sa.func.coalesce(job.started_at, columns.db_now()),
     }
-    payload = {"worker": worker_id, "attempt": found.attempts + 1}
-    if found.state == _S.QUEUED:
-        transitions.move(tx, found, _S.RUNNING, payload, **lease)
-    else:  # it is to end early: the order stays
-        _update(tx, found.id, lease)
-    return Claim(jobs.get(tx, found.id), Fence(found.id, token))
+    payload = {"worker": worker_id, "attempt": job_model.attempts + 1}
+    if job_model.state == _S.QUEUED:
+        transitions.move(tx, job_model, _S.RUNNING, payload, **lease)
+    else:  # it is to end early and stays in `stopping`
+        _update(tx, job_model.id, lease)
+    return Claim(jobs.get(tx, job_model.id), Fence(job_model.id, token))
 
 
-def beat(tx: orm.Session, fence: Fence, lease_s: float) -> states.Order:
-    """Renew the lease; what the tuner is to do now."""
+def beat(tx: orm.Session, fence: Fence, lease_s: float) -> states.Instruction:
+    """Renew the lease; the instruction for the tuner."""
     renewed = (
         sa.update(models.Job)
         .where(models.Job.id == fence.job_id, models.Job.lease_token == fence.token)
@@ -93,19 +93,19 @@ def beat(tx: orm.Session, fence: Fence, lease_s: float) -> states.Order:
         .execution_options(synchronize_session=False)
     )
     state = tx.execute(renewed).scalar()
-    return states.Order.LEASE_LOST if state is None else states.ORDERS[_S(state)]
+    return states.Instruction.LEASE_LOST if state is None else states.INSTRUCTIONS[_S(state)]
 
 
-def hold(tx: orm.Session, fence: Fence) -> models.Job:
-    """The job, locked, if the fence still is its own.
+def lock_job(tx: orm.Session, fence: Fence) -> models.Job:
+    """The job, locked until the transaction ends, if the fence still holds.
 
     Raises:
-        LeaseLost: it is not.
+        LeaseLost: the lease is over, or another tuner has one.
     """
-    wanted = sa.select(models.Job).where(
+    query = sa.select(models.Job).where(
         models.Job.id == fence.job_id, models.Job.lease_token == fence.token
     )
-    job = tx.scalar(wanted.with_for_update().execution_options(populate_existing=True))
+    job = tx.scalar(query.with_for_update().execution_options(populate_existing=True))
     if job is None:
         raise errors.LeaseLost()
     return job
@@ -117,20 +117,20 @@ def begin(tx: orm.Session, fence: Fence, target_key: str, resolved_target: str) 
     Raises:
         LeaseLost
     """
-    hold(tx, fence)
+    lock_job(tx, fence)
     _update(tx, fence.job_id, {"target_key": target_key, "resolved_target": resolved_target})
 
 
-def put_down(tx: orm.Session, fence: Fence) -> states.State:
-    """Let go of the job as it is: paused or cancelled if that was asked, else queued again.
+def release(tx: orm.Session, fence: Fence) -> states.State:
+    """End the lease, the job as it is: paused or cancelled if a user asked for it, else queued.
 
     A claim that ends like this is no failed attempt.
 
     Raises:
         LeaseLost
     """
-    job = hold(tx, fence)
-    return _release(tx, job, {"attempts": max(0, job.attempts - 1)}, {})
+    job = lock_job(tx, fence)
+    return _end_lease(tx, job, {"attempts": max(0, job.attempts - 1)}, {})
 
 
 def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
@@ -139,7 +139,7 @@ def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:
     Raises:
         LeaseLost
     """
-    job = hold(tx, fence)
+    job = lock_job(tx, fence)
     to = _S.CANCELLED if job.state == _S.CANCELLING else _S.SUCCEEDED
     transitions.move(tx, job, to, {"reason": reason}, reason=reason, error=None, message=None)
     return to
@@ -152,18 +152,18 @@ def fail(
     message: str,
     retry_after_s: float | None,
 ) -> states.State:
-    """This attempt failed: try again later, or (None) never.
+    """This attempt failed: try again after so many seconds, or (None) never.
 
     Raises:
         LeaseLost
     """
-    job = hold(tx, fence)
-    said = {"error": error, "message": message}
+    job = lock_job(tx, fence)
+    failure = {"error": error, "message": message}
     if retry_after_s is None and job.state != _S.CANCELLING:
-        transitions.move(tx, job, _S.FAILED, said, **said, reason="failed")
+        transitions.move(tx, job, _S.FAILED, failure, **failure, reason="failed")
         return _S.FAILED
     later = columns.db_now(retry_after_s) if retry_after_s else None
-    return _release(tx, job, {**said, "not_before": later}, said)
+    return _end_lease(tx, job, {**failure, "not_before": later}, failure)
 
 
 def any_expired(tx: orm.Session) -> bool:
@@ -174,7 +174,7 @@ def any_expired(tx: orm.Session) -> bool:
 
 def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
     """Take jobs away from tuners that stopped renewing; each with its event, in `tx`."""
-    wanted = (
+    query = (
         sa.select(models.Job)
         .where(models.Job.lease_expires_at < columns.db_now())
         .order_by(models.Job.id)
@@ -182,22 +182,22 @@ def reap(tx: orm.Session, max_attempts: int, limit: int = 100) -> list[Reaped]:
         .with_for_update(skip_locked=True)
     )
     reaped = []
-    for job in tx.scalars(wanted.execution_options(populate_existing=True)).all():
-        said = {
+    for job in tx.scalars(query.execution_options(populate_existing=True)).all():
+        failure = {
             "error": "lease_expired",
             "message": f"the tuner stopped renewing its lease (attempt {job.attempts})",
             "worker": job.worker_id,
         }
         if job.attempts >= max_attempts and job.state != _S.CANCELLING:
-            kept = {name: said[name] for name in ("error", "message")}
-            transitions.move(tx, job, _S.FAILED, said, reason="failed", **kept)
+            error_columns = {name: failure[name] for name in ("error", "message")}
+            transitions.move(tx, job, _S.FAILED, failure, reason="failed", **error_columns)
             reaped.append(Reaped(job.id, _S.FAILED))
         else:
-            reaped.append(Reaped(job.id, _release(tx, job, {}, said)))
+            reaped.append(Reaped(job.id, _end_lease(tx, job, {}, failure)))
     return reaped
 
 
-#: What becomes of a job that its tuner lets go of; `stopping` waits where it is.
+#: The state of a job after its tuner released it; `stopping` stays.
 _RELEASED: Mapping[states.State, states.State] = {
     _S.RUNNING: _S.QUEUED,
     _S.PAUSING: _S.PAUSED,
@@ -205,7 +205,7 @@ _RELEASED: Mapping[states.State, states.State] = {
 }
 
 
-def _release(
+def _end_lease(
     tx: orm.Session, job: models.Job, changes: dict[str, Any], payload: Mapping[str, Any]
 ) -> states.State:
     state = _S(job.state)

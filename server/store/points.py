@@ -1,17 +1,29 @@
-"""Measured trials as points of a plot: some columns of many rows."""
+"""Points of plots: measured trials, curves of the best so far, predicted against measured.
+
+A curve has the points where the best fell and, last, where it is now: measuring the fastest
+candidates again may change the best without a new trial.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from server import errors
 from server.database import models
+from server.store import rows
 
 #: number, task, elapsed_s, measured_s, latency_us
 Point = tuple[int, int, float, float, float]
+
+#: The fields of a `CurvePoint` and of a `Predicted`; the queries leave out rows without them.
+_CurvePoint = tuple[int, float, float, float]
+_Predicted = tuple[int, int, int, float, float]
 
 
 def points(
@@ -24,12 +36,103 @@ def points(
     trial = models.Trial
     n_trials = tx.scalar(sa.select(models.Job.n_trials).where(models.Job.id == job_id)) or 0
     every = math.ceil(max(1, n_trials - after) / most)
-    wanted = sa.select(
+    query = sa.select(
         trial.number, trial.task, trial.elapsed_s, trial.measured_s, trial.latency_us
     ).where(trial.job_id == job_id, trial.number > after, trial.latency_us.is_not(None))
     if task is not None:
-        wanted = wanted.where(trial.task == task)
+        query = query.where(trial.task == task)
     if every > 1:
-        wanted = wanted.where(sa.or_(trial.number % every == 0, trial.is_best.is_(True)))
-    found = tx.execute(wanted.order_by(trial.number))
-    return [cast(Point, tuple(row)) for row in found]
+        query = query.where(sa.or_(trial.number % every == 0, trial.is_best.is_(True)))
+    selected = tx.execute(query.order_by(trial.number))
+    return [cast(Point, tuple(row)) for row in selected]
+
+
+def curve(tx: orm.Session, job_id: int, task: int | None = None) -> list[rows.CurvePoint]:
+    """Best so far of a job (or one task): where it fell, and where it is now.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    return curves(tx, [job_id], task)[job_id]
+
+
+def curves(
+    tx: orm.Session, job_ids: Sequence[int], task: int | None = None
+) -> dict[int, list[rows.CurvePoint]]:
+    """`curve` of several jobs.
+
+    Raises:
+        NotFound: one of them does not exist.
+    """
+    trial = models.Trial
+    value = trial.curve_us if task is None else trial.latency_us
+    query = sa.select(trial.job_id, trial.number, trial.elapsed_s, trial.measured_s, value)
+    query = query.where(trial.job_id.in_(job_ids))
+    if task is None:
+        query = query.where(trial.curve_us.is_not(None))
+    else:
+        query = query.where(trial.task == task, trial.is_best.is_(True))
+    ends = _ends(tx, job_ids, task)
+    missing = [number for number in job_ids if number not in ends]
+    if missing:
+        raise errors.NotFound(f"there is no job {missing[0]}")
+    by_job: dict[int, list[rows.CurvePoint]] = {number: [] for number in job_ids}
+    for job_id, *point in tx.execute(query.order_by(trial.job_id, trial.number)):
+        by_job[job_id].append(rows.CurvePoint(*cast(_CurvePoint, tuple(point))))
+    for job_id, points in by_job.items():
+        n_trials, elapsed_s, measured_s, best_us = ends[job_id]
+        if points and (n_trials > points[-1].trial or best_us != points[-1].best_us):
+            now_us = points[-1].best_us if best_us is None else best_us
+            points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
+    return by_job
+
+
+def predicted(
+    tx: orm.Session, job_id: int, task: int | None = None, limit: int = 5000
+) -> list[rows.Predicted]:
+    """Predicted and measured latencies of the newest `limit` trials, oldest first."""
+    trial = models.Trial
+    query = sa.select(
+        trial.number, trial.task, trial.round, trial.predicted_us, trial.latency_us
+    ).where(trial.job_id == job_id, trial.predicted_us.is_not(None), trial.latency_us.is_not(None))
+    if task is not None:
+        query = query.where(trial.task == task)
+    newest = tx.execute(query.order_by(trial.number.desc()).limit(limit)).all()
+    return [rows.Predicted(*cast(_Predicted, tuple(row))) for row in reversed(newest)]
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's: the correlation of ranks, equal values sharing theirs; None if one is flat."""
+    if len(set(one)) < 2 or len(set(other)) < 2:
+        return None
+    return statistics.correlation(_ranks(one), _ranks(other))
+
+
+def _ends(
+    tx: orm.Session, job_ids: Sequence[int], task: int | None
+) -> dict[int, tuple[int, float, float, float | None]]:
+    """Where each job (or one task of it) is now: trials, seconds, measured seconds, best."""
+    job = models.Job
+    best = job.best_us
+    query = sa.select(job.id, job.n_trials, job.elapsed_s, job.measured_s, best)
+    if task is not None:
+        same = sa.and_(models.Task.job_id == job.id, models.Task.number == task)
+        query = sa.select(
+            job.id, job.n_trials, job.elapsed_s, job.measured_s, models.Task.best_us
+        ).outerjoin(models.Task, same)
+    current = tx.execute(query.where(job.id.in_(job_ids)))
+    return {row[0]: (row[1], row[2], row[3], row[4]) for row in current}
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    begin = 0
+    while begin < len(order):
+        end = begin
+        while end < len(order) and values[order[end]] == values[order[begin]]:
+            end += 1
+        for position in order[begin:end]:
+            ranks[position] = (begin + end - 1) / 2
+        begin = end
+    return ranks

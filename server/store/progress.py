@@ -1,6 +1,6 @@
-"""What a tuner tells of a job besides trials: rounds, training, baselines, checkpoints, times.
+"""What a tuner writes of a job besides trials: rounds, training, baselines, checkpoints, times.
 
-All verbs need the fence.
+All writes need the fence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Checkpoint:
     tensors: bytes | None
 
 
-def tell(
+def append_event(
     tx: orm.Session, fence: leases.Fence, kind: events.Type, payload: Mapping[str, Any]
 ) -> None:
     """Write an event that changes nothing else.
@@ -35,7 +35,7 @@ def tell(
     Raises:
         LeaseLost
     """
-    leases.hold(tx, fence)
+    leases.lock_job(tx, fence)
     events.append(tx, fence.job_id, kind, payload)
 
 
@@ -47,7 +47,7 @@ def started(
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     job.model = str(payload.get("model"))
     for number, key in enumerate(task_keys):
         _change_task(tx, job.id, number, task_key=key)
@@ -63,7 +63,7 @@ def opened(
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     _change_task(tx, job.id, task, n_sketches=n_sketches)
     payload = {"task": task, "n_sketches": n_sketches, "extract_s": extract_s}
     events.append(tx, job.id, events.Type.OPENED, payload)
@@ -77,9 +77,9 @@ def baseline(
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     _change_task(tx, job.id, task, unscheduled_us=latency_us, unscheduled_message=message)
-    job.unscheduled_us = trials._weighted(tx, job.id, models.Task.unscheduled_us)
+    job.unscheduled_us = trials.weighted(tx, job.id, models.Task.unscheduled_us)
     tx.flush()
     payload = {"task": task, "latency_us": latency_us, "message": message}
     events.append(tx, job.id, events.Type.BASELINE, payload)
@@ -100,7 +100,7 @@ def round_started(
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     where = (models.Round.job_id == job.id, models.Round.task == task,
              models.Round.round == number)  # fmt: skip
     tx.execute(sa.delete(models.Round).where(*where))
@@ -117,7 +117,7 @@ def trained(tx: orm.Session, fence: leases.Fence, values: Mapping[str, Any]) -> 
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     same = (models.Training.job_id == job.id, models.Training.n_records == values["n_records"])
     tx.execute(sa.delete(models.Training).where(*same))
     tx.execute(sa.insert(models.Training).values(job_id=job.id, at=columns.db_now(), **values))
@@ -136,7 +136,7 @@ def save(
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     text = json.dumps(checkpoint.state, separators=(",", ":"))
     packed = zlib.compress(text.encode(), 3)
     tx.merge(
@@ -157,11 +157,11 @@ def save(
 
 def checkpoint(tx: orm.Session, job_id: int) -> Checkpoint | None:
     """The last checkpoint of a job; None if there is none."""
-    found = tx.get(models.Checkpoint, job_id)
-    if found is None:
+    stored = tx.get(models.Checkpoint, job_id)
+    if stored is None:
         return None
-    state = json.loads(zlib.decompress(found.state))
-    return Checkpoint(found.n_records, state, found.tensors)
+    state = json.loads(zlib.decompress(stored.state))
+    return Checkpoint(stored.n_records, state, stored.tensors)
 
 
 def rounds(
@@ -169,18 +169,18 @@ def rounds(
 ) -> list[rows.Round]:
     """Rounds with their descent steps, by task and number; of one task, those after a number."""
     row = models.Round
-    wanted = sa.select(row).where(row.job_id == job_id)
+    query = sa.select(row).where(row.job_id == job_id)
     if task is not None:
-        wanted = wanted.where(row.task == task, row.round > after)
-    found = tx.scalars(wanted.order_by(row.task, row.round).limit(limit))
-    return [rows.of(rows.Round, one) for one in found]
+        query = query.where(row.task == task, row.round > after)
+    selected = tx.scalars(query.order_by(row.task, row.round).limit(limit))
+    return [rows.Round.of(round_) for round_ in selected]
 
 
 def trainings(tx: orm.Session, job_id: int) -> list[rows.Training]:
     """All fine-tunings of the cost model, oldest first."""
     row = models.Training
-    found = tx.scalars(sa.select(row).where(row.job_id == job_id).order_by(row.n_records))
-    return [rows.of(rows.Training, one) for one in found]
+    selected = tx.scalars(sa.select(row).where(row.job_id == job_id).order_by(row.n_records))
+    return [rows.Training.of(training) for training in selected]
 
 
 def _change_task(tx: orm.Session, job_id: int, number: int, **values: Any) -> None:

@@ -19,8 +19,8 @@ def lock(tx: orm.Session, job_id: int) -> models.Job:
     Raises:
         NotFound: there is no such job.
     """
-    wanted = sa.select(models.Job).where(models.Job.id == job_id).with_for_update()
-    job = tx.scalar(wanted.execution_options(populate_existing=True))
+    query = sa.select(models.Job).where(models.Job.id == job_id).with_for_update()
+    job = tx.scalar(query.execution_options(populate_existing=True))
     if job is None:
         raise errors.NotFound(f"there is no job {job_id}")
     return job

@@ -1,22 +1,22 @@
-"""Trials: written once under the fence, paged, drawn.
+"""Trials: written once under the fence, read in pages.
 
 A trial's number, its event's sequence number and the check of the fence are one UPDATE, so a
 tuner whose lease was taken writes nothing. A candidate is one row of its job whoever measured it
 (unique over job, task and schedule): only a failure of infrastructure is overwritten by a later
 try, because it says nothing about the schedule.
 
-At the end of a run the fastest candidates are measured again, longer (`repeat`). Of a candidate
-that was, only that measurement counts, so the best may rise again.
+At the end of a run the fastest candidates are measured again, longer (`remeasure`). Of such a
+candidate only that measurement counts, so the best may rise again.
 
-Curves hold the points where the best fell; `curve_us` is the weighted sum over the job's tasks.
+`curve_us` is the sum of the tasks' best latencies by weight, where a trial lowered it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -27,10 +27,6 @@ from server.store import events, leases, rows
 
 #: The error class that is not the candidate's fault (`felix.measure.protocol`).
 INFRASTRUCTURE = "infrastructure"
-
-#: The fields of a `CurvePoint` and of a `Predicted`; the queries leave out rows without them.
-_Point = tuple[int, float, float, float]
-_Pair = tuple[int, int, int, float, float]
 
 #: Rows fetched at a time where all are streamed.
 BATCH = 1000
@@ -59,7 +55,7 @@ class NewTrial:
 
     @property
     def schedule_hash(self) -> str:
-        """What makes two candidates of a task the same."""
+        """Equal for two candidates of a task with the same schedule."""
         decisions = ",".join(map(str, self.decisions))
         return hashlib.sha256(f"{self.sketch_key}|{decisions}".encode()).hexdigest()
 
@@ -97,7 +93,7 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
     Raises:
         LeaseLost: the job is another tuner's; nothing is written.
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     task = _task(tx, job.id, new.task)
     earlier = tx.scalar(_same(job.id, new))
     if earlier is not None and earlier.error != INFRASTRUCTURE:
@@ -108,36 +104,24 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
         tx.flush()
     works = new.latency_us is not None and new.checked
     is_best = works and (task.best_us is None or new.latency_us < task.best_us)  # type: ignore
-    counted = _count(new, earlier)
-    job.n_trials += counted.trials
-    job.n_failed += counted.failed
-    task.n_trials += counted.trials
-    task.n_failed += counted.failed
-    task.n_rounds = max(task.n_rounds, new.round + 1)
-    job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
-    job.measured_s += new.run_s
-    if new.error != INFRASTRUCTURE:
-        job.attempts = 1  # attempts count from the last progress
+    _count(job, task, new, earlier)
     curve_us = None
     if is_best:
         task.best_us, task.best_trial = new.latency_us, number
         tx.flush()
-        curve_us = _weighted(tx, job.id, models.Task.best_us)
+        curve_us = weighted(tx, job.id, models.Task.best_us)
         job.best_us = curve_us
-    same = ("task", "round", "sketch_index", "schedule_hash", "latency_us", "error", "message",
-            "checked", "spread", "predicted_us", "elapsed_s", "build_s", "run_s", "device",
-            "record")  # fmt: skip
     tx.add(
         models.Trial(
             job_id=job.id,
             number=number,
-            decisions=list(new.decisions),
+            schedule_hash=new.schedule_hash,
             best_us=task.best_us,
             is_best=is_best,
             curve_us=curve_us,
             measured_s=job.measured_s,
             measured_at=columns.db_now(),
-            **{name: getattr(new, name) for name in same},
+            **_columns(new),
         )
     )
     tx.flush()
@@ -146,13 +130,13 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
     return Written(number, True)
 
 
-def repeat(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
+def remeasure(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
     """Write a longer measurement of a candidate that is a trial already.
 
     Raises:
         LeaseLost
     """
-    job = leases.hold(tx, fence)
+    job = leases.lock_job(tx, fence)
     task = _task(tx, job.id, new.task)
     trial = tx.scalar(_same(job.id, new))
     if trial is None:
@@ -162,11 +146,11 @@ def repeat(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
     job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
     job.measured_s += new.run_s
     tx.flush()
-    best = tx.execute(_standing(job.id, new.task)).first()
+    best = tx.execute(_effective_best(job.id, new.task)).first()
     task.best_us = None if best is None else best[0]
     task.best_trial = None if best is None else best[1]
     tx.flush()
-    job.best_us = _weighted(tx, job.id, models.Task.best_us)
+    job.best_us = weighted(tx, job.id, models.Task.best_us)
     tx.flush()
     payload = {
         "trial": trial.number,
@@ -188,22 +172,22 @@ def page(
     after: int = 0,
 ) -> Page:
     """Trials by number; `after` is the last number of the page before."""
-    wanted = _filtered(job_id, chosen or Filter()).where(models.Trial.number > after)
-    found = list(tx.scalars(wanted.order_by(models.Trial.number).limit(limit + 1)))
-    more = found[limit - 1].number if len(found) > limit else None
-    return Page(tuple(rows.of(rows.Trial, trial) for trial in found[:limit]), more)
+    query = _filtered(job_id, chosen or Filter()).where(models.Trial.number > after)
+    selected = list(tx.scalars(query.order_by(models.Trial.number).limit(limit + 1)))
+    next_after = selected[limit - 1].number if len(selected) > limit else None
+    return Page(tuple(rows.Trial.of(trial) for trial in selected[:limit]), next_after)
 
 
 def stream(tx: orm.Session, job_id: int, chosen: Filter | None = None) -> Iterator[rows.Trial]:
     """All trials by number, some at a time; the transaction must stay open."""
     last = 0
     while True:
-        found = page(tx, job_id, chosen, BATCH, last)
-        yield from found.trials
+        selected = page(tx, job_id, chosen, BATCH, last)
+        yield from selected.trials
         tx.expunge_all()
-        if found.next is None:
+        if selected.next is None:
             return
-        last = found.next
+        last = selected.next
 
 
 def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
@@ -215,90 +199,40 @@ def get(tx: orm.Session, job_id: int, number: int) -> rows.Trial:
     trial = tx.get(models.Trial, (job_id, number))
     if trial is None:
         raise errors.NotFound(f"job {job_id} has no trial {number}")
-    return rows.of(rows.Trial, trial)
+    return rows.Trial.of(trial)
 
 
 def records(tx: orm.Session, job_id: int) -> list[str]:
     """The records of all trials in order, then those of repeats, as lines of `felix.records`."""
     trial = models.Trial
-    wanted = sa.select(trial.record, trial.final_record).where(trial.job_id == job_id)
-    found = tx.execute(wanted.order_by(trial.number)).all()
-    return [first for first, _ in found] + [again for _, again in found if again is not None]
-
-
-def curve(tx: orm.Session, job_id: int, task: int | None = None) -> list[rows.CurvePoint]:
-    """Best so far of a job (or one task): where it fell, and where it stands now.
-
-    Raises:
-        NotFound: there is no such job.
-    """
-    return curves(tx, [job_id], task)[job_id]
-
-
-def curves(
-    tx: orm.Session, job_ids: Sequence[int], task: int | None = None
-) -> dict[int, list[rows.CurvePoint]]:
-    """`curve` of several jobs.
-
-    Raises:
-        NotFound: one of them does not exist.
-    """
-    trial = models.Trial
-    value = trial.curve_us if task is None else trial.latency_us
-    wanted = sa.select(trial.job_id, trial.number, trial.elapsed_s, trial.measured_s, value)
-    wanted = wanted.where(trial.job_id.in_(job_ids))
-    if task is None:
-        wanted = wanted.where(trial.curve_us.is_not(None))
-    else:
-        wanted = wanted.where(trial.task == task, trial.is_best.is_(True))
-    ends = _ends(tx, job_ids, task)
-    missing = [number for number in job_ids if number not in ends]
-    if missing:
-        raise errors.NotFound(f"there is no job {missing[0]}")
-    found: dict[int, list[rows.CurvePoint]] = {number: [] for number in job_ids}
-    for job_id, *point in tx.execute(wanted.order_by(trial.job_id, trial.number)):
-        found[job_id].append(rows.CurvePoint(*cast(_Point, tuple(point))))
-    for job_id, points in found.items():
-        n_trials, elapsed_s, measured_s, best_us = ends[job_id]
-        if points and (n_trials > points[-1].trial or best_us != points[-1].best_us):
-            now_us = points[-1].best_us if best_us is None else best_us
-            points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
-    return found
-
-
-def predicted(
-    tx: orm.Session, job_id: int, task: int | None = None, limit: int = 5000
-) -> list[rows.Predicted]:
-    """What the cost model said and what was measured; the newest `limit` trials, oldest first."""
-    trial = models.Trial
-    wanted = sa.select(
-        trial.number, trial.task, trial.round, trial.predicted_us, trial.latency_us
-    ).where(trial.job_id == job_id, trial.predicted_us.is_not(None), trial.latency_us.is_not(None))
-    if task is not None:
-        wanted = wanted.where(trial.task == task)
-    found = tx.execute(wanted.order_by(trial.number.desc()).limit(limit)).all()
-    return [rows.Predicted(*cast(_Pair, tuple(row))) for row in reversed(found)]
+    query = sa.select(trial.record, trial.final_record).where(trial.job_id == job_id)
+    lines = tx.execute(query.order_by(trial.number)).all()
+    return [first for first, _ in lines] + [again for _, again in lines if again is not None]
 
 
 def error_counts(tx: orm.Session, job_id: int) -> dict[str, int]:
     """How many trials failed, by error class."""
     trial = models.Trial
-    wanted = sa.select(trial.error, sa.func.count()).where(
+    query = sa.select(trial.error, sa.func.count()).where(
         trial.job_id == job_id, trial.error.is_not(None)
     )
-    return {str(kind): int(count) for kind, count in tx.execute(wanted.group_by(trial.error))}
+    return {str(kind): int(count) for kind, count in tx.execute(query.group_by(trial.error))}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Count:
-    trials: int
-    failed: int
-
-
-def _count(new: NewTrial, earlier: models.Trial | None) -> _Count:
-    """What a trial adds to the counts; one that overwrites was counted as failed."""
+def _count(
+    job: models.Job, task: models.Task, new: NewTrial, earlier: models.Trial | None
+) -> None:
+    """Add a trial to the counts; one that overwrites was counted as failed."""
     failed = int(new.error is not None)
-    return _Count(1, failed) if earlier is None else _Count(0, failed - 1)
+    n_trials, n_failed = (1, failed) if earlier is None else (0, failed - 1)
+    for counts in (job, task):
+        counts.n_trials += n_trials
+        counts.n_failed += n_failed
+    task.n_rounds = max(task.n_rounds, new.round + 1)
+    job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
+    job.measured_s += new.run_s
+    if new.error != INFRASTRUCTURE:
+        job.attempts = 1  # attempts count from the last progress
 
 
 def _task(tx: orm.Session, job_id: int, number: int) -> models.Task:
@@ -317,41 +251,32 @@ def _same(job_id: int, new: NewTrial) -> sa.Select[models.Trial]:
     )
 
 
-def _standing(job_id: int, task: int) -> sa.Select[float, int]:
+def _effective_best(job_id: int, task: int) -> sa.Select[float, int]:
     """Latency and number of a task's best trial: what was measured last of each counts."""
     trial = models.Trial
     counts = sa.case(
         (trial.final_record.is_not(None), trial.final_us),
         (trial.checked.is_(True), trial.latency_us),
     )
-    wanted = sa.select(counts, trial.number).where(
+    query = sa.select(counts, trial.number).where(
         trial.job_id == job_id, trial.task == task, counts.is_not(None)
     )
-    return wanted.order_by(counts, trial.number).limit(1)
+    return query.order_by(counts, trial.number).limit(1)
 
 
-def _ends(
-    tx: orm.Session, job_ids: Sequence[int], task: int | None
-) -> dict[int, tuple[int, float, float, float | None]]:
-    """Where each job (or one task of it) stands: trials, seconds, measured seconds, best."""
-    job = models.Job
-    best = job.best_us
-    wanted = sa.select(job.id, job.n_trials, job.elapsed_s, job.measured_s, best)
-    if task is not None:
-        same = sa.and_(models.Task.job_id == job.id, models.Task.number == task)
-        wanted = sa.select(
-            job.id, job.n_trials, job.elapsed_s, job.measured_s, models.Task.best_us
-        ).outerjoin(models.Task, same)
-    found = tx.execute(wanted.where(job.id.in_(job_ids)))
-    return {row[0]: (row[1], row[2], row[3], row[4]) for row in found}
-
-
-def _weighted(tx: orm.Session, job_id: int, column: Any) -> float | None:
+def weighted(tx: orm.Session, job_id: int, column: Any) -> float | None:
     """Sum of weight x column over the tasks; None while one has none."""
     missing = sa.func.count() - sa.func.count(column)
-    wanted = sa.select(missing, sa.func.sum(models.Task.weight * column))
-    n_missing, total = tx.execute(wanted.where(models.Task.job_id == job_id)).one()
+    query = sa.select(missing, sa.func.sum(models.Task.weight * column))
+    n_missing, total = tx.execute(query.where(models.Task.job_id == job_id)).one()
     return None if n_missing else float(total)
+
+
+def _columns(new: NewTrial) -> dict[str, Any]:
+    """What a trial's row takes from the tuner as it is."""
+    values = {field.name: getattr(new, field.name) for field in dataclasses.fields(new)}
+    del values["sketch_key"]  # it is part of the schedule's hash
+    return values | {"decisions": list(new.decisions)}
 
 
 def _payload(
@@ -386,15 +311,15 @@ def _credit(tx: orm.Session, worker_id: int | None, new: NewTrial) -> None:
 
 def _filtered(job_id: int, chosen: Filter) -> sa.Select[models.Trial]:
     trial = models.Trial
-    wanted = sa.select(trial).where(trial.job_id == job_id)
+    query = sa.select(trial).where(trial.job_id == job_id)
     if chosen.task is not None:
-        wanted = wanted.where(trial.task == chosen.task)
+        query = query.where(trial.task == chosen.task)
     if chosen.ok is not None:
-        wanted = wanted.where(trial.error.is_(None) if chosen.ok else trial.error.is_not(None))
+        query = query.where(trial.error.is_(None) if chosen.ok else trial.error.is_not(None))
     if chosen.error is not None:
-        wanted = wanted.where(trial.error == chosen.error)
+        query = query.where(trial.error == chosen.error)
     if chosen.round is not None:
-        wanted = wanted.where(trial.round == chosen.round)
+        query = query.where(trial.round == chosen.round)
     if chosen.best_only:
-        wanted = wanted.where(trial.is_best.is_(True))
-    return wanted
+        query = query.where(trial.is_best.is_(True))
+    return query

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,6 +11,9 @@ from sqlalchemy import orm
 
 from server.database import columns, models
 from server.store import rows
+
+#: What a tuner says of a device and viewers see.
+_DEVICE_FIELDS = ("name", "kind", "target_keys", "target", "hardware", "model")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ def every(tx: orm.Session, stale_s: float, limit: int = 200) -> list[rows.Worker
     """Tuners, newest first; one that has not beaten for `stale_s` seconds is not alive."""
     row = models.Worker
     alive = sa.and_(row.stopped_at.is_(None), row.last_beat_at > columns.db_now(-stale_s))
-    found = tx.execute(
+    tuners = tx.execute(
         sa.select(row, alive, sa.func.max(models.Job.id))
         .outerjoin(
             models.Job,
@@ -62,8 +66,25 @@ def every(tx: orm.Session, stale_s: float, limit: int = 200) -> list[rows.Worker
         .limit(limit)
     )
     return [
-        rows.of(rows.Worker, worker, is_alive=bool(is_alive), job_id=job_id)
-        for worker, is_alive, job_id in found
+        rows.Worker.of(worker, is_alive=bool(is_alive), job_id=job_id)
+        for worker, is_alive, job_id in tuners
+    ]
+
+
+def devices(tuners: Iterable[rows.Worker]) -> list[rows.Device]:
+    """The devices of tuners, by kind and exact key."""
+    by_key: dict[tuple[str, str], tuple[dict[str, Any], list[rows.Worker]]] = {}
+    for tuner in tuners:
+        for device in tuner.devices:
+            key = (str(device["kind"]), str(device["target_keys"][-1]))
+            by_key.setdefault(key, (device, []))[1].append(tuner)
+    return [
+        rows.Device(
+            **{name: device[name] for name in _DEVICE_FIELDS},
+            n_tuners_alive=sum(tuner.is_alive for tuner in owners),
+            worker_ids=[tuner.id for tuner in owners],
+        )
+        for _, (device, owners) in sorted(by_key.items(), key=lambda item: item[0])
     ]
 
 

@@ -1,8 +1,8 @@
 """The artifact of a job: one zip with everything about its best schedules.
 
-A job of one task is that task's bundle (`felix.artifact`). A job of several has one folder a
+A job of one task has that task's artifact (`felix.artifact`). A job of several has one folder a
 task, a manifest of all, the convergence of the whole, and a `run.py` that checks and times each.
-`job.json` says what was asked and how it went; no key and no address is part of it.
+`job.json` has what the user submitted and how the run ended; no key and no address is part of it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from felix.tuning import results
 from server.store import rows
 from server.tuner import artifact_run_script, engine
 
-#: Code kept for viewers is cut after so many characters.
+#: Code for viewers is cut after so many characters.
 MAX_CODE = 1 << 20
 
-#: The generated source of a bundle, whichever there is.
+#: The generated source of a task, whichever there is.
 SOURCES = ("source/kernel.cu", "source/kernel.ll")
 
 #: Time stamp of all files in the zip: equal contents make equal zips.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def write(found: results.NetworkResult, job: rows.Job, path: pathlib.Path) -> list[engine.Code]:
+def write(result: results.NetworkResult, job: rows.Job, path: pathlib.Path) -> list[engine.Code]:
     """Write the zip to `path`; the code of each task that has a schedule.
 
     Raises:
@@ -41,11 +41,11 @@ def write(found: results.NetworkResult, job: rows.Job, path: pathlib.Path) -> li
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch, f"felix-job-{job.id}")
-        if len(found.results) == 1:
+        if len(result.results) == 1:
             where = [folder]
-            export.export(found.results[0], folder, about={"job": describe(job, found)})
+            export.export(result.results[0], folder, about={"job": describe(job, result)})
         else:
-            where = _several(found, job, folder)
+            where = _several(result, job, folder)
         _zip(folder, path)
         return [
             _code(number, place)
@@ -54,8 +54,8 @@ def write(found: results.NetworkResult, job: rows.Job, path: pathlib.Path) -> li
         ]
 
 
-def describe(job: rows.Job, found: results.NetworkResult) -> dict[str, Any]:
-    """What was asked and how it went."""
+def describe(job: rows.Job, result: results.NetworkResult) -> dict[str, Any]:
+    """What the user submitted and how the run ended."""
     return {
         "id": job.id,
         "name": job.name,
@@ -69,40 +69,42 @@ def describe(job: rows.Job, found: results.NetworkResult) -> dict[str, Any]:
         "strategy": job.strategy,
         "options": job.options,
         "created": job.created_at.isoformat(),
-        "reason": found.reason,
-        "latency_us": found.latency_us,
-        "unscheduled_us": _unscheduled(found),
+        "reason": result.reason,
+        "latency_us": result.latency_us,
+        "unscheduled_us": _unscheduled(result),
     }
 
 
 def _several(
-    found: results.NetworkResult, job: rows.Job, folder: pathlib.Path
+    result: results.NetworkResult, job: rows.Job, folder: pathlib.Path
 ) -> list[pathlib.Path]:
     folder.mkdir()
-    where = results.folders(folder, found.results)
-    for result, place in zip(found.results, where, strict=True):
-        if result.best_or_none is not None:
-            result.export(place)
-    if found.curve:
-        title = f"{job.name}: {report.duration(found.latency_us)}"
-        convergence.draw(found.curve, title, folder / convergence.FILE_NAME)
+    where = results.folders(folder, result.results)
+    for task_result, place in zip(result.results, where, strict=True):
+        if task_result.best_or_none is not None:
+            task_result.export(place)
+    if result.curve:
+        title = f"{job.name}: {report.duration(result.latency_us)}"
+        convergence.draw(result.curve, title, folder / convergence.FILE_NAME)
     shutil.copyfile(artifact_run_script.__file__, folder / "run.py")
     tasks = [
         {
-            "name": result.task.name,
-            "weight": result.task.weight,
-            "flops": result.task.flops,
-            "folder": place.name if result.best_or_none is not None else None,
-            "latency_us": None if result.best_or_none is None else result.best_or_none.latency_us,
-            "unscheduled_us": result.unscheduled_us,
+            "name": task_result.task.name,
+            "weight": task_result.task.weight,
+            "flops": task_result.task.flops,
+            "folder": place.name if task_result.best_or_none is not None else None,
+            "latency_us": None
+            if task_result.best_or_none is None
+            else task_result.best_or_none.latency_us,
+            "unscheduled_us": task_result.unscheduled_us,
         }
-        for result, place in zip(found.results, where, strict=True)
+        for task_result, place in zip(result.results, where, strict=True)
     ]
     manifest = {
         "felix_bundle": 1,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": records.versions(),
-        "job": describe(job, found),
+        "job": describe(job, result),
         "tasks": tasks,
         "files": {
             each.relative_to(folder).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest()
@@ -114,12 +116,12 @@ def _several(
     return where
 
 
-def _unscheduled(found: results.NetworkResult) -> float | None:
+def _unscheduled(result: results.NetworkResult) -> float | None:
     total = 0.0
-    for result in found.results:
-        if result.unscheduled_us is None:
+    for task_result in result.results:
+        if task_result.unscheduled_us is None:
             return None
-        total += result.task.weight * result.unscheduled_us
+        total += task_result.task.weight * task_result.unscheduled_us
     return total
 
 

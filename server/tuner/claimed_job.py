@@ -1,8 +1,8 @@
-"""A tuner's hold on one job: fenced writes, orders, and the run's journal in the database.
+"""A job that this tuner has claimed: fenced writes and the instruction of the moment.
 
-`Desk.write` runs a verb of the store in a transaction of its own and tries again while the
-database cannot be reached, until the lease must be lost. `Journal` is what `felix.tune` writes
-records and checkpoints into, so that another tuner on another machine can go on.
+`ClaimedJob.write` runs a verb of the store in a transaction of its own and tries again while the
+database cannot be reached, until the lease must be lost. Records and checkpoints go to the
+database, so that another tuner on another machine can go on.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ RETRY_S = 0.5
 MAX_INFRASTRUCTURE = 24
 
 
-class Desk:
+class ClaimedJob:
     """One claimed job.
 
     Args:
         db: the database.
         claim: the job and the right to write to it.
-        watch: knows what the tuner is to do.
-        leaving: set when the tuner process is asked to end.
+        monitor: of the job's lease; has the instruction for the tuner.
+        leaving: set when the tuner process has to end.
     """
 
     def __init__(
         self,
         db: database.Database,
         claim: leases.Claim,
-        watch: heartbeat.Watch,
+        monitor: heartbeat.LeaseMonitor,
         leaving: threading.Event,
     ) -> None:
         self.job: rows.Job = claim.job
         self.fence = claim.fence
-        self._db, self._watch, self._leaving = db, watch, leaving
+        self._db, self._monitor, self._leaving = db, monitor, leaving
         self._n_infrastructure = 0
         self._has_progress = False
 
     @property
-    def order(self) -> states.Order:
-        """What the tuner was told last."""
-        return self._watch.order
+    def instruction(self) -> states.Instruction:
+        """What the tuner has to do."""
+        return self._monitor.instruction
 
     @property
     def attempts(self) -> int:
@@ -66,8 +66,10 @@ class Desk:
         return 1 if self._has_progress else self.job.attempts
 
     def should_stop(self) -> bool:
-        """Whether to let go of the job, for whatever reason."""
-        return self._leaving.is_set() or self._watch.order is not states.Order.CONTINUE
+        """Whether the run has to end, for whatever reason."""
+        return (
+            self._leaving.is_set() or self._monitor.instruction is not states.Instruction.CONTINUE
+        )
 
     def write(self, verb: Callable[[orm.Session], T]) -> T:
         """A transaction of its own.
@@ -83,7 +85,7 @@ class Desk:
                 _log.warning(
                     "cannot write to the database: %s", error, extra={"action": "write_failed"}
                 )
-                if self._watch.order is states.Order.LEASE_LOST:
+                if self._monitor.instruction is states.Instruction.LEASE_LOST:
                     raise errors.LeaseLost("the database was out of reach for too long") from error
                 time.sleep(RETRY_S)
 
@@ -110,13 +112,13 @@ class Desk:
             )
         return written
 
-    def add_repeat(self, new: trials.NewTrial) -> None:
+    def add_remeasurement(self, new: trials.NewTrial) -> None:
         """Write a longer measurement of a candidate at the end of the run.
 
         Raises:
             LeaseLost
         """
-        self.write(lambda tx: trials.repeat(tx, self.fence, new))
+        self.write(lambda tx: trials.remeasure(tx, self.fence, new))
 
     def save(
         self,

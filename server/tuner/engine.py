@@ -1,4 +1,4 @@
-"""What a tuner asks of an engine: `server.tuner.felix_engine`, and fakes in tests."""
+"""The interface between a tuner and an engine: `server.tuner.felix_engine`, and fakes in tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import Any, Protocol
 
-from server.tuner import claimed_job as desks
+from server.tuner import claimed_job
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Code:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended. `reason` is the engine's, `interrupted` if it was told to stop."""
+    """How a run ended. `reason` is the engine's, `interrupted` if `should_stop` ended it."""
 
     reason: str
     #: why there is nothing to make an artifact of; None if there is
@@ -33,17 +33,17 @@ class Engine(Protocol):
     """Runs jobs, one at a time."""
 
     def devices(self) -> list[dict[str, Any]]:
-        """What jobs can be measured on here (`server.devices.offered`)."""
+        """What jobs can be measured on here (`server.parsing.devices.of_this_machine`)."""
         ...
 
     def versions(self) -> dict[str, str]:
         """Software that latencies depend on."""
         ...
 
-    def run(self, desk: desks.Desk) -> Outcome:
-        """Tune until the budget is spent or `desk.should_stop()`.
+    def run(self, claimed: claimed_job.ClaimedJob) -> Outcome:
+        """Tune until the budget is spent or `claimed.should_stop()`.
 
-        Everything measured is written through the desk as it comes, and what an earlier tuner
+        Everything measured is written through `claimed` as it comes, and what an earlier tuner
         wrote is the start.
 
         Raises:
@@ -52,7 +52,9 @@ class Engine(Protocol):
         """
         ...
 
-    def export(self, desk: desks.Desk, outcome: Outcome, path: pathlib.Path) -> list[Code]:
+    def export(
+        self, claimed: claimed_job.ClaimedJob, outcome: Outcome, path: pathlib.Path
+    ) -> list[Code]:
         """Write the artifact, a zip file, to `path`."""
         ...
 

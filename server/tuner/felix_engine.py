@@ -1,4 +1,4 @@
-"""The real engine: `felix.tune` on a claimed job, journalled and reported to the store.
+"""The real engine: `felix.tune` on a claimed job, with records and events in the store.
 
 Made before the first claim, it has TVM, torch and the measuring processes warm, so the first
 trial of a job comes seconds after its claim.
@@ -15,10 +15,9 @@ import felix
 from felix import errors, records, target
 from felix.task import Task
 from felix.tuning import options, results
-from server import devices
+from server.parsing import devices
 from server.store import jobs, leases
-from server.tuner import artifact, engine, event_recorder, warm_pools
-from server.tuner import claimed_job as desks
+from server.tuner import artifact, claimed_job, engine, event_recorder, warm_pools
 from server.tuner import session as tuner_session
 
 if TYPE_CHECKING:
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 JOB_OPTIONS = ("round_size", "patience_rounds")
 
 
-class Workbench:
+class FelixEngine:
     """An `engine.Engine` on this machine's devices."""
 
     def __init__(self) -> None:
-        self._devices = devices.offered()
+        self._devices = devices.of_this_machine()
         self._pools = warm_pools.Pools()
         self._pools.warm([json.dumps(device["target"]) for device in self._devices])
 
@@ -44,20 +43,20 @@ class Workbench:
         """See `engine.Engine`."""
         return records.versions()
 
-    def run(self, desk: desks.Desk) -> engine.Outcome:
+    def run(self, claimed: claimed_job.ClaimedJob) -> engine.Outcome:
         """See `engine.Engine`."""
-        device, tasks = self._tasks(desk)
-        about = {"worker": desk.job.worker_id, "device": device["name"]}
-        report = event_recorder.Reporter(desk, [task.key for task in tasks], about)
+        device, tasks = self._tasks(claimed)
+        about = {"worker": claimed.job.worker_id, "device": device["name"]}
+        record_event = event_recorder.EventRecorder(claimed, [task.key for task in tasks], about)
 
-        def open_journal(
-            given: Sequence[Task], identity: session.Identity
-        ) -> tuner_session.Journal:
-            return tuner_session.Journal(desk, given, identity, report.warn)
+        def open_session(
+            run_tasks: Sequence[Task], identity: session.Identity
+        ) -> tuner_session.DatabaseSession:
+            return tuner_session.DatabaseSession(claimed, run_tasks, identity, record_event.warn)
 
-        job = desk.job
-        chosen = {name: job.options[name] for name in JOB_OPTIONS if name in job.options}
-        found = felix.tune(
+        job = claimed.job
+        job_options = {name: job.options[name] for name in JOB_OPTIONS if name in job.options}
+        result = felix.tune(
             tasks,
             trials=job.trials,
             seconds=job.seconds,
@@ -65,45 +64,45 @@ class Workbench:
             strategy=job.strategy,
             options=options.TuneOptions(
                 pool=self._pools.take,
-                journal=open_journal,
-                should_stop=lambda: report.has_begun and desk.should_stop(),
-                **chosen,
+                journal=open_session,
+                should_stop=lambda: record_event.has_begun and claimed.should_stop(),
+                **job_options,
             ),
-            on_event=report,
+            on_event=record_event,
         )
-        working = [result for result in found.results if result.best_or_none is not None]
-        failure = None if working else found.results[0].failure()
-        return engine.Outcome(reason=found.reason, failure=failure, result=found)
+        has_schedule = any(each.best_or_none is not None for each in result.results)
+        failure = None if has_schedule else result.results[0].failure()
+        return engine.Outcome(reason=result.reason, failure=failure, result=result)
 
     def export(
-        self, desk: desks.Desk, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
-        found: results.NetworkResult = outcome.result
-        return artifact.write(found, desk.job, path)
+        result: results.NetworkResult = outcome.result
+        return artifact.write(result, claimed.job, path)
 
     def close(self) -> None:
         """End all processes."""
         self._pools.close()
 
-    def _tasks(self, desk: desks.Desk) -> tuple[dict[str, Any], list[Task]]:
+    def _tasks(self, claimed: claimed_job.ClaimedJob) -> tuple[dict[str, Any], list[Task]]:
         """The device of a job, and its tasks for that device; the first tuner chooses it."""
-        job = desk.job
+        job = claimed.job
         device = next((d for d in self._devices if job.target_key in d["target_keys"]), None)
         if device is None:
             raise errors.MeasureError(f"this machine has no {job.target_key}")
         if job.resolved_target is None:
             resolved = target.describe(target.parse(job.target))
             exact = device["target_keys"][-1]
-            desk.write(lambda tx: leases.begin(tx, desk.fence, exact, resolved))
+            claimed.write(lambda tx: leases.begin(tx, claimed.fence, exact, resolved))
         else:
             resolved = job.resolved_target
-        programs = desk.read(lambda tx: jobs.programs(tx, job.id))
+        programs = claimed.read(lambda tx: jobs.programs(tx, job.id))
         # The parser's child has read, checked and rehearsed them at submission.
         return device, [Task.from_json(text, resolved, trusted=True) for text in programs]
 
 
 if TYPE_CHECKING:
 
-    def _conforms(workbench: Workbench) -> engine.Engine:
-        return workbench
+    def _conforms(implementation: FelixEngine) -> engine.Engine:
+        return implementation

@@ -1,9 +1,9 @@
 """A tuner's heartbeat: renews its lease and its worker row from a thread of its own.
 
-The thread learns what the tuner is to do (`Watch.order`). A beat that fails is tried again until
-the lease must have expired; then the watch says that the lease is lost, by the local clock alone,
-so a tuner that cannot reach the database stops working before another one begins. That holds
-even if the thread itself should end.
+Each beat brings the instruction for the tuner (`LeaseMonitor.instruction`). A beat that fails is
+repeated until the lease must have expired; then the monitor says that the lease is lost, by the
+local clock alone, so a tuner that cannot reach the database stops working before another one
+begins. That holds even if the thread itself ends.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _log = logging.getLogger(__name__)
 SAFE_SHARE = 0.9
 
 
-class Watch:
-    """One lease; read by the tuner's thread, written by the heart's."""
+class LeaseMonitor:
+    """One lease; read by the tuner's thread, written by the heartbeat's."""
 
     def __init__(self, fence: leases.Fence, lease_s: float) -> None:
         self.fence = fence
         self._lease_s = lease_s
-        self._order = states.Order.CONTINUE
+        self._instruction = states.Instruction.CONTINUE
         self._deadline_s = time.monotonic() + SAFE_SHARE * lease_s
 
     @property
-    def order(self) -> states.Order:
-        """What the tuner is to do."""
+    def instruction(self) -> states.Instruction:
+        """What the tuner has to do."""
         if time.monotonic() > self._deadline_s:
-            return states.Order.LEASE_LOST
-        return self._order
+            return states.Instruction.LEASE_LOST
+        return self._instruction
 
-    def renewed(self, order: states.Order, sent_s: float) -> None:
-        """A beat sent at that time of the monotonic clock was answered."""
-        self._order = order
-        if order is not states.Order.LEASE_LOST:
+    def renewed(self, instruction: states.Instruction, sent_s: float) -> None:
+        """A beat that was sent at that time of the monotonic clock succeeded."""
+        self._instruction = instruction
+        if instruction is not states.Instruction.LEASE_LOST:
             self._deadline_s = sent_s + SAFE_SHARE * self._lease_s
 
 
-class Heart:
+class Heartbeat:
     """The thread; `close` ends it."""
 
     def __init__(
@@ -57,26 +57,26 @@ class Heart:
     ) -> None:
         self._db, self._worker_id = db, worker_id
         self._beat_s, self._lease_s = beat_s, lease_s
-        self._watch: Watch | None = None
+        self._monitor: LeaseMonitor | None = None
         self._beating = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
-    def watch(self, fence: leases.Fence) -> Iterator[Watch]:
+    def monitor(self, fence: leases.Fence) -> Iterator[LeaseMonitor]:
         """Keep a lease while the block runs, and until the beat under way is over.
 
-        A beat that waits for the job to be let go locks its row for a moment, although it finds
-        the lease gone (PostgreSQL does so), and whoever looks for work then passes the job over.
+        A beat that waits until the job is released locks its row for a moment, although the lease
+        is gone by then (PostgreSQL does so), and a claim at that moment would skip the job.
         """
-        watch = Watch(fence, self._lease_s)
-        self._watch = watch
+        monitor = LeaseMonitor(fence, self._lease_s)
+        self._monitor = monitor
         try:
-            yield watch
+            yield monitor
         finally:
             with self._beating:
-                self._watch = None
+                self._monitor = None
 
     def close(self) -> None:
         """Stop beating."""
@@ -95,10 +95,10 @@ class Heart:
 
     def _beat(self) -> None:
         with self._beating:
-            watch, sent_s = self._watch, time.monotonic()
+            monitor, sent_s = self._monitor, time.monotonic()
             with self._db.write() as tx:
-                if watch is not None:
-                    order = leases.beat(tx, watch.fence, self._lease_s)
+                if monitor is not None:
+                    instruction = leases.beat(tx, monitor.fence, self._lease_s)
                 workers.beat(tx, self._worker_id)
-            if watch is not None:
-                watch.renewed(order, sent_s)
+            if monitor is not None:
+                monitor.renewed(instruction, sent_s)

@@ -1,4 +1,4 @@
-"""What `felix.tune` writes down, in the database: `felix.tuning.session.Journal` on a `Desk`.
+"""The session of a run in the database: what `felix.tuning.session` does with files.
 
 A record is a trial, written under the fence before the search learns it. A checkpoint names the
 versions it was made with: one of other versions is left aside, and the run goes on from the
@@ -17,7 +17,7 @@ from felix import records as felix_records
 from felix import tensorfile
 from felix.tuning import session
 from server.store import progress, trials
-from server.tuner import claimed_job as desks
+from server.tuner import claimed_job
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 _Record = felix_records.Record
 
 
-class Journal:
+class DatabaseSession:
     """The records and the checkpoint of one job.
 
     Args:
-        desk: the job.
+        claimed: the job.
         tasks: in the order of the job's tasks.
         identity: of this run; equal to that of the checkpoint, or the checkpoint is left aside.
-        warn: told if it is.
+        warn: called with a message if it is.
     """
 
     def __init__(
         self,
-        desk: desks.Desk,
+        claimed: claimed_job.ClaimedJob,
         tasks: Sequence[Task],
         identity: session.Identity,
         warn: Callable[[str], None],
     ) -> None:
-        self._desk = desk
+        self._claimed = claimed
         self._numbers = {task.key: number for number, task in enumerate(tasks)}
         self._identity = dataclasses.asdict(identity) | {"task_keys": list(identity.task_keys)}
-        lines, checkpoint = desk.load()
+        lines, checkpoint = claimed.load()
         self.records: list[_Record] = [_Record.from_json(line) for line in lines]
         self.state: dict[str, Any] | None = None
         self.tensors: dict[str, Any] = {}
@@ -64,9 +64,9 @@ class Journal:
         """
         new = self._trial(record)
         if record.repeat:
-            self._desk.add_repeat(new)
+            self._claimed.add_remeasurement(new)
         else:
-            self._desk.add_trial(new)
+            self._claimed.add_trial(new)
         self.records.append(record)
 
     def save(self, state: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
@@ -77,26 +77,26 @@ class Journal:
         """
         content = {"identity": self._identity, "run": dict(state)}
         checkpoint = progress.Checkpoint(len(self.records), content, _write(tensors))
-        self._desk.save(checkpoint, float(state["elapsed_s"]), state["breakdown"])
+        self._claimed.save(checkpoint, float(state["elapsed_s"]), state["breakdown"])
 
     def _trial(self, record: _Record) -> trials.NewTrial:
-        measured = record.measurement
+        measurement = record.measurement
         return trials.NewTrial(
             task=self._numbers[record.task_key],
             round=record.round,
             sketch_index=record.sketch_index,
             sketch_key=record.sketch_key,
             decisions=record.decisions,
-            latency_us=measured.latency_us,
-            error=None if measured.error is None else str(measured.error),
-            message=measured.message,
-            checked=measured.checked,
-            spread=measured.spread,
+            latency_us=measurement.latency_us,
+            error=None if measurement.error is None else str(measurement.error),
+            message=measurement.message,
+            checked=measurement.checked,
+            spread=measurement.spread,
             predicted_us=record.predicted_us,
             elapsed_s=record.elapsed_s,
-            build_s=measured.build_s,
-            run_s=measured.run_s,
-            device=measured.device,
+            build_s=measurement.build_s,
+            run_s=measurement.run_s,
+            device=measurement.device,
             record=record.to_json(),
         )
 
@@ -124,5 +124,5 @@ def _read(content: bytes | None) -> dict[str, Any]:
 
 if TYPE_CHECKING:
 
-    def _conforms(journal: Journal) -> session.Journal:
-        return journal
+    def _conforms(implementation: DatabaseSession) -> session.Journal:
+        return implementation

@@ -1,4 +1,4 @@
-"""A tuner process beside an API server: started and ended with it, restarted if it dies."""
+"""The tuner process of `felix serve`: started and ended with the API, restarted if it dies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-from types import TracebackType
 from typing import Self
 
 _log = logging.getLogger(__name__)
 
 #: Before a tuner that died is started again, in seconds.
 AGAIN_S = 2.0
-#: How long a tuner may take to put its job down, in seconds.
+#: How long a tuner may take to release its job, in seconds.
 GRACE_S = 30.0
 
 
@@ -31,12 +30,7 @@ class TunerProcess:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._leaving.set()
         process = self._process
         if process is not None and process.poll() is None:
@@ -61,9 +55,9 @@ def leave_with_parent(leaving: threading.Event, every_s: float = 1.0) -> None:
     """Set `leaving` when the process that started this one is gone."""
     parent = os.getppid()
 
-    def watch() -> None:
+    def poll_parent() -> None:
         while not leaving.wait(every_s):
             if os.getppid() != parent:
                 leaving.set()
 
-    threading.Thread(target=watch, name="parent", daemon=True).start()
+    threading.Thread(target=poll_parent, name="parent", daemon=True).start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from felix.measure.pool import rwlock
     from felix.task import Task
 
+Future = concurrent.futures.Future[protocol.Measurement]
+
 _log = logging.getLogger(__name__)
 
-#: Pools kept; each is a host process and idle workers.
-KEPT = 2
-#: Tasks after which a pool is replaced: it keeps files of each.
+#: Pools at a time; each is a fork server and idle workers.
+MAX_POOLS = 2
+#: Tasks after which a pool is replaced: it stores files of each.
 MAX_TASKS = 200
 #: How long candidates that a stopped run left behind may take to end, in seconds.
 SETTLE_S = 30.0
@@ -55,7 +58,7 @@ class Pools:
         if pool is not None and not pool.is_usable():
             pool.shut()
             pool = None
-        while len(self._pools) >= KEPT:
+        while len(self._pools) >= MAX_POOLS:
             self._pools.pop(next(iter(self._pools))).shut()
         self._pools[key] = pool or SharedPool(local.LocalPool(task))
         return self._pools[key]
@@ -77,19 +80,19 @@ class SharedPool:
 
     def __init__(self, pool: local.LocalPool) -> None:
         self._pool = pool
-        self._futures: set[concurrent.futures.Future[protocol.Measurement]] = set()
+        self._futures: set[Future] = set()
         self._n_tasks = 0
         self._had_trouble = False
 
     @property
     def timing_lock(self) -> rwlock.ReadWriteLock:
-        """The pool's gate."""
+        """Held while a candidate is timed."""
         return self._pool.timing_lock
 
     def for_task(self, task: Task) -> protocol.Measurer:
         """The measurer of one task."""
         self._n_tasks += 1
-        return _Watched(self._pool.for_task(task), self._watch)
+        return _TrackedMeasurer(self._pool.for_task(task), self._track)
 
     def is_usable(self) -> bool:
         """Whether the next job may have this pool."""
@@ -108,11 +111,11 @@ class SharedPool:
         """End the processes."""
         self._pool.close()
 
-    def _watch(self, future: concurrent.futures.Future[protocol.Measurement]) -> None:
+    def _track(self, future: Future) -> None:
         self._futures.add(future)
-        future.add_done_callback(self._landed)
+        future.add_done_callback(self._completed)
 
-    def _landed(self, future: concurrent.futures.Future[protocol.Measurement]) -> None:
+    def _completed(self, future: Future) -> None:
         self._futures.discard(future)
         if future.cancelled():
             return
@@ -120,18 +123,16 @@ class SharedPool:
             self._had_trouble = True  # the next job gets fresh processes
 
 
-class _Watched:
+class _TrackedMeasurer:
     """A measurer whose futures the pool knows."""
 
-    def __init__(self, measurer: protocol.Measurer, watch: Any) -> None:
-        self._measurer, self._watch = measurer, watch
+    def __init__(self, measurer: protocol.Measurer, track: Callable[[Future], None]) -> None:
+        self._measurer, self._track = measurer, track
 
-    def submit(
-        self, mod: tvm.IRModule, thorough: bool = False
-    ) -> concurrent.futures.Future[protocol.Measurement]:
+    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future:
         """Queue one scheduled module."""
         future = self._measurer.submit(mod, thorough)
-        self._watch(future)
+        self._track(future)
         return future
 
     def measure(self, mods: Any) -> list[protocol.Measurement]:

@@ -1,4 +1,4 @@
-"""Who calls: an API key in the `Authorization` header, or a dashboard login in a cookie.
+"""Callers: an API key in the `Authorization` header, or a dashboard login in a cookie.
 
     Reader = Annotated[auth.Caller, fastapi.Security(auth.caller, scopes=["read"])]
 
@@ -23,13 +23,13 @@ from fastapi import security
 from sqlalchemy import orm
 from starlette import responses
 
-from server import errors, store
-from server.store import jobs, keys, rows
+from server import errors
+from server.store import keys, rows
 from server.web import dependencies
 
 Scope = Literal["read", "submit", "admin"]
 
-#: How long a dashboard login holds.
+#: How long a dashboard login is valid.
 LOGIN_S = 12 * 3600.0
 
 CSRF_HEADER = "X-CSRF-Token"
@@ -58,24 +58,15 @@ class Caller:
         allowed = {"read": key.can_read, "submit": key.can_submit, "admin": key.can_admin}
         return key.can_admin or allowed[scope]
 
-    def check_owns(self, job: rows.Job) -> None:
-        """Jobs are changed by the key that made them, or by an admin's.
-
-        Raises:
-            Forbidden
-        """
-        if not self.key.can_admin and job.key_id != self.key.id:
-            raise errors.Forbidden(f"job {job.id} is another key's: this needs the scope admin")
-
     def audit(self, tx: orm.Session, action: str, subject: str, **detail: Any) -> None:
-        """Note what the caller does, in the transaction that does it."""
+        """Record what the caller does, in the transaction that does it."""
         keys.audit(tx, self.key, action, subject, detail, self.remote)
 
 
 async def caller(
     scopes: security.SecurityScopes,
     request: fastapi.Request,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     bearer: Annotated[security.HTTPAuthorizationCredentials | None, fastapi.Depends(_bearer)],
 ) -> Caller:
     """The caller of a request, who has all the scopes.
@@ -84,18 +75,18 @@ async def caller(
         Unauthenticated: no valid key and no valid login.
         Forbidden: a scope or the CSRF token is missing.
     """
-    found = await _by_key(request, services, bearer)
-    if found is None and cookie_name(services) in request.cookies:
-        found = await anyio.to_thread.run_sync(_by_cookie, request, services)
-    if found is None:
+    identified = await _by_key(request, services, bearer)
+    if identified is None and cookie_name(services) in request.cookies:
+        identified = await anyio.to_thread.run_sync(_by_cookie, request, services)
+    if identified is None:
         raise errors.Unauthenticated("an API key is needed: Authorization: Bearer felix_...")
     for scope in scopes.scopes:
-        if not found.can(scope):
+        if not identified.can(scope):
             raise errors.Forbidden(f"this needs a key with the scope {scope}")
-    if found.login is not None and request.method not in _SAFE:
-        check_csrf(found.login, request.headers.get(CSRF_HEADER))
-    request.scope["felix_key_id"] = found.key.id
-    return found
+    if identified.login is not None and request.method not in _SAFE:
+        check_csrf(identified.login, request.headers.get(CSRF_HEADER))
+    request.scope["felix_key_id"] = identified.key.id
+    return identified
 
 
 Reader = Annotated[Caller, fastapi.Security(caller, scopes=["read"])]
@@ -113,13 +104,13 @@ def from_cookie(request: fastapi.Request, services: dependencies.Services) -> Ca
     return _by_cookie(request, services)
 
 
-def check_csrf(login: rows.Login, given: str | None) -> None:
+def check_csrf(login: rows.Login, token: str | None) -> None:
     """Refuse a request that does not come from our own pages.
 
     Raises:
         Forbidden
     """
-    if given is None or not hmac.compare_digest(login.csrf.encode(), given.encode()):
+    if token is None or not hmac.compare_digest(login.csrf.encode(), token.encode()):
         raise errors.Forbidden(
             f"the CSRF token is missing or wrong: send the login's as {CSRF_HEADER}"
         )
@@ -153,13 +144,13 @@ def log_in(
     return token, login, key
 
 
-def log_out(request: fastapi.Request, services: dependencies.Services, found: Caller) -> None:
+def log_out(request: fastapi.Request, services: dependencies.Services, viewer: Caller) -> None:
     """End the login of this request's cookie."""
     token = request.cookies.get(cookie_name(services))
-    if token is not None and found.login is not None:
+    if token is not None and viewer.login is not None:
         with services.db.write() as tx:
             keys.log_out(tx, token)
-            found.audit(tx, "logout", f"key {found.key.id}")
+            viewer.audit(tx, "logout", f"key {viewer.key.id}")
 
 
 def set_cookie(response: responses.Response, services: dependencies.Services, token: str) -> None:
@@ -187,25 +178,6 @@ def remote_of(request: fastapi.Request) -> str:
     return request.client.host if request.client else ""
 
 
-def quota(found: Caller, services: dependencies.Services) -> jobs.Quota:
-    """What the caller's key may have: its own limits, else the service's."""
-    key, settings = found.key, services.settings
-    return jobs.Quota(
-        max_running_jobs=_first(key.max_running_jobs, settings.max_running_jobs),
-        max_trials=_first(key.max_trials, settings.max_trials),
-    )
-
-
-def upload_limit(found: Caller, services: dependencies.Services) -> int:
-    """The largest file the caller may send, in bytes."""
-    allowed = services.settings.max_upload_bytes
-    return min(allowed, _first(found.key.max_upload_bytes, allowed))
-
-
-def _first(own: int | None, default: int) -> int:
-    return default if own is None else own
-
-
 async def _by_key(
     request: fastapi.Request,
     services: dependencies.Services,
@@ -215,15 +187,15 @@ async def _by_key(
         if "Authorization" in request.headers:
             raise errors.Unauthenticated("the Authorization header is not `Bearer felix_...`")
         return None
-    look_up = functools.partial(anyio.to_thread.run_sync, _look_up, services, bearer.credentials)
-    known_as = hashlib.sha256(bearer.credentials.encode()).digest()
-    key = await services.known.get(known_as, look_up)
+    read_key = functools.partial(anyio.to_thread.run_sync, _read_key, services, bearer.credentials)
+    digest = hashlib.sha256(bearer.credentials.encode()).digest()
+    key = await services.key_cache.get(digest, read_key)
     if key.expires_at is not None and key.expires_at <= _now():
-        key = await look_up()  # whether it is over is for the database's clock
+        key = await read_key()  # whether it has expired is for the database's clock
     return Caller(key, None, remote_of(request))
 
 
-def _look_up(services: dependencies.Services, text: str) -> rows.Key:
+def _read_key(services: dependencies.Services, text: str) -> rows.Key:
     with services.db.read() as tx:
         key = keys.find(tx, text)
     _note_use(services, key)
@@ -245,7 +217,7 @@ def _by_cookie(request: fastapi.Request, services: dependencies.Services) -> Cal
 
 def _note_use(services: dependencies.Services, key: rows.Key) -> None:
     """A write a minute and key at most: see `keys.note_use`."""
-    lately = datetime.timedelta(seconds=store.keys.USE_NOTED_S)
+    lately = datetime.timedelta(seconds=keys.USE_NOTED_S)
     if key.last_used_at is None or _now() - key.last_used_at > lately:
         with services.db.write() as tx:
             keys.note_use(tx, key.id)

@@ -1,8 +1,8 @@
 """What every route can reach: the store, the blobs, the parser, the settings.
 
-Made once by `server.app.create_app`; routes ask for it as a parameter:
+Made once by `server.app.create_app`; routes take it as a parameter:
 
-    def route(services: context.Needed) -> ...
+    def route(services: dependencies.ServicesDep) -> ...
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from server.cache import notifier, recent_events, response_cache, single_flight
 from server.database import database
 from server.parsing import parser as parsing
 from server.store import blobs, rows
-from server.web import throttle as auth_throttle
+from server.web import throttle
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Seen:
+class StreamChunk:
     """New events of a job as a stream sends them, and the job's state."""
 
     state: states.State
@@ -38,14 +38,14 @@ class Services:
     db: database.Database
     blobs: blobs.BlobStore
     parser: parsing.Parser
-    feed: notifier.Feed
-    #: of streams, by job and sequence number
-    seen: single_flight.Shared[Seen]
-    answers: response_cache.Answers
-    tails: recent_events.Tails
-    #: keys that were presented a moment ago, by the sha256 of their text
-    known: single_flight.Shared[rows.Key]
-    throttle: auth_throttle.Throttle
+    notifier: notifier.Notifier
+    #: by job and sequence number
+    stream_chunks: single_flight.SingleFlight[StreamChunk]
+    response_cache: response_cache.ResponseCache
+    recent_events: recent_events.RecentEvents
+    #: API keys that were checked a moment ago, by the sha256 of their text
+    key_cache: single_flight.SingleFlight[rows.Key]
+    throttle: throttle.Throttle
     #: requests that parse at the same time; more of them wait, and some are refused
     parse_limiter: anyio.CapacityLimiter
 
@@ -54,19 +54,19 @@ class Services:
         """Whether users reach the service by https."""
         return self.settings.address.startswith("https://")
 
-    def changed(self) -> None:
-        """This process changed something: nothing that was read before is given to anybody."""
-        for kept in (self.seen, self.answers, self.tails, self.known):
-            kept.forget()
+    def invalidate_caches(self) -> None:
+        """This process changed something: no client gets what was read before."""
+        for cache in (self.stream_chunks, self.response_cache, self.recent_events, self.key_cache):
+            cache.forget()
 
 
 async def services(request: fastapi.Request) -> Services:
     """The parts of the application that serves this request.
 
-    Like all that routes ask for, it is async: others cost a change of threads each.
+    Like all dependencies of routes, it is async: others cost a change of threads each.
     """
-    found: Services = request.app.state.services
-    return found
+    application_services: Services = request.app.state.services
+    return application_services
 
 
-Needed = Annotated[Services, fastapi.Depends(services)]
+ServicesDep = Annotated[Services, fastapi.Depends(services)]

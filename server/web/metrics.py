@@ -43,13 +43,13 @@ class Metrics:
 
 
 class _Store(registry.Collector):
-    """Asks the store when scraped."""
+    """Reads the store when Prometheus scrapes."""
 
     def __init__(self, db: database.Database, stale_s: float) -> None:
         self._db, self._stale_s = db, stale_s
 
     def describe(self) -> list[core.Metric]:
-        """Nothing in advance: registering asks no database."""
+        """Nothing in advance: registering reads no database."""
         return []
 
     def collect(self) -> Iterator[core.Metric]:

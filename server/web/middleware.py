@@ -2,8 +2,8 @@
 the last catch.
 
 The policy for pages under `/dashboard` allows scripts and styles of this service and inline ones
-that carry the request's nonce (`web_envelope.nonce(request)`); everything else may load nothing.
-A response that sets one of these headers itself keeps its own.
+that carry the request's nonce (`nonce(request)`); everything else may load nothing.
+A header that a response sets itself is not replaced.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _log = logging.getLogger("server.access")
 #: Where the dashboard's pages live.
 PAGES = "/dashboard"
 
-#: Largest body, but for paths that look after themselves.
+#: Largest body, except for `UNLIMITED`.
 MAX_BODY_BYTES = 20 << 20
-#: They check the key first, then read under its limit.
+#: Routes that check the key first, then read under its limit.
 UNLIMITED = frozenset({"/v1/jobs/upload"})
 
 _CLOSED = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -50,7 +50,7 @@ _HSTS = "max-age=31536000"
 
 
 def nonce(request: fastapi.Request) -> str:
-    """The nonce of inline scripts on the page that answers this request."""
+    """The nonce of inline scripts on the page of this response."""
     return str(request.scope["felix_nonce"])
 
 
@@ -58,10 +58,10 @@ class Envelope:
     """ASGI middleware.
 
     Args:
-        app: what answers.
+        app: the application.
         metrics: counts requests.
         is_https: whether users reach the service by https.
-        changed: called before a request that may have changed something is answered.
+        invalidate: called before the response to a request that may have changed something.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Envelope:
         app: types.ASGIApp,
         metrics: web_metrics.Metrics,
         is_https: bool,
-        changed: Callable[[], None],
+        invalidate: Callable[[], None],
     ) -> None:
         self._app, self._metrics, self._is_https = app, metrics, is_https
-        self._changed = changed
+        self._invalidate = invalidate
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Serve one request."""
@@ -89,7 +89,7 @@ class Envelope:
                 status = message["status"]
                 was_refused = 400 <= status < 500
                 if scope["method"] not in ("GET", "HEAD") and not was_refused:
-                    self._changed()
+                    self._invalidate()
                 self._add_headers(scope, message)
             await send(message)
 
@@ -98,9 +98,9 @@ class Envelope:
             await self._app(scope, limited, sending)
         except Exception as error:  # the edge of the process
             if status:
-                raise  # too late for another answer: the connection breaks
-            answer = problems.of_error(fastapi.Request(scope), error)
-            await answer(scope, receive, sending)
+                raise  # too late for another response: the connection breaks
+            response = problems.of_error(fastapi.Request(scope), error)
+            await response(scope, receive, sending)
         finally:
             self._note(scope, status, time.perf_counter() - began_s)
 

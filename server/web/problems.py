@@ -87,7 +87,7 @@ def problem(
 
 
 def install(app: fastapi.FastAPI) -> None:
-    """Make an application answer all errors this way."""
+    """Make an application report all errors this way."""
     app.add_exception_handler(engine_errors.FelixError, _on_felix)
     app.add_exception_handler(exceptions.RequestValidationError, _on_invalid)
     app.add_exception_handler(starlette_exceptions.HTTPException, _on_http)
@@ -96,14 +96,14 @@ def install(app: fastapi.FastAPI) -> None:
 
 
 def of_error(request: fastapi.Request, error: BaseException) -> Problem:
-    """The answer to an error that nobody expected; its text stays in the log."""
+    """The response to an unexpected error, whose text stays in the log."""
     _log.error(
         "unhandled error in %s %s", request.method, _printable(request.url.path),
         exc_info=error,
         extra={"action": "unhandled", "request": request.scope.get("felix_request_id", "")},
     )  # fmt: skip
-    said = "the service made a mistake; its log has the details under this request_id"
-    return problem(request, 500, "internal-error", said)
+    detail = "the service made a mistake; its log has the details under this request_id"
+    return problem(request, 500, "internal-error", detail)
 
 
 async def _on_felix(request: fastapi.Request, error: Exception) -> Problem:
@@ -123,13 +123,13 @@ async def _on_felix(request: fastapi.Request, error: Exception) -> Problem:
 
 async def _on_invalid(request: fastapi.Request, error: Exception) -> Problem:
     assert isinstance(error, exceptions.RequestValidationError)
-    found = [
+    invalid = [
         {"where": _where(each["loc"]), "message": _printable(str(each["msg"]))}
         for each in error.errors()[:50]
     ]
-    first = found[0] if found else {"where": "#", "message": "malformed"}
+    first = invalid[0] if invalid else {"where": "#", "message": "malformed"}
     detail = f"{first['where']}: {first['message']}"
-    return problem(request, 422, "invalid-request", detail, errors=found)
+    return problem(request, 422, "invalid-request", detail, errors=invalid)
 
 
 async def _on_http(request: fastapi.Request, error: Exception) -> Problem:
@@ -145,9 +145,9 @@ async def _on_http(request: fastapi.Request, error: Exception) -> Problem:
 
 async def _on_database(request: fastapi.Request, error: Exception) -> Problem:
     _log.error("the database does not answer: %s", error, extra={"action": "database_error"})
-    said = "the database does not answer: try again"
+    detail = "the database does not answer: try again"
     headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return problem(request, 503, "unavailable", said, headers)
+    return problem(request, 503, "unavailable", detail, headers)
 
 
 def _slug(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What clients send, checked: bodies, queries and paths, in bounds that databases hold."""
+"""What clients send, checked: bodies, queries and paths, in bounds that databases can store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from felix.search import strategies
 
 #: The largest number of an INTEGER column.
 MAX_INT = 2**31 - 1
+
+#: Jobs whose curves are laid over one another.
+MAX_COMPARED = 32
 
 #: Bytes of free-form JSON: operator parameters.
 MAX_JSON_BYTES = 64 << 10
@@ -90,13 +93,13 @@ StrategyName = Annotated[
 ]
 
 
-class Ask(pydantic.BaseModel):
+class RequestBody(pydantic.BaseModel):
     """A body; unknown fields are refused, so that typing errors are seen."""
 
     model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Options(Ask):
+class Options(RequestBody):
     """How the search works."""
 
     round_size: int | None = pydantic.Field(
@@ -107,7 +110,7 @@ class Options(Ask):
     )
 
 
-class Settings(Ask):
+class JobSettings(RequestBody):
     """What all forms of workloads have in common."""
 
     target: Line = pydantic.Field(
@@ -126,12 +129,12 @@ class Settings(Ask):
     options: Options = Options()
 
     @property
-    def given_options(self) -> dict[str, Any]:
+    def chosen_options(self) -> dict[str, Any]:
         """The options that are given."""
         return self.options.model_dump(exclude_none=True)
 
 
-class OperatorWorkload(Ask):
+class OperatorWorkload(RequestBody):
     """An operator of the catalogue; `GET /v1/operators` has the parameters as JSON Schema."""
 
     kind: Literal["operator"]
@@ -139,7 +142,7 @@ class OperatorWorkload(Ask):
     params: Params = pydantic.Field(examples=[{"m": 512, "n": 512, "k": 512}])
 
 
-class TirWorkload(Ask):
+class TirWorkload(RequestBody):
     """A program as TVM writes it (`felix.Task.to_json`, or a TIR function as TVM JSON)."""
 
     kind: Literal["tir"]
@@ -147,7 +150,7 @@ class TirWorkload(Ask):
     program: str = pydantic.Field(min_length=1)
 
 
-class NewJob(Settings):
+class NewJob(JobSettings):
     """A job for an operator or a program; files go to `POST /v1/jobs/upload`."""
 
     workload: Annotated[OperatorWorkload | TirWorkload, pydantic.Field(discriminator="kind")]
@@ -172,7 +175,7 @@ class NewJob(Settings):
     )
 
 
-class UploadedJob(Settings):
+class UploadedJob(JobSettings):
     """The field `job` of an upload."""
 
     kind: Literal["onnx", "tir"] = "onnx"
@@ -181,7 +184,7 @@ class UploadedJob(Settings):
     )
 
 
-class Changes(Ask):
+class Changes(RequestBody):
     """What may change in any state; fields that are left out stay."""
 
     name: Line | None = None
@@ -194,7 +197,7 @@ class Changes(Ask):
     )
 
 
-class NewKey(Ask):
+class NewKey(RequestBody):
     """What a key may do; quotas that are left out are the service's."""
 
     name: Line = pydantic.Field(min_length=1, examples=["ci"])
@@ -207,7 +210,7 @@ class NewKey(Ask):
     expires_s: float | None = pydantic.Field(default=None, gt=0, le=10 * 366 * 86400)
 
 
-class NewLogin(Ask):
+class NewLogin(RequestBody):
     """A login to the dashboard."""
 
     key: str = pydantic.Field(max_length=200, examples=["felix_0a1b2c3d4e5f_..."])

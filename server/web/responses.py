@@ -1,4 +1,4 @@
-"""What the API answers, as typed models: the contract of `/v1`.
+"""Bodies of responses, as typed models: the contract of `/v1`.
 
 Units are in the names: latencies in microseconds, durations in seconds. Times are UTC.
 """
@@ -16,27 +16,27 @@ T = TypeVar("T")
 Time = datetime.datetime
 
 
-class Shape(pydantic.BaseModel):
+class ResponseBody(pydantic.BaseModel):
     """Made from rows of the store by their attributes."""
 
     model_config = pydantic.ConfigDict(from_attributes=True, frozen=True)
 
 
-class Page(Shape, Generic[T]):
+class Page(ResponseBody, Generic[T]):
     """Some of a list; `next` is the `after` of the next page, null on the last."""
 
     items: list[T]
     next: int | None = None
 
 
-class Listed(Shape, Generic[T]):
+class Listed(ResponseBody, Generic[T]):
     """A whole list."""
 
     items: list[T]
 
 
-class Job(Shape):
-    """What somebody wants tuned, and how far it is."""
+class Job(ResponseBody):
+    """What a user wants tuned, and how far it is."""
 
     id: int = pydantic.Field(examples=[7])
     name: str = pydantic.Field(examples=["gemm 512"])
@@ -47,7 +47,8 @@ class Job(Shape):
     kind: str = pydantic.Field(description="operator, onnx or tir", examples=["operator"])
     op: str = pydantic.Field(description="operator or file name", examples=["gemm"])
     workload: dict[str, Any] = pydantic.Field(
-        description="what was asked, whole", examples=[{"params": {"m": 512, "n": 512, "k": 512}}]
+        description="the submitted workload, whole",
+        examples=[{"params": {"m": 512, "n": 512, "k": 512}}],
     )
     target: str = pydantic.Field(examples=["llvm"])
     target_key: str = pydantic.Field(description="which devices can measure it")
@@ -87,7 +88,7 @@ class Job(Shape):
     last_seq: int = pydantic.Field(description="sequence number of its newest event")
 
 
-class Task(Shape):
+class Task(ResponseBody):
     """A tensor program of a job."""
 
     number: int
@@ -107,14 +108,14 @@ class Task(Shape):
     speedup: float | None
 
 
-class Code(Shape):
+class Code(ResponseBody):
     """The best schedule of a task; null before the artifact is made."""
 
     schedule: str | None = pydantic.Field(description="TVMScript")
     source: str | None = pydantic.Field(description="generated code: LLVM IR or CUDA")
 
 
-class Trial(Shape):
+class Trial(ResponseBody):
     """One measured candidate: a latency or an error class."""
 
     number: int
@@ -139,7 +140,7 @@ class Trial(Shape):
     measured_at: Time
 
 
-class CurvePoint(Shape):
+class CurvePoint(ResponseBody):
     """Best so far after `trial` trials."""
 
     trial: int
@@ -151,7 +152,7 @@ class CurvePoint(Shape):
     )
 
 
-class Curve(Shape):
+class Curve(ResponseBody):
     """Best so far of a job: the points where it fell, and where it stands now."""
 
     job_id: int
@@ -161,8 +162,8 @@ class Curve(Shape):
     points: list[CurvePoint]
 
 
-class PredictedPoint(Shape):
-    """What the cost model said of a trial, and what was measured."""
+class PredictedPoint(ResponseBody):
+    """The latency of a trial as the cost model predicted it, and as it was measured."""
 
     trial: int
     task: int
@@ -171,7 +172,7 @@ class PredictedPoint(Shape):
     latency_us: float
 
 
-class Predicted(Shape):
+class Predicted(ResponseBody):
     """Predicted against measured: says how far the cost model can be trusted."""
 
     n: int
@@ -184,8 +185,8 @@ class Predicted(Shape):
     points: list[PredictedPoint]
 
 
-class Round(Shape):
-    """A round of the search; `steps` hold step, temperature, loss and penalty of the descent."""
+class Round(ResponseBody):
+    """A round of the search; `steps` have step, temperature, loss and penalty of the descent."""
 
     task: int
     round: int
@@ -196,7 +197,7 @@ class Round(Shape):
     steps: list[dict[str, Any]]
 
 
-class Training(Shape):
+class Training(ResponseBody):
     """One fine-tuning of the cost model."""
 
     n_records: int
@@ -206,7 +207,7 @@ class Training(Shape):
     at: Time
 
 
-class Search(Shape):
+class Search(ResponseBody):
     """How the search went."""
 
     rounds: list[Round]
@@ -214,7 +215,7 @@ class Search(Shape):
     errors: dict[str, int] = pydantic.Field(description="failed trials by error class")
 
 
-class Event(Shape):
+class Event(ResponseBody):
     """Something that happened to a job; `seq` counts from 1 without gaps."""
 
     seq: int
@@ -225,14 +226,14 @@ class Event(Shape):
     to_state: str | None
 
 
-class Events(Shape):
-    """Events after `after_seq`; ask again with `last_seq`."""
+class Events(ResponseBody):
+    """Events after `after_seq`; the next request sends `last_seq`."""
 
     items: list[Event]
     last_seq: int
 
 
-class Artifact(Shape):
+class Artifact(ResponseBody):
     """A file of a job."""
 
     name: str = pydantic.Field(examples=["gemm-512.zip"])
@@ -243,7 +244,7 @@ class Artifact(Shape):
     created_at: Time
 
 
-class Device(Shape):
+class Device(ResponseBody):
     """A device that some tuner measures on."""
 
     name: str
@@ -256,7 +257,7 @@ class Device(Shape):
     worker_ids: list[int]
 
 
-class Worker(Shape):
+class Worker(ResponseBody):
     """A tuner process, now or before."""
 
     id: int
@@ -275,7 +276,7 @@ class Worker(Shape):
     is_alive: bool
 
 
-class Model(Shape):
+class Model(ResponseBody):
     """A cost model that ships with this version."""
 
     name: str = pydantic.Field(examples=["llvm"])
@@ -285,7 +286,7 @@ class Model(Shape):
     card: str = pydantic.Field(description="Markdown")
 
 
-class Key(Shape):
+class Key(ResponseBody):
     """An API key; its secret is shown once, when it is made."""
 
     id: int
@@ -303,14 +304,14 @@ class Key(Shape):
     revoked_at: Time | None
 
 
-class MadeKey(Shape):
+class MadeKey(ResponseBody):
     """A new key, with the text to keep."""
 
     key: Key
     text: str = pydantic.Field(description="shown only now", examples=["felix_0a1b2c3d4e5f_..."])
 
 
-class Quota(Shape):
+class Quota(ResponseBody):
     """What a key may have."""
 
     max_running_jobs: int
@@ -318,7 +319,7 @@ class Quota(Shape):
     max_upload_bytes: int
 
 
-class Me(Shape):
+class Me(ResponseBody):
     """The key behind the request."""
 
     key: Key
@@ -326,14 +327,14 @@ class Me(Shape):
     csrf_token: str | None = pydantic.Field(description="of the login, if a cookie was sent")
 
 
-class Login(Shape):
+class Login(ResponseBody):
     """A dashboard login; the cookie comes in a header."""
 
     csrf_token: str
     expires_at: Time
 
 
-class Audit(Shape):
+class Audit(ResponseBody):
     """What a key did."""
 
     id: int
@@ -346,14 +347,14 @@ class Audit(Shape):
     remote: str
 
 
-class Health(Shape):
+class Health(ResponseBody):
     """Whether the process works."""
 
     status: str = pydantic.Field(examples=["ok"])
 
 
-class Ready(Shape):
-    """Whether the service can do its work: the database answers and has the right schema."""
+class Ready(ResponseBody):
+    """Whether the service can do its work: the database works and has the right schema."""
 
     status: str = pydantic.Field(examples=["ready"])
     schema_revision: str

@@ -1,6 +1,7 @@
-"""Answers that all who poll the same share: read and encoded once a moment.
+"""Responses that all clients polling the same address share, read and encoded once a moment.
 
-Only for what depends on the address alone, not on who asks: scopes are checked before, by request.
+Only for what depends on the address alone, not on the caller: scopes are checked before, for each
+request.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from server.web import dependencies
 JSON = "application/json"
 
 
-async def answer(
+async def respond(
     services: dependencies.Services,
-    asked: response_cache.Asked,
+    query: response_cache.Query,
     read: Callable[[orm.Session], pydantic.BaseModel],
 ) -> fastapi.Response:
-    """What `read` finds, or found a moment ago for another who asked the same.
+    """What `read` returns, or returned a moment ago for the same query.
 
     Raises:
         NotFound: as `read` does.
     """
-    look = functools.partial(anyio.to_thread.run_sync, _look, services, read)
-    return fastapi.Response(await services.answers.get(asked, look), media_type=JSON)
+    encode = functools.partial(anyio.to_thread.run_sync, _read_encoded, services, read)
+    body = await services.response_cache.get(query, encode)
+    return fastapi.Response(body, media_type=JSON)
 
 
-def _look(
+def _read_encoded(
     services: dependencies.Services, read: Callable[[orm.Session], pydantic.BaseModel]
 ) -> bytes:
     with services.db.read() as tx:
-        found = read(tx)
-    return found.model_dump_json().encode()
+        content = read(tx)
+    return content.model_dump_json().encode()

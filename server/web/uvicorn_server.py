@@ -1,7 +1,7 @@
-"""uvicorn with our application: event streams end when the process is asked to.
+"""uvicorn with our application: event streams end as soon as the process gets a signal to end.
 
 uvicorn waits for open connections, and a stream of a quiet job stays open for minutes; so streams
-are told first.
+are closed first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app = self.config.app
         assert isinstance(app, fastapi.FastAPI)
-        app.state.services.feed.close_soon()
+        app.state.services.notifier.close_soon()
         super().handle_exit(sig, frame)
 
 
 def run(app: fastapi.FastAPI, host: str, port: int) -> None:
-    """Serve until told to end."""
+    """Serve until a signal ends it."""
     config = uvicorn.Config(
         app,
         host=host,

@@ -60,8 +60,8 @@ def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     """URL of a database without rows; both kinds in turn."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'felix.db'}"
-    found: str = request.getfixturevalue("postgres")
-    return found
+    postgres_url: str = request.getfixturevalue("postgres")
+    return postgres_url
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_a_wrong_setting_is_one_line(tmp_path: pathlib.Path) -> None:
 def test_without_the_extra_the_message_says_what_to_install(tmp_path: pathlib.Path) -> None:
     script = (
         "import sys; sys.modules['sqlalchemy'] = None; "
-        "from felix import cli; sys.exit(cli.main(['tuner']))"
+        "from felix.cli import main; sys.exit(main.main(['tuner']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
@@ -73,7 +73,7 @@ def test_the_first_key_is_made_once(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def tuner_script(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Stands for Python in the tuner's command: notes its start, ends when told to."""
+    """Stands for Python in the tuner's command: records its start, ends on SIGTERM."""
     script = tmp_path / "python"
     script.write_text(
         textwrap.dedent(f"""\
@@ -113,8 +113,8 @@ def test_a_tuner_that_dies_is_started_again(tuner_script: pathlib.Path) -> None:
 
 def test_a_tuner_leaves_with_its_parent(tmp_path: pathlib.Path) -> None:
     child = (
-        "import threading; from server import beside; leaving = threading.Event(); "
-        "beside.leave_with_parent(leaving, 0.05); print('ready', flush=True); "
+        "import threading; from server.tuner import tuner_process; leaving = threading.Event(); "
+        "tuner_process.leave_with_parent(leaving, 0.05); print('ready', flush=True); "
         "assert leaving.wait(30); open('left', 'w').close()"
     )
     parent = (

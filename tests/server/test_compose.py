@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import re
 import tomllib
@@ -21,7 +20,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if "build" in one}
 
-#: What each condition asks of the service that is waited for.
+#: What each condition requires of the service that is waited for.
 CONDITIONS = {
     "service_healthy": lambda one: "healthcheck" in one,
     "service_completed_successfully": lambda one: one["command"] == ["felix", "db", "upgrade"],
@@ -49,17 +48,17 @@ def test_settings_exist_and_lead_to_the_database(name: str) -> None:
     environment = OURS[name]["environment"]
     password = COMPOSE["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"]
     assert password.startswith("${FELIX_DB_PASSWORD:?")  # compose refuses to start without one
-    known = {f"FELIX_{field.name.upper()}" for field in dataclasses.fields(settings.Settings)}
+    known = {f"FELIX_{field.upper()}" for field in settings.Settings.model_fields}
     assert set(environment) <= known
     filled = {
         key: value.replace("${FELIX_DB_PASSWORD}", "pw") for key, value in environment.items()
     }
-    found = settings.Settings.from_environment(filled)
+    chosen = settings.Settings.from_environment(filled)
     postgres = SERVICES["postgres"]["environment"]
-    assert found.database == (
+    assert chosen.database == (
         f"postgresql+psycopg://{postgres['POSTGRES_USER']}:pw@postgres/{postgres['POSTGRES_DB']}"
     )
-    assert found.log_json  # keys are printed for people only
+    assert chosen.log_json  # keys are printed for people only
 
 
 def test_api_and_tuner_share_their_blobs_and_the_port_is_this_machine_s() -> None:

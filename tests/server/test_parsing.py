@@ -53,14 +53,14 @@ def network() -> bytes:
         weights,
     )
     model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
-    found: bytes = model.SerializeToString()
-    return found
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def test_operators_and_their_schemas(parser: parsing.Parser) -> None:
-    found = parser.operators()
-    assert found == {name: op.schema for name, op in workloads.OPERATORS.items()}
-    assert json.loads(json.dumps(found)) == found
+    schemas = parser.operators()
+    assert schemas == {name: op.schema for name, op in workloads.OPERATORS.items()}
+    assert json.loads(json.dumps(schemas)) == schemas
 
 
 def test_an_operator(parser: parsing.Parser) -> None:
@@ -75,8 +75,8 @@ def test_tir_in_every_form(parser: parsing.Parser) -> None:
 
     task = workloads.gemm(8, 16, 32, target="llvm")
     texts = [task.to_json(), tvm.ir.save_json(task.mod), tvm.ir.save_json(task.func)]
-    found = [parser.parse(tir(text.encode()), "llvm") for text in texts]
-    assert {parsed.tasks[0].flops for parsed in found} == {float(task.flops)}
+    all_parsed = [parser.parse(tir(text.encode()), "llvm") for text in texts]
+    assert {parsed.tasks[0].flops for parsed in all_parsed} == {float(task.flops)}
 
 
 def test_an_onnx_model(parser: parsing.Parser) -> None:
@@ -91,7 +91,7 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "said"),
+    ("workload", "message"),
     [
         (parsing.Workload(kind="operator", name="gem"), "did you mean gemm"),
         (parsing.Workload(kind="operator", name="gemm", params={"m": 1}), "missing"),
@@ -109,9 +109,9 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
     ],
 )  # fmt: skip
 def test_malformed_workloads_are_refused(
-    parser: parsing.Parser, workload: parsing.Workload, said: str
+    parser: parsing.Parser, workload: parsing.Workload, message: str
 ) -> None:
-    with pytest.raises(errors.InvalidRequest, match=said):
+    with pytest.raises(errors.InvalidRequest, match=message):
         parser.parse(workload, "llvm")
 
 
@@ -121,7 +121,7 @@ def test_malformed_targets_are_refused(parser: parsing.Parser, target: str) -> N
         parser.parse(GEMM, target)
 
 
-def test_a_child_without_memory_is_an_answer() -> None:
+def test_a_child_without_memory_is_an_invalid_request() -> None:
     with pytest.raises(errors.InvalidRequest, match="memory"):
         parsing.Parser(memory_bytes=32 << 20).parse(onnx_file(network()), "llvm")
 
@@ -166,10 +166,10 @@ def run_child(header: bytes, code: str) -> bytes | None:
     """As `Parser._run_child`, in a fresh process that runs `code` in place of the reader."""
     script = f"""
 import json, os, sys
-from server import parsing_child
+from server.parsing import child as parsing_child
 def reader(request, content):
     {code}
-parsing_child._answer = reader
+parsing_child._reply = reader
 class Pipe:
     def recv_bytes(self): return sys.stdin.buffer.read() or b""
     def send_bytes(self, data): os.write(1, data)
@@ -186,7 +186,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("import ctypes; ctypes.string_at(0)", "crashed the reader"),
         ("bytearray(64 << 30)", "memory"),
@@ -194,8 +194,10 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
         ("open('/tmp/felix-test-written', 'w').write('x' * 10**6)", "crashed the reader"),
     ],
 )
-def test_what_breaks_the_reader_is_an_answer(hostile: Hostile, code: str, said: str) -> None:
-    with pytest.raises(errors.InvalidRequest, match=said):
+def test_what_breaks_the_reader_is_an_invalid_request(
+    hostile: Hostile, code: str, message: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match=message):
         hostile.parser(code).parse(GEMM, "llvm")
 
 
@@ -209,7 +211,8 @@ def test_a_reader_that_hangs_is_ended(parser: parsing.Parser) -> None:
 
 def test_this_process_loads_no_engine() -> None:
     script = (
-        "import sys; from server import parsing, schema, store, blobs, commands; "
+        "import sys; from server import commands; from server.parsing import parser; "
+        "from server.database import schema; from server.store import blobs, jobs; "
         "bad = {'tvm', 'torch', 'sympy', 'numpy', 'onnx'} & set(sys.modules); assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

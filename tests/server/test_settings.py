@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
+import pydantic
 import pytest
 
 from server import errors, settings
 
 
 def test_every_variable_changes_its_setting() -> None:
-    for field in dataclasses.fields(settings.Settings):
-        kinds = {"int": "7", "float": "7.5", "bool": "true"}
-        text = kinds.get(str(field.type), "/x")
-        name = f"FELIX_{field.name.upper()}"
-        found = settings.Settings.from_environment({name: text})
-        assert getattr(found, field.name) != getattr(settings.Settings(), field.name)
+    texts = {int: "7", float: "7.5", bool: "true"}
+    for name, field in settings.Settings.model_fields.items():
+        environment = {f"FELIX_{name.upper()}": texts.get(field.annotation, "/x")}
+        changed = settings.Settings.from_environment(environment)
+        assert getattr(changed, name) != getattr(settings.Settings(), name)
     assert settings.Settings.from_environment({}) == settings.Settings()
 
 
@@ -26,20 +25,42 @@ def test_every_variable_changes_its_setting() -> None:
      ("FELIX_LOG_JSON", "maybe"), ("FELIX_MAX_TRIALS", "0")],
 )  # fmt: skip
 def test_wrong_values_are_named(name: str, text: str) -> None:
-    with pytest.raises(errors.SettingsError, match=name):
+    with pytest.raises(errors.SettingsError, match=f"{name} is '{text}'"):
         settings.Settings.from_environment({name: text})
 
 
+def test_an_empty_variable_counts_as_absent() -> None:
+    assert settings.Settings.from_environment({"FELIX_PORT": ""}) == settings.Settings()
+
+
+def test_only_from_environment_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = settings.Settings().port
+    monkeypatch.setenv("FELIX_PORT", "99")
+    assert settings.Settings().port == default
+    assert settings.Settings.from_environment().port == 99
+
+
+def test_the_lifetime_of_cached_responses_has_an_earlier_name() -> None:
+    earlier, now = {"FELIX_LOOK_S": "3"}, {"FELIX_CACHE_TTL_S": "4"}
+    assert settings.Settings.from_environment(earlier).cache_ttl_s == 3.0
+    assert settings.Settings.from_environment(earlier | now).cache_ttl_s == 4.0
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        settings.Settings().port = 1
+
+
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("url", "with_driver"),
     [
         ("postgresql://u:p@h/d", "postgresql+psycopg://u:p@h/d"),
         ("postgres://h/d", "postgresql+psycopg://h/d"),
         ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
     ],
 )
-def test_urls_name_the_driver(given: str, wanted: str) -> None:
-    assert settings.Settings(database_url=given).database == wanted
+def test_urls_name_the_driver(url: str, with_driver: str) -> None:
+    assert settings.Settings(database_url=url).database == with_driver
 
 
 def test_defaults_lie_in_the_data_folder(tmp_path: pathlib.Path) -> None:

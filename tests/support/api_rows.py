@@ -53,26 +53,26 @@ def running(
     worker = tuner(db)
     with db.write() as tx:
         control.change(tx, job.id, priority=999)  # it is the one to be claimed
-        found = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60.0)
-        assert found is not None and found.job.id == job.id
-        leases.begin(tx, found.fence, "llvm/test", '{"kind":"llvm"}')
-        progress.started(tx, found.fence, ["key"], {"model": "analytic", "trials": 16})
-        progress.opened(tx, found.fence, 0, 2, 0.5)
-        progress.baseline(tx, found.fence, 0, 1000.0, "")
+        claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60.0)
+        assert claim is not None and claim.job.id == job.id
+        leases.begin(tx, claim.fence, "llvm/test", '{"kind":"llvm"}')
+        progress.started(tx, claim.fence, ["key"], {"model": "analytic", "trials": 16})
+        progress.opened(tx, claim.fence, 0, 2, 0.5)
+        progress.baseline(tx, claim.fence, 0, 1000.0, "")
         counts = {"n_candidates": 4, "n_invalid": 1, "predicted_us": 40.0, "elapsed_s": 1.0}
         steps = [{"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
                  for i in range(3)]  # fmt: skip
-        progress.round_started(tx, found.fence, 0, 0, counts, steps)
+        progress.round_started(tx, claim.fence, 0, 0, counts, steps)
         for number in range(n_trials):
             latency = None if number % 4 == 3 else 100.0 / (number + 1)
             predicted = None if latency is None else latency * 1.25
             new = service_fakes.new_trial(number, latency, predicted_us=predicted)
-            trials.append(tx, found.fence, new)
+            trials.append(tx, claim.fence, new)
         training = {"n_records": n_trials, "loss_before": 0.5, "loss_after": 0.25}
-        progress.trained(tx, found.fence, {**training, "accepted": True})
-        progress.save(tx, found.fence, progress.Checkpoint(n_trials, {}, None), 20.0,
+        progress.trained(tx, claim.fence, {**training, "accepted": True})
+        progress.save(tx, claim.fence, progress.Checkpoint(n_trials, {}, None), 20.0,
                       {"search_s": 1.0, "measure_s": 2.0})  # fmt: skip
-    return found
+    return claim
 
 
 def finished(
@@ -83,7 +83,7 @@ def finished(
     **changes: Any,
 ) -> rows.Job:
     """A job that succeeded, with an artifact."""
-    found = running(db, key_id, n_trials, **changes)
+    claim = running(db, key_id, n_trials, **changes)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "bundle.zip")
         path.write_bytes(CONTENT)
@@ -93,11 +93,11 @@ def finished(
         sha256=stored.sha256, size_bytes=stored.size_bytes,
     )  # fmt: skip
     with db.write() as tx:
-        artifacts.add(tx, found.fence, new)
-        artifacts.keep_code(tx, found.fence, 0, "def main(): ...", "; llvm")
-        leases.succeed(tx, found.fence, "trials")
+        artifacts.add(tx, claim.fence, new)
+        artifacts.store_code(tx, claim.fence, 0, "def main(): ...", "; llvm")
+        leases.succeed(tx, claim.fence, "trials")
     with db.read() as tx:
-        return jobs.get(tx, found.job.id)
+        return jobs.get(tx, claim.job.id)
 
 
 def all_events(db: database.Database, job_id: int) -> list[rows.Event]:

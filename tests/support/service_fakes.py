@@ -40,7 +40,7 @@ def create(db: database.Database, n_tasks: int = 1, **changes: Any) -> rows.Job:
 
 
 def get(db: database.Database, job_id: int) -> rows.Job:
-    """A job as it stands."""
+    """A job as it is now."""
     with db.read() as tx:
         return jobs.get(tx, job_id)
 
@@ -75,9 +75,9 @@ def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -
     """Claim the next job; there must be one."""
     number = worker(db) if by is None else by
     with db.write() as tx:
-        found = leases.claim(tx, number, TARGET_KEYS, lease_s)
-    assert found is not None
-    return found
+        taken = leases.claim(tx, number, TARGET_KEYS, lease_s)
+    assert taken is not None
+    return taken
 
 
 def add(db: database.Database, fence: leases.Fence, new: trials.NewTrial) -> trials.Written:
@@ -111,7 +111,7 @@ class Engine:
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}
 
-    def run(self, at: claimed_job.Desk) -> engine.Outcome:
+    def run(self, at: claimed_job.ClaimedJob) -> engine.Outcome:
         lines, checkpoint = at.load()
         self.resumed.append(len(lines))
         known = {int(line.split()[1]) for line in lines}
@@ -134,7 +134,7 @@ class Engine:
         return engine.Outcome(reason="trials", failure=self.failure, result=None)
 
     def export(
-        self, at: claimed_job.Desk, outcome: engine.Outcome, path: pathlib.Path
+        self, at: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         path.write_bytes(f"artifact of job {at.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]

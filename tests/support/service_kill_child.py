@@ -2,8 +2,8 @@
 
     python -m tests.support.service_kill_child URL FOLDER
 
-Each line on stdin forks a tuner and answers with its process id. The tuners run the real round
-loop, journal and store; sketches and measuring are fakes that take milliseconds. What the store
+Each line on stdin forks a tuner and prints its process id. The tuners run the real round
+loop, session and store; sketches and measuring are fakes that take milliseconds. What the store
 acknowledged is noted in FOLDER/acknowledged, one line a trial, only after it was.
 """
 
@@ -39,7 +39,7 @@ class Pools:
         """Nothing to end."""
 
 
-class Bench(felix_engine.Workbench):
+class FakeDeviceEngine(felix_engine.FelixEngine):
     """The real engine on a fake device."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Bench(felix_engine.Workbench):
         self._pools: Any = Pools()
 
     def export(
-        self, desk: claimed_job.Desk, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """A small file instead of a compiled kernel."""
         path.write_text(f"{outcome.result.latency_us}")
@@ -59,23 +59,23 @@ class Bench(felix_engine.Workbench):
 def acknowledge(path: pathlib.Path) -> None:
     """Note every trial after the store has taken it."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    add_trial = claimed_job.Desk.add_trial
+    add_trial = claimed_job.ClaimedJob.add_trial
 
-    def noted(self: claimed_job.Desk, new: trials.NewTrial) -> trials.Written:
+    def noted(self: claimed_job.ClaimedJob, new: trials.NewTrial) -> trials.Written:
         written = add_trial(self, new)
         line = f"{self.job.id} {written.number} {new.schedule_hash} {new.latency_us}\n"
         os.write(handle, line.encode())
         return written
 
-    claimed_job.Desk.add_trial = noted  # type: ignore[method-assign]
+    claimed_job.ClaimedJob.add_trial = noted  # type: ignore[method-assign]
 
 
 def tune(url: str, folder: pathlib.Path) -> None:
-    """Be a tuner until killed or told to end."""
+    """Be a tuner until killed or ended by SIGTERM."""
     engine_jobs.sketches_of = tuning_fakes.sketches
     acknowledge(folder / "acknowledged")
     db = database.Database(url)
-    working = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), Bench(), SETTINGS)
+    working = tuner.Tuner(db, blobs.LocalStore(folder / "blobs"), FakeDeviceEngine(), SETTINGS)
     signal.signal(signal.SIGTERM, lambda *_: working.leaving.set())
     with contextlib.closing(working):
         working.run()

@@ -2,8 +2,8 @@
 
 The stream is Server-Sent Events: `id` is the sequence number, `event` the type, `data` the event
 as JSON. A client that comes back with `Last-Event-ID` misses nothing. When the job has ended and
-all is told, an event `end` comes and the stream closes; it also closes after `MAX_STREAM_S`, so
-that keys are checked again, and clients just reconnect.
+all events are sent, an event `end` comes and the stream closes. It also closes after
+`MAX_STREAM_S`, so that keys are checked again; clients just reconnect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
 #: A comment keeps proxies from closing a quiet stream.
 PING_S = 15.0
 MAX_STREAM_S = 600.0
-#: Events of one look at the database.
+#: Events of one read of the database.
 BATCH = 200
 
 _AfterSeq = Annotated[
@@ -45,19 +45,19 @@ _Types = Annotated[
 async def after(
     job_id: requests.Id,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     after_seq: _AfterSeq = 0,
     type_: _Types = None,
     limit: requests.Limit = 500,
 ) -> fastapi.Response:
     """Events after a sequence number, oldest first."""
     types = tuple(type_ or ())
-    tail = await services.tails.of(job_id)
-    found = tail.after(after_seq, limit, types)
-    if found is None:
-        found = await anyio.to_thread.run_sync(_older, services, job_id, after_seq, limit, types)
-    last_seq = found[-1].seq if found else after_seq
-    items = b",".join(one.encoded for one in found)
+    window = await services.recent_events.of(job_id)
+    new = window.after(after_seq, limit, types)
+    if new is None:
+        new = await anyio.to_thread.run_sync(_older, services, job_id, after_seq, limit, types)
+    last_seq = new[-1].seq if new else after_seq
+    items = b",".join(event.encoded for event in new)
     return fastapi.Response(
         b'{"items":[%b],"last_seq":%d}' % (items, last_seq), media_type=shared_response.JSON
     )
@@ -74,10 +74,10 @@ def _older(
     seq: int,
     limit: int,
     types: Sequence[events.Type],
-) -> list[recent_events.Told]:
+) -> list[recent_events.EncodedEvent]:
     with services.db.read() as tx:
-        found = events.after(tx, job_id, seq, limit, types)
-    return [recent_events.Told(event.seq, event.type, encode(event)) for event in found]
+        older = events.after(tx, job_id, seq, limit, types)
+    return [recent_events.EncodedEvent(event.seq, event.type, encode(event)) for event in older]
 
 
 @router.get("/stream", response_class=responses.StreamingResponse,
@@ -85,7 +85,7 @@ def _older(
 async def stream(
     job_id: requests.Id,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     after_seq: _AfterSeq = 0,
     last_event_id: Annotated[str | None, fastapi.Header(max_length=20)] = None,
 ) -> fastapi.Response:
@@ -95,7 +95,7 @@ async def stream(
         if not last_event_id.isascii() or not last_event_id.isdecimal():
             raise errors.InvalidRequest("Last-Event-ID must be a sequence number")
         seq = min(int(last_event_id), requests.MAX_INT)
-    await anyio.to_thread.run_sync(_look, services, job_id, seq)  # 404 before the stream begins
+    await anyio.to_thread.run_sync(_read, services, job_id, seq)  # 404 before the stream begins
     return responses.StreamingResponse(
         _events(services, job_id, seq),
         media_type="text/event-stream",
@@ -103,20 +103,20 @@ async def stream(
     )
 
 
-def _look(services: dependencies.Services, job_id: int, seq: int) -> dependencies.Seen:
+def _read(services: dependencies.Services, job_id: int, seq: int) -> dependencies.StreamChunk:
     with services.db.read() as tx:
         state, new = jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH)
     last_seq = new[-1].seq if new else seq
-    return dependencies.Seen(state, last_seq, b"".join(_encoded(event) for event in new))
+    return dependencies.StreamChunk(state, last_seq, b"".join(_encoded(event) for event in new))
 
 
-async def _look_and_tell(
+async def _read_and_invalidate(
     services: dependencies.Services, job_id: int, seq: int
-) -> dependencies.Seen:
-    seen = await anyio.to_thread.run_sync(_look, services, job_id, seq)
-    if seen.last_seq > seq or seen.state in states.ENDED:
-        services.answers.told(job_id)
-    return seen
+) -> dependencies.StreamChunk:
+    chunk = await anyio.to_thread.run_sync(_read, services, job_id, seq)
+    if chunk.last_seq > seq or chunk.state in states.ENDED:
+        services.response_cache.invalidate(job_id)
+    return chunk
 
 
 def _encoded(event: rows.Event) -> bytes:
@@ -126,19 +126,19 @@ def _encoded(event: rows.Event) -> bytes:
 
 async def _events(services: dependencies.Services, job_id: int, seq: int) -> AsyncIterator[bytes]:
     until_s = time.monotonic() + MAX_STREAM_S
-    while time.monotonic() < until_s and not services.feed.is_closed:
-        look = functools.partial(_look_and_tell, services, job_id, seq)
+    while time.monotonic() < until_s and not services.notifier.is_closed:
+        read = functools.partial(_read_and_invalidate, services, job_id, seq)
         try:
-            seen = await services.seen.get((job_id, seq), look)
+            chunk = await services.stream_chunks.get((job_id, seq), read)
         except errors.NotFound:  # deleted meanwhile
             yield sse.format_sse_event(event="end", data_str='{"state": null}')
             return
-        if seen.last_seq > seq:
-            seq = seen.last_seq
-            yield seen.encoded
+        if chunk.last_seq > seq:
+            seq = chunk.last_seq
+            yield chunk.encoded
             continue
-        if seen.state in states.ENDED:
-            yield sse.format_sse_event(event="end", data_str=json.dumps({"state": seen.state}))
+        if chunk.state in states.ENDED:
+            yield sse.format_sse_event(event="end", data_str=json.dumps({"state": chunk.state}))
             return
-        if not await services.feed.newer(job_id, seq, PING_S):
+        if not await services.notifier.newer(job_id, seq, PING_S):
             yield sse.KEEPALIVE_COMMENT

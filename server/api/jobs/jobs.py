@@ -1,4 +1,4 @@
-"""`/v1/jobs`: submit, list, look at, change, delete."""
+"""`/v1/jobs`: submit, list, read, change, delete."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import fastapi
 from sqlalchemy import orm
 
-from server import states, store, submission
+from server import job_actions, states, submission
 from server.api import paging
 from server.cache import response_cache
 from server.store import jobs
-from server.web import auth, dependencies, requests, responses, shared_response
+from server.web import auth, dependencies, requests, responses, shared_response, uploads
 
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -46,15 +46,15 @@ _FORM = {
 
 @router.post("", status_code=201, responses=_MADE)
 async def submit(
-    ask: requests.NewJob,
+    body: requests.NewJob,
     caller: auth.Submitter,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: requests.IdempotencyKey = None,
 ) -> responses.Job:
     """Queue a job for an operator of the catalogue or a serialized program."""
-    submission.refuse_long(ask, auth.upload_limit(caller, services))
-    made = await submission.submit(services, caller, submission.order_of(ask, idempotency_key))
+    submission.refuse_long(body, job_actions.upload_limit(services, caller))
+    made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
     return _made(response, made)
 
 
@@ -62,14 +62,14 @@ async def submit(
 async def upload(
     request: fastapi.Request,
     caller: auth.Submitter,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     response: fastapi.Response,
     idempotency_key: requests.IdempotencyKey = None,
 ) -> responses.Job:
     """Queue a job for an ONNX model or a TIR file."""
-    async with submission.receive(request, auth.upload_limit(caller, services)) as file:
-        order = submission.order_of_upload(file, idempotency_key)
-        made = await submission.submit(services, caller, order)
+    async with uploads.receive(request, job_actions.upload_limit(services, caller)) as file:
+        from_upload = submission.from_upload(file, idempotency_key)
+        made = await submission.submit(services, caller, from_upload)
     return _made(response, made)
 
 
@@ -78,7 +78,7 @@ def find(
     request: fastapi.Request,
     response: fastapi.Response,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     state: Annotated[list[states.State] | None, fastapi.Query()] = None,
     target_key: _Text = None,
     kind: _Text = None,
@@ -109,41 +109,33 @@ def find(
 
 @router.get("/{job_id}", response_model=responses.Job)
 async def get(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """A job."""
 
     def read(tx: orm.Session) -> responses.Job:
         return responses.Job.model_validate(jobs.get(tx, job_id))
 
-    return await shared_response.answer(services, response_cache.Asked("job", (job_id,)), read)
+    return await shared_response.respond(services, response_cache.Query("job", (job_id,)), read)
 
 
 @router.patch("/{job_id}")
 def change(
     job_id: requests.Id,
-    ask: requests.Changes,
+    body: requests.Changes,
     caller: auth.Submitter,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> responses.Job:
     """Change name, note, priority or tags, in any state."""
-    given = ask.model_dump(exclude_unset=True, exclude_none=True)
-    with services.db.write() as tx:
-        caller.check_owns(jobs.get(tx, job_id))
-        changed = store.control.change(tx, job_id, **given)
-        caller.audit(tx, "job.change", f"job {job_id}", fields=sorted(given))
-        return responses.Job.model_validate(changed)
+    return responses.Job.model_validate(job_actions.change(services, caller, job_id, body))
 
 
 @router.delete("/{job_id}", status_code=204)
-def delete(job_id: requests.Id, caller: auth.Submitter, services: dependencies.Needed) -> None:
+def delete(
+    job_id: requests.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+) -> None:
     """Remove an ended job with trials, events and artifacts."""
-    with services.db.write() as tx:
-        caller.check_owns(jobs.get(tx, job_id))
-        orphans = store.control.delete(tx, job_id)
-        caller.audit(tx, "job.delete", f"job {job_id}")
-    for sha256 in orphans:
-        services.blobs.delete(sha256)
+    job_actions.delete(services, caller, job_id)
 
 
 def _made(response: fastapi.Response, made: jobs.Made) -> responses.Job:

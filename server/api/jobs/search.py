@@ -16,7 +16,7 @@ router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["search"])
 def search(
     job_id: requests.Id,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     task: requests.TaskFilter = None,
     after: Annotated[
         int, fastapi.Query(ge=-1, le=requests.MAX_INT, description="rounds after it; needs `task`")

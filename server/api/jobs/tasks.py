@@ -14,16 +14,16 @@ router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
 
 @router.get("", response_model=responses.Listed[responses.Task])
 async def every(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """The tasks of a job, in order."""
 
     def read(tx: orm.Session) -> responses.Listed[responses.Task]:
         jobs.get(tx, job_id)
-        found = jobs.tasks(tx, job_id)
-        return responses.Listed(items=[responses.Task.model_validate(task) for task in found])
+        tasks = jobs.tasks(tx, job_id)
+        return responses.Listed(items=[responses.Task.model_validate(task) for task in tasks])
 
-    return await shared_response.answer(services, response_cache.Asked("tasks", (job_id,)), read)
+    return await shared_response.respond(services, response_cache.Query("tasks", (job_id,)), read)
 
 
 @router.get("/{number}/code")
@@ -31,7 +31,7 @@ def code(
     job_id: requests.Id,
     number: requests.Number,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> responses.Code:
     """TVMScript and generated source of a task's best schedule."""
     with services.db.read() as tx:

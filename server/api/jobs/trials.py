@@ -1,6 +1,6 @@
 """`/v1/jobs/{id}/trials`: pages, one, and all of them as CSV or JSON lines.
 
-Exports are streamed page by page, each in a transaction of its own: a slow reader holds no
+Exports are streamed page by page, each in a transaction of its own: a slow reader occupies no
 connection, and trials are only ever appended.
 """
 
@@ -53,7 +53,7 @@ def page(
     response: fastapi.Response,
     job_id: requests.Id,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     chosen: _Filter,
     limit: requests.Limit = 100,
     after: requests.After = None,
@@ -61,15 +61,18 @@ def page(
     """Trials by number."""
     with services.db.read() as tx:
         jobs.get(tx, job_id)
-        found = trials.page(tx, job_id, chosen, limit, after or 0)
-    paging.link(request, response, found.next)
-    items = [response_models.Trial.model_validate(trial) for trial in found.trials]
-    return response_models.Page(items=items, next=found.next)
+        selected = trials.page(tx, job_id, chosen, limit, after or 0)
+    paging.link(request, response, selected.next)
+    items = [response_models.Trial.model_validate(trial) for trial in selected.trials]
+    return response_models.Page(items=items, next=selected.next)
 
 
 @router.get("/trials/{number}")
 def get(
-    job_id: requests.Id, number: requests.Id, caller: auth.Reader, services: dependencies.Needed
+    job_id: requests.Id,
+    number: requests.Id,
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
 ) -> response_models.Trial:
     """One trial."""
     with services.db.read() as tx:
@@ -79,7 +82,7 @@ def get(
 @router.get("/trials.csv", response_class=responses.StreamingResponse,
             responses={200: {"content": {"text/csv": {}}}})  # fmt: skip
 def as_csv(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed, chosen: _Filter
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep, chosen: _Filter
 ) -> fastapi.Response:
     """All trials as CSV, streamed."""
     return _stream(services, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
@@ -88,7 +91,7 @@ def as_csv(
 @router.get("/trials.jsonl", response_class=responses.StreamingResponse,
             responses={200: {"content": {"application/jsonl": {}}}})  # fmt: skip
 def as_jsonl(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.Needed, chosen: _Filter
+    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep, chosen: _Filter
 ) -> fastapi.Response:
     """All trials as JSON lines, streamed."""
     return _stream(services, job_id, chosen, "jsonl", "application/jsonl", _json_lines)
@@ -122,17 +125,17 @@ def _pages(
     is_first = True
     while after is not None:
         with services.db.read() as tx:
-            found = trials.page(tx, job_id, chosen, trials.BATCH, after)
-        yield lines(found.trials, is_first)
-        after, is_first = found.next, False
+            selected = trials.page(tx, job_id, chosen, trials.BATCH, after)
+        yield lines(selected.trials, is_first)
+        after, is_first = selected.next, False
 
 
-def _csv_lines(found: tuple[rows.Trial, ...], with_head: bool) -> str:
+def _csv_lines(selected: tuple[rows.Trial, ...], with_head: bool) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     if with_head:
         writer.writerow(COLUMNS)
-    for trial in found:
+    for trial in selected:
         writer.writerow([_cell(trial, name) for name in COLUMNS])
     return text.getvalue()
 
@@ -150,7 +153,7 @@ def _cell(trial: rows.Trial, name: str) -> object:
     return value
 
 
-def _json_lines(found: tuple[rows.Trial, ...], with_head: bool) -> str:
+def _json_lines(selected: tuple[rows.Trial, ...], with_head: bool) -> str:
     return "".join(
-        f"{response_models.Trial.model_validate(trial).model_dump_json()}\n" for trial in found
+        f"{response_models.Trial.model_validate(trial).model_dump_json()}\n" for trial in selected
     )

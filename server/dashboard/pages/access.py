@@ -1,11 +1,11 @@
 """Keys and what they did, for administrators.
 
-A new key's text is on the answer to the form that made it and nowhere else. Changes are made by
-the API's own routes, so their audit entries are the same.
+A new key's text is on the page after the form and nowhere else.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -15,8 +15,7 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors
-from server.api import keys as api_keys
+from server import errors, key_actions
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.store import keys, rows
@@ -30,6 +29,15 @@ AUDIT_LIMIT = 100
 
 _DAY_S = 86400.0
 _MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of a new key: its texts, the chosen scopes, and by field what is wrong."""
+
+    texts: Mapping[str, str]
+    scopes: list[str]
+    wrong: Mapping[str, str]
 
 
 def admin(viewer: render.Viewer) -> auth.Caller:
@@ -48,7 +56,7 @@ Admin = Annotated[auth.Caller, fastapi.Depends(admin)]
 
 @router.get("/keys")
 def every(
-    request: fastapi.Request, viewer: Admin, services: dependencies.Needed
+    request: fastapi.Request, viewer: Admin, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """All keys, and a form for another."""
     return _page(request, viewer, services)
@@ -56,29 +64,33 @@ def every(
 
 @router.post("/keys")
 async def create(
-    request: fastapi.Request, viewer: Admin, services: dependencies.Needed
+    request: fastapi.Request, viewer: Admin, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Make a key and show its text, once."""
-    given = await logins.checked_form(request, viewer)
-    texts = {name: values[-1].strip() for name, values in given.items()}
+    form = await logins.checked_form(request, viewer)
+    texts = {name: values[-1].strip() for name, values in form.items()}
+    chosen = form.get("scope", [])
     try:
-        ask = requests.NewKey.model_validate(_body(texts, given.get("scope", [])))
+        body = requests.NewKey.model_validate(_body(texts, chosen))
     except pydantic.ValidationError as error:
         wrong = {str(one["loc"][0]): str(one["msg"]) for one in error.errors()}
         return await anyio.to_thread.run_sync(
-            _page, request, viewer, services, 422, texts, given.get("scope", []), wrong
+            _page, request, viewer, services, _Form(texts, chosen, wrong)
         )
-    made = await anyio.to_thread.run_sync(api_keys.create, ask, viewer, services)
+    made = await anyio.to_thread.run_sync(key_actions.create, services, viewer, body)
     return render.page(request, "key_made.html", viewer, made=made)
 
 
 @router.post("/keys/{key_id}/revoke")
 async def revoke(
-    request: fastapi.Request, key_id: requests.Id, viewer: Admin, services: dependencies.Needed
+    request: fastapi.Request,
+    key_id: requests.Id,
+    viewer: Admin,
+    services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """End a key and its logins."""
     await logins.checked_form(request, viewer)
-    await anyio.to_thread.run_sync(api_keys.revoke, key_id, viewer, services)
+    await anyio.to_thread.run_sync(key_actions.revoke, services, viewer, key_id)
     return responses.RedirectResponse(KEYS, 303)
 
 
@@ -86,21 +98,21 @@ async def revoke(
 def audit(
     request: fastapi.Request,
     viewer: Admin,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     key: Annotated[str, fastapi.Query(max_length=10)] = "",
     after: requests.After = None,
 ) -> fastapi.Response:
     """What keys did, newest first."""
     key_id = int(key) if key.isascii() and key.isdecimal() else None
     with services.db.read() as tx:
-        found = keys.audited(tx, AUDIT_LIMIT + 1, after, key_id)
-        known = keys.every(tx)
+        entries = keys.audited(tx, AUDIT_LIMIT + 1, after, key_id)
+        all_keys = keys.every(tx)
     return render.page(
         request, "audit.html", viewer,
-        entries=found[:AUDIT_LIMIT],
-        next=found[AUDIT_LIMIT - 1].id if len(found) > AUDIT_LIMIT else None,
+        entries=entries[:AUDIT_LIMIT],
+        next=entries[AUDIT_LIMIT - 1].id if len(entries) > AUDIT_LIMIT else None,
         after=after,
-        keys=known,
+        keys=all_keys,
         key_id=key_id,
     )  # fmt: skip
 
@@ -109,21 +121,19 @@ def _page(
     request: fastapi.Request,
     viewer: auth.Caller,
     services: dependencies.Services,
-    status: int = 200,
-    texts: Mapping[str, str] | None = None,
-    chosen: list[str] | None = None,
-    wrong: Mapping[str, str] | None = None,
+    filled: _Form | None = None,
 ) -> fastapi.Response:
+    form = filled or _Form({}, ["read", "submit"], {})
     with services.db.read() as tx:
-        found = keys.every(tx)
+        all_keys = keys.every(tx)
     now = datetime.datetime.now(datetime.UTC)
     return render.page(
-        request, "keys.html", viewer, status,
-        keys=[(key, scopes(key), state(key, now)) for key in reversed(found)],
+        request, "keys.html", viewer, 422 if form.wrong else 200,
+        keys=[(key, scopes(key), state(key, now)) for key in reversed(all_keys)],
         scopes=SCOPES,
-        chosen=["read", "submit"] if chosen is None else chosen,
-        texts=texts or {},
-        wrong=wrong or {},
+        chosen=form.scopes,
+        texts=form.texts,
+        wrong=form.wrong,
         settings=services.settings,
     )  # fmt: skip
 
@@ -154,7 +164,7 @@ def _scaled(text: str, unit: float) -> Any:
 def scopes(key: rows.Key) -> list[str]:
     """What a key may do, in words."""
     has = (key.can_read, key.can_submit, key.can_admin)
-    return [name for name, given in zip(SCOPES, has, strict=True) if given]
+    return [name for name, is_set in zip(SCOPES, has, strict=True) if is_set]
 
 
 def state(key: rows.Key, now: datetime.datetime) -> str:

@@ -11,10 +11,9 @@ from typing import Annotated
 import fastapi
 
 from server import errors, states
-from server.api.jobs import curves
 from server.dashboard import render
 from server.store import jobs, rows
-from server.web import dependencies
+from server.web import dependencies, requests
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -25,35 +24,35 @@ _NUMBERS = re.compile(r"[0-9]{1,9}")
 def compare(
     request: fastapi.Request,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     job: Annotated[list[str] | None, fastapi.Query(max_length=200)] = None,
 ) -> fastapi.Response:
     """`?job=3&job=7`, or numbers with commas in one field."""
     numbers = numbers_of(job or [])
-    found: list[rows.Job] = []
+    compared: list[rows.Job] = []
     missing: list[int] = []
     with services.db.read() as tx:
         recent = jobs.page(tx, limit=40).jobs
-        for number in numbers[: curves.MAX_JOBS]:
+        for number in numbers[: requests.MAX_COMPARED]:
             try:
-                found.append(jobs.get(tx, number))
+                compared.append(jobs.get(tx, number))
             except errors.NotFound:
                 missing.append(number)
-    bests = [one.best_us for one in found if one.best_us is not None]
+    bests = [row.best_us for row in compared if row.best_us is not None]
     return render.page(
         request, "compare.html", viewer,
-        jobs=found,
+        jobs=compared,
         missing=missing,
-        too_many=len(numbers) > curves.MAX_JOBS,
-        most=curves.MAX_JOBS,
+        too_many=len(numbers) > requests.MAX_COMPARED,
+        most=requests.MAX_COMPARED,
         best_us=min(bests, default=None),
-        recent=[one for one in recent if one.id not in numbers and one.n_trials],
-        is_live=any(one.state not in states.ENDED for one in found),
-        mixed=len({one.flops for one in found}) > 1,
+        recent=[row for row in recent if row.id not in numbers and row.n_trials],
+        is_live=any(row.state not in states.ENDED for row in compared),
+        mixed=len({row.flops for row in compared}) > 1,
     )  # fmt: skip
 
 
-def numbers_of(given: list[str]) -> list[int]:
+def numbers_of(texts: list[str]) -> list[int]:
     """Job numbers in any writing, each once."""
-    found = [int(text) for part in given for text in _NUMBERS.findall(part)]
-    return [number for number in dict.fromkeys(found) if number > 0]
+    numbers = [int(digits) for text in texts for digits in _NUMBERS.findall(text)]
+    return [number for number in dict.fromkeys(numbers) if number > 0]

@@ -7,7 +7,6 @@ from typing import Any
 
 import fastapi
 
-from server.api import devices as api_devices
 from server.dashboard import formats, render
 from server.store import workers
 from server.web import dependencies
@@ -35,17 +34,17 @@ MAX_GONE = 20
 
 @router.get("/dashboard/devices")
 def devices(
-    request: fastapi.Request, viewer: render.Viewer, services: dependencies.Needed
+    request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Devices by kind; tuners, newest first."""
-    stale_s = api_devices.STALE_LEASES * services.settings.lease_s
+    stale_s = services.settings.stale_s
     with services.db.read() as tx:
-        found = workers.every(tx, stale_s)
-    gone = [one for one in found if not one.is_alive]
+        tuners = workers.every(tx, stale_s)
+    gone = [tuner for tuner in tuners if not tuner.is_alive]
     return render.page(
         request, "devices.html", viewer,
-        devices=[(one, facts(one.kind, one.hardware)) for one in api_devices.grouped(found)],
-        tuners=[one for one in found if one.is_alive] + gone[:MAX_GONE],
+        devices=[(each, facts(each.kind, each.hardware)) for each in workers.devices(tuners)],
+        tuners=[tuner for tuner in tuners if tuner.is_alive] + gone[:MAX_GONE],
         n_hidden=max(0, len(gone) - MAX_GONE),
         stale_s=stale_s,
     )  # fmt: skip

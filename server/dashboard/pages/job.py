@@ -6,7 +6,7 @@ All of them share a head with the state, the figures and what can be done.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import anyio.to_thread
@@ -14,12 +14,10 @@ import fastapi
 from sqlalchemy import orm
 from starlette import responses
 
-from server import errors, states
-from server.api import devices as api_devices
-from server.api.jobs import control, curves
-from server.dashboard import render
-from server.dashboard.pages import code, logins
-from server.store import artifacts, events, jobs, progress, rows, trials, workers
+from server import errors, job_actions, states
+from server.dashboard import highlight, render
+from server.dashboard.pages import logins
+from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
 from server.web import auth, dependencies, requests
 
 router = fastapi.APIRouter(
@@ -34,21 +32,15 @@ _S = states.State
 
 #: What can be done in which states: verb, label, states, what it means.
 ACTIONS: tuple[tuple[str, str, frozenset[states.State], str], ...] = (
-    ("pause", "Pause", frozenset({_S.QUEUED, _S.RUNNING}), "Put it down; it keeps everything"),
+    ("pause", "Pause", frozenset({_S.QUEUED, _S.RUNNING}),
+     "Stop tuning for now; everything measured stays"),
     ("resume", "Resume", frozenset({_S.PAUSED, _S.PAUSING}), "Go on with it"),
     ("stop", "Stop early", frozenset({_S.RUNNING, _S.PAUSING, _S.PAUSED}),
-     "End now, with the artifact of the best found so far"),
+     "End now, with the artifact of the best schedules so far"),
     ("cancel", "Cancel", frozenset(set(_S) - states.ENDED - {_S.CANCELLING}),
      "Drop it: what was measured stays readable, there is no artifact"),
     ("retry", "Retry", frozenset({_S.FAILED, _S.CANCELLED}), "Go on with all it has measured"),
 )  # fmt: skip
-_VERBS: Mapping[str, Callable[..., Any]] = {
-    "pause": control.pause,
-    "resume": control.resume,
-    "stop": control.stop,
-    "cancel": control.cancel,
-    "retry": control.retry,
-}
 
 #: Parts of the time a person waits, in words; `felix.tuning.pacing.Breakdown`.
 PARTS = {
@@ -72,15 +64,15 @@ def overview(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """Convergence, tasks, where the time went, files."""
     with services.db.read() as tx:
         head = _head(tx, services, viewer, job_id)
-        kept = artifacts.of_job(tx, job_id)
+        files = artifacts.of_job(tx, job_id)
     return render.page(
         request, "job/overview.html", viewer, tab="overview", **head,
-        artifacts=kept,
+        artifacts=files,
         parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
     )  # fmt: skip
 
@@ -90,7 +82,7 @@ def trials_page(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     show: Annotated[str, fastapi.Query(max_length=40)] = "",
     task: Annotated[str, fastapi.Query(max_length=10)] = "",
     after: requests.After = None,
@@ -104,12 +96,12 @@ def trials_page(
     )
     with services.db.read() as tx:
         head = _head(tx, services, viewer, job_id)
-        found = trials.page(tx, job_id, chosen, TRIALS_LIMIT, after or 0)
+        page = trials.page(tx, job_id, chosen, TRIALS_LIMIT, after or 0)
         failed = trials.error_counts(tx, job_id)
     return render.page(
         request, "job/trials.html", viewer, tab="trials", **head,
-        trials=found.trials,
-        next=found.next,
+        trials=page.trials,
+        next=page.next,
         after=after,
         newest=max(0, head["job"].n_trials - TRIALS_LIMIT),
         show=show,
@@ -125,13 +117,13 @@ def trial_page(
     job_id: requests.Id,
     number: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """One trial with all that is known of it."""
     with services.db.read() as tx:
         head = _head(tx, services, viewer, job_id)
-        found = trials.get(tx, job_id, number)
-    return render.page(request, "job/trial.html", viewer, tab="trials", **head, trial=found)
+        trial = trials.get(tx, job_id, number)
+    return render.page(request, "job/trial.html", viewer, tab="trials", **head, trial=trial)
 
 
 @router.get("/search")
@@ -139,7 +131,7 @@ def search_page(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     task: _Task = None,
 ) -> fastapi.Response:
     """Predicted against measured, descents, rounds, training."""
@@ -148,15 +140,15 @@ def search_page(
         number = _existing(head["tasks"], task)
         rounds = progress.rounds(tx, job_id, number, -1, ROUNDS_LIMIT)
         trainings = progress.trainings(tx, job_id)
-        pairs = trials.predicted(tx, job_id, number, 2000)
-    said, was = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
+        pairs = points.predicted(tx, job_id, number, 2000)
+    predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
     return render.page(
         request, "job/search.html", viewer, tab="search", **head,
         number=number,
         rounds=rounds,
         trainings=trainings,
         n_pairs=len(pairs),
-        rank_correlation=curves.rank_correlation(said, was),
+        rank_correlation=points.rank_correlation(predicted_us, measured_us),
     )  # fmt: skip
 
 
@@ -165,7 +157,7 @@ def code_page(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     task: _Task = None,
 ) -> fastapi.Response:
     """TVMScript and generated source of a task's best schedule."""
@@ -173,12 +165,12 @@ def code_page(
         head = _head(tx, services, viewer, job_id)
         number = _existing(head["tasks"], task)
         schedule, source = jobs.code(tx, job_id, number)
-    language = code.language_of(source or "", head["job"].target)
+    language = highlight.language_of(source or "", head["job"].target)
     return render.page(
         request, "job/code.html", viewer, tab="code", **head,
         number=number,
-        schedule=code.marked(schedule, "python") if schedule else None,
-        source=code.marked(source, language) if source else None,
+        schedule=highlight.marked(schedule, "python") if schedule else None,
+        source=highlight.marked(source, language) if source else None,
         language="CUDA" if language == "cuda" else "LLVM IR",
     )  # fmt: skip
 
@@ -188,19 +180,19 @@ def log_page(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     all_: Annotated[bool, fastapi.Query(alias="all")] = False,
     before: requests.After = None,
 ) -> fastapi.Response:
     """Events, newest first; without `all`, those that a person reads."""
-    kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _CHATTER)
+    kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _FREQUENT)
     with services.db.read() as tx:
         head = _head(tx, services, viewer, job_id)
-        found = newest_events(tx, job_id, before, kinds)
+        newest = newest_events(tx, job_id, before, kinds)
     return render.page(
         request, "job/log.html", viewer, tab="log", **head,
-        events=found[:LOG_LIMIT],
-        more=found[LOG_LIMIT - 1].seq if len(found) > LOG_LIMIT else None,
+        events=newest[:LOG_LIMIT],
+        more=newest[LOG_LIMIT - 1].seq if len(newest) > LOG_LIMIT else None,
         all=all_,
         before=before,
     )  # fmt: skip
@@ -212,20 +204,21 @@ async def act(
     job_id: requests.Id,
     verb: str,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """Pause, resume, stop, cancel or retry, then show the job."""
     await logins.checked_form(request, viewer)
-    if verb not in _VERBS:
+    if verb not in set(job_actions.Action):
         raise errors.NotFound("there is no such action")
     if not viewer.can("submit"):
         raise errors.Forbidden("this needs a key with the scope submit")
-    await anyio.to_thread.run_sync(_VERBS[verb], job_id, viewer, services)
+    action = job_actions.Action(verb)
+    await anyio.to_thread.run_sync(job_actions.move, services, viewer, job_id, action)
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
 
 
-#: Events of which there are many; the plots and tables tell the same.
-_CHATTER = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
+#: Events of which there are many; the plots and tables show the same.
+_FREQUENT = frozenset({events.Type.TRIAL, events.Type.ROUND, events.Type.CHECKPOINT})
 
 
 def newest_events(
@@ -233,13 +226,13 @@ def newest_events(
 ) -> list[rows.Event]:
     """One more than a page of events before a sequence number, newest first."""
     end = (events.last(tx, job_id) or 0) + 1 if before is None else before
-    found: list[rows.Event] = []
-    while end > 1 and len(found) <= LOG_LIMIT:
+    newest: list[rows.Event] = []
+    while end > 1 and len(newest) <= LOG_LIMIT:
         begin = max(0, end - 1 - 4 * LOG_LIMIT)
         part = events.after(tx, job_id, begin, 4 * LOG_LIMIT, kinds)
-        found.extend(reversed([event for event in part if event.seq < end]))
+        newest.extend(reversed([event for event in part if event.seq < end]))
         end = begin + 1
-    return found[: LOG_LIMIT + 1]
+    return newest[: LOG_LIMIT + 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -268,18 +261,13 @@ def time_parts(breakdown: Mapping[str, Any] | None, elapsed_s: float) -> list[Pa
 
 def allowed(viewer: auth.Caller, job: rows.Job) -> list[tuple[str, str, str]]:
     """What this viewer can do with the job now: verb, label, meaning."""
-    if not may_change(viewer, job):
+    if not job_actions.may_change(viewer, job):
         return []
     return [
         (verb, label, meaning)
         for verb, label, where, meaning in ACTIONS
         if job.state in where and not (verb == "stop" and job.n_trials == 0)
     ]
-
-
-def may_change(viewer: auth.Caller, job: rows.Job) -> bool:
-    """Whether the job is this viewer's to change."""
-    return viewer.can("submit") and (viewer.key.can_admin or job.key_id == viewer.key.id)
 
 
 def _head(
@@ -289,12 +277,12 @@ def _head(
     job = jobs.get(tx, job_id)
     tuners: list[rows.Worker] = []
     if job.state in (_S.QUEUED, _S.STOPPING):
-        tuners = workers.every(tx, api_devices.STALE_LEASES * services.settings.lease_s)
+        tuners = workers.every(tx, services.settings.stale_s)
     return {
         "job": job,
         "tasks": jobs.tasks(tx, job_id),
         "actions": allowed(viewer, job),
-        "may_change": may_change(viewer, job),
+        "may_change": job_actions.may_change(viewer, job),
         "is_live": job.state not in states.ENDED,
         "has_tuner": any(
             tuner.is_alive and job.target_key in device.get("target_keys", ())

@@ -10,7 +10,6 @@ from typing import Annotated
 import fastapi
 
 from server import states
-from server.api import devices as api_devices
 from server.dashboard import render
 from server.store import jobs, rows, workers
 from server.web import dependencies, requests
@@ -21,14 +20,14 @@ router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 LIMIT = 50
 
 _S = states.State
-#: What the state filter offers besides the states.
+#: Choices of the state filter besides the states.
 GROUPS = {"active": frozenset(set(_S) - states.ENDED), "ended": states.ENDED}
 
 _Text = Annotated[str, fastapi.Query(max_length=200)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Filter:
     """The filter as the form has it; empty fields select all."""
 
     q: str = ""
@@ -40,51 +39,51 @@ class Asked:
     @property
     def is_empty(self) -> bool:
         """Whether it selects all jobs."""
-        return self == Asked()
+        return self == Filter()
 
     def link(self, **changes: object) -> str:
         """The address of the table with this filter, changed."""
         values = dataclasses.asdict(self) | {"mine": int(self.mine)} | changes
-        given = {name: value for name, value in values.items() if value}
-        return "/dashboard" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        query = {name: value for name, value in values.items() if value}
+        return "/dashboard" + (f"?{urllib.parse.urlencode(query)}" if query else "")
 
 
-async def _asked(
+async def _filter(
     q: _Text = "", state: _Text = "", target: _Text = "", tag: _Text = "", mine: bool = False
-) -> Asked:
-    return Asked(q=q.strip(), state=state, target=target, tag=tag.strip(), mine=mine)
+) -> Filter:
+    return Filter(q=q.strip(), state=state, target=target, tag=tag.strip(), mine=mine)
 
 
 @router.get("/dashboard")
 def table(
     request: fastapi.Request,
     viewer: render.Viewer,
-    services: dependencies.Needed,
-    asked: Annotated[Asked, fastapi.Depends(_asked)],
+    services: dependencies.ServicesDep,
+    filter_: Annotated[Filter, fastapi.Depends(_filter)],
     after: requests.After = None,
 ) -> fastapi.Response:
-    """Jobs, and what is left of the queue."""
-    chosen = jobs.Filter(
-        states=tuple(chosen_states(asked.state)),
-        target_key=asked.target or None,
-        tags=(asked.tag,) if asked.tag else (),
-        text=asked.q or None,
-        key_id=viewer.key.id if asked.mine else None,
+    """Jobs, counts by state, whether tuners are alive."""
+    selection = jobs.Filter(
+        states=tuple(chosen_states(filter_.state)),
+        target_key=filter_.target or None,
+        tags=(filter_.tag,) if filter_.tag else (),
+        text=filter_.q or None,
+        key_id=viewer.key.id if filter_.mine else None,
     )
     with services.db.read() as tx:
-        page = jobs.page(tx, chosen, LIMIT, after)
+        page = jobs.page(tx, selection, LIMIT, after)
         counts = jobs.counts(tx)
-        tuners = workers.every(tx, api_devices.STALE_LEASES * services.settings.lease_s)
+        tuners = workers.every(tx, services.settings.stale_s)
     return render.page(
         request, "jobs.html", viewer,
         jobs=page.jobs,
         next=page.next,
         after=after,
-        asked=asked,
+        filter=filter_,
         counts=counts,
         total=sum(counts.values()),
         groups=GROUPS,
-        targets=_targets(tuners, page.jobs, asked.target),
+        targets=_targets(tuners, page.jobs, filter_.target),
         n_alive=sum(tuner.is_alive for tuner in tuners),
     )  # fmt: skip
 
@@ -96,8 +95,8 @@ def chosen_states(text: str) -> Collection[states.State]:
     return [_S(text)] if text in set(map(str, _S)) else []
 
 
-def _targets(tuners: Iterable[rows.Worker], found: Iterable[rows.Job], chosen: str) -> list[str]:
-    known = {job.target_key.split("/")[0] for job in found} | {job.target_key for job in found}
+def _targets(tuners: Iterable[rows.Worker], listed: Iterable[rows.Job], chosen: str) -> list[str]:
+    known = {job.target_key.split("/")[0] for job in listed} | {job.target_key for job in listed}
     for tuner in tuners:
         for device in tuner.devices:
             known.update(device.get("target_keys", ()))

@@ -1,7 +1,7 @@
 """Logging in with an API key, logging out.
 
 The form of a foreign page must not log a browser in (to somebody else's key): before there is a
-login there is no token to check, so the browser's own word on where the form came from counts.
+login there is no token to check, so the browser's headers on where the form came from count.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _Next = Annotated[str, fastapi.Query(alias="next", max_length=2000)]
 
 
 @router.get("/login")
-def form(request: fastapi.Request, services: dependencies.Needed, after: _Next = HOME) -> (
+def form(request: fastapi.Request, services: dependencies.ServicesDep, after: _Next = HOME) -> (
     fastapi.Response
 ):  # fmt: skip
     """The form; whoever is logged in goes on."""
     after = inside(after)
     if auth.from_cookie(request, services) is not None:
         return responses.RedirectResponse(after, 303)
-    return render.page(request, "login.html", None, after=after, said="")
+    return render.page(request, "login.html", None, after=after, problem="")
 
 
 @router.post("/login")
-async def log_in(request: fastapi.Request, services: dependencies.Needed) -> fastapi.Response:
-    """Log in and go where the person wanted to."""
+async def log_in(request: fastapi.Request, services: dependencies.ServicesDep) -> fastapi.Response:
+    """Log in and go to the page that led here."""
     check_origin(request)
-    given = await request.form(max_files=0, max_fields=8)
-    after, key = inside(str(given.get("next", HOME))), str(given.get("key", "")).strip()
+    fields = await request.form(max_files=0, max_fields=8)
+    after, key = inside(str(fields.get("next", HOME))), str(fields.get("key", "")).strip()
     try:
         token, _, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, key)
     except (errors.Unauthenticated, errors.Forbidden, throttle.Throttled) as error:
-        said = str(error)
-        return render.page(request, "login.html", None, error.status, after=after, said=said)
+        problem = str(error)
+        return render.page(request, "login.html", None, error.status, after=after, problem=problem)
     response = responses.RedirectResponse(after, 303, {"Cache-Control": "no-store"})
     auth.set_cookie(response, services, token)
     return response
@@ -53,7 +53,7 @@ async def log_in(request: fastapi.Request, services: dependencies.Needed) -> fas
 
 @router.post("/logout")
 async def log_out(
-    request: fastapi.Request, services: dependencies.Needed, viewer: render.Viewer
+    request: fastapi.Request, services: dependencies.ServicesDep, viewer: render.Viewer
 ) -> fastapi.Response:
     """End the login."""
     await checked_form(request, viewer)
@@ -71,12 +71,12 @@ async def checked_form(
     Raises:
         Forbidden
     """
-    given = await request.form(max_files=0, max_fields=200)
+    form = await request.form(max_files=0, max_fields=200)
     assert viewer.login is not None  # viewers come by cookie
-    token = given.get(auth.CSRF_FIELD)
+    token = form.get(auth.CSRF_FIELD)
     auth.check_csrf(viewer.login, token if isinstance(token, str) else None)
     fields: dict[str, list[str]] = {}
-    for name, value in given.multi_items():
+    for name, value in form.multi_items():
         if isinstance(value, str):
             fields.setdefault(name, []).append(value)
     return fields

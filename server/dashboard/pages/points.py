@@ -16,15 +16,15 @@ router = fastapi.APIRouter(prefix="/dashboard/data", include_in_schema=False)
 def points(
     job_id: requests.Id,
     caller: auth.Reader,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     task: requests.TaskFilter = None,
 ) -> fastapi.Response:
     """Trial numbers, seconds and latencies; of very many trials a share."""
     with services.db.read() as tx:
         jobs.get(tx, job_id)
-        found = store_points.points(tx, job_id, task)
+        trial_points = store_points.points(tx, job_id, task)
     trial, tasks, elapsed_s, measured_s, latency_us = (
-        zip(*found, strict=True) if found else [()] * 5
+        zip(*trial_points, strict=True) if trial_points else [()] * 5
     )
     columns = {
         "trial": trial, "task": tasks, "elapsed_s": elapsed_s, "measured_s": measured_s,

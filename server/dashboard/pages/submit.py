@@ -7,6 +7,7 @@ key's limit. Both end in `server.submission`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import secrets
 from collections.abc import Mapping
@@ -18,8 +19,7 @@ import pydantic
 from starlette import responses
 
 from felix.search import strategies
-from server import errors, submission
-from server.api import devices as api_devices
+from server import errors, job_actions, submission
 from server.dashboard import fields, render
 from server.dashboard.pages import logins
 from server.store import jobs, workers
@@ -36,20 +36,30 @@ COMMON = ("name", "target", "trials", "seconds", "tags", "priority", "seed", "st
 OPTIONS = ("round_size", "patience_rounds")
 _PARAM = "p."
 
-#: What the target field offers besides the devices that are there.
+#: Choices of the target field besides the devices that are there.
 TARGETS = ("llvm", "cuda", "h100", "a100")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of an operator: its texts, and by field (or for all of it) what is wrong."""
+
+    op: str
+    texts: Mapping[str, str]
+    wrong: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    problem: str = ""
 
 
 @router.get("")
 def form(
     request: fastapi.Request,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
     op: Annotated[str, fastapi.Query(max_length=100)] = "",
     like: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
     target: Annotated[str, fastapi.Query(max_length=200)] = "",
 ) -> fastapi.Response:
-    """An empty form of an operator, or one with what another job was asked."""
+    """An empty form of an operator, or one with the settings of another job."""
     texts = {"target": target} if target else {}
     if like is not None:
         with services.db.read() as tx:
@@ -63,32 +73,32 @@ def form(
         raise errors.NotFound(f"there is no operator {op!r}")
     if like is None:
         texts |= {f"{_PARAM}{k}": v for k, v in fields.defaults(operators[op]).items()}
-    return _page(request, viewer, services, op, texts)
+    return _page(request, viewer, services, _Form(op, texts))
 
 
 @router.post("")
 async def submit(
-    request: fastapi.Request, viewer: render.Viewer, services: dependencies.Needed
+    request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Queue the job and show it; or the form again, with what is wrong."""
-    given = await logins.checked_form(request, viewer)
-    texts = {name: values[-1] for name, values in given.items()}
+    form_fields = await logins.checked_form(request, viewer)
+    texts = {name: values[-1] for name, values in form_fields.items()}
     operators = await anyio.to_thread.run_sync(services.parser.operators)
     op = texts.get("op", "")
     if op not in operators:
         raise errors.NotFound("there is no such operator")
     if not viewer.can("submit"):
         raise errors.Forbidden("this needs a key with the scope submit")
-    own = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
-    reading = fields.read(operators[op], own)
-    wrong = {f"{_PARAM}{name}": said for name, said in reading.wrong.items()}
-    ask, more = _ask(op, reading.params, texts)
+    params = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
+    reading = fields.read(operators[op], params)
+    wrong = {f"{_PARAM}{name}": message for name, message in reading.wrong.items()}
+    body, more = _body(op, reading.params, texts)
     wrong |= more
-    said = ""
-    if ask is not None and not wrong:
+    problem = ""
+    if body is not None and not wrong:
         try:
-            order = submission.order_of(ask, _repeat(ask, texts))
-            made = await submission.submit(services, viewer, order)
+            from_form = submission.from_json(body, _idempotency_key(body, texts))
+            made = await submission.submit(services, viewer, from_form)
             return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
         except (
             errors.InvalidRequest,
@@ -96,64 +106,58 @@ async def submit(
             errors.Conflict,
             submission.Busy,
         ) as error:
-            said = str(error)
-    status = 422
-    return await anyio.to_thread.run_sync(
-        lambda: _page(request, viewer, services, op, texts, wrong, said, status)
-    )
+            problem = str(error)
+    filled = _Form(op, texts, wrong, problem)
+    return await anyio.to_thread.run_sync(_page, request, viewer, services, filled)
 
 
 def _page(
     request: fastapi.Request,
     viewer: auth.Caller,
     services: dependencies.Services,
-    op: str,
-    texts: Mapping[str, str],
-    wrong: Mapping[str, str] | None = None,
-    said: str = "",
-    status: int = 200,
+    filled: _Form,
 ) -> fastapi.Response:
     operators = services.parser.operators()
     with services.db.read() as tx:
-        tuners = workers.every(tx, api_devices.STALE_LEASES * services.settings.lease_s)
-    quota = auth.quota(viewer, services)
+        tuners = workers.every(tx, services.settings.stale_s)
+    quota = job_actions.quota(services, viewer)
     return render.page(
-        request, "submit.html", viewer, status,
-        op=op,
+        request, "submit.html", viewer, 422 if filled.wrong or filled.problem else 200,
+        op=filled.op,
         operators=sorted(operators),
-        about=operators[op].get("description", ""),
-        fields=fields.of_schema(operators[op]),
-        texts=texts,
-        wrong=wrong or {},
-        said=said,
-        targets=sorted({*TARGETS, *_offered(tuners)}),
+        about=operators[filled.op].get("description", ""),
+        fields=fields.of_schema(operators[filled.op]),
+        texts=filled.texts,
+        wrong=filled.wrong,
+        problem=filled.problem,
+        targets=sorted({*TARGETS, *_alive_kinds(tuners)}),
         n_alive=sum(tuner.is_alive for tuner in tuners),
         strategies=strategies.NAMES,
         default_trials=submission.DEFAULT_TRIALS,
         max_trials=quota.max_trials,
-        max_upload_bytes=auth.upload_limit(viewer, services),
-        repeat=secrets.token_urlsafe(16),
+        max_upload_bytes=job_actions.upload_limit(services, viewer),
+        form_id=secrets.token_urlsafe(16),
         can_submit=viewer.can("submit"),
     )  # fmt: skip
 
 
-def _offered(tuners: Any) -> set[str]:
+def _alive_kinds(tuners: Any) -> set[str]:
     """The kinds of the devices that are there."""
     alive = (device for tuner in tuners if tuner.is_alive for device in tuner.devices)
     return {str(device["kind"]) for device in alive if "kind" in device}
 
 
-def _ask(
+def _body(
     op: str, params: Mapping[str, Any], texts: Mapping[str, str]
 ) -> tuple[requests.NewJob | None, dict[str, str]]:
-    """The job that is asked for, or by field what is wrong."""
-    given: dict[str, Any] = {
+    """The job that the form describes, or by field what is wrong."""
+    settings: dict[str, Any] = {
         name: texts[name].strip() for name in COMMON if texts.get(name, "").strip()
     }
-    if "tags" in given:
-        given["tags"] = [tag.strip() for tag in given["tags"].split(",") if tag.strip()]
+    if "tags" in settings:
+        settings["tags"] = [tag.strip() for tag in settings["tags"].split(",") if tag.strip()]
     options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
-    body = {**given, "options": options,
+    body = {**settings, "options": options,
             "workload": {"kind": "operator", "name": op, "params": dict(params)}}  # fmt: skip
     try:
         return requests.NewJob.model_validate(body), {}
@@ -167,21 +171,21 @@ def _place(location: tuple[int | str, ...]) -> str:
     return str(names[-1]) if names else "op"
 
 
-def _words(said: str) -> str:
-    said = said.removeprefix("Value error, ").replace("Input should be", "must be")
-    return said.split(", unable to parse")[0]
+def _words(message: str) -> str:
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    return message.split(", unable to parse")[0]
 
 
-def _repeat(ask: requests.NewJob, texts: Mapping[str, str]) -> str:
+def _idempotency_key(body: requests.NewJob, texts: Mapping[str, str]) -> str:
     """An idempotency key: a form that is sent twice unchanged makes one job."""
-    told = f"{texts.get('repeat', '')}\n{ask.model_dump_json()}"
-    return f"form-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+    identity = f"{texts.get('form_id', '')}\n{body.model_dump_json()}"
+    return f"form-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
 
 def _texts_of(job: Any) -> dict[str, str]:
-    """The form that asks for a job like this one."""
-    own = fields.texts_of(job.workload.get("params", {}))
-    texts = {f"{_PARAM}{name}": text for name, text in own.items()}
+    """The fields of a form for a job like this one."""
+    params = fields.texts_of(job.workload.get("params", {}))
+    texts = {f"{_PARAM}{name}": text for name, text in params.items()}
     for name in COMMON:
         value = getattr(job, name)
         if value is not None:

@@ -5,15 +5,15 @@ export function token() {
 }
 
 export async function request(method, address) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(address, { method, headers: { "X-CSRF-Token": token() } });
+    response = await fetch(address, { method, headers: { "X-CSRF-Token": token() } });
   } catch {
     throw new Error("The service does not answer: check the connection and try again.");
   }
-  const content = await answer.json().catch(() => null);
-  if (answer.status === 401) throw new Error("Your login has ended: load the page again to log in.");
-  if (!answer.ok) throw new Error(content?.detail || `The service answered ${answer.status}.`);
+  const content = await response.json().catch(() => null);
+  if (response.status === 401) throw new Error("Your login has ended: load the page again to log in.");
+  if (!response.ok) throw new Error(content?.detail || `The service answered ${response.status}.`);
   return content;
 }
 

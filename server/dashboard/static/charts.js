@@ -1,5 +1,5 @@
 // Plotly in the page's colours. A chart is a function that gives traces and a layout; it is drawn
-// anew when asked, when the colours change, and it says so where there is nothing to draw.
+// anew on request, when the colours change, and it says so where there is nothing to draw.
 
 const CONFIG = {
   responsive: true,
@@ -7,7 +7,7 @@ const CONFIG = {
   modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
 };
 
-// Colours that also people with a colour deficiency tell apart, for each background.
+// Colours that people with a colour deficiency can distinguish, for each background.
 export const PALETTE = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 
 export function colour(name) {
@@ -39,7 +39,7 @@ export class Chart {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  // Draw at the next frame, once however often asked.
+  // Draw at the next frame, once however often it is called.
   draw() {
     if (this.waiting || !this.place) return;
     this.waiting = true;
@@ -70,9 +70,9 @@ export class Chart {
 }
 
 export async function json(address) {
-  const answer = await fetch(address);
-  if (!answer.ok) throw new Error(`${answer.status}`);
-  return answer.json();
+  const response = await fetch(address);
+  if (!response.ok) throw new Error(`${response.status}`);
+  return response.json();
 }
 
 // Run something that loads data for a chart; say so if it fails, and offer nothing that is wrong.

@@ -17,7 +17,7 @@ function figure() {
   const unit = unitOf([best]);
   const value = {
     latency: (p) => p.best_us / unit.us,
-    own: (p) => 100 * p.share_of_best,
+    share: (p) => 100 * p.share_of_best,
     overall: (p) => (100 * best) / p.best_us,
   }[y];
   const text = y === "latency" ? `%{y:.4~g} ${unit.name}` : "%{y:.1f} %";
@@ -29,7 +29,7 @@ function figure() {
     hovertemplate: `%{x:.4~g}: ${text}<extra>#${curve.job_id}</extra>`,
   }));
   const yaxis = y === "latency" ? latencyAxis("Best latency", unit, true)
-    : { title: { text: y === "own" ? "% of the job's best" : "% of the best of all" }, range: [0, 105], ticksuffix: " %" };
+    : { title: { text: y === "share" ? "% of the job's best" : "% of the best of all" }, range: [0, 105], ticksuffix: " %" };
   return { traces, layout: { xaxis: { title: { text: TITLES[x] }, rangemode: "tozero" }, yaxis, showlegend: true } };
 }
 

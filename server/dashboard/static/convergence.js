@@ -11,7 +11,7 @@ const TITLES = { trial: "Trials", elapsed_s: "Seconds of tuning", measured_s: "S
 
 let curve = { points: [], unscheduled_us: null };
 let points = { trial: [], elapsed_s: [], measured_s: [], latency_us: [], task: [] };
-let asked = 0;
+let nLoads = 0;
 
 // The task whose trials are shown; a job of one task is that task.
 function task() {
@@ -62,20 +62,20 @@ function figure() {
 const chart = new Chart("convergence", figure);
 
 function load() {
-  const mine = ++asked;
+  const mine = ++nLoads;
   return loading(chart, async () => {
     const query = task() === "" ? "" : `?task=${task()}`;
     const [one, other] = await Promise.all([
       json(`/v1/jobs/${job}/curve${query}`),
       task() === "" ? points : json(`/dashboard/data/jobs/${job}/points${query}`),
     ]);
-    if (mine !== asked) return; // another task was chosen meanwhile
+    if (mine !== nLoads) return; // another task was chosen meanwhile
     curve = one;
     points = other;
   });
 }
 
-// A trial as it is told: a point, and perhaps a step of the curve.
+// A trial as its event has it: a point, and perhaps a step of the curve.
 function add(event) {
   const { trial, elapsed_s, latency_us, best_us, is_best, curve_us } = event.payload;
   const ofTask = String(event.payload.task) === task();

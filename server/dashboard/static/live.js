@@ -1,6 +1,6 @@
-// Keeps a page up to date. A job's page follows the job's events; each one is told to the page's
+// Keeps a page up to date. A job's page follows the job's events; each one is passed to the page's
 // charts as `felix:event` on document, and the live regions are fetched anew, at most every
-// REFRESH_MS. Pages with `data-poll` just look again at times. Both wait longer where the service
+// REFRESH_MS. Pages with `data-poll` just fetch again at times. Both wait longer where the service
 // is slow: a page takes a hundredth of its time at most. Nothing runs in a hidden tab.
 
 import { morph } from "./morph.js";
@@ -50,7 +50,7 @@ export function follow() {
   if (source) return;
   const job = body.dataset.job;
   source = new EventSource(`/v1/jobs/${job}/events/stream?after_seq=${seq}`);
-  source.onopen = () => found();
+  source.onopen = () => connected();
   for (const type of TYPES) {
     source.addEventListener(type, (message) => {
       const event = JSON.parse(message.data);
@@ -81,11 +81,11 @@ export async function refresh() {
   busy = true;
   const began = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-    if (answer.redirected && new URL(answer.url).pathname === "/dashboard/login") return loggedOut();
-    if (!answer.ok) throw new Error(String(answer.status));
-    put(new DOMParser().parseFromString(await answer.text(), "text/html"));
-    found();
+    const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (response.redirected && new URL(response.url).pathname === "/dashboard/login") return loggedOut();
+    if (!response.ok) throw new Error(String(response.status));
+    put(new DOMParser().parseFromString(await response.text(), "text/html"));
+    connected();
   } catch {
     lost();
   } finally {
@@ -127,8 +127,8 @@ function again() {
 // The stream was refused: is the login over, or the server away?
 async function check() {
   try {
-    const answer = await fetch("/v1/me");
-    if (answer.status === 401) return loggedOut();
+    const response = await fetch("/v1/me");
+    if (response.status === 401) return loggedOut();
   } catch {
     // away: try again below
   }
@@ -136,7 +136,7 @@ async function check() {
   setTimeout(() => document.hidden || again(), 5000);
 }
 
-function found() {
+function connected() {
   failures = 0;
   document.getElementById("lost").hidden = true;
   const followed = body.dataset.job ? "follow" in body.dataset : body.dataset.poll;
@@ -148,14 +148,14 @@ function lost() {
   failures += 1;
   show("lost", "Reconnecting…");
   if (failures < 2 && navigator.onLine) return;
-  tell("The service does not answer. What you see may be old; it is updated as soon as the connection is back.");
+  notify("The service does not answer. What you see may be old; it is updated as soon as the connection is back.");
 }
 
 function loggedOut() {
   unfollow();
   show("lost", "Logged out");
   const next = encodeURIComponent(location.pathname + location.search);
-  tell("Your login has ended. ", "Log in again", `/dashboard/login?next=${next}`);
+  notify("Your login has ended. ", "Log in again", `/dashboard/login?next=${next}`);
 }
 
 function show(kind, text) {
@@ -165,7 +165,7 @@ function show(kind, text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
-function tell(text, label, address) {
+function notify(text, label, address) {
   const place = document.getElementById("lost");
   place.replaceChildren(text);
   if (address) {

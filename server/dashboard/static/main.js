@@ -8,17 +8,17 @@ const SIGNS = { system: "◐", light: "☀", dark: "☾" };
 
 function theme() {
   const button = document.getElementById("theme");
-  const shown = () => document.documentElement.dataset.theme || "system";
+  const current = () => document.documentElement.dataset.theme || "system";
   const label = () => {
-    const words = shown() === "system" ? "as the system" : shown();
+    const words = current() === "system" ? "as the system" : current();
     button.setAttribute("aria-label", `Colours: ${words}`);
     button.title = `Colours: ${words}`;
-    button.firstElementChild.textContent = SIGNS[shown()];
+    button.firstElementChild.textContent = SIGNS[current()];
   };
   button.hidden = false;
   label();
   button.addEventListener("click", () => {
-    const next = THEMES[(THEMES.indexOf(shown()) + 1) % THEMES.length];
+    const next = THEMES[(THEMES.indexOf(current()) + 1) % THEMES.length];
     if (next === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = next;
     try {

@@ -10,17 +10,17 @@ export function morph(from, to) {
     if (key) keyed.set(key, child);
   }
   let place = from.firstChild;
-  for (const wanted of [...to.childNodes]) {
-    const key = keyOf(wanted);
-    let found = key ? keyed.get(key) : place;
-    if (!key && found && keyOf(found)) found = null;
-    if (found && found.nodeName === wanted.nodeName) {
-      if (found !== place) from.insertBefore(found, place);
+  for (const target of [...to.childNodes]) {
+    const key = keyOf(target);
+    let match = key ? keyed.get(key) : place;
+    if (!key && match && keyOf(match)) match = null;
+    if (match && match.nodeName === target.nodeName) {
+      if (match !== place) from.insertBefore(match, place);
       else place = place.nextSibling;
-      if (wanted.nodeType === Node.ELEMENT_NODE) morph(found, wanted);
-      else if (found.nodeValue !== wanted.nodeValue) found.nodeValue = wanted.nodeValue;
+      if (target.nodeType === Node.ELEMENT_NODE) morph(match, target);
+      else if (match.nodeValue !== target.nodeValue) match.nodeValue = target.nodeValue;
     } else {
-      from.insertBefore(document.importNode(wanted, true), place);
+      from.insertBefore(document.importNode(target, true), place);
     }
   }
   while (place) {
@@ -31,16 +31,16 @@ export function morph(from, to) {
 }
 
 // What people change by themselves stays as they left it.
-const KEPT = new Set(["open", "checked", "value", "selected"]);
+const USER_STATE = new Set(["open", "checked", "value", "selected"]);
 
 function attributes(from, to) {
-  const own = /^(INPUT|TEXTAREA|SELECT|OPTION|DETAILS)$/.test(from.nodeName);
+  const isControl = /^(INPUT|TEXTAREA|SELECT|OPTION|DETAILS)$/.test(from.nodeName);
   for (const { name, value } of [...to.attributes]) {
-    if (own && KEPT.has(name)) continue;
+    if (isControl && USER_STATE.has(name)) continue;
     if (from.getAttribute(name) !== value) from.setAttribute(name, value);
   }
   for (const { name } of [...from.attributes]) {
-    if (own && KEPT.has(name)) continue;
+    if (isControl && USER_STATE.has(name)) continue;
     if (!to.hasAttribute(name)) from.removeAttribute(name);
   }
 }

@@ -29,11 +29,11 @@ const predicted = new Chart("predicted", () => {
 });
 
 const descent = new Chart("descent", () => {
-  const shown = rounds.filter((round) => round.steps.length && (choose.value === "" || String(round.round) === choose.value));
-  if (!shown.length) return { empty: rounds.length ? "Nothing descends in these rounds: the first one warms up, and only the strategy gradient descends." : "Shown after the first round with a gradient descent." };
+  const selected = rounds.filter((round) => round.steps.length && (choose.value === "" || String(round.round) === choose.value));
+  if (!selected.length) return { empty: rounds.length ? "Nothing descends in these rounds: the first one warms up, and only the strategy gradient descends." : "Shown after the first round with a gradient descent." };
   const steps = [];
   let before = 0;
-  for (const round of shown) {
+  for (const round of selected) {
     for (const step of round.steps) steps.push({ ...step, x: before + step.step, round: round.round });
     before = steps.at(-1).x + 1;
   }
@@ -65,8 +65,8 @@ const load = () => {
   });
   loading(descent, async () => {
     const after = rounds.length ? rounds.at(-1).round : -1;
-    const found = (await json(`/v1/jobs/${job}/search?task=${task}&after=${after}&limit=1000`)).rounds;
-    rounds.push(...found.filter((round) => round.round > after));
+    const newer = (await json(`/v1/jobs/${job}/search?task=${task}&after=${after}&limit=1000`)).rounds;
+    rounds.push(...newer.filter((round) => round.round > after));
     const known = new Set([...choose.options].map((option) => option.value));
     for (const { round, steps } of rounds) {
       if (steps.length && !known.has(String(round))) choose.append(new Option(`round ${round}`, round));

@@ -5,30 +5,30 @@ import { token } from "./api.js";
 const form = document.getElementById("upload-form");
 const NUMBERS = ["trials", "seconds", "priority", "seed"];
 const OPTIONS = ["round_size", "patience_rounds"];
-const repeat = crypto.getRandomValues(new Uint32Array(4)).join("-");
+const uploadId = crypto.getRandomValues(new Uint32Array(4)).join("-");
 let n = 0;
 
 function job(fields) {
   const text = (name) => String(fields.get(name) || "").trim();
-  const asked = { kind: text("kind"), options: {} };
-  for (const name of ["name", "target", "note", "strategy"]) if (text(name)) asked[name] = text(name);
-  for (const name of NUMBERS) if (text(name)) asked[name] = Number(text(name));
-  for (const name of OPTIONS) if (text(name)) asked.options[name] = Number(text(name));
+  const body = { kind: text("kind"), options: {} };
+  for (const name of ["name", "target", "note", "strategy"]) if (text(name)) body[name] = text(name);
+  for (const name of NUMBERS) if (text(name)) body[name] = Number(text(name));
+  for (const name of OPTIONS) if (text(name)) body.options[name] = Number(text(name));
   const tags = text("tags").split(",").map((tag) => tag.trim()).filter(Boolean);
-  if (tags.length) asked.tags = tags;
-  if (asked.kind === "onnx") asked.shapes = shapes(text("shapes"));
-  return asked;
+  if (tags.length) body.tags = tags;
+  if (body.kind === "onnx") body.shapes = shapes(text("shapes"));
+  return body;
 }
 
 // Lines like `x: 1, 3, 224, 224`.
 function shapes(text) {
-  const found = {};
+  const byInput = {};
   for (const line of text.split("\n").map((each) => each.trim()).filter(Boolean)) {
     const [, name, extents] = /^(.+?)\s*[:=]\s*([\d,x×\s]+)$/.exec(line) || [];
     if (!name) throw { shapes: "one input a line, like x: 1, 3, 224, 224" };
-    found[name] = extents.split(/[\s,x×]+/).filter(Boolean).map(Number);
+    byInput[name] = extents.split(/[\s,x×]+/).filter(Boolean).map(Number);
   }
-  return found;
+  return byInput;
 }
 
 function clear() {
@@ -54,7 +54,7 @@ function wrong(name, message) {
   return true;
 }
 
-function refused(said, errors = []) {
+function refused(detail, errors = []) {
   let placed = false;
   for (const { where, message } of errors) {
     const name = where.split("/").find((part) => form.elements[part]);
@@ -62,7 +62,7 @@ function refused(said, errors = []) {
   }
   if (placed) return;
   const place = document.getElementById("upload-problem");
-  place.textContent = said;
+  place.textContent = detail;
   place.hidden = false;
   place.focus();
 }
@@ -87,7 +87,7 @@ function send(event) {
   const sending = new XMLHttpRequest();
   sending.open("POST", "/v1/jobs/upload");
   sending.setRequestHeader("X-CSRF-Token", token());
-  sending.setRequestHeader("Idempotency-Key", `upload-${repeat}-${n}`);
+  sending.setRequestHeader("Idempotency-Key", `upload-${uploadId}-${n}`);
   sending.responseType = "json";
   sending.upload.onprogress = ({ loaded, total }) => {
     progress.value = loaded / total;
@@ -98,11 +98,11 @@ function send(event) {
     if (sending.status) n += 1; // what broke on the way may have arrived: it keeps its key
     progress.hidden = true;
     state.textContent = "";
-    const answer = sending.response;
-    if (sending.status === 201 || sending.status === 200) location.href = `/dashboard/jobs/${answer.id}`;
+    const response = sending.response;
+    if (sending.status === 201 || sending.status === 200) location.href = `/dashboard/jobs/${response.id}`;
     else if (sending.status === 0) refused("The connection broke: check it and send the file again.");
     else if (sending.status === 401) refused("Your login has ended: log in in another tab, then send again.");
-    else refused(answer?.detail || `The service answered ${sending.status}.`, answer?.errors);
+    else refused(response?.detail || `The service answered ${sending.status}.`, response?.errors);
   };
   button.disabled = true;
   progress.value = 0;

@@ -37,7 +37,7 @@ class Service:
         return {"Authorization": f"Bearer {self.keys[scope].text}"}
 
     def files(self) -> list[pathlib.Path]:
-        """What the blob store keeps."""
+        """The files of the blob store."""
         folder = self.settings.data_dir / "blobs"
         return [path for path in folder.rglob("*") if path.is_file()]
 
@@ -46,13 +46,13 @@ class Service:
 def settings(url: str, tmp_path: pathlib.Path) -> service_settings.Settings:  # noqa: F811
     return service_settings.Settings(
         data_dir=tmp_path, database_url=url, max_upload_bytes=4 << 20, parse_s=30.0,
-        look_s=0.0,  # tests write past the application and want to see it
+        cache_ttl_s=1e-9,  # tests write past the application and want to see it
     )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def parser() -> parsing.Parser:
-    """One for all applications, so that operators are asked for once."""
+    """One for all applications, so that operators are read once."""
     return parsing.Parser(seconds=30.0)
 
 
@@ -75,6 +75,6 @@ def service(
     made_app = app.create_app(settings)
     with testclient.TestClient(made_app, raise_server_exceptions=False) as client:
         store = blobs.open_store(settings.blobs)
-        found = Service(client, db, store, settings, made)
-        client.headers.update(found.auth("submit"))
-        yield found
+        running_service = Service(client, db, store, settings, made)
+        client.headers.update(running_service.auth("submit"))
+        yield running_service

@@ -100,16 +100,16 @@ def test_every_route_with_every_scope(service: Service) -> None:
 
 def test_the_matrix_has_every_route(service: Service) -> None:
     paths = service.client.get("/v1/openapi.json").json()["paths"]
-    found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
-    assert found == set(NEEDS)
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert routes == set(NEEDS)
 
 
 def test_jobs_of_other_keys_are_not_changed(service: Service) -> None:
     job = api_rows.queued(service.db, service.keys["admin"].key.id)
     for method, verb in (("POST", "/pause"), ("POST", "/cancel"), ("PATCH", ""), ("DELETE", "")):
         body = {"json": {"name": "x"}} if method == "PATCH" else {}
-        answer = service.client.request(method, f"/v1/jobs/{job.id}{verb}", **body)
-        assert answer.status_code == 403 and "another key" in answer.json()["detail"]
+        response = service.client.request(method, f"/v1/jobs/{job.id}{verb}", **body)
+        assert response.status_code == 403 and "another key" in response.json()["detail"]
     assert service.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
 
 
@@ -120,9 +120,9 @@ def test_jobs_of_other_keys_are_not_changed(service: Service) -> None:
 def test_wrong_keys_are_refused_and_leave_nothing(service: Service, header: str) -> None:
     headers = {"Authorization": header.encode()}
     before = service.client.get("/v1/jobs").json()
-    answer = service.client.post("/v1/jobs", json=GEMM, headers=headers)
-    assert answer.status_code == 401 and answer.headers["WWW-Authenticate"] == "Bearer"
-    assert answer.json()["type"] == "urn:felix:problem:unauthenticated"
+    response = service.client.post("/v1/jobs", json=GEMM, headers=headers)
+    assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
+    assert response.json()["type"] == "urn:felix:problem:unauthenticated"
     assert service.client.get("/v1/jobs").json() == before
 
 
@@ -167,12 +167,12 @@ def _login(service: Service, scope: str = "submit") -> Any:
 
 def test_a_login_reads_by_cookie_and_writes_with_the_token(service: Service) -> None:
     job = api_rows.queued(service.db, service.keys["submit"].key.id)
-    answer = _login(service)
-    assert answer.status_code == 201
-    cookie = answer.headers["Set-Cookie"]
+    response = _login(service)
+    assert response.status_code == 201
+    cookie = response.headers["Set-Cookie"]
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/" in cookie
     assert "Secure" not in cookie and service.keys["submit"].text not in cookie
-    token = answer.json()["csrf_token"]
+    token = response.json()["csrf_token"]
     assert service.client.get("/v1/me").json()["csrf_token"] == token
     verb = f"/v1/jobs/{job.id}/pause"
     assert service.client.post(verb).status_code == 403
@@ -193,14 +193,13 @@ def test_a_stolen_cookie_ends_with_the_login(service: Service) -> None:
 
 
 def test_cookies_under_https_are_secure(service: Service, monkeypatch: Any) -> None:
-    import dataclasses
 
-    settings = dataclasses.replace(service.settings, public_url="https://felix.example")
+    settings = service.settings.model_copy(update={"public_url": "https://felix.example"})
     with testclient.TestClient(app.create_app(settings), base_url="https://felix.example") as to:
-        answer = to.post("/v1/session", json={"key": service.keys["read"].text})
-        cookie = answer.headers["Set-Cookie"]
+        response = to.post("/v1/session", json={"key": service.keys["read"].text})
+        cookie = response.headers["Set-Cookie"]
         assert cookie.startswith("__Host-felix_login=") and "Secure" in cookie
-        assert "max-age" in answer.headers["Strict-Transport-Security"]
+        assert "max-age" in response.headers["Strict-Transport-Security"]
         assert to.get("/v1/me").status_code == 200
 
 
@@ -216,7 +215,7 @@ def test_failed_logins_are_throttled_and_audited(service: Service) -> None:
     assert [entry["action"] for entry in page].count("login.failed") == 10
 
 
-def test_every_answer_has_security_headers(service: Service) -> None:
+def test_every_response_has_security_headers(service: Service) -> None:
     for path in ("/v1/jobs", "/nope", "/healthz", "/v1/jobs/x"):
         headers = service.client.get(path).headers
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")

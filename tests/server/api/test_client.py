@@ -132,39 +132,39 @@ def test_a_dataframe_has_every_trial(served: Served, felix: client.Client) -> No
 
 def test_events_come_as_they_happen_and_end(served: Served, felix: client.Client) -> None:
     claim = api_rows.running(served.db, n_trials=2)
-    seen: list[client.Event] = []
+    received: list[client.Event] = []
     begun = threading.Event()
 
     def watching() -> None:
         for event in felix.events(claim.job.id):
-            seen.append(event)
+            received.append(event)
             begun.set()
 
     thread = threading.Thread(target=watching)
     thread.start()
     assert begun.wait(10)
-    told_s = time.monotonic()
+    began_s = time.monotonic()
     service_fakes.add(served.db, claim.fence, service_fakes.new_trial(7, 1.0))
-    while seen[-1].payload.get("trial") != 3 and time.monotonic() - told_s < 10:
+    while received[-1].payload.get("trial") != 3 and time.monotonic() - began_s < 10:
         time.sleep(0.01)
-    assert seen[-1].payload["trial"] == 3
+    assert received[-1].payload["trial"] == 3
     with served.db.write() as tx:
         leases.succeed(tx, claim.fence, "trials")
     thread.join(10)
     assert not thread.is_alive()
-    assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
-    assert seen[-1].to_state == "succeeded"
+    assert [event.seq for event in received] == list(range(1, len(received) + 1))
+    assert received[-1].to_state == "succeeded"
 
 
 def test_streams_end_with_the_server(tmp_path: pathlib.Path, capsys: Any) -> None:
     """They do not keep it from ending, and a client that goes on finds the next server."""
     served = Served(tmp_path)
     claim = api_rows.running(served.db, n_trials=2)
-    seen: list[int] = []
+    received: list[int] = []
     with client.Client(served.url, served.key.text) as made:
 
         def watching() -> None:
-            seen.extend(event.seq for event in made.events(claim.job.id))
+            received.extend(event.seq for event in made.events(claim.job.id))
 
         thread = threading.Thread(target=watching)
         with served.running():
@@ -176,7 +176,7 @@ def test_streams_end_with_the_server(tmp_path: pathlib.Path, capsys: Any) -> Non
             with served.db.write() as tx:
                 leases.succeed(tx, claim.fence, "trials")
             thread.join(20)
-    assert seen == list(range(1, len(seen) + 1)) and not thread.is_alive()
+    assert received == list(range(1, len(received) + 1)) and not thread.is_alive()
     assert "Traceback" not in capsys.readouterr().err
     served.db.close()
 
@@ -188,7 +188,7 @@ def test_events_survive_lost_connections(
     monkeypatch.setattr(api_events, "MAX_STREAM_S", 0.0)
     monkeypatch.setattr(_events, "RETRY_S", 0.01)
     job = api_rows.finished(served.db, served.blobs)
-    found: list[int] = []
+    sequence: list[int] = []
     original = felix._http.stream
     calls = 0
 
@@ -197,21 +197,21 @@ def test_events_survive_lost_connections(
         nonlocal calls
         calls += 1
         monkeypatch.setattr(api_events, "MAX_STREAM_S", 60.0 if calls > 1 else 0.0)
-        with original(path, **params) as answer:
+        with original(path, **params) as response:
             if calls == 2:
 
                 def lines() -> Iterator[str]:
-                    for number, text in enumerate(httpx.Response.iter_lines(answer)):
+                    for number, text in enumerate(httpx.Response.iter_lines(response)):
                         if number == 9:
                             raise httpx.ReadError("cut")
                         yield text
 
-                monkeypatch.setattr(answer, "iter_lines", lines)
-            yield answer
+                monkeypatch.setattr(response, "iter_lines", lines)
+            yield response
 
     monkeypatch.setattr(felix._http, "stream", breaking)
-    found += [event.seq for event in felix.events(job.id)]
-    assert found == list(range(1, job.last_seq + 1)) and calls == 3
+    sequence += [event.seq for event in felix.events(job.id)]
+    assert sequence == list(range(1, job.last_seq + 1)) and calls == 3
 
 
 def test_files_and_programs_are_submitted(felix: client.Client, tmp_path: pathlib.Path) -> None:
@@ -244,35 +244,35 @@ def test_damaged_downloads_are_refused(
     job = api_rows.finished(served.db, served.blobs)
     (artifact,) = felix.artifacts(job.id)
     blob = served.settings.data_dir / "blobs" / artifact.sha256[:2] / artifact.sha256[2:]
-    kept = blob.read_bytes()
-    blob.write_bytes(b"x" * len(kept))
+    content = blob.read_bytes()
+    blob.write_bytes(b"x" * len(content))
     try:
         with pytest.raises(errors.RemoteError, match="damaged"):
             felix.download(job.id, tmp_path)
     finally:
-        blob.write_bytes(kept)
+        blob.write_bytes(content)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_passing_failures_are_retried_and_others_told() -> None:
-    asked: list[str] = []
+def test_passing_failures_are_retried_and_others_raised() -> None:
+    requested: list[str] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.method)
+    def handle(request: httpx.Request) -> httpx.Response:
+        requested.append(request.method)
         if request.url.path == "/v1/jobs/1":
-            return httpx.Response(503 if len(asked) < 3 else 200, json={})
+            return httpx.Response(503 if len(requested) < 3 else 200, json={})
         return httpx.Response(200, text="<html>")
 
     waits: list[float] = []
-    http = _http.Http("http://x", "k", 1.0, httpx.MockTransport(answer), waits.append)
-    assert http.get("/v1/jobs/1") == {} and len(asked) == 3 and waits == [0.5, 1.0]
-    asked.clear()
+    http = _http.Http("http://x", "k", 1.0, httpx.MockTransport(handle), waits.append)
+    assert http.get("/v1/jobs/1") == {} and len(requested) == 3 and waits == [0.5, 1.0]
+    requested.clear()
     with pytest.raises(errors.RemoteError, match="HTTP 503"):
         http.send("POST", "/v1/jobs/1")
-    assert asked == ["POST"]  # it may have been done
-    made = client.Client("http://x", "k", transport=httpx.MockTransport(answer))
+    assert requested == ["POST"]  # it may have been done
+    made = client.Client("http://x", "k", transport=httpx.MockTransport(handle))
     with pytest.raises(errors.RemoteError, match="another version"):
-        asked[:] = ["GET"] * 3
+        requested[:] = ["GET"] * 3
         made.job(1)
     with pytest.raises(errors.RemoteError, match="http"):
         client.Client("ftp://x", "k")
@@ -282,25 +282,25 @@ def test_passing_failures_are_retried_and_others_told() -> None:
 
 
 def test_a_job_is_not_older_than_an_event_that_is_known(served: Served) -> None:
-    """As behind several API servers: one has told the event, another has an answer from before."""
+    """As behind several API servers: one has sent the event, another caches an older response."""
     job = api_rows.finished(served.db, served.blobs)
-    asked: list[str] = []
+    requested: list[str] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.path)
-        found = httpx.get(f"{served.url}{request.url.path}", headers=request.headers)
-        old = {"state": "running", "last_seq": job.last_seq - 1} if len(asked) < 3 else {}
-        return httpx.Response(200, json=found.json() | old)
+    def handle(request: httpx.Request) -> httpx.Response:
+        requested.append(request.url.path)
+        response = httpx.get(f"{served.url}{request.url.path}", headers=request.headers)
+        old = {"state": "running", "last_seq": job.last_seq - 1} if len(requested) < 3 else {}
+        return httpx.Response(200, json=response.json() | old)
 
-    with client.Client(served.url, served.key.text, transport=httpx.MockTransport(answer)) as made:
+    with client.Client(served.url, served.key.text, transport=httpx.MockTransport(handle)) as made:
         assert made.job(job.id).state == "running"
-        assert made.job(job.id, job.last_seq).state == "succeeded" and len(asked) == 3
+        assert made.job(job.id, job.last_seq).state == "succeeded" and len(requested) == 3
 
 
 def test_streams_are_parsed() -> None:
     lines = [": ping", "", "event: a", "data: 1", "data: 2", "id: 7", "", "data:x", "", "event: b"]
-    found = list(_events.parse(lines))
-    assert found == [_events.Message("a", "1\n2", "7"), _events.Message("message", "x", "7")]
+    messages = list(_events.parse(lines))
+    assert messages == [_events.Message("a", "1\n2", "7"), _events.Message("message", "x", "7")]
 
 
 def test_sparklines() -> None:
@@ -320,8 +320,8 @@ class Shell:
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         code = main.main(arguments)
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""schemathesis over the OpenAPI document: whatever it sends, no answer is a 5xx.
+"""schemathesis over the OpenAPI document: whatever it sends, no response is a 5xx.
 
 It also checks that statuses, media types and bodies are those that the document promises.
 """
@@ -25,7 +25,7 @@ from tests.support import api_rows
 
 EXAMPLES = 5
 
-#: Beside the status: what the document promises of media types and bodies.
+#: Besides the status: what the document promises of media types and bodies.
 PROMISES = [
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
@@ -36,7 +36,7 @@ PROMISES = [
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The document of an application with some jobs; parsing is kept to what needs no child."""
+    """The document of an application with some jobs; only what needs no child is parsed."""
     patch = pytest.MonkeyPatch()
     request.addfinalizer(patch.undo)
     patch.setattr(events, "MAX_STREAM_S", 0.2)  # of jobs that never end
@@ -59,7 +59,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
 @pytest.mark.parametrize(("method", "path"), list(test_access.NEEDS))
-def test_no_answer_is_a_server_error(
+def test_no_response_is_a_server_error(
     api: Any, method: str, path: str, mode: schemathesis.GenerationMode
 ) -> None:
     """Requests that fit the document, and some that do not."""
@@ -78,11 +78,11 @@ def test_no_answer_is_a_server_error(
     def check(case: Any) -> None:
         if (method, path) == ("DELETE", "/v1/keys/{key_id}"):
             case.path_parameters["key_id"] = 99  # not the key of the test
-        answer = case.call(headers=headers)
-        assert answer.status_code < 500, f"{case.as_curl_command()}: {answer.text}"
+        response = case.call(headers=headers)
+        assert response.status_code < 500, f"{case.as_curl_command()}: {response.text}"
         if mode.is_positive and path != "/v1/session":
-            assert answer.status_code not in (401, 403)
-        case.validate_response(answer, checks=PROMISES)
+            assert response.status_code not in (401, 403)
+        case.validate_response(response, checks=PROMISES)
 
     try:
         check()

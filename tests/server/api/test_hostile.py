@@ -41,18 +41,18 @@ def _upload(service: Service, name: str, content: bytes, job: str = "{}") -> Any
     return service.client.post("/v1/jobs/upload", files=files, data={"job": job})
 
 
-def _is_problem(answer: Any, status: int) -> dict[str, Any]:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    problem: dict[str, Any] = answer.json()
+def _is_problem(response: Any, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
     assert problem["status"] == status and problem["type"].startswith("urn:felix:problem:")
     return problem
 
 
 def test_a_gigabyte_is_refused_when_announced(clean: Service) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Length": str(1 << 30)}
-    answer = clean.client.post("/v1/jobs/upload", headers=headers, content=b"--x")
-    problem = _is_problem(answer, 413)
+    response = clean.client.post("/v1/jobs/upload", headers=headers, content=b"--x")
+    problem = _is_problem(response, 413)
     assert str(clean.settings.max_upload_bytes) in problem["detail"]
 
 
@@ -62,13 +62,13 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
         b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.onnx"\r\n'
         b"Content-Type: application/octet-stream\r\n\r\n"
     )
-    given: list[int] = []
+    received: list[int] = []
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        given.append(1)
-        body = head if len(given) == 1 else bytes(1 << 20)
-        return {"type": "http.request", "body": body, "more_body": len(given) < 1024}
+        received.append(1)
+        body = head if len(received) == 1 else bytes(1 << 20)
+        return {"type": "http.request", "body": body, "more_body": len(received) < 1024}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -83,7 +83,7 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
     assert clean.client.portal is not None
     clean.client.portal.call(clean.client.app, scope, receive, send)
     assert sent[0]["status"] == 413 and json.loads(sent[1]["body"])["status"] == 413
-    assert len(given) == 6  # 4 MiB are allowed, and 1 MiB for the form
+    assert len(received) == 6  # 4 MiB are allowed, and 1 MiB for the form
 
 
 def test_a_key_may_allow_less(clean: Service) -> None:
@@ -91,8 +91,8 @@ def test_a_key_may_allow_less(clean: Service) -> None:
     text = clean.client.post("/v1/keys", json=ask, headers=clean.auth("admin")).json()["text"]
     headers = {"Authorization": f"Bearer {text}"}
     files = {"file": ("a.onnx", bytes(101))}
-    answer = clean.client.post("/v1/jobs/upload", files=files, headers=headers)
-    assert "100 bytes" in _is_problem(answer, 413)["detail"]
+    response = clean.client.post("/v1/jobs/upload", files=files, headers=headers)
+    assert "100 bytes" in _is_problem(response, 413)["detail"]
     body = {"workload": {"kind": "tir", "program": "x" * 101}}
     _is_problem(clean.client.post("/v1/jobs", json=body, headers=headers), 413)
 
@@ -192,8 +192,8 @@ def test_forms_that_are_none_are_refused(clean: Service) -> None:
     "name", ["..%2F..%2Fetc%2Fpasswd", "%2e%2e", "%2Fetc%2Fpasswd", "a%00b", "x" * 400]
 )
 def test_artifact_names_reach_no_file(clean: Service, name: str) -> None:
-    answer = clean.client.get(f"/v1/jobs/1/artifacts/{name}")
-    assert answer.status_code in (404, 405, 422)
+    response = clean.client.get(f"/v1/jobs/1/artifacts/{name}")
+    assert response.status_code in (404, 405, 422)
 
 
 def test_numbers_beyond_the_database_are_refused(clean: Service) -> None:
@@ -232,9 +232,11 @@ def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr("server.store.jobs.page", fail)
-    answer = service.client.get("/v1/jobs")
-    problem = _is_problem(answer, 500)
-    assert "secret" not in answer.text and problem["request_id"] == answer.headers["X-Request-Id"]
+    response = service.client.get("/v1/jobs")
+    problem = _is_problem(response, 500)
+    assert (
+        "secret" not in response.text and problem["request_id"] == response.headers["X-Request-Id"]
+    )
 
 
 def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> None:
@@ -244,14 +246,14 @@ def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> 
         raise sa.exc.OperationalError("SELECT secret", {}, Exception("gone"))
 
     monkeypatch.setattr("server.store.jobs.page", fail)
-    answer = service.client.get("/v1/jobs")
-    assert "secret" not in answer.text and answer.headers["Retry-After"]
-    _is_problem(answer, 503)
+    response = service.client.get("/v1/jobs")
+    assert "secret" not in response.text and response.headers["Retry-After"]
+    _is_problem(response, 503)
 
 
 def test_uploads_stay_in_their_folder(service: Service) -> None:
-    answer = _upload(service, "..model.onnx", _onnx_model())
-    assert answer.status_code == 201
+    response = _upload(service, "..model.onnx", _onnx_model())
+    assert response.status_code == 201
     folder = service.settings.data_dir / "blobs"
     assert all(folder in path.parents for path in service.files())
     assert isinstance(folder, pathlib.Path)

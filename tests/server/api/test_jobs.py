@@ -1,4 +1,4 @@
-"""Jobs over REST: submitted once, found, moved, changed, deleted; the same on both databases."""
+"""Jobs over REST: submitted once, listed, moved, changed, deleted; the same on both databases."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ GEMM: dict[str, Any] = {
 
 
 def _submit(service: Service, **changes: Any) -> dict[str, Any]:
-    answer = service.client.post("/v1/jobs", json=GEMM | changes)
-    assert answer.status_code == 201, answer.text
-    made: dict[str, Any] = answer.json()
+    response = service.client.post("/v1/jobs", json=GEMM | changes)
+    assert response.status_code == 201, response.text
+    made: dict[str, Any] = response.json()
     return made
 
 
@@ -65,9 +65,9 @@ def test_a_program_becomes_a_job(service: Service) -> None:
 
 def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -> None:
     content = _onnx_model()
-    answer = service.client.post("/v1/jobs/upload", files={"file": ("net.onnx", content)})
-    assert answer.status_code == 201, answer.text
-    made = answer.json()
+    response = service.client.post("/v1/jobs/upload", files={"file": ("net.onnx", content)})
+    assert response.status_code == 201, response.text
+    made = response.json()
     assert made["kind"] == "onnx" and made["op"] == "net.onnx" and made["n_tasks"] >= 1
     assert made["trials"] == 64 * made["n_tasks"]
     assert made["workload"]["size_bytes"] == len(content)
@@ -90,14 +90,14 @@ def test_a_repeated_request_makes_one_job(service: Service) -> None:
 
 def test_repeated_uploads_make_one_job(service: Service) -> None:
     program = workloads.build("softmax", {"shape": [8, 16]}).to_json().encode()
-    answers = [
+    responses = [
         service.client.post(
             "/v1/jobs/upload", files={"file": ("a.json", program)},
             data={"job": '{"kind": "tir"}'}, headers={"Idempotency-Key": "u"},
         )
         for _ in range(2)
     ]  # fmt: skip
-    assert [answer.status_code for answer in answers] == [201, 200]
+    assert [response.status_code for response in responses] == [201, 200]
     assert len(service.files()) == 1
 
 
@@ -119,7 +119,7 @@ def test_quotas_hold_before_anything_is_parsed(service: Service) -> None:
     assert service.client.post(f"{verb}/resume", headers=admin).status_code == 200
 
 
-def test_jobs_are_found_by_what_they_are(service: Service) -> None:
+def test_jobs_are_filtered(service: Service) -> None:
     mine = service.keys["submit"].key.id
     one = api_rows.queued(service.db, mine, name="Alpha 1", tags=("x", "y"))
     two = api_rows.queued(service.db, None, name="beta", op="conv2d", kind="onnx", tags=("x",))
@@ -127,9 +127,9 @@ def test_jobs_are_found_by_what_they_are(service: Service) -> None:
     service.client.post(f"/v1/jobs/{one.id}/pause")
 
     def ids(query: str) -> list[int]:
-        answer = service.client.get(f"/v1/jobs?{query}")
-        assert answer.status_code == 200, answer.text
-        return [job["id"] for job in answer.json()["items"]]
+        response = service.client.get(f"/v1/jobs?{query}")
+        assert response.status_code == 200, response.text
+        return [job["id"] for job in response.json()["items"]]
 
     assert ids("") == [three.id, two.id, one.id]
     assert ids("oldest_first=true") == [one.id, two.id, three.id]
@@ -145,15 +145,15 @@ def test_jobs_are_found_by_what_they_are(service: Service) -> None:
 
 def test_pages_follow_one_another(service: Service) -> None:
     made = [api_rows.queued(service.db).id for _ in range(7)]
-    found: list[int] = []
+    listed: list[int] = []
     where: str | None = "/v1/jobs?limit=3&state=queued"
     while where is not None:
-        answer = service.client.get(where)
-        found += [job["id"] for job in answer.json()["items"]]
-        link = answer.headers.get("Link")
+        response = service.client.get(where)
+        listed += [job["id"] for job in response.json()["items"]]
+        link = response.headers.get("Link")
         where = None if link is None else link[1 : link.index(">")]
         api_rows.queued(service.db)  # newer jobs do not shift later pages
-    assert found == made[::-1]
+    assert listed == made[::-1]
 
 
 @pytest.mark.parametrize(
@@ -168,27 +168,27 @@ def test_waiting_jobs_move_at_once(
 ) -> None:
     job = api_rows.queued(service.db, service.keys["submit"].key.id)
     for verb, state in zip(verbs, states, strict=True):
-        answer = service.client.post(f"/v1/jobs/{job.id}/{verb}")
-        assert answer.status_code == 200 and answer.json()["state"] == state
+        response = service.client.post(f"/v1/jobs/{job.id}/{verb}")
+        assert response.status_code == 200 and response.json()["state"] == state
 
 
-def test_running_jobs_are_told(service: Service) -> None:
+def test_running_jobs_get_instructions(service: Service) -> None:
     mine = service.keys["submit"].key.id
     for verb, state in (("pause", "pausing"), ("stop", "stopping"), ("cancel", "cancelling")):
         claim = api_rows.running(service.db, mine)
-        answer = service.client.post(f"/v1/jobs/{claim.job.id}/{verb}")
-        assert answer.status_code == 200 and answer.json()["state"] == state
+        response = service.client.post(f"/v1/jobs/{claim.job.id}/{verb}")
+        assert response.status_code == 200 and response.json()["state"] == state
 
 
 def test_illegal_moves_are_conflicts(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs, service.keys["submit"].key.id)
     for verb in ("pause", "resume", "cancel", "stop", "retry"):
-        answer = service.client.post(f"/v1/jobs/{job.id}/{verb}")
-        assert answer.status_code == 409, verb
-        assert answer.json()["status"] == 409 and "succeeded" in answer.json()["detail"]
+        response = service.client.post(f"/v1/jobs/{job.id}/{verb}")
+        assert response.status_code == 409, verb
+        assert response.json()["status"] == 409 and "succeeded" in response.json()["detail"]
     fresh = api_rows.queued(service.db, service.keys["submit"].key.id)
-    answer = service.client.post(f"/v1/jobs/{fresh.id}/stop")
-    assert answer.status_code == 409 and "cancel it" in answer.json()["detail"]
+    response = service.client.post(f"/v1/jobs/{fresh.id}/stop")
+    assert response.status_code == 409 and "cancel it" in response.json()["detail"]
 
 
 def test_changes_of_the_owner(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""The API killed with SIGKILL while clients use it: who asks again finds everything, once."""
+"""The API killed with SIGKILL in use: a client that repeats its requests gets everything, once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ class Api:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        own = {"FELIX_DATA_DIR": str(folder), "FELIX_PORT": str(port), "FELIX_DATABASE_URL": url}
-        self._environment = os.environ | own
+        variables = {
+            "FELIX_DATA_DIR": str(folder),
+            "FELIX_PORT": str(port),
+            "FELIX_DATABASE_URL": url,
+        }
+        self._environment = os.environ | variables
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it answers."""
+        """Start and wait until it serves."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "felix", "serve", "--no-tuner"],
             env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -71,7 +75,7 @@ def api(tmp_path: pathlib.Path, url: str, db: database.Database) -> Iterator[Api
 
 
 def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
-    """Submit jobs, each again under the same idempotency key until there is an answer."""
+    """Submit jobs, each again under the same idempotency key until there is a response."""
     for number in range(N_SUBMITTED):
         name = f"job-{number}"
         body = {
@@ -81,13 +85,13 @@ def submit_all(service: client.Client, made: list[tuple[str, int]]) -> None:
         until_s = time.monotonic() + 120
         while time.monotonic() < until_s:
             try:
-                answer = service._http._client.post(
+                response = service._http._client.post(
                     "/v1/jobs", json=body, headers={"Idempotency-Key": name}
                 )
             except httpx.TransportError:
                 time.sleep(0.1)
                 continue
-            made.append((name, answer.raise_for_status().json()["id"]))
+            made.append((name, response.raise_for_status().json()["id"]))
             break
 
 
@@ -100,9 +104,9 @@ def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database)
         leases.beat(tx, claim.fence, 600.0)  # starting takes as long as it takes
     made: list[tuple[str, int]] = []
     with client.Client(api.url, key.text) as watching, client.Client(api.url, key.text) as asking:
-        seen: list[client.Event] = []
+        received: list[client.Event] = []
         threads = [
-            threading.Thread(target=lambda: seen.extend(watching.events(claim.job.id))),
+            threading.Thread(target=lambda: received.extend(watching.events(claim.job.id))),
             threading.Thread(target=submit_all, args=(asking, made)),
         ]
         for thread in threads:
@@ -118,11 +122,11 @@ def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database)
             thread.join(180)
             assert not thread.is_alive()
         assert watching.job(claim.job.id).n_trials == 4 + N_KILLS
-    assert [event.seq for event in seen] == list(range(1, len(seen) + 1))
-    assert seen[-1].to_state == "succeeded"
+    assert [event.seq for event in received] == list(range(1, len(received) + 1))
+    assert received[-1].to_state == "succeeded"
     with db.read() as tx:
-        found = jobs.page(tx, limit=1000).jobs
-    by_name = collections.Counter(job.name for job in found if job.id != claim.job.id)
+        all_jobs = jobs.page(tx, limit=1000).jobs
+    by_name = collections.Counter(job.name for job in all_jobs if job.id != claim.job.id)
     assert by_name == {f"job-{number}": 1 for number in range(N_SUBMITTED)}
-    assert {job.name: job.id for job in found if job.id != claim.job.id} == dict(made)
-    assert settings.Settings().max_running_jobs < N_SUBMITTED  # the key's own quota held
+    assert {job.name: job.id for job in all_jobs if job.id != claim.job.id} == dict(made)
+    assert settings.Settings().max_running_jobs < N_SUBMITTED  # the key's quota held

@@ -1,4 +1,4 @@
-"""Waiting for events: one question for all who wait."""
+"""Waiting for events: one query for all streams that wait."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Collection, Mapping
 from server.cache import notifier
 
 
-def test_everybody_who_waits_shares_a_question() -> None:
+def test_waiting_streams_share_a_query() -> None:
     newest = {1: 5, 2: 3}
-    asked: list[set[int]] = []
+    queried: list[set[int]] = []
 
-    def ask(job_ids: Collection[int]) -> Mapping[int, int]:
-        asked.append(set(job_ids))
+    def last_seqs(job_ids: Collection[int]) -> Mapping[int, int]:
+        queried.append(set(job_ids))
         return newest
 
     async def play() -> None:
-        made = notifier.Feed(ask, every_s=0.01)
+        made = notifier.Notifier(last_seqs, every_s=0.01)
         running = asyncio.create_task(made.run())
         waiting = [asyncio.create_task(made.newer(1, 5, 5.0)) for _ in range(20)]
         waiting.append(asyncio.create_task(made.newer(2, 2, 5.0)))
@@ -26,10 +26,10 @@ def test_everybody_who_waits_shares_a_question() -> None:
         assert not any(task.done() for task in waiting[:-1])
         newest[1] = 6
         assert all(await asyncio.gather(*waiting))
-        assert all(question <= {1, 2, 9} for question in asked)
-        n_asked = len(asked)
+        assert all(job_ids <= {1, 2, 9} for job_ids in queried)
+        n_queries = len(queried)
         await asyncio.sleep(0.05)
-        assert len(asked) == n_asked  # nobody waits, nothing is asked
+        assert len(queried) == n_queries  # nobody waits: no query
         assert not await made.newer(1, 6, 0.03)  # the time is over
         last = asyncio.create_task(made.newer(1, 6, 5.0))
         await asyncio.sleep(0)

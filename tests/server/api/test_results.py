@@ -1,4 +1,4 @@
-"""What can be seen of a job: tasks, trials, curves, search, events, artifacts, devices."""
+"""What the API returns of a job: tasks, trials, curves, search, events, artifacts, devices."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 import pydantic
 
 from server.api import routers
-from server.api.jobs import curves, events
-from server.store import artifacts, trials
+from server.api.jobs import events
+from server.store import artifacts, points, trials
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 
 
 def _get(service: Service, path: str) -> Any:
-    answer = service.client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = service.client.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_a_finished_job(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    found = _get(service, f"/v1/jobs/{job.id}")
-    assert found["state"] == "succeeded" and found["progress"] == 1.0
-    assert found["reason"] == "trials" and found["n_trials"] == 12 and found["n_failed"] == 3
-    assert found["best_us"] == job.best_us and found["unscheduled_us"] == 1000.0
-    assert found["speedup"] == 1000.0 / found["best_us"]
-    assert found["gflops"] == 1e6 / found["best_us"] / 1e3
-    assert found["breakdown"] == {"search_s": 1.0, "measure_s": 2.0}
-    assert "lease_token" not in found
+    content = _get(service, f"/v1/jobs/{job.id}")
+    assert content["state"] == "succeeded" and content["progress"] == 1.0
+    assert content["reason"] == "trials" and content["n_trials"] == 12 and content["n_failed"] == 3
+    assert content["best_us"] == job.best_us and content["unscheduled_us"] == 1000.0
+    assert content["speedup"] == 1000.0 / content["best_us"]
+    assert content["gflops"] == 1e6 / content["best_us"] / 1e3
+    assert content["breakdown"] == {"search_s": 1.0, "measure_s": 2.0}
+    assert "lease_token" not in content
     (task,) = _get(service, f"/v1/jobs/{job.id}/tasks")["items"]
-    assert task["n_sketches"] == 2 and task["speedup"] == found["speedup"]
+    assert task["n_sketches"] == 2 and task["speedup"] == content["speedup"]
     code = _get(service, f"/v1/jobs/{job.id}/tasks/0/code")
     assert code == {"schedule": "def main(): ...", "source": "; llvm"}
     assert service.client.get(f"/v1/jobs/{job.id}/tasks/1/code").status_code == 404
@@ -107,10 +107,10 @@ def test_curves_are_overlaid(service: Service) -> None:
 
 def test_predicted_against_measured(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    found = _get(service, f"/v1/jobs/{job.id}/predicted")
-    assert found["n"] == 9 and abs(found["median_ratio"] - 1.25) < 1e-9
-    assert abs(found["rank_correlation"] - 1.0) < 1e-9
-    assert [point["trial"] for point in found["points"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    predicted = _get(service, f"/v1/jobs/{job.id}/predicted")
+    assert predicted["n"] == 9 and abs(predicted["median_ratio"] - 1.25) < 1e-9
+    assert abs(predicted["rank_correlation"] - 1.0) < 1e-9
+    assert [point["trial"] for point in predicted["points"]] == [1, 2, 3, 5, 6, 7, 9, 10, 11]
     assert len(_get(service, f"/v1/jobs/{job.id}/predicted?limit=2")["points"]) == 2
 
 
@@ -119,16 +119,16 @@ def test_rank_correlation_shares_ranks() -> None:
 
     one, other = [1.0, 2.0, 2.0, 5.0, 4.0], [3.0, 1.0, 4.0, 4.0, 9.0]
     expected = stats.spearmanr(one, other).statistic
-    assert abs((curves.rank_correlation(one, other) or 0.0) - expected) < 1e-12
-    assert curves.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
+    assert abs((points.rank_correlation(one, other) or 0.0) - expected) < 1e-12
+    assert points.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
 
 
 def test_search_internals(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
-    found = _get(service, f"/v1/jobs/{job.id}/search")
-    assert [step["loss"] for step in found["rounds"][0]["steps"]] == [3.0, 2.0, 1.0]
-    assert found["rounds"][0]["n_candidates"] == 4
-    assert found["trainings"][0]["loss_after"] == 0.25 and found["errors"] == {"build": 3}
+    search = _get(service, f"/v1/jobs/{job.id}/search")
+    assert [step["loss"] for step in search["rounds"][0]["steps"]] == [3.0, 2.0, 1.0]
+    assert search["rounds"][0]["n_candidates"] == 4
+    assert search["trainings"][0]["loss_after"] == 0.25 and search["errors"] == {"build": 3}
     assert _get(service, f"/v1/jobs/{job.id}/search?task=0&after=0")["rounds"] == []
 
 
@@ -148,15 +148,15 @@ def test_events_after_a_number(service: Service) -> None:
 
 
 def test_the_stream_of_an_ended_job_ends(service: Service, monkeypatch: Any) -> None:
-    monkeypatch.setattr(events, "BATCH", 3)  # several looks
+    monkeypatch.setattr(events, "BATCH", 3)  # several reads
     job = api_rows.finished(service.db, service.blobs)
-    answer = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
-    assert answer.headers["Content-Type"].startswith("text/event-stream")
-    told = [dict(line.split(": ", 1) for line in block.splitlines())
-            for block in answer.text.split("\n\n") if block]  # fmt: skip
-    assert [int(each["id"]) for each in told[:-1]] == list(range(3, job.last_seq + 1))
-    assert told[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
-    assert json.loads(told[0]["data"])["seq"] == 3
+    response = service.client.get(f"/v1/jobs/{job.id}/events/stream?after_seq=2")
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    streamed = [dict(line.split(": ", 1) for line in block.splitlines())
+            for block in response.text.split("\n\n") if block]  # fmt: skip
+    assert [int(each["id"]) for each in streamed[:-1]] == list(range(3, job.last_seq + 1))
+    assert streamed[-1] == {"event": "end", "data": '{"state": "succeeded"}'}
+    assert json.loads(streamed[0]["data"])["seq"] == 3
     headers = {"Last-Event-ID": str(job.last_seq)}
     rest = service.client.get(f"/v1/jobs/{job.id}/events/stream", headers=headers).text
     assert rest.count("event:") == 1
@@ -169,13 +169,13 @@ def test_artifacts_are_downloaded_whole(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
     where = f"/v1/jobs/{job.id}/artifacts"
     (artifact,) = _get(service, where)["items"]
-    answer = service.client.get(f"{where}/{artifact['name']}")
-    sha256 = hashlib.sha256(answer.content).hexdigest()
-    assert answer.content == api_rows.CONTENT and sha256 == artifact["sha256"]
-    assert answer.headers["ETag"] == f'"{sha256}"' and answer.headers["X-Sha256"] == sha256
-    assert int(answer.headers["Content-Length"]) == artifact["size_bytes"]
-    assert answer.headers["Content-Type"] == "application/zip"
-    assert answer.headers["Content-Disposition"].startswith("attachment")
+    response = service.client.get(f"{where}/{artifact['name']}")
+    sha256 = hashlib.sha256(response.content).hexdigest()
+    assert response.content == api_rows.CONTENT and sha256 == artifact["sha256"]
+    assert response.headers["ETag"] == f'"{sha256}"' and response.headers["X-Sha256"] == sha256
+    assert int(response.headers["Content-Length"]) == artifact["size_bytes"]
+    assert response.headers["Content-Type"] == "application/zip"
+    assert response.headers["Content-Disposition"].startswith("attachment")
     assert service.client.get(f"{where}/other.zip").status_code == 404
 
 
@@ -186,8 +186,8 @@ def test_a_lost_blob_is_said(service: Service) -> None:
     )
     with service.db.write() as tx:
         artifacts.add(tx, claim.fence, new)
-    answer = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
-    assert answer.status_code == 404 and "blob store" in answer.json()["detail"]
+    response = service.client.get(f"/v1/jobs/{claim.job.id}/artifacts/lost.zip")
+    assert response.status_code == 404 and "blob store" in response.json()["detail"]
 
 
 def test_devices_and_tuners(service: Service) -> None:
@@ -203,17 +203,17 @@ def test_devices_and_tuners(service: Service) -> None:
 
 
 def test_operators_have_schemas(service: Service) -> None:
-    found = _get(service, "/v1/operators")
-    assert {"gemm", "conv2d", "softmax"} <= set(found)
-    assert found["gemm"]["properties"]["m"]["type"] == "integer"
-    assert _get(service, "/v1/operators/gemm") == found["gemm"]
+    operators = _get(service, "/v1/operators")
+    assert {"gemm", "conv2d", "softmax"} <= set(operators)
+    assert operators["gemm"]["properties"]["m"]["type"] == "integer"
+    assert _get(service, "/v1/operators/gemm") == operators["gemm"]
     assert service.client.get("/v1/operators/nope").status_code == 404
 
 
 def test_shipped_cost_models_have_cards(service: Service) -> None:
-    found = {model["name"]: model for model in _get(service, "/v1/models")["items"]}
-    assert found["llvm"]["card"].startswith("#") and len(found["llvm"]["sha256"]) == 64
-    assert found["llvm"]["metadata"]
+    shipped = {model["name"]: model for model in _get(service, "/v1/models")["items"]}
+    assert shipped["llvm"]["card"].startswith("#") and len(shipped["llvm"]["sha256"]) == 64
+    assert shipped["llvm"]["metadata"]
 
 
 def test_health_readiness_and_metrics(service: Service) -> None:
@@ -226,7 +226,7 @@ def test_health_readiness_and_metrics(service: Service) -> None:
     assert 'felix_http_requests_total{method="GET",route="/readyz",status="200"} 1.0' in text
 
 
-def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> None:
+def test_every_response_and_body_has_an_example_of_its_schema(service: Service) -> None:
     document = service.client.get("/v1/openapi.json").json()
     assert document["components"]["schemas"]["Problem"]["required"] == ["type", "title", "status"]
     routes = {
@@ -235,15 +235,15 @@ def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> 
         for route in router.routes
         for method in route.methods
     }
-    n_answers = 0
+    n_examples = 0
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            for status, answer in operation["responses"].items():
-                for media_type, content in answer.get("content", {}).items():
+            for status, response in operation["responses"].items():
+                for media_type, content in response.get("content", {}).items():
                     if not status.startswith("2"):
                         assert media_type == "application/problem+json"
                         continue
-                    n_answers += 1
+                    n_examples += 1
                     if media_type == "application/json":
                         adapter = pydantic.TypeAdapter(routes[method, path])
                         adapter.validate_python(content["example"])
@@ -251,6 +251,6 @@ def test_every_answer_and_body_has_an_example_of_its_shape(service: Service) -> 
                         assert isinstance(content["example"], str) and content["example"]
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 kind = content["schema"].get("$ref", "").rpartition("/")[2]
-                told = document["components"]["schemas"][kind] if kind else content["schema"]
-                assert "examples" in json.dumps(told), (method, path)
-    assert n_answers == len(routes) + 2 - 2  # two also answer 200, two answer nothing
+                schema = document["components"]["schemas"][kind] if kind else content["schema"]
+                assert "examples" in json.dumps(schema), (method, path)
+    assert n_examples == len(routes) + 2 - 2  # two also respond 200, two have no body

@@ -1,4 +1,4 @@
-"""Answers that clients share: for a moment, never across a change, never past who may not see."""
+"""Responses that clients share: for a moment, not across a change, only with the right to read."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.server.api.conftest import Service, testclient
 from tests.support import api_rows, service_fakes
 
 
-def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
+def test_callers_of_one_key_share_a_value_for_a_moment() -> None:
     made: list[int] = []
     refused: list[int] = []
 
-    async def look() -> int:
+    async def compute() -> int:
         made.append(1)
         await asyncio.sleep(0.01)
         return len(made)
@@ -36,16 +36,16 @@ def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
         raise errors.NotFound()
 
     async def play() -> None:
-        shared: single_flight.Shared[int] = single_flight.Shared(keep_s=0.05)
-        leaver = asyncio.create_task(shared.get("a", look))
+        shared: single_flight.SingleFlight[int] = single_flight.SingleFlight(ttl_s=0.05)
+        leaver = asyncio.create_task(shared.get("a", compute))
         await asyncio.sleep(0)
-        others = [asyncio.create_task(shared.get("a", look)) for _ in range(10)]
-        leaver.cancel()  # takes it from nobody
+        others = [asyncio.create_task(shared.get("a", compute)) for _ in range(10)]
+        leaver.cancel()  # the others still get the value
         assert await asyncio.gather(*others) == [1] * 10
-        assert await shared.get("a", look) == 1 and await shared.get("b", look) == 2
+        assert await shared.get("a", compute) == 1 and await shared.get("b", compute) == 2
         await asyncio.sleep(0.1)
-        assert await shared.get("a", look) == 3
-        for _ in range(2):  # errors are told, not kept
+        assert await shared.get("a", compute) == 3
+        for _ in range(2):  # errors are raised, not cached
             with pytest.raises(errors.NotFound):
                 await shared.get("c", refuse)
         assert refused == [1, 1]
@@ -53,9 +53,9 @@ def test_who_asks_the_same_gets_the_same_answer_for_a_moment() -> None:
     asyncio.run(play())
 
 
-def test_an_answer_from_before_a_change_is_given_to_nobody_after_it() -> None:
+def test_a_value_from_before_a_change_is_not_shared_after_it() -> None:
     async def play() -> None:
-        shared: single_flight.Shared[str] = single_flight.Shared(keep_s=60.0)
+        shared: single_flight.SingleFlight[str] = single_flight.SingleFlight(ttl_s=60.0)
         may_end = asyncio.Event()
 
         async def slow() -> str:
@@ -70,62 +70,60 @@ def test_an_answer_from_before_a_change_is_given_to_nobody_after_it() -> None:
         shared.forget()
         assert await shared.get("a", quick) == "after"
         may_end.set()
-        assert await early == "before"  # it had asked before
+        assert await early == "before"  # this caller came before the change
         await asyncio.sleep(0)
-        assert await shared.get("a", slow) == "after"  # and takes nothing away when it ends
+        assert await shared.get("a", slow) == "after"  # and removes nothing when it ends
 
     asyncio.run(play())
 
 
 @pytest.fixture
-def slow_looks(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """The same store behind an application that shares answers for a minute."""
-    patient = dataclasses.replace(service.settings, look_s=60.0)
+def cached(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """The same store behind an application that caches responses for a minute."""
+    patient = service.settings.model_copy(update={"cache_ttl_s": 60.0})
     with testclient.TestClient(app.create_app(patient)) as client:
         client.headers.update(service.auth("submit"))
         yield dataclasses.replace(service, client=client, settings=patient)
 
 
 @pytest.fixture
-def asked(slow_looks: Service) -> Iterator[collections.Counter[str]]:
-    """Questions to the database since the last look at it, of the application's own engine."""
-    found: collections.Counter[str] = collections.Counter()
-    engine = slow_looks.client.app.state.services.db.engine
+def queries(cached: Service) -> Iterator[collections.Counter[str]]:
+    """Queries of the application's engine since the counter was cleared."""
+    counter: collections.Counter[str] = collections.Counter()
+    engine = cached.client.app.state.services.db.engine
 
     def note(_: Any, __: Any, statement: str, *___: Any) -> None:
-        found["questions"] += statement.lstrip().upper().startswith("SELECT")
+        counter["select"] += statement.lstrip().upper().startswith("SELECT")
 
     sa.event.listen(engine, "before_cursor_execute", note)
-    yield found
+    yield counter
     sa.event.remove(engine, "before_cursor_execute", note)
 
 
-def test_clients_that_poll_share_looks(
-    slow_looks: Service, asked: collections.Counter[str]
+def test_clients_that_poll_share_responses(
+    cached: Service, queries: collections.Counter[str]
 ) -> None:
-    job = api_rows.finished(slow_looks.db, slow_looks.blobs)
-    # events first: who is told of new ones gets no answer from before
+    job = api_rows.finished(cached.db, cached.blobs)
+    # events first: new ones invalidate the responses about their job
     paths = ["/events", "/events?after_seq=3", "", "/curve", "/curve?task=7", "/tasks"]
-    first = [slow_looks.client.get(f"/v1/jobs/{job.id}{path}").json() for path in paths]
-    assert 0 < asked["questions"] < 20
-    asked.clear()
+    first = [cached.client.get(f"/v1/jobs/{job.id}{path}").json() for path in paths]
+    assert 0 < queries["select"] < 20
+    queries.clear()
     for scope in ("read", "submit", "admin"):
         for path, content in zip(paths, first, strict=True):
-            answer = slow_looks.client.get(
-                f"/v1/jobs/{job.id}{path}", headers=slow_looks.auth(scope)
-            )
-            assert answer.json() == content
-    assert asked["questions"] <= 2  # the two other keys
+            response = cached.client.get(f"/v1/jobs/{job.id}{path}", headers=cached.auth(scope))
+            assert response.json() == content
+    assert queries["select"] <= 2  # the two other keys
     assert len({str(content) for content in first}) == len(paths)  # none is another's
 
 
-def test_a_client_reads_what_it_wrote(slow_looks: Service) -> None:
-    client = slow_looks.client
-    job = api_rows.queued(slow_looks.db, slow_looks.keys["submit"].key.id)
+def test_a_client_reads_what_it_wrote(cached: Service) -> None:
+    client = cached.client
+    job = api_rows.queued(cached.db, cached.keys["submit"].key.id)
 
     def state() -> str:
-        found: str = client.get(f"/v1/jobs/{job.id}").json()["state"]
-        return found
+        current: str = client.get(f"/v1/jobs/{job.id}").json()["state"]
+        return current
 
     assert state() == "queued" and client.get(f"/v1/jobs/{job.id}/events").json()["last_seq"] == 1
     assert client.post(f"/v1/jobs/{job.id}/pause").json()["state"] == "paused" == state()
@@ -140,81 +138,79 @@ def test_a_client_reads_what_it_wrote(slow_looks: Service) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_was_told_of_an_event_gets_no_answer_from_before(
-    slow_looks: Service, stream: bool
-) -> None:
-    claim = api_rows.running(slow_looks.db, n_trials=1)
-    other = api_rows.queued(slow_looks.db)
-    number, client = claim.job.id, slow_looks.client
+def test_a_client_that_got_an_event_gets_no_older_response(cached: Service, stream: bool) -> None:
+    claim = api_rows.running(cached.db, n_trials=1)
+    other = api_rows.queued(cached.db)
+    number, client = claim.job.id, cached.client
     paths = [f"/v1/jobs/{number}", f"/v1/jobs/{number}/curve", f"/v1/jobs/{number}/tasks"]
     paths += [f"/v1/curves?job={other.id}&job={number}", f"/v1/jobs/{other.id}"]
     before = [client.get(path).json() for path in paths]
-    service_fakes.add(slow_looks.db, claim.fence, service_fakes.new_trial(30, 2.0))
-    with slow_looks.db.write() as tx:  # as other processes do
+    service_fakes.add(cached.db, claim.fence, service_fakes.new_trial(30, 2.0))
+    with cached.db.write() as tx:  # as other processes do
         control.pause(tx, other.id)
         leases.succeed(tx, claim.fence, "trials")
     assert [client.get(path).json() for path in paths] == before
     where = "events/stream" if stream else "events"
-    told = client.get(f"/v1/jobs/{number}/{where}", params={"after_seq": before[0]["last_seq"]})
-    assert "succeeded" in told.text
+    news = client.get(f"/v1/jobs/{number}/{where}", params={"after_seq": before[0]["last_seq"]})
+    assert "succeeded" in news.text
     after = [client.get(path).json() for path in paths]
     assert after[0]["state"] == "succeeded" and after[0]["best_us"] == 2.0
     assert [old == new for old, new in zip(before, after, strict=True)] == [False] * 4 + [True]
 
 
-def test_refused_changes_cost_nobody_a_look(
-    slow_looks: Service, asked: collections.Counter[str]
+def test_refused_changes_invalidate_nothing(
+    cached: Service, queries: collections.Counter[str]
 ) -> None:
-    job = api_rows.queued(slow_looks.db, slow_looks.keys["admin"].key.id)
+    job = api_rows.queued(cached.db, cached.keys["admin"].key.id)
     address = f"/v1/jobs/{job.id}"
-    first = slow_looks.client.get(address).json()
-    assert slow_looks.client.post(f"{address}/pause").status_code == 403
-    asked.clear()
-    assert slow_looks.client.get(address).json() == first
-    assert asked["questions"] == 0
+    first = cached.client.get(address).json()
+    assert cached.client.post(f"{address}/pause").status_code == 403
+    queries.clear()
+    assert cached.client.get(address).json() == first
+    assert queries["select"] == 0
 
 
-def test_a_404_is_not_kept(slow_looks: Service) -> None:
-    client = slow_looks.client
-    job = api_rows.queued(slow_looks.db)
+def test_a_404_is_not_cached(cached: Service) -> None:
+    client = cached.client
+    job = api_rows.queued(cached.db)
     assert client.get(f"/v1/jobs/{job.id + 1}").status_code == 404
-    made = api_rows.queued(slow_looks.db)  # by another process, after a 404 of its number
+    made = api_rows.queued(cached.db)  # by another process, after a 404 of its number
     assert client.get(f"/v1/jobs/{made.id}").status_code == 200
 
 
-def test_what_another_process_changes_is_seen_a_moment_later(slow_looks: Service) -> None:
-    job = api_rows.queued(slow_looks.db)
-    brief = dataclasses.replace(slow_looks.settings, look_s=0.05)
+def test_changes_of_another_process_are_visible_a_moment_later(cached: Service) -> None:
+    job = api_rows.queued(cached.db)
+    brief = cached.settings.model_copy(update={"cache_ttl_s": 0.05})
     with testclient.TestClient(app.create_app(brief)) as client:
-        client.headers.update(slow_looks.auth("read"))
-        for asking in (slow_looks.client, client):
-            assert asking.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
-        with slow_looks.db.write() as tx:
+        client.headers.update(cached.auth("read"))
+        for either in (cached.client, client):
+            assert either.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+        with cached.db.write() as tx:
             control.pause(tx, job.id)
-        assert slow_looks.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+        assert cached.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
         client.portal.call(asyncio.sleep, 0.1)
         assert client.get(f"/v1/jobs/{job.id}").json()["state"] == "paused"
         assert client.get(f"/v1/jobs/{job.id}/events").json()["last_seq"] == 2
 
 
-def test_shared_answers_are_for_those_who_may_read(slow_looks: Service) -> None:
-    job = api_rows.queued(slow_looks.db)
-    with slow_looks.db.write() as tx:
+def test_shared_responses_need_a_key_that_may_read(cached: Service) -> None:
+    job = api_rows.queued(cached.db)
+    with cached.db.write() as tx:
         blind = keys.create(tx, keys.NewKey(name="blind", can_read=False, can_submit=True))
     for path in ("", "/curve", "/tasks", "/events"):
         address = f"/v1/jobs/{job.id}{path}"
-        assert slow_looks.client.get(address).status_code == 200
+        assert cached.client.get(address).status_code == 200
         for text, status in (
             (blind.text, 403),
-            (f"{slow_looks.keys['submit'].text}x", 401),
+            (f"{cached.keys['submit'].text}x", 401),
             ("felix_000000000000_x", 401),
         ):
             headers = {"Authorization": f"Bearer {text}"}
-            assert slow_looks.client.get(address, headers=headers).status_code == status
+            assert cached.client.get(address, headers=headers).status_code == status
 
 
-def test_a_known_key_is_looked_up_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "KEY_KNOWN_S", 0.1)
+def test_a_cached_key_is_read_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "KEY_TTL_S", 0.1)
     with testclient.TestClient(app.create_app(service.settings)) as client:
         headers = service.auth("read")
         assert client.get("/v1/me", headers=headers).status_code == 200
@@ -224,8 +220,8 @@ def test_a_known_key_is_looked_up_again(service: Service, monkeypatch: pytest.Mo
         assert client.get("/v1/me", headers=headers).status_code == 401
 
 
-def test_a_known_key_ends_with_its_time(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "KEY_KNOWN_S", 3600.0)
+def test_a_cached_key_expires(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "KEY_TTL_S", 3600.0)
     with testclient.TestClient(app.create_app(service.settings)) as client:
         with service.db.write() as tx:
             made = keys.create(tx, keys.NewKey(name="brief", expires_s=1000.0))
@@ -240,7 +236,7 @@ def test_a_known_key_ends_with_its_time(service: Service, monkeypatch: pytest.Mo
         assert client.get("/v1/me", headers=headers).status_code == 401
 
 
-def test_a_known_key_is_not_known_after_it_is_revoked(service: Service) -> None:
+def test_a_cached_key_is_forgotten_when_it_is_revoked(service: Service) -> None:
     made = service.client.post(
         "/v1/keys", json={"name": "k"}, headers=service.auth("admin")
     ).json()
@@ -252,7 +248,7 @@ def test_a_known_key_is_not_known_after_it_is_revoked(service: Service) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 5, 256])
-def test_a_tail_tells_what_the_database_tells(
+def test_a_window_has_what_the_database_has(
     service: Service, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     monkeypatch.setattr(recent_events, "LENGTH", length)
@@ -262,16 +258,16 @@ def test_a_tail_tells_what_the_database_tells(
         for seq in (0, 3, job.last_seq - 2, job.last_seq, job.last_seq + 5):
             for limit in (1, 4, 500):
                 query = {"after_seq": seq, "limit": limit, "type": [str(one) for one in chosen]}
-                answer = service.client.get(f"/v1/jobs/{job.id}/events", params=query)
+                response = service.client.get(f"/v1/jobs/{job.id}/events", params=query)
                 with service.db.read() as tx:
-                    found = events.after(tx, job.id, seq, limit, chosen)
-                wanted = [responses.Event.model_validate(one) for one in found]
-                got = responses.Events.model_validate_json(answer.content)
-                assert got.items == wanted
-                assert got.last_seq == (found[-1].seq if found else seq)
+                    stored = events.after(tx, job.id, seq, limit, chosen)
+                expected = [responses.Event.model_validate(one) for one in stored]
+                got = responses.Events.model_validate_json(response.content)
+                assert got.items == expected
+                assert got.last_seq == (stored[-1].seq if stored else seq)
 
 
-def test_a_tail_grows_and_stays_short(db: database.Database, monkeypatch: Any) -> None:
+def test_a_window_grows_and_stays_short(db: database.Database, monkeypatch: Any) -> None:
     monkeypatch.setattr(recent_events, "LENGTH", 4)
     monkeypatch.setattr(recent_events, "JOBS", 2)
     numbers = [api_rows.queued(db).id for _ in range(3)]
@@ -281,32 +277,32 @@ def test_a_tail_grows_and_stays_short(db: database.Database, monkeypatch: Any) -
         encoded.append(event.seq)
         return api_events.encode(event)
 
-    def tell(job_id: int, count: int) -> None:
+    def append(job_id: int, count: int) -> None:
         with db.write() as tx:
             for _ in range(count):
                 events.append(tx, job_id, events.Type.WARNING, {"message": "x"})
 
     async def play() -> None:
-        told: list[int] = []
-        kept = recent_events.Tails(db, encode, 0.0, told.append)
+        invalidated: list[int] = []
+        windows = recent_events.RecentEvents(db, encode, 0.0, invalidated.append)
         first = numbers[0]
         for count, since, last in ((0, 0, 1), (2, 0, 3), (3, 2, 6), (9, 11, 15)):
-            tell(first, count)
+            append(first, count)
             await asyncio.sleep(0)
-            kept.forget()
-            tail = await kept.of(first)
-            assert (tail.since, tail.last_seq) == (since, last)
-            assert [one.seq for one in tail.told] == list(range(since + 1, last + 1))
-        kept.forget()
-        await kept.of(first)
-        assert told == [first] * 4  # not of what was told before
+            windows.forget()
+            window = await windows.of(first)
+            assert (window.since, window.last_seq) == (since, last)
+            assert [one.seq for one in window.events] == list(range(since + 1, last + 1))
+        windows.forget()
+        await windows.of(first)
+        assert invalidated == [first] * 4  # not when nothing is new
         assert encoded == [1, 2, 3, 4, 5, 6, 12, 13, 14, 15]  # each once
         for number in (*numbers[1:], first):  # the first has been dropped meanwhile
-            await kept.of(number)
-        kept.forget()
-        await kept.of(first)
+            await windows.of(number)
+        windows.forget()
+        await windows.of(first)
         assert encoded[10:] == [1, 1, 12, 13, 14, 15]
         with pytest.raises(errors.NotFound):
-            await kept.of(99)
+            await windows.of(99)
 
     asyncio.run(play())

@@ -26,7 +26,7 @@ def url(tmp_path: pathlib.Path) -> str:
 
 
 class Pages:
-    """A browser without a screen: cookies are kept, redirects are not followed."""
+    """A browser without a screen: cookies stay, redirects are not followed."""
 
     def __init__(self, service: Service) -> None:  # noqa: F811
         self.service, self.client = service, service.client
@@ -37,21 +37,21 @@ class Pages:
         """Log in with the key of a scope."""
         self.client.cookies.clear()
         key = self.service.keys[scope].text
-        answer = self.client.post("/dashboard/login", data={"key": key})
-        assert answer.status_code == 303, answer.text
+        response = self.client.post("/dashboard/login", data={"key": key})
+        assert response.status_code == 303, response.text
 
     def get(self, address: str, status: int = 200) -> str:
         """The text of a page."""
-        answer = self.client.get(address)
-        assert answer.status_code == status, (answer.status_code, answer.text[:2000])
-        return answer.text
+        response = self.client.get(address)
+        assert response.status_code == status, (response.status_code, response.text[:2000])
+        return response.text
 
     @property
     def csrf(self) -> str:
         """The token of the login, as a page has it."""
-        found = re.search(r'name="csrf-token" content="([^"]+)"', self.get("/dashboard/compare"))
-        assert found is not None
-        return html.unescape(found.group(1))
+        meta = re.search(r'name="csrf-token" content="([^"]+)"', self.get("/dashboard/compare"))
+        assert meta is not None
+        return html.unescape(meta.group(1))
 
 
 @pytest.fixture

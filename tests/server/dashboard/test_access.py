@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
 import pytest
 
 from server.dashboard.pages import access
-from server.store import keys, rows
+from server.store import keys
 from tests.server.dashboard.conftest import Pages
 from tests.support import api_rows
 
@@ -21,17 +20,17 @@ def admin(pages: Pages) -> Pages:
     return pages
 
 
-def every(pages: Pages) -> list[rows.Key]:
+def every(pages: Pages) -> list[dict[str, Any]]:
     """All keys, without when they were used."""
     with pages.service.db.read() as tx:
-        return [dataclasses.replace(key, last_used_at=None) for key in keys.every(tx)]
+        return [vars(key) | {"last_used_at": None} for key in keys.every(tx)]
 
 
 def send(pages: Pages, status: int, **fields: Any) -> str:
-    """Send the form of a new key; the page that answers."""
-    answer = pages.client.post("/dashboard/keys", data={"csrf_token": pages.csrf, **fields})
-    assert answer.status_code == status, answer.text[:2000]
-    return answer.text
+    """Send the form of a new key; the page that comes back."""
+    response = pages.client.post("/dashboard/keys", data={"csrf_token": pages.csrf, **fields})
+    assert response.status_code == status, response.text[:2000]
+    return response.text
 
 
 @pytest.mark.parametrize("scope", ["read", "submit"])
@@ -42,7 +41,7 @@ def test_only_administrators_manage_keys(pages: Pages, scope: str) -> None:
     for address in ("/dashboard/keys", "/dashboard/audit"):
         assert "scope admin" in pages.get(address, 403)
     form = {"csrf_token": pages.csrf, "name": "mine", "scope": "admin"}
-    for address in ("/dashboard/keys", f"/dashboard/keys/{before[0].id}/revoke"):
+    for address in ("/dashboard/keys", f"/dashboard/keys/{before[0]['id']}/revoke"):
         assert pages.client.post(address, data=form).status_code == 403
     assert every(pages) == before
 
@@ -53,17 +52,19 @@ def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
         admin, 200, name="ci <b>", scope=["read", "submit"], expires_days="1.5",
         max_running_jobs="0", max_trials="", max_upload_mib="0.5",
     )  # fmt: skip
-    found = re.search(r"felix_[0-9a-f]{12}_[\w-]+", page)
-    assert found is not None and "ci &lt;b&gt;" in page
+    key_text = re.search(r"felix_[0-9a-f]{12}_[\w-]+", page)
+    assert key_text is not None and "ci &lt;b&gt;" in page
     with admin.service.db.read() as tx:
-        made = keys.find(tx, found.group())
+        made = keys.find(tx, key_text.group())
     assert access.scopes(made) == ["read", "submit"] and made.name == "ci <b>"
     assert (made.max_running_jobs, made.max_trials, made.max_upload_bytes) == (0, None, 1 << 19)
     assert made.expires_at is not None
     assert (made.expires_at - made.created_at).total_seconds() == pytest.approx(1.5 * 86400, abs=1)
     for address in ("/dashboard/keys", "/dashboard/audit"):
-        shown = admin.get(address)
-        assert found.group() not in shown and "ci &lt;b&gt;" in admin.get("/dashboard/keys")
+        later_page = admin.get(address)
+        assert key_text.group() not in later_page and "ci &lt;b&gt;" in admin.get(
+            "/dashboard/keys"
+        )
     assert "key.create" in admin.get("/dashboard/audit")
 
 
@@ -81,7 +82,7 @@ def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
         ({"max_upload_mib": "nan"}, ["max_upload_mib"]),
     ],
 )
-def test_wrong_fields_are_told_and_the_rest_stays(
+def test_wrong_fields_are_reported_and_the_rest_stays(
     admin: Pages, fields: dict[str, Any], wrong: list[str]
 ) -> None:
     before = every(admin)
@@ -101,8 +102,8 @@ def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:
     assert service.client.get("/v1/me", headers=headers).status_code == 200
     at = f"/dashboard/keys/{key.key.id}/revoke"
     assert admin.client.post(at, data={"csrf_token": "x"}).status_code == 403
-    answer = admin.client.post(at, data={"csrf_token": admin.csrf})
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/keys"
+    response = admin.client.post(at, data={"csrf_token": admin.csrf})
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/keys"
     assert service.client.get("/v1/me", headers=headers).status_code == 401
     page = admin.get("/dashboard/keys")
     assert "revoked" in page and at not in page
@@ -110,8 +111,8 @@ def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:
     assert admin.client.post(
         "/dashboard/keys/99/revoke", data={"csrf_token": admin.csrf}
     ).status_code == 404  # fmt: skip
-    own = f"/dashboard/keys/{service.keys['admin'].key.id}/revoke"
-    assert admin.client.post(own, data={"csrf_token": admin.csrf}).status_code == 303
+    revoke_this_key = f"/dashboard/keys/{service.keys['admin'].key.id}/revoke"
+    assert admin.client.post(revoke_this_key, data={"csrf_token": admin.csrf}).status_code == 303
     assert admin.client.get("/dashboard/keys").status_code == 303
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from server import errors
-from server.store import control, jobs, keys, trials
+from server.store import control, jobs, keys
+from server.store import points as store_points
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
 from tests.support.dashboard.browser import Site, points, until
@@ -55,10 +56,10 @@ def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     until(page, "document.querySelector('#head .badge').textContent === 'succeeded'")
     until(page, "document.querySelector('#link').textContent === 'Ended'")
     assert page.evaluate("window.mark") == "never loaded again"
-    with page.expect_download() as found:
+    with page.expect_download() as download:
         page.get_by_role("link", name="Download felix-job.zip").click()
-    assert pathlib.Path(found.value.path()).read_bytes() == growing.CONTENT
-    assert found.value.suggested_filename == "felix-job.zip"
+    assert pathlib.Path(download.value.path()).read_bytes() == growing.CONTENT
+    assert download.value.suggested_filename == "felix-job.zip"
     assert job.workload["params"]["m"] == 64
 
 
@@ -80,7 +81,7 @@ def test_controls_of_the_charts(page: Any, site: Site) -> None:
     until(page, "document.querySelector('#convergence').textContent.includes('unscheduled')")
     page.goto(f"/dashboard/jobs/{number}/search")
     with site.db.read() as tx:
-        pairs = len(trials.predicted(tx, number, 0))
+        pairs = len(store_points.predicted(tx, number, 0))
     assert points(page, "predicted") == pairs + 2  # and the two ends of the line
     assert points(page, "descent") == 4 * 21
     before = page.locator("#rounds tbody tr").count()
@@ -107,11 +108,11 @@ def test_compare_from_the_table(page: Any, site: Site) -> None:
     assert points(page, "curves") > 4
     page.locator("#compare-y").select_option("% of the best of all")
     until(page, "document.querySelector('#curves .ytitle').textContent.includes('best of all')")
-    shown = page.locator("#curves").inner_text()
-    assert "one" in shown and "two" in shown
+    legend = page.locator("#curves").inner_text()
+    assert "one" in legend and "two" in legend
 
 
-def test_a_lost_connection_is_told_and_mended(page: Any, site: Site) -> None:
+def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None:
     job = api_rows.queued(site.db)
     page.goto("/dashboard")
     page.wait_for_selector(".link-live")
@@ -145,9 +146,9 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
     form.locator("text=one input a line").first.wait_for()
     assert form.get_by_label("Shapes").get_attribute("aria-invalid") == "true"
     form.get_by_label("Kind").locator("text=TIR").click()
-    with page.expect_response("**/v1/jobs/upload") as answer:
+    with page.expect_response("**/v1/jobs/upload") as response:
         form.get_by_role("button", name="Upload").click()
-    assert answer.value.status == 422
+    assert response.value.status == 422
     form.get_by_role("alert").wait_for()
     with site.db.read() as tx:
         assert not jobs.page(tx).jobs
@@ -174,11 +175,11 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     job = service_fakes.get(site.db, number)
     assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
     page.get_by_text("Change name").click()
-    page.locator("#e-note").fill("kept while the page is live")
+    page.locator("#e-note").fill("stays while the page is live")
     page.wait_for_timeout(2500)
-    assert page.locator("#e-note").input_value() == "kept while the page is live"
+    assert page.locator("#e-note").input_value() == "stays while the page is live"
     page.get_by_role("button", name="Save").click()
-    page.wait_for_selector("#asked >> text=kept while the page is live")
+    page.wait_for_selector("#submitted >> text=stays while the page is live")
 
 
 def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:

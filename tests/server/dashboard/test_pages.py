@@ -17,7 +17,7 @@ HOSTILE = """<script>alert('1')</script>"><img src=x onerror=alert(2)> & {{ 7*7 
 TABS = ("", "/trials", "/search", "/code", "/log", "/log?all=1")
 
 
-def own(pages: Pages) -> int:
+def key_id(pages: Pages) -> int:
     """The key of whoever is logged in."""
     return pages.service.keys["submit"].key.id
 
@@ -27,18 +27,18 @@ def own(pages: Pages) -> int:
 )
 def test_empty_pages_say_what_to_do(pages: Pages, address: str) -> None:
     text = words(pages.get(address))
-    said = {
+    expected_text = {
         "/dashboard": "Submit the first job",
         "/dashboard/submit": "No tuner is alive yet: a job waits until one is",
         "/dashboard/compare": "Tick jobs in the table of jobs",
         "/dashboard/devices": "A device appears when a tuner on its machine starts",
     }
-    assert said[address] in text
+    assert expected_text[address] in text
 
 
 def test_table_shows_figures_and_filters(pages: Pages) -> None:
     service = pages.service
-    done = api_rows.finished(service.db, service.blobs, own(pages), name="fast one")
+    done = api_rows.finished(service.db, service.blobs, key_id(pages), name="fast one")
     api_rows.queued(service.db, name="slow one", tags=("nightly",), target_key="cuda/sm_90/X")
     text = words(pages.get("/dashboard"))
     assert "fast one" in text and "slow one" in text
@@ -54,8 +54,8 @@ def test_table_shows_figures_and_filters(pages: Pages) -> None:
         ("q=nothing", set()),
     ):
         page = pages.get(f"/dashboard?{query}")
-        shown = {name for name in ("fast one", "slow one") if f">{name}</a>" in page}
-        assert shown == names, query
+        listed = {name for name in ("fast one", "slow one") if f">{name}</a>" in page}
+        assert listed == names, query
     assert "No job matches" in pages.get("/dashboard?q=nothing")
     assert f"/dashboard/jobs/{done.id}" in pages.get("/dashboard")
 
@@ -71,7 +71,7 @@ def test_table_pages_by_number(pages: Pages) -> None:
 
 
 def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
-    service, key = pages.service, own(pages)
+    service, key = pages.service, key_id(pages)
     cancelled = api_rows.queued(service.db, key)
     with service.db.write() as tx:
         control.cancel(tx, cancelled.id)
@@ -89,7 +89,7 @@ def test_pages_of_a_job_at_all_times(pages: Pages) -> None:
 
 def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages), n_tasks=2, trials=64)
+    api_rows.queued(pages.service.db, key_id(pages), n_tasks=2, trials=64)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(20)
     job = grows.finish(pages.service.blobs)
@@ -99,21 +99,21 @@ def test_overview_has_figures_tasks_times_and_files(pages: Pages) -> None:
     assert "Search 43 % 22 s 43 %" in text and "Other" in text
     assert "task-0" in text and "task-1" in text and "1.00 MFLOP" in text and "Total" in text
     assert f'href="/v1/jobs/{job.id}/artifacts/felix-job.zip"' in page
-    answer = pages.client.get(f"/v1/jobs/{job.id}/artifacts/felix-job.zip")
-    assert answer.content == growing.CONTENT
+    response = pages.client.get(f"/v1/jobs/{job.id}/artifacts/felix-job.zip")
+    assert response.content == growing.CONTENT
 
 
 def test_points_are_the_measured_trials(pages: Pages) -> None:
-    found = api_rows.running(pages.service.db, own(pages), n_trials=8)
-    answer = pages.client.get(f"/dashboard/data/jobs/{found.job.id}/points?task=0").json()
-    assert answer["trial"] == [1, 2, 3, 5, 6, 7]
-    assert answer["latency_us"][0] == 100.0 and answer["elapsed_s"][0] == 1.0
+    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=8)
+    response = pages.client.get(f"/dashboard/data/jobs/{claim.job.id}/points?task=0").json()
+    assert response["trial"] == [1, 2, 3, 5, 6, 7]
+    assert response["latency_us"][0] == 100.0 and response["elapsed_s"][0] == 1.0
     assert pages.client.get("/dashboard/data/jobs/99/points").status_code == 404
 
 
 def test_trials_page_filters_and_pages(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages), trials=200)
+    api_rows.queued(pages.service.db, key_id(pages), trials=200)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(120)
     at = f"/dashboard/jobs/{grows.claim.job.id}/trials"
@@ -130,10 +130,10 @@ def test_trials_page_filters_and_pages(pages: Pages) -> None:
 
 def test_search_page_judges_the_cost_model(pages: Pages) -> None:
     service = pages.service
-    good = api_rows.running(service.db, own(pages), n_trials=24)  # predictions in the right order
+    good = api_rows.running(service.db, key_id(pages), n_trials=24)  # predictions in order
     text = words(pages.get(f"/dashboard/jobs/{good.job.id}/search"))
     assert "Rank correlation 1.000 over 18 trials: the cost model orders" in text
-    bad = api_rows.running(service.db, own(pages), n_trials=0)
+    bad = api_rows.running(service.db, key_id(pages), n_trials=0)
     with service.db.write() as tx:
         for number in range(20):
             new = service_fakes.new_trial(number, 10.0 + number, predicted_us=90.0 - number)
@@ -143,19 +143,19 @@ def test_search_page_judges_the_cost_model(pages: Pages) -> None:
 
 def test_code_is_marked_and_whole(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages))
+    api_rows.queued(pages.service.db, key_id(pages))
     grows = growing.Growing(pages.service.db, worker)
     grows.step(2)
     job = grows.finish(pages.service.blobs)
     page = pages.get(f"/dashboard/jobs/{job.id}/code")
     assert '<span class="k">def</span>' in page and " style=" not in page
-    shown = html.unescape(re.sub(r"<[^>]+>", "", page))
-    assert growing.SCHEDULE in shown and growing.SOURCE in shown and "LLVM IR" in shown
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert growing.SCHEDULE in text and growing.SOURCE in text and "LLVM IR" in text
 
 
 def test_log_is_paged_newest_first(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
-    api_rows.queued(pages.service.db, own(pages), trials=400)
+    api_rows.queued(pages.service.db, key_id(pages), trials=400)
     grows = growing.Growing(pages.service.db, worker)
     grows.step(230)
     at = f"/dashboard/jobs/{grows.claim.job.id}/log"
@@ -171,8 +171,8 @@ def test_log_is_paged_newest_first(pages: Pages) -> None:
 
 def test_compare_takes_numbers_in_any_writing(pages: Pages) -> None:
     service = pages.service
-    one = api_rows.finished(service.db, service.blobs, own(pages), name="first")
-    two = api_rows.running(service.db, own(pages), name="second").job
+    one = api_rows.finished(service.db, service.blobs, key_id(pages), name="first")
+    two = api_rows.running(service.db, key_id(pages), name="second").job
     page = pages.get(f"/dashboard/compare?job={one.id}&job=%23{two.id},+77")
     assert f'data-jobs="{one.id},{two.id}"' in page
     assert "There is no job 77" in page and "first" in page and "second" in page
@@ -190,7 +190,7 @@ def test_devices_tell_who_is_alive(pages: Pages) -> None:
 
 def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     service = pages.service
-    mine = api_rows.queued(service.db, own(pages))
+    mine = api_rows.queued(service.db, key_id(pages))
     other = api_rows.queued(service.db, service.keys["admin"].key.id)
 
     def verbs(job_id: int) -> set[str]:
@@ -201,20 +201,20 @@ def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     assert verbs(mine.id) == {"pause", "cancel"}
     assert verbs(other.id) == set()
     csrf = {"csrf_token": pages.csrf}
-    answer = pages.client.post(f"/dashboard/jobs/{mine.id}/pause", data=csrf)
-    assert answer.status_code == 303
+    response = pages.client.post(f"/dashboard/jobs/{mine.id}/pause", data=csrf)
+    assert response.status_code == 303
     assert verbs(mine.id) == {"resume", "cancel"}
-    answer = pages.client.post(f"/dashboard/jobs/{mine.id}/retry", data=csrf)
-    assert answer.status_code == 409 and "cannot be retried" in answer.text
-    answer = pages.client.post(f"/dashboard/jobs/{other.id}/cancel", data=csrf)
-    assert answer.status_code == 403
+    response = pages.client.post(f"/dashboard/jobs/{mine.id}/retry", data=csrf)
+    assert response.status_code == 409 and "cannot be retried" in response.text
+    response = pages.client.post(f"/dashboard/jobs/{other.id}/cancel", data=csrf)
+    assert response.status_code == 403
     assert pages.client.post(f"/dashboard/jobs/{mine.id}/explode", data=csrf).status_code == 404
     assert service_fakes.get(service.db, other.id).state == "queued"
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong"])
 def test_actions_need_the_token(pages: Pages, token: str | None) -> None:
-    job = api_rows.queued(pages.service.db, own(pages))
+    job = api_rows.queued(pages.service.db, key_id(pages))
     data = {} if token is None else {"csrf_token": token}
     for address in (f"/dashboard/jobs/{job.id}/cancel", "/dashboard/submit", "/dashboard/logout"):
         assert pages.client.post(address, data=data).status_code == 403
@@ -223,7 +223,7 @@ def test_actions_need_the_token(pages: Pages, token: str | None) -> None:
 
 
 def test_readers_see_but_do_nothing(pages: Pages) -> None:
-    job = api_rows.queued(pages.service.db, own(pages))
+    job = api_rows.queued(pages.service.db, key_id(pages))
     pages.log_in("read")
     assert "data-verb" not in pages.get(f"/dashboard/jobs/{job.id}")
     assert "Your key may only read" in words(pages.get("/dashboard/submit"))
@@ -235,16 +235,16 @@ def test_readers_see_but_do_nothing(pages: Pages) -> None:
 
 def test_hostile_names_are_text(pages: Pages) -> None:
     service = pages.service
-    found = api_rows.running(
-        service.db, own(pages), n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
+    claim = api_rows.running(
+        service.db, key_id(pages), n_trials=4, name=HOSTILE, note=HOSTILE, tags=(HOSTILE[:60],),
         op=HOSTILE, workload={"params": {HOSTILE: HOSTILE}, "left_out": [HOSTILE]},
     )  # fmt: skip
     with service.db.write() as tx:
         new = service_fakes.new_trial(50, None, message=HOSTILE, error="build", device=HOSTILE)
-        number = trials.append(tx, found.fence, new).number
-    at = f"/dashboard/jobs/{found.job.id}"
+        number = trials.append(tx, claim.fence, new).number
+    at = f"/dashboard/jobs/{claim.job.id}"
     for address in (
-        "/dashboard", f"/dashboard/compare?job={found.job.id}", f"{at}/trials/{number}",
+        "/dashboard", f"/dashboard/compare?job={claim.job.id}", f"{at}/trials/{number}",
         "/dashboard?q=%3Cscript%3E%22",
         "/dashboard?tag=%22%3E%3Cscript%3E&target=%3Cscript%3E",
         *(f"{at}{tab}" for tab in TABS),
@@ -265,7 +265,7 @@ def test_hostile_names_are_text(pages: Pages) -> None:
     ],
 )  # fmt: skip
 def test_missing_things_are_pages(pages: Pages, address: str) -> None:
-    api_rows.queued(pages.service.db, own(pages))
+    api_rows.queued(pages.service.db, key_id(pages))
     page = pages.get(address, 404)
     assert (
         "<h1>Not found</h1>" in page and 'href="/dashboard"' in page and "<!doctype html>" in page
@@ -273,30 +273,30 @@ def test_missing_things_are_pages(pages: Pages, address: str) -> None:
 
 
 def test_pages_forbid_foreign_content(pages: Pages) -> None:
-    answer = pages.client.get("/dashboard")
-    policy = answer.headers["content-security-policy"]
+    response = pages.client.get("/dashboard")
+    policy = response.headers["content-security-policy"]
     scripts = next(part for part in policy.split("; ") if part.startswith("script-src"))
     assert "unsafe" not in scripts and "'self'" in scripts
-    assert answer.headers["cache-control"] == "no-store"
-    page = answer.text
+    assert response.headers["cache-control"] == "no-store"
+    page = response.text
     assert "http://" not in page.replace("http://testserver", "") and "https://" not in page
     assert "onclick=" not in page and "javascript:" not in page
 
 
-def test_assets_are_kept_by_browsers_and_packed(logged_out: Pages) -> None:
+def test_assets_are_cached_by_browsers_and_packed(logged_out: Pages) -> None:
     page = logged_out.get("/dashboard/login")
     address = page.split('stylesheet" href="')[1].split('"')[0]
-    answer = logged_out.client.get(address)
-    assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"]
-    assert answer.headers["content-type"].startswith("text/css")
-    assert answer.headers["content-encoding"] == "gzip" and ":root" in answer.text
+    response = logged_out.client.get(address)
+    assert response.status_code == 200 and "immutable" in response.headers["cache-control"]
+    assert response.headers["content-type"].startswith("text/css")
+    assert response.headers["content-encoding"] == "gzip" and ":root" in response.text
     plotly = logged_out.client.get(address.replace("base.css", "plotly.min.js"))
     assert plotly.status_code == 200 and "plotly.js v" in plotly.text[:200]
     old = logged_out.client.get("/dashboard/assets/0123/base.css")
     assert old.status_code == 200 and old.headers["cache-control"] == "no-cache"
     for name in ("routers.py", "..%2frouters.py", "nothing.js"):
-        answer = logged_out.client.get(f"/dashboard/assets/0123/{name}")
-        assert answer.status_code in (303, 404)
+        response = logged_out.client.get(f"/dashboard/assets/0123/{name}")
+        assert response.status_code in (303, 404)
 
 
 def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
@@ -306,38 +306,38 @@ def test_nobody_sees_pages_without_a_login(logged_out: Pages) -> None:
         "/dashboard", "/dashboard/compare?job=1", "/dashboard/devices", "/dashboard/submit",
         *(f"/dashboard/jobs/{job.id}{tab}" for tab in TABS),
     ):  # fmt: skip
-        answer = logged_out.client.get(address)
-        assert answer.status_code == 303
-        assert answer.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
-        assert job.name not in answer.text
+        response = logged_out.client.get(address)
+        assert response.status_code == 303
+        assert response.headers["location"].startswith("/dashboard/login?next=%2Fdashboard")
+        assert job.name not in response.text
     assert logged_out.client.get(f"/dashboard/data/jobs/{job.id}/points").status_code == 401
-    answer = logged_out.client.post(f"/dashboard/jobs/{job.id}/cancel")
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/login"
+    response = logged_out.client.post(f"/dashboard/jobs/{job.id}/cancel")
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/login"
 
 
 def test_log_in_and_out(logged_out: Pages) -> None:
     key = logged_out.service.keys["read"].text
     form = {"key": f" {key}\n", "next": "/dashboard/devices"}
-    answer = logged_out.client.post("/dashboard/login", data=form)
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/devices"
-    cookie = answer.headers["set-cookie"].lower()
+    response = logged_out.client.post("/dashboard/login", data=form)
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard/devices"
+    cookie = response.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=lax" in cookie and key not in cookie
     logged_out.get("/dashboard/devices")
-    answer = logged_out.client.get("/dashboard/login?next=/dashboard/compare")
-    assert answer.headers["location"] == "/dashboard/compare"
-    answer = logged_out.client.post("/dashboard/logout", data={"csrf_token": logged_out.csrf})
-    assert answer.status_code == 303
+    response = logged_out.client.get("/dashboard/login?next=/dashboard/compare")
+    assert response.headers["location"] == "/dashboard/compare"
+    response = logged_out.client.post("/dashboard/logout", data={"csrf_token": logged_out.csrf})
+    assert response.status_code == 303
     assert logged_out.client.get("/dashboard").status_code == 303
 
 
 def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
     for _ in range(10):
-        answer = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
-        assert answer.status_code == 401 and "This key is unknown" in answer.text
-    answer = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
-    assert answer.status_code == 429 and "wait a minute" in answer.text.lower()
-    answer = logged_out.client.post("/dashboard/login", data={})
-    assert answer.status_code == 429
+        response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
+        assert response.status_code == 401 and "This key is unknown" in response.text
+    response = logged_out.client.post("/dashboard/login", data={"key": "felix_a_b"})
+    assert response.status_code == 429 and "wait a minute" in response.text.lower()
+    response = logged_out.client.post("/dashboard/login", data={})
+    assert response.status_code == 429
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ def test_wrong_keys_are_told_and_slowed_down(logged_out: Pages) -> None:
 )  # fmt: skip
 def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[str, str]) -> None:
     data = {"key": logged_out.service.keys["read"].text}
-    answer = logged_out.client.post("/dashboard/login", data=data, headers=headers)
-    assert answer.status_code == 403 and "set-cookie" not in answer.headers
+    response = logged_out.client.post("/dashboard/login", data=data, headers=headers)
+    assert response.status_code == 403 and "set-cookie" not in response.headers
 
 
 @pytest.mark.parametrize(
@@ -358,26 +358,26 @@ def test_other_sites_cannot_log_a_browser_in(logged_out: Pages, headers: dict[st
 )  # fmt: skip
 def test_login_leads_nowhere_else(logged_out: Pages, after: str) -> None:
     data = {"key": logged_out.service.keys["read"].text, "next": after}
-    answer = logged_out.client.post("/dashboard/login", data=data)
-    assert answer.headers["location"] == "/dashboard"
+    response = logged_out.client.post("/dashboard/login", data=data)
+    assert response.headers["location"] == "/dashboard"
 
 
 def test_a_revoked_key_is_logged_out(pages: Pages) -> None:
     with pages.service.db.write() as tx:
-        keys.revoke(tx, own(pages))
+        keys.revoke(tx, key_id(pages))
     assert pages.client.get("/dashboard").status_code == 303
     with pytest.raises(errors.Unauthenticated), pages.service.db.read() as tx:
         keys.find(tx, pages.service.keys["submit"].text)
 
 
 def test_the_address_of_the_service_leads_here(logged_out: Pages) -> None:
-    answer = logged_out.client.get("/")
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard"
+    response = logged_out.client.get("/")
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard"
 
 
 @pytest.mark.parametrize("address", ["/dashboard", "/dashboard/submit", "/dashboard/jobs/1"])
 def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> None:
-    api_rows.running(pages.service.db, own(pages), n_tasks=2)
+    api_rows.running(pages.service.db, key_id(pages), n_tasks=2)
     page = pages.get(address)
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)), sorted(one for one in ids if ids.count(one) > 1)
@@ -389,7 +389,7 @@ def test_ids_are_unique_and_fields_have_labels(pages: Pages, address: str) -> No
 
 def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     service = pages.service
-    mine = api_rows.finished(service.db, service.blobs, own(pages), name="before")
+    mine = api_rows.finished(service.db, service.blobs, key_id(pages), name="before")
     other = api_rows.queued(service.db, service.keys["admin"].key.id)
     at, csrf = f"/dashboard/jobs/{mine.id}", {"csrf_token": pages.csrf}
     form = {**csrf, "name": "after", "tags": "b, a,", "priority": "7", "note": "why <b>"}
@@ -404,24 +404,24 @@ def test_a_job_is_changed_and_deleted_by_its_owner(pages: Pages) -> None:
     assert pages.client.post(f"{there}/change", data=form).status_code == 403
     assert pages.client.post(f"{there}/delete", data=csrf).status_code == 403
     assert pages.client.post(f"{at}/delete", data={}).status_code == 403
-    answer = pages.client.post(f"{at}/delete", data=csrf)
-    assert answer.status_code == 303 and answer.headers["location"] == "/dashboard"
+    response = pages.client.post(f"{at}/delete", data=csrf)
+    assert response.status_code == 303 and response.headers["location"] == "/dashboard"
     pages.get(at, 404)
-    running = api_rows.running(service.db, own(pages)).job
-    answer = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
-    assert answer.status_code == 409 and "cancel it first" in words(answer.text).lower()
+    running = api_rows.running(service.db, key_id(pages)).job
+    response = pages.client.post(f"/dashboard/jobs/{running.id}/delete", data=csrf)
+    assert response.status_code == 409 and "cancel it first" in words(response.text).lower()
 
 
 def test_of_many_trials_a_share_is_drawn_and_all_improvements(pages: Pages) -> None:
-    found = api_rows.running(pages.service.db, own(pages), n_trials=0)
+    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=0)
     with pages.service.db.write() as tx:
         for number in range(40):
             new = service_fakes.new_trial(number, 50.0 if number == 36 else 100.0 + number)
-            trials.append(tx, found.fence, new)
+            trials.append(tx, claim.fence, new)
     with pages.service.db.read() as tx:
-        every = points.points(tx, found.job.id)
-        some = points.points(tx, found.job.id, most=10)
-        late = points.points(tx, found.job.id, after=38)
+        every = points.points(tx, claim.job.id)
+        some = points.points(tx, claim.job.id, most=10)
+        late = points.points(tx, claim.job.id, after=38)
     assert [point[0] for point in every] == list(range(1, 41))
     assert [point[0] for point in some] == [1, *range(4, 37, 4), 37, 40]
     assert [point[0] for point in late] == [39, 40]

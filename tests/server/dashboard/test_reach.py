@@ -29,7 +29,7 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
     grows.step(24)
     api_rows.queued(site.db)
     tree = page.context.new_cdp_session(page)
-    n_seen = 0
+    n_nodes = 0
     for place in PLACES:
         page.goto(f"/dashboard{place}")
         if page.locator(".chart").count():
@@ -37,26 +37,26 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
         for node in tree.send("Accessibility.getFullAXTree")["nodes"]:
             if node["ignored"] or node.get("role", {}).get("value") not in CONTROLS:
                 continue
-            told = {one["name"]: one["value"].get("value") for one in node["properties"]}
+            properties = {one["name"]: one["value"].get("value") for one in node["properties"]}
             assert node["name"]["value"].strip(), (place, node)
-            assert told.get("focusable") or told.get("disabled"), (place, node)
-            n_seen += 1
+            assert properties.get("focusable") or properties.get("disabled"), (place, node)
+            n_nodes += 1
         left_out = "a[href], button, input, select, textarea, summary"
         skipped = page.locator(f":is({left_out})[tabindex='-1']:visible").count()
         assert skipped == 0, place
-    assert n_seen > 100
+    assert n_nodes > 100
 
 
 def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
     page.goto("/dashboard")
     focused = "document.activeElement.textContent.trim() || document.activeElement.id"
 
-    def tab_to(wanted: str) -> None:
+    def tab_to(label: str) -> None:
         for _ in range(60):
             page.keyboard.press("Tab")
-            if page.evaluate(focused) == wanted:
+            if page.evaluate(focused) == label:
                 return
-        pytest.fail(f"no way to {wanted} by Tab")
+        pytest.fail(f"no way to {label} by Tab")
 
     tab_to("New job")
     page.keyboard.press("Enter")
@@ -95,12 +95,12 @@ def test_keyboard_and_colours(page: Any, site: Site) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     outline = "getComputedStyle(document.activeElement).outlineStyle"
-    seen = set()
+    focused_texts = set()
     for _ in range(14):
         assert page.evaluate(outline) == "solid", page.evaluate("document.activeElement.outerHTML")
-        seen.add(page.evaluate("document.activeElement.textContent.trim()"))
+        focused_texts.add(page.evaluate("document.activeElement.textContent.trim()"))
         page.keyboard.press("Tab")
-    assert {"Jobs", "New job", "Compare", "Devices", "Keys", "ann"} <= seen
+    assert {"Jobs", "New job", "Compare", "Devices", "Keys", "ann"} <= focused_texts
     colour = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(colour)
     page.emulate_media(color_scheme="dark")

@@ -45,15 +45,15 @@ SCHEMA: dict[str, Any] = {
 
 
 def test_fields_have_the_schema_s_kinds() -> None:
-    found = {field.name: field for field in fields.of_schema(SCHEMA)}
+    by_name = {field.name: field for field in fields.of_schema(SCHEMA)}
     assert [field.name for field in fields.of_schema(SCHEMA)][:2] == ["n", "shape"]
-    assert found["n"].kind == "number" and found["n"].is_required and found["n"].minimum == 1
-    assert found["axis"].hint == "-1" and found["axis"].help == "The axis."
-    assert found["batch"].kind == "number" and not found["batch"].is_required
-    assert found["kernel"].kind == "text" and found["kernel"].hint == "3"
-    assert found["flip"].kind == "switch"
-    assert found["dtype"].choices == ("float32", "float16")
-    assert "bias, relu" in found["epilogue"].help
+    assert by_name["n"].kind == "number" and by_name["n"].is_required and by_name["n"].minimum == 1
+    assert by_name["axis"].hint == "-1" and by_name["axis"].help == "The axis."
+    assert by_name["batch"].kind == "number" and not by_name["batch"].is_required
+    assert by_name["kernel"].kind == "text" and by_name["kernel"].hint == "3"
+    assert by_name["flip"].kind == "switch"
+    assert by_name["dtype"].choices == ("float32", "float16")
+    assert "bias, relu" in by_name["epilogue"].help
     assert fields.defaults(SCHEMA) == {"flip": "", "bias": "on", "dtype": "float32"}
 
 
@@ -78,7 +78,7 @@ def test_empty_fields_take_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("n", "", "is needed: a whole number"), ("n", "0", "must be at least 1"),
         ("n", "eight", "must be a whole number"), ("n", "1.5", "must be a whole number"),
@@ -88,12 +88,12 @@ def test_empty_fields_take_the_defaults() -> None:
         ("epilogue", "bias, gelu", "must be one of bias, relu"),
     ],
 )  # fmt: skip
-def test_wrong_texts_are_told_at_their_field(name: str, text: str, said: str) -> None:
+def test_wrong_texts_are_reported_at_their_field(name: str, text: str, message: str) -> None:
     read = fields.read(SCHEMA, {"n": "8", "shape": "8", name: text})
     if (name, text) == ("shape", "1, x"):  # the x is a separator
         assert read.params["shape"] == [1]
         return
-    assert set(read.wrong) == {name} and said in read.wrong[name]
+    assert set(read.wrong) == {name} and message in read.wrong[name]
 
 
 def test_parameters_survive_a_form() -> None:
@@ -105,9 +105,9 @@ def test_parameters_survive_a_form() -> None:
 def filled(pages: Pages, **more: str) -> dict[str, str]:
     """A form as a browser sends it."""
     page = pages.get("/dashboard/submit?op=gemm")
-    found = re.search(r'name="repeat" value="([^"]+)"', page)
-    assert found is not None
-    texts = {"csrf_token": pages.csrf, "repeat": found.group(1), "op": "gemm",
+    form_id = re.search(r'name="form_id" value="([^"]+)"', page)
+    assert form_id is not None
+    texts = {"csrf_token": pages.csrf, "form_id": form_id.group(1), "op": "gemm",
              "p.m": "16", "p.n": "16", "p.k": "16", "p.dtype": "float32"}  # fmt: skip
     return texts | more
 
@@ -116,19 +116,19 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
     form = filled(
         pages, **{"p.epilogue": "bias, relu", "trials": "12", "tags": "a, b", "seed": "3"}
     )
-    answer = pages.client.post("/dashboard/submit", data=form)
-    assert answer.status_code == 303, words(answer.text)
+    response = pages.client.post("/dashboard/submit", data=form)
+    assert response.status_code == 303, words(response.text)
     again = pages.client.post("/dashboard/submit", data=form)
-    assert again.headers["location"] == answer.headers["location"]
+    assert again.headers["location"] == response.headers["location"]
     with pages.service.db.read() as tx:
-        made = jobs.get(tx, int(answer.headers["location"].rsplit("/", 1)[1]))
+        made = jobs.get(tx, int(response.headers["location"].rsplit("/", 1)[1]))
         assert len(jobs.page(tx).jobs) == 1
     params = {"m": 16, "n": 16, "k": 16, "epilogue": ["bias", "relu"], "dtype": "float32"}
     assert made.workload["params"] == params
     assert (made.trials, made.tags, made.seed) == (12, ("a", "b"), 3)
     assert made.key_id == pages.service.keys["submit"].key.id
     other = pages.client.post("/dashboard/submit", data=form | {"p.m": "32"})
-    assert other.headers["location"] != answer.headers["location"]
+    assert other.headers["location"] != response.headers["location"]
     like = pages.get(f"/dashboard/submit?like={made.id}")
     assert 'value="bias, relu"' in like and 'value="12"' in like and 'value="a, b"' in like
 
@@ -136,9 +136,9 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
 def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> None:
     form = filled(pages, **{"p.m": "", "p.k": "0", "trials": "many", "name": "my <name>",
                             "strategy": "guess", "round_size": "1000"})  # fmt: skip
-    answer = pages.client.post("/dashboard/submit", data=form)
-    assert answer.status_code == 422
-    page, text = answer.text, words(answer.text)
+    response = pages.client.post("/dashboard/submit", data=form)
+    assert response.status_code == 422
+    page, text = response.text, words(response.text)
     for name in ("p.m", "p.k", "trials", "strategy", "round_size"):
         assert f'id="f-{name}-wrong"' in page, name
         assert re.search(rf'id="f-{re.escape(name)}"[^>]*aria-invalid="true"', page), name
@@ -149,11 +149,11 @@ def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> N
 
 
 def test_what_only_the_engine_knows_is_told_above(pages: Pages) -> None:
-    answer = pages.client.post("/dashboard/submit", data=filled(pages, target="no-such-target"))
-    assert answer.status_code == 422 and 'id="problem"' in answer.text
-    assert "no-such-target" in words(answer.text)
-    answer = pages.client.post("/dashboard/submit", data=filled(pages, trials="999999"))
-    assert "may ask for" in words(answer.text)
+    response = pages.client.post("/dashboard/submit", data=filled(pages, target="no-such-target"))
+    assert response.status_code == 422 and 'id="problem"' in response.text
+    assert "no-such-target" in words(response.text)
+    response = pages.client.post("/dashboard/submit", data=filled(pages, trials="999999"))
+    assert "may ask for" in words(response.text)
 
 
 def test_every_operator_has_a_form(pages: Pages) -> None:
@@ -173,7 +173,7 @@ def test_time_parts_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "text"),
+    ("formatted", "text"),
     [
         (formats.latency(None), "–"), (formats.latency(0.5), "500 ns"),
         (formats.latency(9.094), "9.09 µs"), (formats.latency(1441.2), "1.44 ms"),
@@ -186,8 +186,8 @@ def test_time_parts_add_up() -> None:
         (formats.count(12345), "12\u202f345"),
     ],
 )  # fmt: skip
-def test_numbers_in_words(shown: str, text: str) -> None:
-    assert shown == text
+def test_numbers_in_words(formatted: str, text: str) -> None:
+    assert formatted == text
 
 
 def test_a_form_from_a_file_s_job_is_an_empty_one(pages: Pages) -> None:

@@ -29,18 +29,18 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         if "aws-chunked" in self.headers.get("Content-Encoding", ""):
             body = _unchunk(body)
         self.objects[self.path.partition("?")[0]] = body
-        self.answer(200)
+        self.respond(200)
 
     def do_GET(self) -> None:
-        found = self.objects.get(self.path.partition("?")[0])
+        content = self.objects.get(self.path.partition("?")[0])
         missing = b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"
-        self.answer(404 if found is None else 200, missing if found is None else found)
+        self.respond(404 if content is None else 200, missing if content is None else content)
 
     def do_DELETE(self) -> None:
         self.objects.pop(self.path.partition("?")[0], None)
-        self.answer(204)
+        self.respond(204)
 
-    def answer(self, status: int, body: bytes = b"") -> None:
+    def respond(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -51,14 +51,14 @@ class Bucket(http.server.BaseHTTPRequestHandler):
 
 
 def _unchunk(body: bytes) -> bytes:
-    found = b""
+    content = b""
     while body:
         size, _, body = body.partition(b"\r\n")
         length = int(size.split(b";")[0], 16)
         if length == 0:
             break
-        found, body = found + body[:length], body[length + 2 :]
-    return found
+        content, body = content + body[:length], body[length + 2 :]
+    return content
 
 
 @pytest.fixture

@@ -33,10 +33,10 @@ def test_only_fitting_devices_claim(db: database.Database) -> None:
     worker = service_fakes.worker(db)
     with db.write() as tx:
         assert leases.claim(tx, worker, ["llvm", "llvm/test"], 60) is None
-        found = leases.claim(tx, worker, ["cuda", "cuda/sm_90"], 60)
-        assert found is not None
-        leases.begin(tx, found.fence, "cuda/sm_90/H100", "resolved")
-        leases.put_down(tx, found.fence)
+        claim = leases.claim(tx, worker, ["cuda", "cuda/sm_90"], 60)
+        assert claim is not None
+        leases.begin(tx, claim.fence, "cuda/sm_90/H100", "resolved")
+        leases.release(tx, claim.fence)
         assert leases.claim(tx, worker, ["cuda", "cuda/sm_90"], 60) is None
         again = leases.claim(tx, worker, ["cuda/sm_90/H100"], 60)
     assert again is not None and again.job.resolved_target == "resolved"
@@ -46,26 +46,26 @@ def test_a_beat_renews_and_brings_orders(db: database.Database) -> None:
     job = service_fakes.create(db)
     fence = service_fakes.claim(db, lease_s=5).fence
 
-    def beat() -> states.Order:
+    def beat() -> states.Instruction:
         with db.write() as tx:
             return leases.beat(tx, fence, 1000)
 
     before = service_fakes.get(db, job.id).lease_expires_at
-    assert beat() is states.Order.CONTINUE
+    assert beat() is states.Instruction.CONTINUE
     after = service_fakes.get(db, job.id).lease_expires_at
     assert before is not None and after is not None and (after - before).total_seconds() > 900
     for verb, order in (
-        (control.pause, states.Order.PAUSE),
-        (control.resume, states.Order.CONTINUE),
-        (control.stop, states.Order.STOP),
-        (control.cancel, states.Order.CANCEL),
+        (control.pause, states.Instruction.PAUSE),
+        (control.resume, states.Instruction.CONTINUE),
+        (control.stop, states.Instruction.STOP),
+        (control.cancel, states.Instruction.CANCEL),
     ):
         with db.write() as tx:
             verb(tx, job.id)
         assert beat() is order
     with db.write() as tx:
-        assert leases.put_down(tx, fence) is State.CANCELLED
-    assert beat() is states.Order.LEASE_LOST
+        assert leases.release(tx, fence) is State.CANCELLED
+    assert beat() is states.Instruction.LEASE_LOST
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_beat_renews_and_brings_orders(db: database.Database) -> None:
         (control.stop, State.STOPPING),
     ],
 )
-@pytest.mark.parametrize("how", ["put_down", "reap"])
+@pytest.mark.parametrize("how", ["release", "reap"])
 def test_what_becomes_of_a_job_let_go(
     db: database.Database, how: str, order: Callable[..., object] | None, state: State
 ) -> None:
@@ -89,7 +89,7 @@ def test_what_becomes_of_a_job_let_go(
         if how == "reap":
             assert leases.reap(tx, max_attempts=5) == [leases.Reaped(job.id, state)]
         else:
-            assert leases.put_down(tx, fence) is state
+            assert leases.release(tx, fence) is state
     after = service_fakes.get(db, job.id)
     assert after.state is state
     assert after.lease_expires_at is None and after.worker_id is None
@@ -101,7 +101,7 @@ def zombie_verbs() -> dict[str, Callable[..., object]]:
     saved = progress.Checkpoint(0, {}, None)
     return {
         "append": lambda tx, f: trials.append(tx, f, service_fakes.new_trial(9)),
-        "repeat": lambda tx, f: trials.repeat(tx, f, service_fakes.new_trial(0)),
+        "repeat": lambda tx, f: trials.remeasure(tx, f, service_fakes.new_trial(0)),
         "started": lambda tx, f: progress.started(tx, f, [], {}),
         "opened": lambda tx, f: progress.opened(tx, f, 0, 1, 1.0),
         "baseline": lambda tx, f: progress.baseline(tx, f, 0, 1.0, ""),
@@ -109,7 +109,7 @@ def zombie_verbs() -> dict[str, Callable[..., object]]:
         "trained": lambda tx, f: progress.trained(tx, f, {"n_records": 1}),
         "save": lambda tx, f: progress.save(tx, f, saved, 1.0, {}),
         "begin": lambda tx, f: leases.begin(tx, f, "x", "y"),
-        "put_down": leases.put_down,
+        "release": leases.release,
         "succeed": lambda tx, f: leases.succeed(tx, f, "trials"),
         "fail": lambda tx, f: leases.fail(tx, f, "e", "m", None),
     }
@@ -130,7 +130,7 @@ def test_a_zombie_writes_nothing(db: database.Database) -> None:
                 verb(tx, fence)
             assert service_fakes.get(db, job.id) == before, name
     with db.write() as tx:
-        assert leases.beat(tx, zombie, 60) is states.Order.LEASE_LOST
+        assert leases.beat(tx, zombie, 60) is states.Instruction.LEASE_LOST
         assert leases.succeed(tx, holder, "trials") is State.SUCCEEDED
     for verb in zombie_verbs().values():  # and an ended job takes nothing from its last holder
         with pytest.raises(errors.LeaseLost), db.write() as tx:
@@ -139,8 +139,8 @@ def test_a_zombie_writes_nothing(db: database.Database) -> None:
 
 def test_fences_do_not_show_their_token(db: database.Database) -> None:
     service_fakes.create(db)
-    found = service_fakes.claim(db)
-    assert found.fence.token not in repr(found)
+    claim = service_fakes.claim(db)
+    assert claim.fence.token not in repr(claim)
 
 
 def test_a_job_whose_tuners_die_fails_in_the_end(db: database.Database) -> None:
@@ -199,15 +199,15 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
 
     def work(rng: random.Random, worker: int) -> None:
         with db.write() as tx:
-            found = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60)
-        if found is None:
+            claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 60)
+        if claim is None:
             time.sleep(0.01)
             return
-        fence, job_id = found.fence, found.job.id
+        fence, job_id = claim.fence, claim.job.id
         with guard:
             working[job_id] += 1
             assert working[job_id] == 1, "two tuners hold one job"
-        start = found.job.n_trials
+        start = claim.job.n_trials
         for number in range(start, N_TRIALS):
             if rng.random() < 0.15:  # it "dies": the lease expires and the reaper comes
                 with guard:
@@ -271,15 +271,15 @@ def test_readers_miss_no_event_while_writers_write(db: database.Database) -> Non
             service_fakes.add(db, fence, service_fakes.new_trial(number))
 
     writers = [threading.Thread(target=write, args=(100 * i,)) for i in range(4)]
-    seen: list[int] = []
+    sequence: list[int] = []
 
     def read() -> None:
         while True:
             finished = done.is_set()
             with db.read() as tx:
-                found = events.after(tx, job.id, seen[-1] if seen else 0)
-            seen.extend(event.seq for event in found)
-            if finished and not found:
+                newer = events.after(tx, job.id, sequence[-1] if sequence else 0)
+            sequence.extend(event.seq for event in newer)
+            if finished and not newer:
                 return
 
     reader = threading.Thread(target=read)
@@ -290,4 +290,4 @@ def test_readers_miss_no_event_while_writers_write(db: database.Database) -> Non
         thread.join()
     done.set()
     reader.join()
-    assert seen == list(range(1, 2 + 40 + 1))
+    assert sequence == list(range(1, 2 + 40 + 1))

@@ -20,18 +20,18 @@ REVISIONS = [
 
 
 def described(db: database.Database) -> dict[str, Any]:
-    """Everything about the tables that the database itself tells."""
+    """Everything about the tables that the database itself reports."""
     inspector = sa.inspect(db.engine)
 
-    def plain(found: Any) -> Any:
-        if isinstance(found, dict):
-            return {key: plain(each) for key, each in sorted(found.items()) if key != "comment"}
-        if isinstance(found, list | tuple):
-            return [plain(each) for each in found]
-        return found if isinstance(found, bool | int | None) else str(found)
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in sorted(value.items()) if key != "comment"}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return value if isinstance(value, bool | int | None) else str(value)
 
-    def by_name(found: Any) -> list[Any]:
-        return sorted((plain(each) for each in found), key=lambda each: str(each["name"]))
+    def by_name(items: Any) -> list[Any]:
+        return sorted((plain(each) for each in items), key=lambda each: str(each["name"]))
 
     tables = {}
     for name in sorted(set(inspector.get_table_names()) - {"alembic_version"}):

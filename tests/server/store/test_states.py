@@ -30,7 +30,7 @@ def test_the_table_is_whole() -> None:
     for _ in State:
         reached |= {to for state in reached for to in states.MOVES[state]}
     assert reached == set(State)
-    assert set(states.ORDERS) == states.MAY_BE_LEASED
+    assert set(states.INSTRUCTIONS) == states.MAY_BE_LEASED
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(State, State)))
@@ -128,7 +128,7 @@ def bring(db: database.Database, state: State) -> tuple[int, leases.Fence | None
             case State.FAILED:
                 leases.fail(tx, fence, "x", "y", None)
         if state is State.CANCELLED:
-            leases.put_down(tx, fence)
+            leases.release(tx, fence)
     assert service_fakes.get(db, job.id).state is state
     return job.id, fence
 
@@ -145,9 +145,9 @@ def test_what_users_can_do_in_each_state(db: database.Database, verb: str) -> No
         else:
             with db.write() as tx:
                 after = USER_VERBS[verb](tx, job_id)
-            wanted = EXPECTED[verb][state]
-            assert after.state is (wanted or state), (verb, state)
-            assert after.last_seq == before.last_seq + (wanted is not None)
+            expected = EXPECTED[verb][state]
+            assert after.state is (expected or state), (verb, state)
+            assert after.last_seq == before.last_seq + (expected is not None)
         with db.write() as tx:  # leave nothing for the next claim
             tx.execute(sa.delete(models.Job).where(models.Job.id == job_id))
 
@@ -158,12 +158,12 @@ def test_a_paused_job_with_trials_can_end_early(db: database.Database) -> None:
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
         control.pause(tx, job.id)
-        leases.put_down(tx, fence)
+        leases.release(tx, fence)
         assert control.stop(tx, job.id).state is State.STOPPING
     again = service_fakes.claim(db)
     assert again.job.state is State.STOPPING
     with db.write() as tx:
-        assert leases.beat(tx, again.fence, 60) is states.Order.STOP
+        assert leases.beat(tx, again.fence, 60) is states.Instruction.STOP
         assert leases.succeed(tx, again.fence, "stopped") is State.SUCCEEDED
 
 
@@ -200,9 +200,9 @@ class Histories(stateful.RuleBasedStateMachine):
     @stateful.rule(lease_s=st.sampled_from([-1.0, 60.0]))
     def a_tuner_claims(self, lease_s: float) -> None:
         keys = service_fakes.TARGET_KEYS
-        found = self.attempt(lambda tx: leases.claim(tx, self.worker, keys, lease_s))
-        if found is not None:
-            self.fences.append(found.fence)
+        claim = self.attempt(lambda tx: leases.claim(tx, self.worker, keys, lease_s))
+        if claim is not None:
+            self.fences.append(claim.fence)
 
     @stateful.rule(which=st.integers(0, 3))
     def a_tuner_writes(self, which: int) -> None:
@@ -214,7 +214,7 @@ class Histories(stateful.RuleBasedStateMachine):
                 assert fence is self.fences[-1]  # only the newest lease may write
 
     @stateful.rule(
-        which=st.integers(0, 3), how=st.sampled_from(["succeed", "put_down", "fail", "later"])
+        which=st.integers(0, 3), how=st.sampled_from(["succeed", "release", "fail", "later"])
     )
     def a_tuner_ends(self, which: int, how: str) -> None:
         if not self.fences:
@@ -222,7 +222,7 @@ class Histories(stateful.RuleBasedStateMachine):
         fence = self.fences[-1 - which % len(self.fences)]
         verbs: dict[str, Callable[[orm.Session], Any]] = {
             "succeed": lambda tx: leases.succeed(tx, fence, "trials"),
-            "put_down": lambda tx: leases.put_down(tx, fence),
+            "release": lambda tx: leases.release(tx, fence),
             "fail": lambda tx: leases.fail(tx, fence, "e", "m", None),
             "later": lambda tx: leases.fail(tx, fence, "e", "m", 0.0),
         }

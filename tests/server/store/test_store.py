@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from server import errors, states
 from server.database import database
 from server.store import artifacts, control, events, jobs, keys, leases, progress, trials, workers
+from server.store import points as store_points
 from tests.support import service_fakes
 
 State = states.State
@@ -46,7 +47,7 @@ def test_rows_do_not_change_with_the_database(db: database.Database) -> None:
 def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
     with db.write() as tx:
         key = keys.create(tx, keys.NewKey(name="k", can_submit=True)).key
-    repeat = jobs.Repeat(key="once", request_sha256="a")
+    repeat = jobs.IdempotencyKey(key="once", request_sha256="a")
     made = []
     for _ in range(2):
         with db.write() as tx:
@@ -54,7 +55,7 @@ def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
     assert [m.is_new for m in made] == [True, False]
     assert made[0].job == made[1].job
     with db.write() as tx, pytest.raises(errors.Conflict):
-        other = jobs.Repeat(key="once", request_sha256="b")
+        other = jobs.IdempotencyKey(key="once", request_sha256="b")
         jobs.create(tx, service_fakes.new_job(), key.id, other)
     with db.read() as tx:
         assert len(jobs.page(tx).jobs) == 1
@@ -97,16 +98,16 @@ def test_pages_and_filters(db: database.Database) -> None:
         oldest = jobs.page(tx, limit=2, oldest_first=True)
         assert [j.id for j in oldest.jobs] == [1, 2] and oldest.next == 2
 
-        def found(**fields: object) -> list[int]:
+        def ids(**fields: object) -> list[int]:
             return [j.id for j in jobs.page(tx, jobs.Filter(**fields)).jobs]  # type: ignore[arg-type]
 
-        assert found(op="softmax") == [7, 5, 3, 1]
-        assert found(states=(State.CANCELLED,)) == [3]
-        assert found(tags=("even",), states=(State.QUEUED,)) == [7, 5, 1]
-        assert found(text="JOB 4") == [5]
-        assert found(text="100%") == [7, 6, 5, 4, 3, 2, 1]
-        assert found(text="_") == []
-        assert found(target_key="cuda") == []
+        assert ids(op="softmax") == [7, 5, 3, 1]
+        assert ids(states=(State.CANCELLED,)) == [3]
+        assert ids(tags=("even",), states=(State.QUEUED,)) == [7, 5, 1]
+        assert ids(text="JOB 4") == [5]
+        assert ids(text="100%") == [7, 6, 5, 4, 3, 2, 1]
+        assert ids(text="_") == []
+        assert ids(target_key="cuda") == []
         assert jobs.counts(tx)[State.QUEUED] == 6
 
 
@@ -140,16 +141,16 @@ def test_trials_make_the_curve(db: database.Database) -> None:
     assert after.measured_s == pytest.approx(6 * 0.25)
     assert after.gflops == pytest.approx(1e6 / 20.0 / 1e3)
     with db.read() as tx:
-        points = trials.curve(tx, job.id)
+        points = store_points.curve(tx, job.id)
         assert [(p.trial, p.best_us) for p in points] == [(1, 50.0), (4, 20.0), (6, 20.0)]
         assert [p.elapsed_s for p in points] == [1.0, 4.0, 6.0]
-        assert trials.curve(tx, job.id, task=0) == points
+        assert store_points.curve(tx, job.id, task=0) == points
         assert [t.best_us for t in trials.page(tx, job.id).trials] == [50, 50, 50, 20, 20, 20]
-        pairs = trials.predicted(tx, job.id)
+        pairs = store_points.predicted(tx, job.id)
         assert [(p.trial, p.latency_us) for p in pairs] == [
             (1, 50.0), (3, 60.0), (4, 20.0), (5, 30.0), (6, 1.0),
         ]  # fmt: skip
-        assert [p.trial for p in trials.predicted(tx, job.id, limit=2)] == [5, 6]
+        assert [p.trial for p in store_points.predicted(tx, job.id, limit=2)] == [5, 6]
         assert trials.error_counts(tx, job.id) == {"build": 1}
         (task,) = jobs.tasks(tx, job.id)
     assert (task.best_us, task.best_trial, task.n_trials, task.n_failed) == (20.0, 4, 6, 1)
@@ -161,14 +162,14 @@ def test_the_curve_of_several_tasks_is_their_weighted_sum(db: database.Database)
     for number, (task, latency_us) in enumerate([(0, 10.0), (1, 30.0), (1, 20.0), (0, 5.0)]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us, task=task))
     with db.read() as tx:
-        points = trials.curve(tx, job.id)
+        points = store_points.curve(tx, job.id)
         assert [(p.trial, p.best_us) for p in points] == [(2, 70.0), (3, 50.0), (4, 45.0)]
-        own = [(p.trial, p.best_us) for p in trials.curve(tx, job.id, task=1)]
-        assert own == [(2, 30.0), (3, 20.0), (4, 20.0)]
-        both = trials.curves(tx, [job.id])
+        of_task = [(p.trial, p.best_us) for p in store_points.curve(tx, job.id, task=1)]
+        assert of_task == [(2, 30.0), (3, 20.0), (4, 20.0)]
+        both = store_points.curves(tx, [job.id])
         assert both == {job.id: points}
         with pytest.raises(errors.NotFound):
-            trials.curves(tx, [job.id, 99])
+            store_points.curves(tx, [job.id, 99])
 
 
 def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
@@ -177,14 +178,16 @@ def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
     for number, latency_us in enumerate([50.0, 20.0, 21.0]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us))
     with db.write() as tx:
-        trials.repeat(tx, fence, service_fakes.new_trial(1, 25.0, record="again", elapsed_s=9.0))
+        trials.remeasure(
+            tx, fence, service_fakes.new_trial(1, 25.0, record="again", elapsed_s=9.0)
+        )
     after = service_fakes.get(db, job.id)
     assert (after.best_us, after.n_trials) == (21.0, 3)
     with db.write() as tx:
-        trials.repeat(tx, fence, service_fakes.new_trial(2, None, record="failed again"))
+        trials.remeasure(tx, fence, service_fakes.new_trial(2, None, record="failed again"))
     assert service_fakes.get(db, job.id).best_us == 25.0
     with db.read() as tx:
-        assert trials.curve(tx, job.id)[-1].best_us == 25.0
+        assert store_points.curve(tx, job.id)[-1].best_us == 25.0
         assert trials.records(tx, job.id)[3:] == ["again", "failed again"]
         assert trials.get(tx, job.id, 2).final_us == 25.0
         (task,) = jobs.tasks(tx, job.id)
@@ -246,13 +249,13 @@ def test_events_are_numbered_without_gaps(db: database.Database) -> None:
     fence = service_fakes.claim(db).fence
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
-        progress.tell(tx, fence, events.Type.WARNING, {"message": "x"})
+        progress.append_event(tx, fence, events.Type.WARNING, {"message": "x"})
         control.change(tx, job.id, tags=["t"])
     with db.read() as tx:
-        found = events.after(tx, job.id)
-        assert [e.seq for e in found] == [1, 2, 3, 4, 5]
-        assert [e.type for e in found] == ["state", "state", "trial", "warning", "changed"]
-        assert (found[1].from_state, found[1].to_state) == ("queued", "running")
+        log = events.after(tx, job.id)
+        assert [e.seq for e in log] == [1, 2, 3, 4, 5]
+        assert [e.type for e in log] == ["state", "state", "trial", "warning", "changed"]
+        assert (log[1].from_state, log[1].to_state) == ("queued", "running")
         assert [e.seq for e in events.after(tx, job.id, 3)] == [4, 5]
         assert [e.seq for e in events.after(tx, job.id, 1, limit=2)] == [2, 3]
         only = events.after(tx, job.id, kinds=[events.Type.TRIAL])
@@ -289,8 +292,8 @@ def test_progress_of_a_run(db: database.Database) -> None:
         progress.round_started(tx, fence, 0, 0, counts, [])
         progress.round_started(tx, fence, 0, 0, counts, steps)  # after a kill
         progress.round_started(tx, fence, 0, 1, counts, [])
-        said = {"n_records": 4, "loss_before": 1.0, "loss_after": None, "accepted": True}
-        progress.trained(tx, fence, said)
+        training = {"n_records": 4, "loss_before": 1.0, "loss_after": None, "accepted": True}
+        progress.trained(tx, fence, training)
         progress.save(
             tx, fence, progress.Checkpoint(4, {"x": [1]}, b"\0t"), 7.5, {"search_s": 2.0}
         )
@@ -298,8 +301,8 @@ def test_progress_of_a_run(db: database.Database) -> None:
     assert (after.model, after.elapsed_s, after.unscheduled_us) == ("shipped", 7.5, 100.0)
     assert after.breakdown == {"search_s": 2.0}
     with db.read() as tx:
-        found = progress.rounds(tx, job.id)
-        assert [(r.round, r.steps) for r in found] == [(0, steps), (1, [])]
+        rounds = progress.rounds(tx, job.id)
+        assert [(r.round, r.steps) for r in rounds] == [(0, steps), (1, [])]
         assert [r.round for r in progress.rounds(tx, job.id, task=0, after=0)] == [1]
         assert progress.trainings(tx, job.id)[0].loss_after is None
         assert progress.checkpoint(tx, job.id) == progress.Checkpoint(4, {"x": [1]}, b"\0t")
@@ -320,7 +323,7 @@ def test_artifacts_replace_each_other_by_name(db: database.Database) -> None:
     with db.write() as tx:
         artifacts.add(tx, fence, new)
         artifacts.add(tx, fence, dataclasses.replace(new, sha256="1" * 64))
-        artifacts.keep_code(tx, fence, 0, "schedule", "source")
+        artifacts.store_code(tx, fence, 0, "schedule", "source")
     with db.read() as tx:
         assert [a.sha256 for a in artifacts.of_job(tx, job.id)] == ["1" * 64]
         assert artifacts.get(tx, job.id, "a.zip").size_bytes == 5
@@ -429,7 +432,7 @@ def test_any_text_can_be_written(db: database.Database, text: str) -> None:
     fence = service_fakes.claim(db).fence
     service_fakes.add(db, fence, service_fakes.new_trial(0, None, message=text))
     with db.write() as tx:
-        progress.tell(tx, fence, events.Type.WARNING, {"message": text})
+        progress.append_event(tx, fence, events.Type.WARNING, {"message": text})
     with db.read() as tx:
         assert "\0" not in trials.get(tx, job.id, 1).message
         assert len(events.after(tx, job.id)) == 4

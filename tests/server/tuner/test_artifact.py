@@ -1,4 +1,4 @@
-"""The artifact of a job of several tasks: one zip, each task's bundle in it, one `run.py`."""
+"""The artifact of a job of several tasks: one zip, each task's artifact in it, one `run.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET = "llvm -num-cores 1"
 
 
 @pytest.fixture(scope="module")
-def found() -> felix.NetworkResult:
+def network() -> felix.NetworkResult:
     """Two tiny tasks, tuned for real."""
     tasks = [
         felix.workloads.gemm(16, 16, 16, target=TARGET),
@@ -34,25 +34,25 @@ def found() -> felix.NetworkResult:
 
 @pytest.fixture
 def home(
-    found: felix.NetworkResult, db: database.Database, tmp_path: pathlib.Path
+    network: felix.NetworkResult, db: database.Database, tmp_path: pathlib.Path
 ) -> pathlib.Path:
-    """The unpacked bundle."""
+    """The unpacked artifact."""
     job = service_fakes.create(db, n_tasks=2, name="two tasks")
-    made = artifact.write(found, job, tmp_path / "bundle.zip")
+    made = artifact.write(network, job, tmp_path / "artifact.zip")
     assert [code.task for code in made] == [0, 1]
     assert all("T.prim_func" in code.schedule and "define" in code.source for code in made)
-    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+    with zipfile.ZipFile(tmp_path / "artifact.zip") as archive:
         assert not archive.testzip()
         archive.extractall(tmp_path)
     return tmp_path / f"felix-job-{job.id}"
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_a_bundle_of_several_tasks(home: pathlib.Path, found: felix.NetworkResult) -> None:
+def test_the_artifact_of_several_tasks(home: pathlib.Path, network: felix.NetworkResult) -> None:
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["job"]["name"] == "two tasks"
-    assert manifest["job"]["latency_us"] == found.latency_us
-    for task, result in zip(manifest["tasks"], found.results, strict=True):
+    assert manifest["job"]["latency_us"] == network.latency_us
+    for task, result in zip(manifest["tasks"], network.results, strict=True):
         assert task["latency_us"] == result.best.latency_us
         inner = json.loads((home / task["folder"] / "manifest.json").read_text())
         assert inner["task"]["key"] == result.task.key

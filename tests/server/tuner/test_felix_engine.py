@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -67,13 +66,13 @@ def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
         job = jobs.get(tx, job_id)
         rows = list(trials.stream(tx, job_id))
         log = events.after(tx, job_id)
-        (bundle,) = artifacts.of_job(tx, job_id)
+        (stored,) = artifacts.of_job(tx, job_id)
         rounds = progress.rounds(tx, job_id)
         schedule, source = jobs.code(tx, job_id, 0)
     assert (job.state, job.n_trials) == (states.State.SUCCEEDED, 14)
-    assert [
-        dataclasses.replace(row, final_us=None, final_error=None) for row in rows[:6]
-    ] == before
+    assert [vars(row) | {"final_us": None, "final_error": None} for row in rows[:6]] == [
+        vars(row) for row in before
+    ]
     assert helpers and not any(helper.is_running() for helper in helpers)
     assert [row.number for row in rows] == list(range(1, 15))
     assert len({row.schedule_hash for row in rows}) == 14
@@ -86,22 +85,22 @@ def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
     assert steps[-1]["temperature"] < steps[0]["temperature"]
     assert schedule and "T.prim_func" in schedule and source and "define" in source
     assert job.unscheduled_us is not None and job.best_us is not None
-    check_bundle(tmp_path, bundle.sha256, job.best_us)
+    check_artifact(tmp_path, stored.sha256, job.best_us)
 
 
-def check_bundle(folder: pathlib.Path, sha256: str, best_us: float) -> None:
+def check_artifact(folder: pathlib.Path, sha256: str, best_us: float) -> None:
     """The artifact runs where Felix is not needed, and says what the job says."""
     store = blobs.open_store(str(folder / "blobs"))
-    path = folder / "bundle.zip"
+    path = folder / "stored.zip"
     path.write_bytes(b"".join(store.read(sha256)))
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        archive.extractall(folder / "bundle")
-    (home,) = (folder / "bundle").iterdir()
-    wanted = {"manifest.json", "run.py", "kernel.so", "schedule.py", "source/kernel.ll",
+        archive.extractall(folder / "artifact")
+    (home,) = (folder / "artifact").iterdir()
+    expected = {"manifest.json", "run.py", "kernel.so", "schedule.py", "source/kernel.ll",
               "database/database_tuning_record.json", "database/database_workload.json",
               "convergence.svg", "records.jsonl"}  # fmt: skip
-    assert {f"{home.name}/{name}" for name in wanted} <= set(names)
+    assert {f"{home.name}/{name}" for name in expected} <= set(names)
     manifest = json.loads((home / "manifest.json").read_text())
     assert manifest["job"]["name"] == "a tiny gemm"
     assert manifest["best"]["latency_us"] == best_us

@@ -105,8 +105,8 @@ def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -
         deadline_s = time.monotonic() + 150
         while n_open(db) and time.monotonic() < deadline_s:
             time.sleep(0.1)
-    said = (tmp_path / "log").read_text()[-3000:]
-    assert n_open(db) == 0, f"a job is stuck:\n{said}"
+    log_text = (tmp_path / "log").read_text()[-3000:]
+    assert n_open(db) == 0, f"a job is stuck:\n{log_text}"
     acknowledged = collections.defaultdict(dict)
     for line in (tmp_path / "acknowledged").read_text().splitlines():
         job_id, number, schedule, latency = line.split()
@@ -129,7 +129,7 @@ def check(db: database.Database, job_id: int, acknowledged: dict[int, Any]) -> i
     stored = {row.number: (row.schedule_hash, row.latency_us) for row in rows}
     assert {number: stored[number] for number in acknowledged} == acknowledged
     assert [event.seq for event in log] == list(range(1, job.last_seq + 1))
-    told = [event.payload["trial"] for event in log if event.type == "trial"]
-    assert told == list(range(1, N_TRIALS + 1))
+    trial_numbers = [event.payload["trial"] for event in log if event.type == "trial"]
+    assert trial_numbers == list(range(1, N_TRIALS + 1))
     assert len(bundles) == 1
     return sum(event.payload.get("error") == "lease_expired" for event in log)

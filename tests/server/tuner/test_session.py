@@ -1,4 +1,4 @@
-"""A run journalled in the database: what it tells, and how another tuner goes on with it."""
+"""A run with its session in the database: what it writes, and how another tuner continues it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from felix import events as engine_events
 from felix import workloads
 from felix.tuning import task_run as engine_jobs
 from server.database import database
-from server.store import control, events, jobs, leases, progress, rows, trials
+from server.store import control, events, jobs, leases, points, progress, rows, trials
 from server.tuner import claimed_job, engine, event_recorder, heartbeat, session
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 
@@ -37,21 +37,23 @@ def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
     )  # fmt: skip
 
 
-def sit_down(db: database.Database) -> claimed_job.Desk:
+def sit_down(db: database.Database) -> claimed_job.ClaimedJob:
     """Claim the next job."""
     with db.write() as tx:
         keys = [*service_fakes.TARGET_KEYS, "llvm/x/fake"]
         claim = leases.claim(tx, service_fakes.worker_row(tx), keys, 60.0)
     assert claim is not None
-    return claimed_job.Desk(db, claim, heartbeat.Watch(claim.fence, 60.0), threading.Event())
+    return claimed_job.ClaimedJob(
+        db, claim, heartbeat.LeaseMonitor(claim.fence, 60.0), threading.Event()
+    )
 
 
-def run(at: claimed_job.Desk) -> engine.Outcome:
-    return service_kill_child.Bench().run(at)
+def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
+    return service_kill_child.FakeDeviceEngine().run(at)
 
 
-def stopped_after(at: claimed_job.Desk, n: int) -> None:
-    """Run, and be told to leave after n trials."""
+def stopped_after(at: claimed_job.ClaimedJob, n: int) -> None:
+    """Run, and end after n trials as if the process had to."""
     add_trial = at.add_trial
 
     def counted(new: trials.NewTrial) -> trials.Written:
@@ -62,7 +64,7 @@ def stopped_after(at: claimed_job.Desk, n: int) -> None:
 
     at.add_trial = counted  # type: ignore[method-assign]
     assert run(at).reason == "interrupted"
-    at.write(lambda tx: leases.put_down(tx, at.fence))
+    at.write(lambda tx: leases.release(tx, at.fence))
 
 
 def test_a_run_tells_everything(db: database.Database) -> None:
@@ -81,7 +83,7 @@ def test_a_run_tells_everything(db: database.Database) -> None:
         (task,) = jobs.tasks(tx, job.id)
         kinds = {event.type for event in events.after(tx, job.id)}
         assert [r.round for r in progress.rounds(tx, job.id)] == [0, 1, 2]
-        curve = trials.curve(tx, job.id)
+        curve = points.curve(tx, job.id)
     assert (task.n_sketches, task.n_trials, task.best_us) == (2, 24, best_us)
     assert task.task_key is not None
     assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds
@@ -97,9 +99,9 @@ def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> 
     assert 11 <= n_before < 24
     run(sit_down(db))
     with db.read() as tx:
-        found = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
-    assert [len(each) for each in found] == [24, 24]
-    first, second = ([(t.schedule_hash, t.latency_us) for t in each] for each in found)
+        both = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
+    assert [len(each) for each in both] == [24, 24]
+    first, second = ([(t.schedule_hash, t.latency_us) for t in each] for each in both)
     assert second[:8] == first[:8]  # the round that was whole
     assert len(set(second)) == 24
 
@@ -146,7 +148,7 @@ def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
 def test_infinite_losses_become_null(db: database.Database) -> None:
     submit(db)
     at = sit_down(db)
-    report = event_recorder.Reporter(at, ["key"], {})
+    report = event_recorder.EventRecorder(at, ["key"], {})
     lost = engine_events.Trained(
         n_records=4, loss_before=math.inf, loss_after=math.nan, accepted=False
     )
@@ -167,7 +169,7 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
     assert stored.steps == [dataclasses.asdict(step) | {"mean_loss": None}]
 
 
-def test_a_journal_keeps_tensors(db: database.Database) -> None:
+def test_a_session_stores_tensors(db: database.Database) -> None:
     torch = pytest.importorskip("torch")
     tensors = {"model/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3)}
     content = session._write(tensors)

@@ -146,9 +146,9 @@ def test_a_job_to_end_early_waits_for_a_tuner(
     service_fakes.add(db, fence, service_fakes.new_trial(0))
     with db.write() as tx:
         control.pause(tx, job.id)
-        leases.put_down(tx, fence)
+        leases.release(tx, fence)
         control.stop(tx, job.id)
-    time.sleep(0.1)  # more than a beat: the order is known when the engine looks
+    time.sleep(0.1)  # more than a beat: the instruction is there when the engine reads it
     engine.pause_s = 0.05
     assert working.work_once()
     after = service_fakes.get(db, job.id)
@@ -199,9 +199,9 @@ def test_attempts_count_from_the_last_progress(
 
 def _at_once(decide: Callable[..., retry.Decision]) -> Callable[..., retry.Decision]:
     def decided(*args: object) -> retry.Decision:
-        found = decide(*args)
-        again_s = None if found.retry_after_s is None else 0.0
-        return retry.Decision(found.error, found.message, again_s)
+        decision = decide(*args)
+        again_s = None if decision.retry_after_s is None else 0.0
+        return retry.Decision(decision.error, decision.message, again_s)
 
     return decided
 
@@ -285,20 +285,20 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
     beat = leases.beat
     begun, ends, over = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Order:
-        found = beat(tx, fence, lease_s)
+    def slow(tx: orm.Session, fence: leases.Fence, lease_s: float) -> states.Instruction:
+        instruction = beat(tx, fence, lease_s)
         begun.set()
         assert ends.wait(10)
         time.sleep(0.2)
         over.set()
-        return found
+        return instruction
 
     with db.write() as tx:
         claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
     assert claim is not None
     monkeypatch.setattr(leases, "beat", slow)
-    beating = heartbeat.Heart(db, working.worker_id, beat_s=0.02, lease_s=20.0)
-    with beating.watch(claim.fence):
+    beating = heartbeat.Heartbeat(db, working.worker_id, beat_s=0.02, lease_s=20.0)
+    with beating.monitor(claim.fence):
         assert begun.wait(10)
         ends.set()
     assert over.is_set()
@@ -306,12 +306,12 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
 
 
 def test_a_watch_gives_up_before_the_lease_ends() -> None:
-    watch = heartbeat.Watch(leases.Fence(1, "t"), lease_s=0.2)
-    assert watch.order is states.Order.CONTINUE
-    watch.renewed(states.Order.PAUSE, time.monotonic())
-    assert watch.order is states.Order.PAUSE
+    monitor = heartbeat.LeaseMonitor(leases.Fence(1, "t"), lease_s=0.2)
+    assert monitor.instruction is states.Instruction.CONTINUE
+    monitor.renewed(states.Instruction.PAUSE, time.monotonic())
+    assert monitor.instruction is states.Instruction.PAUSE
     time.sleep(0.19)
-    assert watch.order is states.Order.LEASE_LOST
+    assert monitor.instruction is states.Instruction.LEASE_LOST
 
 
 def test_checkpoints_travel(

@@ -125,20 +125,22 @@ def page(chromium: Any, site: Site) -> Iterator[Any]:
     made = context.new_page()
     problems: list[str] = []
     made.on("pageerror", lambda error: problems.append(str(error)))
-    made.on("console", lambda said: _note(said, problems))
+    made.on("console", lambda message: _collect(message, problems))
     log_in(made, site)
     yield made
     context.close()
     assert not problems
 
 
-#: What a browser says of answers that tests ask for.
+#: What a browser says of responses that tests provoke.
 _EXPECTED = ("ERR_INTERNET_DISCONNECTED", "status of 401", "status of 422")
 
 
-def _note(said: Any, problems: list[str]) -> None:
-    if said.type in ("error", "warning") and not any(text in said.text for text in _EXPECTED):
-        problems.append(said.text)
+def _collect(message: Any, problems: list[str]) -> None:
+    if message.type in ("error", "warning") and not any(
+        text in message.text for text in _EXPECTED
+    ):
+        problems.append(message.text)
 
 
 def log_in(page: Any, site: Site) -> None:
@@ -157,7 +159,7 @@ def points(page: Any, chart: str) -> int:
 def until(page: Any, condition: str) -> None:
     """Wait for something to be true in the page; `condition` is JavaScript.
 
-    Asked again and again from here: the page's content policy forbids a script that waits there.
+    Polled from here: the page's content policy forbids a script that waits there.
     """
     last_s = time.monotonic() + WAIT_MS / 1e3
     while not page.evaluate(condition):

@@ -47,15 +47,15 @@ class Growing:
         self.number = 0
         with db.write() as tx:
             workers.beat(tx, worker)
-            found = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 600.0)
-            assert found is not None
-            self.claim = found
-            self.fence = found.fence
+            claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 600.0)
+            assert claim is not None
+            self.claim = claim
+            self.fence = claim.fence
             leases.begin(tx, self.fence, "llvm/test", '{"kind":"llvm"}')
-            keys = [f"key {number}" for number in range(found.job.n_tasks)]
-            told = {"model": "pretrained for llvm", "trials": found.job.trials}
-            progress.started(tx, self.fence, keys, told)
-            for task in range(found.job.n_tasks):
+            keys = [f"key {number}" for number in range(claim.job.n_tasks)]
+            start = {"model": "pretrained for llvm", "trials": claim.job.trials}
+            progress.started(tx, self.fence, keys, start)
+            for task in range(claim.job.n_tasks):
                 progress.opened(tx, self.fence, task, 3, 0.5)
                 progress.baseline(tx, self.fence, task, 36_000.0, "")
 
@@ -109,7 +109,7 @@ class Growing:
         with self.db.write() as tx:
             artifacts.add(tx, self.fence, new)
             for task in range(self.claim.job.n_tasks):
-                artifacts.keep_code(tx, self.fence, task, SCHEDULE, SOURCE)
+                artifacts.store_code(tx, self.fence, task, SCHEDULE, SOURCE)
             leases.succeed(tx, self.fence, "trials")
         return service_fakes.get(self.db, self.claim.job.id)
 

@@ -3,8 +3,8 @@
     llvm      llvm/znver4      llvm/znver4/AMD-EPYC-9B14-8      a CPU, of that kind, that one
     cuda      cuda/sm_90       cuda/sm_90/NVIDIA-H100           a GPU
 
-A job begins with the key its target asks for and gets the full key of the device that its first
-trial is measured on, because latencies of two devices must not mix. A tuner offers all keys of
+A job begins with the key of its target and gets the full key of the device that its first trial
+is measured on, because latencies of two devices must not mix. A tuner claims jobs by all keys of
 its devices, so another machine of the same kind may go on with a job.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from felix import target
 
 
-def wanted(spec: str) -> str:
+def key_of(spec: str) -> str:
     """The key of a target as a user writes it.
 
     Raises:
@@ -44,8 +44,8 @@ def keys(parsed: Any) -> tuple[str, str, str]:
     return kind, f"{kind}/{family}", f"{kind}/{family}/{exact}"
 
 
-def offered() -> list[dict[str, Any]]:
-    """The devices of this machine, as `server.store.workers` keeps them."""
+def of_this_machine() -> list[dict[str, Any]]:
+    """The devices of this machine, as `server.store.workers` stores them."""
     from costmodel import registry
 
     return [

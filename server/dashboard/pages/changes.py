@@ -1,7 +1,4 @@
-"""Changing name, note, tags and priority of a job, and deleting it: the forms of its page.
-
-Both do what the API's routes do.
-"""
+"""Changing name, note, tags and priority of a job, and deleting it: the forms of its page."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ import fastapi
 import pydantic
 from starlette import responses
 
-from server import errors
-from server.api.jobs import jobs as api_jobs
+from server import errors, job_actions
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.web import auth, dependencies, requests
@@ -26,21 +22,21 @@ async def change(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> fastapi.Response:
-    """Write what the form has."""
-    given = await logins.checked_form(request, viewer)
+    """Store what the form has."""
+    form = await logins.checked_form(request, viewer)
     _check(viewer)
-    texts = {name: values[-1].strip() for name, values in given.items()}
+    texts = {name: values[-1].strip() for name, values in form.items()}
     tags = [tag.strip() for tag in texts.get("tags", "").split(",") if tag.strip()]
-    body = {name: texts[name] for name in ("name", "note", "priority") if name in texts}
+    values = {name: texts[name] for name in ("name", "note", "priority") if name in texts}
     try:
-        ask = requests.Changes.model_validate({**body, "tags": tags})
+        changes = requests.Changes.model_validate({**values, "tags": tags})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ", ".join(map(str, first["loc"]))
         raise errors.InvalidRequest(f"{where}: {first['msg']}") from error
-    await anyio.to_thread.run_sync(api_jobs.change, job_id, ask, viewer, services)
+    await anyio.to_thread.run_sync(job_actions.change, services, viewer, job_id, changes)
     return responses.RedirectResponse(f"/dashboard/jobs/{job_id}", 303)
 
 
@@ -49,12 +45,12 @@ async def delete(
     request: fastapi.Request,
     job_id: requests.Id,
     viewer: render.Viewer,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """Remove an ended job with all it has."""
     await logins.checked_form(request, viewer)
     _check(viewer)
-    await anyio.to_thread.run_sync(api_jobs.delete, job_id, viewer, services)
+    await anyio.to_thread.run_sync(job_actions.delete, services, viewer, job_id)
     return responses.RedirectResponse(logins.HOME, 303)
 
 

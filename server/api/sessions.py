@@ -16,13 +16,13 @@ router = fastapi.APIRouter(prefix="/v1/session", tags=["session"])
 
 @router.post("", status_code=201)
 async def log_in(
-    ask: requests.NewLogin,
+    body: requests.NewLogin,
     request: fastapi.Request,
     response: fastapi.Response,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> responses.Login:
     """Log in with a key."""
-    token, login, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, ask.key)
+    token, login, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, body.key)
     auth.set_cookie(response, services, token)
     return responses.Login(csrf_token=login.csrf, expires_at=login.expires_at)
 
@@ -32,7 +32,7 @@ def log_out(
     request: fastapi.Request,
     response: fastapi.Response,
     caller: auth.Anyone,
-    services: dependencies.Needed,
+    services: dependencies.ServicesDep,
 ) -> None:
     """End this login."""
     auth.log_out(request, services, caller)

@@ -1,0 +1,123 @@
+"""What a caller does to a job: ownership and quota are checked, the audit entry is written.
+
+Routes of the API and forms of the dashboard call these, so that both refuse and record the same.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import orm
+
+from server import errors, states
+from server.store import control, jobs, rows
+from server.web import auth, dependencies, requests
+
+
+class Action(enum.StrEnum):
+    """What a user may do to a job's state."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    STOP = "stop"
+    RETRY = "retry"
+
+
+_VERBS: Mapping[Action, Callable[[orm.Session, int], rows.Job]] = types.MappingProxyType(
+    {
+        Action.PAUSE: control.pause,
+        Action.RESUME: control.resume,
+        Action.CANCEL: control.cancel,
+        Action.STOP: control.stop,
+        Action.RETRY: control.retry,
+    }
+)
+
+
+def move(
+    services: dependencies.Services, caller: auth.Caller, job_id: int, action: Action
+) -> rows.Job:
+    """Pause, resume, cancel, stop or retry a job.
+
+    Raises:
+        NotFound, IllegalMove, Conflict
+        Forbidden: it is another key's job.
+        QuotaExceeded: a job that goes on counts against the quota again.
+    """
+    with services.db.write() as tx:
+        before = _owned(tx, caller, job_id)
+        if before.state not in states.ACTIVE and before.key_id == caller.key.id:
+            jobs.check_quota(tx, None, before.key_id, quota(services, caller))
+        job = _VERBS[action](tx, job_id)
+        caller.audit(tx, f"job.{action}", f"job {job_id}", before=before.state, after=job.state)
+        return job
+
+
+def change(
+    services: dependencies.Services, caller: auth.Caller, job_id: int, changes: requests.Changes
+) -> rows.Job:
+    """Change name, note, priority or tags, in any state.
+
+    Raises:
+        NotFound, Forbidden
+    """
+    values = changes.model_dump(exclude_unset=True, exclude_none=True)
+    with services.db.write() as tx:
+        _owned(tx, caller, job_id)
+        job = control.change(tx, job_id, **values)
+        caller.audit(tx, "job.change", f"job {job_id}", fields=sorted(values))
+        return job
+
+
+def delete(services: dependencies.Services, caller: auth.Caller, job_id: int) -> None:
+    """Remove an ended job with all it has, and the contents that no other job has.
+
+    Raises:
+        NotFound, Forbidden
+        Conflict: the job has not ended.
+    """
+    with services.db.write() as tx:
+        _owned(tx, caller, job_id)
+        orphans = control.delete(tx, job_id)
+        caller.audit(tx, "job.delete", f"job {job_id}")
+    for sha256 in orphans:
+        services.blobs.delete(sha256)
+
+
+def may_change(caller: auth.Caller, job: rows.Job) -> bool:
+    """Whether a job is this caller's to change."""
+    return caller.can("submit") and _owns(caller, job)
+
+
+def quota(services: dependencies.Services, caller: auth.Caller) -> jobs.Quota:
+    """What the caller's key may have: its own limits, else the service's."""
+    key, settings = caller.key, services.settings
+    return jobs.Quota(
+        max_running_jobs=_first(key.max_running_jobs, settings.max_running_jobs),
+        max_trials=_first(key.max_trials, settings.max_trials),
+    )
+
+
+def upload_limit(services: dependencies.Services, caller: auth.Caller) -> int:
+    """The largest file the caller may send, in bytes."""
+    allowed = services.settings.max_upload_bytes
+    return min(allowed, _first(caller.key.max_upload_bytes, allowed))
+
+
+def _owned(tx: orm.Session, caller: auth.Caller, job_id: int) -> rows.Job:
+    """A job that the caller may change: the key that made it, or an admin's."""
+    job = jobs.get(tx, job_id)
+    if not _owns(caller, job):
+        raise errors.Forbidden(f"job {job.id} is another key's: this needs the scope admin")
+    return job
+
+
+def _owns(caller: auth.Caller, job: rows.Job) -> bool:
+    return caller.key.can_admin or job.key_id == caller.key.id
+
+
+def _first(limit: int | None, default: int) -> int:
+    return default if limit is None else limit

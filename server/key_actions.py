@@ -1,0 +1,34 @@
+"""What administrators do to API keys, with the audit entry; for the API and the dashboard."""
+
+from __future__ import annotations
+
+from server.store import keys, rows
+from server.web import auth, dependencies, requests
+
+
+def create(
+    services: dependencies.Services, caller: auth.Caller, body: requests.NewKey
+) -> keys.Made:
+    """Make a key; its text is in the result and nowhere else."""
+    new = keys.NewKey(
+        can_read="read" in body.scopes,
+        can_submit="submit" in body.scopes,
+        can_admin="admin" in body.scopes,
+        **body.model_dump(exclude={"scopes"}),
+    )
+    with services.db.write() as tx:
+        made = keys.create(tx, new)
+        caller.audit(tx, "key.create", f"key {made.key.id}", scopes=sorted(set(body.scopes)))
+    return made
+
+
+def revoke(services: dependencies.Services, caller: auth.Caller, key_id: int) -> rows.Key:
+    """End a key and its logins; it stays listed.
+
+    Raises:
+        NotFound
+    """
+    with services.db.write() as tx:
+        key = keys.revoke(tx, key_id)
+        caller.audit(tx, "key.revoke", f"key {key_id}")
+        return key

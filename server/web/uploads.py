@@ -1,0 +1,124 @@
+"""Multipart uploads: one file and its job's description, read to a scratch file under a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import pathlib
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO
+
+import anyio.to_thread
+import fastapi
+import pydantic
+from fastapi import exceptions
+from starlette import datastructures, formparsers
+
+from server import errors
+from server.web import requests
+
+#: Multipart heads and the field `job` may take as much on top of the file.
+FORM_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upload:
+    """A received file and the job's description; the file is removed with the request."""
+
+    body: requests.UploadedJob
+    name: str
+    path: pathlib.Path
+    sha256: str
+    size_bytes: int
+
+
+@contextlib.asynccontextmanager
+async def receive(request: fastapi.Request, limit_bytes: int) -> AsyncIterator[Upload]:
+    """The fields `job` (JSON, optional) and `file` of a multipart body, read under a limit.
+
+    Raises:
+        TooLarge: more than `limit_bytes` were announced or came.
+        InvalidRequest: not such a form.
+    """
+    refuse_announced(request, limit_bytes)
+    form = await _form(request, limit_bytes)
+    try:
+        file = form.get("file")
+        if not isinstance(file, datastructures.UploadFile) or form.getlist("file") != [file]:
+            raise errors.InvalidRequest("the form needs one field `file` with a file")
+        if (file.size or 0) > limit_bytes:
+            raise too_large(limit_bytes)
+        body = _body(form.get("job", "{}"))
+        name = _name(file.filename or "")
+        with tempfile.NamedTemporaryFile(prefix="felix-upload-") as copy:
+            sha256, size = await anyio.to_thread.run_sync(_copy, file.file, copy)
+            if size == 0:
+                raise errors.InvalidRequest("the file is empty")
+            yield Upload(body, name, pathlib.Path(copy.name), sha256, size)
+    finally:
+        await form.close()
+
+
+def refuse_announced(request: fastapi.Request, limit_bytes: int) -> None:
+    """Refuse a body whose announced length is too large, before any of it is read.
+
+    Raises:
+        TooLarge
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:18]) > limit_bytes + FORM_BYTES:
+        raise too_large(limit_bytes)
+
+
+def too_large(limit_bytes: int) -> errors.TooLarge:
+    """The error of a key that may upload so many bytes."""
+    return errors.TooLarge(f"this key may upload {limit_bytes} bytes at most")
+
+
+async def _form(request: fastapi.Request, limit_bytes: int) -> datastructures.FormData:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise fastapi.HTTPException(415, "send multipart/form-data with the field `file`")
+    stream = _limited(request, limit_bytes)
+    parser = formparsers.MultiPartParser(request.headers, stream, max_files=1, max_fields=8)
+    try:
+        return await parser.parse()
+    except formparsers.MultiPartException as error:
+        raise errors.InvalidRequest(f"the form is malformed: {error.message}") from error
+
+
+async def _limited(request: fastapi.Request, limit_bytes: int) -> Any:
+    received = 0
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > limit_bytes + FORM_BYTES:
+            raise too_large(limit_bytes)
+        yield chunk
+
+
+def _body(text: Any) -> requests.UploadedJob:
+    try:
+        return requests.UploadedJob.model_validate_json(text if isinstance(text, str) else "")
+    except pydantic.ValidationError as error:
+        details = [{**each, "loc": ("body", "job", *each["loc"])} for each in error.errors()]
+        raise exceptions.RequestValidationError(details) from error
+
+
+def _name(text: str) -> str:
+    try:
+        return pydantic.TypeAdapter(requests.FileName).validate_python(text)
+    except pydantic.ValidationError as error:
+        details = [{**each, "loc": ("body", "file", "filename")} for each in error.errors()]
+        raise exceptions.RequestValidationError(details) from error
+
+
+def _copy(source: BinaryIO, to: Any) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    source.seek(0)
+    while chunk := source.read(1 << 20):
+        digest.update(chunk)
+        size += len(chunk)
+        to.write(chunk)
+    to.flush()
+    return digest.hexdigest(), size
