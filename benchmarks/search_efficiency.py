@@ -410,7 +410,7 @@ def _watch() -> Any:
     record = types.SimpleNamespace(count=0, ran=[])
 
     @derived_object
-    class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
+    class RecordTrials(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
         def apply(
             self, scheduler: Any, task_id: int, candidates: Any, builds: Any, runs: Any
         ) -> None:
@@ -423,7 +423,7 @@ def _watch() -> Any:
                 if latency_us < FAILED_US:
                     record.ran.append((record.count, now, latency_us, candidate.sch.mod))
 
-    record.callback = Watch()
+    record.callback = RecordTrials()
     return record
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
 import json
 import pathlib
 import subprocess
 import sys
 import tarfile
+import warnings
 
 import pytest
+import sqlalchemy as sa
 
-from felix import records
+from felix import records, target
+from server import app, commands, settings, states
+from server.database import database, models, schema
+from server.parsing import devices
+from server.store import blobs, control, jobs, trials
+from server.tuner import felix_engine, tuner
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
+    from fastapi import testclient
 
 ARCHIVE = pathlib.Path(__file__).parent / "data" / "version_0_1_0.tar.xz"
 TARGET = "llvm -num-cores 2 -mcpu x86-64-v3"
@@ -73,3 +87,53 @@ def test_an_artifact_runs_by_itself(stored: pathlib.Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["checked_against"]) == {"the unscheduled program", "numpy"}
+
+
+@pytest.fixture
+def service(stored: pathlib.Path) -> settings.Settings:
+    """Settings of a service on the stored database and blobs."""
+    return settings.Settings(data_dir=stored / "service")
+
+
+def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:
+    _, key = commands.create_key(service, "reader", ["read"], {})
+    headers = {"Authorization": f"Bearer {key}"}
+    with testclient.TestClient(app.create_app(service), headers=headers) as client:
+        page = client.get("/v1/jobs").json()
+        assert {(job["name"], job["state"], job["n_trials"]) for job in page["items"]} == {
+            ("finished", "succeeded", 8), ("paused", "paused", 8),
+        }  # fmt: skip
+        assert client.get("/v1/jobs/1").json()["best_us"] == 7.6365
+        assert len(client.get("/v1/jobs/1/trials").json()["items"]) == 8
+        (artifact,) = client.get("/v1/jobs/1/artifacts").json()["items"]
+        content = client.get(f"/v1/jobs/1/artifacts/{artifact['name']}").content
+    assert hashlib.sha256(content).hexdigest() == artifact["sha256"]
+
+
+def test_a_paused_job_of_a_stored_database_goes_on(
+    service: settings.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = target.parse(TARGET)
+    device = {
+        "name": "x86-64-v3", "kind": "llvm", "target_keys": list(devices.keys(parsed)),
+        "target": json.loads(target.describe(parsed)),
+        "hardware": dataclasses.asdict(target.hardware(parsed)), "model": "pretrained",
+    }  # fmt: skip
+    monkeypatch.setattr(devices, "of_this_machine", lambda: [device])
+    with contextlib.closing(database.Database(service.database)) as db:
+        schema.check(db)
+        with db.write() as tx:
+            before = list(trials.stream(tx, 2))
+            tx.execute(sa.update(models.Job).where(models.Job.id == 2).values(trials=12))
+            control.resume(tx, 2)
+        store = blobs.open_store(service.blobs)
+        process = tuner.Tuner(db, store, felix_engine.FelixEngine(), service, "today")
+        with contextlib.closing(process):
+            assert process.work_once()
+        with db.read() as tx:
+            job, after = jobs.get(tx, 2), list(trials.stream(tx, 2))
+    assert (job.state, job.n_trials, len(before)) == (states.State.SUCCEEDED, 12, 8)
+    assert [(t.decisions, t.latency_us) for t in after[:8]] == [
+        (t.decisions, t.latency_us) for t in before
+    ]
+    assert len({t.schedule_hash for t in after}) == 12

@@ -61,7 +61,8 @@ def try_in_child(text: str, target_text: str) -> None:
     """
     package = str(pathlib.Path(__file__).resolve().parents[2])
     path = os.pathsep.join(item for item in (package, os.environ.get("PYTHONPATH")) if item)
-    command = [sys.executable, "-c", "from felix.tir import sandbox; sandbox.child_main()"]
+    code = "from felix import without_torch; from felix.tir import sandbox; sandbox.child_main()"
+    command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(
             command,

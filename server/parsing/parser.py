@@ -66,7 +66,7 @@ class Parser:
         self._seconds, self._memory_bytes = seconds, memory_bytes
         self._turn = threading.Semaphore(at_once)
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["server.parsing", "server.parsing.child"])
+        self._context.set_forkserver_preload(["felix.without_torch", "server.parsing.child"])
 
     def warm(self) -> None:
         """Start the fork server and let it import TVM, in a thread."""

@@ -73,7 +73,8 @@ def main(argv: list[str]) -> None:
 
 
 def _import_tvm() -> None:
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    from felix import without_torch  # noqa: F401  (before TVM)
+
     sys.meta_path.insert(0, _WhenUsed("tvm.relax"))
     gc.disable()
     import tvm
