@@ -13,7 +13,7 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.store import control, jobs, rows
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 
 class Action(enum.StrEnum):
@@ -57,7 +57,10 @@ def move(
 
 
 def change(
-    services: dependencies.Services, caller: auth.Caller, job_id: int, changes: requests.Changes
+    services: dependencies.Services,
+    caller: auth.Caller,
+    job_id: int,
+    changes: request_bodies.Changes,
 ) -> rows.Job:
     """Change name, note, priority or tags, in any state.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from server.store import keys, rows
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 
 def create(
-    services: dependencies.Services, caller: auth.Caller, body: requests.NewKey
+    services: dependencies.Services, caller: auth.Caller, body: request_bodies.NewKey
 ) -> keys.Made:
     """Make a key; its text is in the result and nowhere else."""
     new = keys.NewKey(

@@ -20,7 +20,7 @@ import pydantic
 from server import errors, job_actions
 from server.parsing import parser as parsing
 from server.store import artifacts, jobs
-from server.web import auth, dependencies, requests, uploads
+from server.web import auth, dependencies, request_bodies, uploads
 
 #: Trials a task when a job sets neither trials nor seconds.
 DEFAULT_TRIALS = 64
@@ -39,7 +39,7 @@ class Busy(errors.ServiceError):
 class Submission:
     """What to parse and what to store of it."""
 
-    body: requests.JobSettings
+    body: request_bodies.JobSettings
     workload: parsing.Workload
     #: the column `workload` of the job
     stored: dict[str, Any]
@@ -47,11 +47,11 @@ class Submission:
     upload: uploads.Upload | None = None
 
 
-def from_json(body: requests.NewJob, idempotency_key: str | None) -> Submission:
+def from_json(body: request_bodies.NewJob, idempotency_key: str | None) -> Submission:
     """The submission of a JSON body."""
     idempotency = _idempotency(idempotency_key, body, "")
     requested = body.workload
-    if isinstance(requested, requests.OperatorWorkload):
+    if isinstance(requested, request_bodies.OperatorWorkload):
         operator = parsing.Workload(kind="operator", name=requested.name, params=requested.params)
         return Submission(body, operator, {"params": requested.params}, idempotency)
     content = requested.program.encode()
@@ -93,14 +93,17 @@ async def submit(
     return await anyio.to_thread.run_sync(work, limiter=limiter)
 
 
-def refuse_long(body: requests.NewJob, limit_bytes: int) -> None:
+def refuse_long(body: request_bodies.NewJob, limit_bytes: int) -> None:
     """Refuse a program that is longer than a file may be.
 
     Raises:
         TooLarge
     """
     workload = body.workload
-    if isinstance(workload, requests.TirWorkload) and len(workload.program.encode()) > limit_bytes:
+    if (
+        isinstance(workload, request_bodies.TirWorkload)
+        and len(workload.program.encode()) > limit_bytes
+    ):
         raise uploads.too_large(limit_bytes)
 
 

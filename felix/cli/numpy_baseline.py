@@ -117,4 +117,3 @@ def child_main() -> None:
             time.sleep(PAUSE_S)
         latencies_us.append(call_us())
     json.dump({"latency_us": statistics.median(latencies_us)}, sys.stdout)
-

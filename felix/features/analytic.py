@@ -38,7 +38,7 @@ GPU_PER_CYCLE = 4
 _Values = Mapping[str, Scalar]
 
 
-def tails(
+def kernel_values(
     program: Program,
     rows: Sequence[stores.Row],
     values: Sequence[_Values],

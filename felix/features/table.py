@@ -43,10 +43,10 @@ def build(program: Program, hardware: Hardware) -> Table:
         features["code_copies"] = copies
         features |= code.row_values(row, features, hardware.vector_lanes, hardware.is_gpu)
     body = [{name: expr.share(value) for name, value in row.items()} for row in body]
-    tails = analytic.tails(program, stores, body, hardware)
+    by_kernel = analytic.kernel_values(program, stores, body, hardware)
     values = []
     for row, features in zip(stores, body, strict=True):
-        full = {**features, **tails[row.kernel]}
+        full = {**features, **by_kernel[row.kernel]}
         values.append(tuple(sympy.sympify(full.get(name, 0)) for name in spec.NAMES))
     return Table(tuple(r.name for r in stores), tuple(values))
 

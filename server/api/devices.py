@@ -7,7 +7,7 @@ from typing import Annotated
 import fastapi
 
 from server.store import rows, workers
-from server.web import auth, dependencies, responses
+from server.web import auth, dependencies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1", tags=["devices"])
 
@@ -17,19 +17,23 @@ def tuners(
     caller: auth.Reader,
     services: dependencies.ServicesDep,
     alive: Annotated[bool | None, fastapi.Query(description="only these")] = None,
-) -> responses.Listed[responses.Worker]:
+) -> response_bodies.Listed[response_bodies.Worker]:
     """Tuners, newest first."""
     selected = [w for w in _workers(services) if alive is None or w.is_alive is alive]
-    return responses.Listed(items=[responses.Worker.model_validate(w) for w in selected])
+    return response_bodies.Listed(
+        items=[response_bodies.Worker.model_validate(w) for w in selected]
+    )
 
 
 @router.get("/devices")
 def devices(
     caller: auth.Reader, services: dependencies.ServicesDep
-) -> responses.Listed[responses.Device]:
+) -> response_bodies.Listed[response_bodies.Device]:
     """The devices that tuners have or had, by kind and name."""
     grouped = workers.devices(_workers(services))
-    return responses.Listed(items=[responses.Device.model_validate(each) for each in grouped])
+    return response_bodies.Listed(
+        items=[response_bodies.Device.model_validate(each) for each in grouped]
+    )
 
 
 def _workers(services: dependencies.Services) -> list[rows.Worker]:

@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 
 from server import states
-from server.web import responses
+from server.web import response_bodies
 
 _AT = datetime.datetime(2026, 11, 21, 22, 53, 28, tzinfo=datetime.UTC)
 _ENDED = _AT + datetime.timedelta(seconds=18)
@@ -20,7 +20,7 @@ _SHA256 = "37a3d4a69dfef233" * 4
 _DEVICE = "llvm/emeraldrapids/emeraldrapids-2"
 _VERSIONS = {"felix": "0.1.0", "apache-tvm": "0.27.0.post1"}
 
-JOB = responses.Job(
+JOB = response_bodies.Job(
     id=7, name="gemm 512", note="", tags=["nightly"], state=states.State.SUCCEEDED, priority=0,
     kind="operator", op="gemm", workload={"params": {"m": 512, "n": 512, "k": 512}},
     target="llvm", target_key=_DEVICE,
@@ -41,70 +41,72 @@ QUEUED = JOB.model_copy(
         "attempts": 0, "last_seq": 1,
     }
 )  # fmt: skip
-_TASK = responses.Task(
+_TASK = response_bodies.Task(
     number=0, name="gemm_512x512x512", weight=1.0, flops=268435456.0, min_bytes=3145728.0,
     n_sketches=3, n_trials=48, n_failed=1, n_rounds=3, best_us=1268.1, best_trial=45,
     unscheduled_us=149013.2, unscheduled_message=None, gflops=211.7, speedup=117.5,
 )  # fmt: skip
-_TRIAL = responses.Trial(
+_TRIAL = response_bodies.Trial(
     number=45, task=0, round=2, sketch_index=2, decisions=[2, 32, 4, 2, 16, 1, 1, 32, 64, 8, 512],
     latency_us=1268.1, error=None, message="", spread=0.012, predicted_us=1190.4, best_us=1268.1,
     is_best=True, elapsed_s=15.6, measured_s=4.1, build_s=0.4, run_s=0.1, device=_DEVICE,
     measured_at=_ENDED,
 )  # fmt: skip
-_CURVE = responses.Curve(
+_CURVE = response_bodies.Curve(
     job_id=7, name="gemm 512", state=states.State.SUCCEEDED, unscheduled_us=149013.2,
     points=[
-        responses.CurvePoint(trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0,
+        response_bodies.CurvePoint(trial=1, elapsed_s=5.5, measured_s=0.2, best_us=1951.0,
                           share_of_best=0.65),
-        responses.CurvePoint(trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1,
+        response_bodies.CurvePoint(trial=45, elapsed_s=15.6, measured_s=4.1, best_us=1268.1,
                           share_of_best=1.0),
     ],
 )  # fmt: skip
-_PREDICTED = responses.Predicted(
+_PREDICTED = response_bodies.Predicted(
     n=47, rank_correlation=0.85, median_ratio=1.2,
-    points=[responses.PredictedPoint(trial=45, task=0, round=2, predicted_us=1190.4,
+    points=[response_bodies.PredictedPoint(trial=45, task=0, round=2, predicted_us=1190.4,
                                   latency_us=1268.1)],
 )  # fmt: skip
-_SEARCH = responses.Search(
+_SEARCH = response_bodies.Search(
     rounds=[
-        responses.Round(task=0, round=1, n_candidates=16, n_invalid=0, predicted_us=1310.0,
+        response_bodies.Round(task=0, round=1, n_candidates=16, n_invalid=0, predicted_us=1310.0,
                      elapsed_s=6.1, steps=[{"step": 0, "temperature": 1.0, "loss": 7.9,
                                             "penalty": 0.2}])
     ],
     trainings=[
-        responses.Training(n_records=16, loss_before=0.31, loss_after=0.12, accepted=True, at=_AT)
+        response_bodies.Training(
+            n_records=16, loss_before=0.31, loss_after=0.12, accepted=True, at=_AT
+        )
     ],
     errors={"build": 1},
 )  # fmt: skip
-_EVENT = responses.Event(
+_EVENT = response_bodies.Event(
     seq=12, at=_AT, type="trial", from_state=None, to_state=None,
     payload={"trial": 1, "task": 0, "latency_us": 1951.0, "error": None, "best_us": 1951.0},
 )  # fmt: skip
-_ARTIFACT = responses.Artifact(
+_ARTIFACT = response_bodies.Artifact(
     name="felix-job-7.zip", kind="bundle", media_type="application/zip", sha256=_SHA256,
     size_bytes=52155, created_at=_ENDED,
 )  # fmt: skip
-_DEVICE_OF = responses.Device(
+_DEVICE_OF = response_bodies.Device(
     name="emeraldrapids", kind="llvm", target_keys=["llvm", _DEVICE],
     target={"kind": "llvm", "num-cores": 2}, hardware={"cores": 2, "clock_ghz": 2.1},
     model="llvm", n_tuners_alive=1, worker_ids=[3],
 )  # fmt: skip
-_WORKER = responses.Worker(
+_WORKER = response_bodies.Worker(
     id=3, name="bench-1", host="bench-1", pid=4711, versions=_VERSIONS,
     devices=[{"name": "emeraldrapids", "kind": "llvm"}], started_at=_AT, last_beat_at=_ENDED,
     stopped_at=None, n_trials=48, n_infrastructure=0, n_jobs=1, job_id=7, is_alive=True,
 )  # fmt: skip
-_MODEL = responses.Model(
+_MODEL = response_bodies.Model(
     name="llvm", sha256=_SHA256, size_bytes=914212, metadata={"features": 2}, card="# llvm\n"
 )
-_KEY = responses.Key(
+_KEY = response_bodies.Key(
     id=2, name="ci", public="0a1b2c3d4e5f", can_read=True, can_submit=True, can_admin=False,
     max_running_jobs=4, max_trials=None, max_upload_bytes=None, created_at=_AT,
     last_used_at=_ENDED, expires_at=None, revoked_at=None,
 )  # fmt: skip
-_QUOTA = responses.Quota(max_running_jobs=4, max_trials=20000, max_upload_bytes=268435456)
-_AUDIT = responses.Audit(
+_QUOTA = response_bodies.Quota(max_running_jobs=4, max_trials=20000, max_upload_bytes=268435456)
+_AUDIT = response_bodies.Audit(
     id=31, at=_AT, key_id=2, key_name="ci", action="job.pause", subject="job 7",
     detail={"before": "running", "after": "pausing"}, remote="192.0.2.7",
 )  # fmt: skip
@@ -115,16 +117,16 @@ _GEMM = {
 _STREAM = f"event: trial\ndata: {_EVENT.model_dump_json()}\nid: 12\n\n"
 
 
-def _moved(state: states.State) -> responses.Job:
+def _moved(state: states.State) -> response_bodies.Job:
     return JOB.model_copy(update={"state": state, "finished_at": None, "reason": None})
 
 
-def _list(item: responses.ResponseBody) -> responses.Listed[Any]:
-    return responses.Listed[Any](items=[item])
+def _list(item: response_bodies.ResponseBody) -> response_bodies.Listed[Any]:
+    return response_bodies.Listed[Any](items=[item])
 
 
-def _page(item: responses.ResponseBody) -> responses.Page[Any]:
-    return responses.Page[Any](items=[item], next=None)
+def _page(item: response_bodies.ResponseBody) -> response_bodies.Page[Any]:
+    return response_bodies.Page[Any](items=[item], next=None)
 
 
 #: By method and path; the other routes respond with a job.
@@ -138,7 +140,7 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("post", "/v1/jobs/{job_id}/stop"): _moved(states.State.STOPPING),
     ("post", "/v1/jobs/{job_id}/retry"): QUEUED,
     ("get", "/v1/jobs/{job_id}/tasks"): _list(_TASK),
-    ("get", "/v1/jobs/{job_id}/tasks/{number}/code"): responses.Code(
+    ("get", "/v1/jobs/{job_id}/tasks/{number}/code"): response_bodies.Code(
         schedule="@T.prim_func\ndef main(...): ...", source="; ModuleID = 'TVMMod'"
     ),
     ("get", "/v1/jobs/{job_id}/trials"): _page(_TRIAL),
@@ -149,7 +151,7 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("get", "/v1/curves"): _list(_CURVE),
     ("get", "/v1/jobs/{job_id}/predicted"): _PREDICTED,
     ("get", "/v1/jobs/{job_id}/search"): _SEARCH,
-    ("get", "/v1/jobs/{job_id}/events"): responses.Events(items=[_EVENT], last_seq=12),
+    ("get", "/v1/jobs/{job_id}/events"): response_bodies.Events(items=[_EVENT], last_seq=12),
     ("get", "/v1/jobs/{job_id}/events/stream"): _STREAM,
     ("get", "/v1/jobs/{job_id}/artifacts"): _list(_ARTIFACT),
     ("get", "/v1/jobs/{job_id}/artifacts/{name}"): "the bytes of the file",
@@ -158,15 +160,17 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("get", "/v1/workers"): _list(_WORKER),
     ("get", "/v1/devices"): _list(_DEVICE_OF),
     ("get", "/v1/models"): _list(_MODEL),
-    ("get", "/v1/me"): responses.Me(key=_KEY, quota=_QUOTA, csrf_token=None),
+    ("get", "/v1/me"): response_bodies.Me(key=_KEY, quota=_QUOTA, csrf_token=None),
     ("get", "/v1/keys"): _list(_KEY),
-    ("post", "/v1/keys"): responses.MadeKey(key=_KEY, text="felix_0a1b2c3d4e5f_..."),
+    ("post", "/v1/keys"): response_bodies.MadeKey(key=_KEY, text="felix_0a1b2c3d4e5f_..."),
     ("get", "/v1/keys/{key_id}"): _KEY,
     ("delete", "/v1/keys/{key_id}"): _KEY.model_copy(update={"revoked_at": _ENDED}),
     ("get", "/v1/audit"): _page(_AUDIT),
-    ("post", "/v1/session"): responses.Login(csrf_token="...", expires_at=_ENDED),
-    ("get", "/healthz"): responses.Health(status="ok"),
-    ("get", "/readyz"): responses.Ready(status="ready", schema_revision="r0001", n_tuners_alive=1),
+    ("post", "/v1/session"): response_bodies.Login(csrf_token="...", expires_at=_ENDED),
+    ("get", "/healthz"): response_bodies.Health(status="ok"),
+    ("get", "/readyz"): response_bodies.Ready(
+        status="ready", schema_revision="r0001", n_tuners_alive=1
+    ),
     ("get", "/metrics"): 'felix_jobs{state="running"} 1.0\n',
 }
 

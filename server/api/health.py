@@ -6,26 +6,28 @@ import fastapi
 
 from server.database import schema
 from server.store import workers
-from server.web import auth, dependencies, responses
+from server.web import auth, dependencies, response_bodies
 from server.web import metrics as web_metrics
 
 router = fastapi.APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-async def healthz() -> responses.Health:
+async def healthz() -> response_bodies.Health:
     """The process works."""
-    return responses.Health(status="ok")
+    return response_bodies.Health(status="ok")
 
 
 @router.get("/readyz")
-def readyz(services: dependencies.ServicesDep) -> responses.Ready:
+def readyz(services: dependencies.ServicesDep) -> response_bodies.Ready:
     """The database works and has this version's schema; else 503."""
     schema.check(services.db)
     with services.db.read() as tx:
         tuners = workers.every(tx, services.settings.stale_s)
     alive = sum(tuner.is_alive for tuner in tuners)
-    return responses.Ready(status="ready", schema_revision=schema.head(), n_tuners_alive=alive)
+    return response_bodies.Ready(
+        status="ready", schema_revision=schema.head(), n_tuners_alive=alive
+    )
 
 
 @router.get("/metrics", response_class=fastapi.Response,

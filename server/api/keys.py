@@ -8,18 +8,18 @@ import fastapi
 
 from server import job_actions, key_actions
 from server.store import keys
-from server.web import auth, dependencies, requests, responses
+from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1", tags=["keys"])
 
 
 @router.get("/me")
-def me(caller: auth.Anyone, services: dependencies.ServicesDep) -> responses.Me:
+def me(caller: auth.Anyone, services: dependencies.ServicesDep) -> response_bodies.Me:
     """The key behind this request, its quota, and the login's CSRF token."""
     quota = job_actions.quota(services, caller)
-    return responses.Me(
-        key=responses.Key.model_validate(caller.key),
-        quota=responses.Quota(
+    return response_bodies.Me(
+        key=response_bodies.Key.model_validate(caller.key),
+        quota=response_bodies.Quota(
             max_running_jobs=quota.max_running_jobs,
             max_trials=quota.max_trials,
             max_upload_bytes=job_actions.upload_limit(services, caller),
@@ -31,53 +31,57 @@ def me(caller: auth.Anyone, services: dependencies.ServicesDep) -> responses.Me:
 @router.get("/keys")
 def every(
     caller: auth.Admin, services: dependencies.ServicesDep
-) -> responses.Listed[responses.Key]:
+) -> response_bodies.Listed[response_bodies.Key]:
     """All keys, revoked ones included."""
     with services.db.read() as tx:
         all_keys = keys.every(tx)
-    return responses.Listed(items=[responses.Key.model_validate(key) for key in all_keys])
+    return response_bodies.Listed(
+        items=[response_bodies.Key.model_validate(key) for key in all_keys]
+    )
 
 
 @router.post("/keys", status_code=201)
 def create(
-    body: requests.NewKey, caller: auth.Admin, services: dependencies.ServicesDep
-) -> responses.MadeKey:
+    body: request_bodies.NewKey, caller: auth.Admin, services: dependencies.ServicesDep
+) -> response_bodies.MadeKey:
     """Make a key; the response is the only place where its text ever is."""
     made = key_actions.create(services, caller, body)
-    return responses.MadeKey(key=responses.Key.model_validate(made.key), text=made.text)
+    return response_bodies.MadeKey(
+        key=response_bodies.Key.model_validate(made.key), text=made.text
+    )
 
 
 @router.get("/keys/{key_id}")
 def get(
-    key_id: Annotated[int, fastapi.Path(ge=1, le=requests.MAX_INT)],
+    key_id: Annotated[int, fastapi.Path(ge=1, le=request_bodies.MAX_INT)],
     caller: auth.Admin,
     services: dependencies.ServicesDep,
-) -> responses.Key:
+) -> response_bodies.Key:
     """One key."""
     with services.db.read() as tx:
-        return responses.Key.model_validate(keys.get(tx, key_id))
+        return response_bodies.Key.model_validate(keys.get(tx, key_id))
 
 
 @router.delete("/keys/{key_id}")
 def revoke(
-    key_id: Annotated[int, fastapi.Path(ge=1, le=requests.MAX_INT)],
+    key_id: Annotated[int, fastapi.Path(ge=1, le=request_bodies.MAX_INT)],
     caller: auth.Admin,
     services: dependencies.ServicesDep,
-) -> responses.Key:
+) -> response_bodies.Key:
     """End a key and its logins; it stays listed."""
-    return responses.Key.model_validate(key_actions.revoke(services, caller, key_id))
+    return response_bodies.Key.model_validate(key_actions.revoke(services, caller, key_id))
 
 
 @router.get("/audit")
 def audit(
     caller: auth.Admin,
     services: dependencies.ServicesDep,
-    limit: requests.Limit = 100,
-    after: requests.After = None,
-    key_id: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
-) -> responses.Page[responses.Audit]:
+    limit: request_bodies.Limit = 100,
+    after: request_bodies.After = None,
+    key_id: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
+) -> response_bodies.Page[response_bodies.Audit]:
     """What keys did, newest first."""
     with services.db.read() as tx:
         entries = keys.audited(tx, limit, after, key_id)
-    items = [responses.Audit.model_validate(entry) for entry in entries]
-    return responses.Page(items=items, next=items[-1].id if len(items) == limit else None)
+    items = [response_bodies.Audit.model_validate(entry) for entry in entries]
+    return response_bodies.Page(items=items, next=items[-1].id if len(items) == limit else None)

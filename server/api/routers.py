@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.api import devices, health, keys, models, operators, sessions
+from server.api import cost_models, devices, health, keys, operators, sessions
 from server.api.jobs import (
     artifacts,
     control,
@@ -18,6 +18,6 @@ ALL = tuple(
     module.router
     for module in (
         jobs, control, tasks, trials, curves, search, events, artifacts,
-        operators, devices, models, keys, sessions, health,
+        operators, devices, cost_models, keys, sessions, health,
     )
 )  # fmt: skip

@@ -9,22 +9,22 @@ from __future__ import annotations
 import anyio.to_thread
 import fastapi
 
-from server.web import auth, dependencies, requests, responses
+from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/session", tags=["session"])
 
 
 @router.post("", status_code=201)
 async def log_in(
-    body: requests.NewLogin,
+    body: request_bodies.NewLogin,
     request: fastapi.Request,
     response: fastapi.Response,
     services: dependencies.ServicesDep,
-) -> responses.Login:
+) -> response_bodies.Login:
     """Log in with a key."""
     token, login, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, body.key)
     auth.set_cookie(response, services, token)
-    return responses.Login(csrf_token=login.csrf, expires_at=login.expires_at)
+    return response_bodies.Login(csrf_token=login.csrf, expires_at=login.expires_at)
 
 
 @router.delete("", status_code=204)

@@ -17,7 +17,7 @@ from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
 from server.store import jobs, leases
-from server.tuner import artifact, claimed_job, engine, event_recorder, warm_pools
+from server.tuner import claimed_job, engine, event_recorder, job_artifact, warm_pools
 from server.tuner import session as tuner_session
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class FelixEngine:
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         result: results.NetworkResult = outcome.result
-        return artifact.write(result, claimed.job, path)
+        return job_artifact.write(result, claimed.job, path)
 
     def close(self) -> None:
         """End all processes."""

@@ -17,7 +17,7 @@ from fastapi import exceptions
 from starlette import datastructures, formparsers
 
 from server import errors
-from server.web import requests
+from server.web import request_bodies
 
 #: Multipart heads and the field `job` may take as much on top of the file.
 FORM_BYTES = 1 << 20
@@ -27,7 +27,7 @@ FORM_BYTES = 1 << 20
 class Upload:
     """A received file and the job's description; the file is removed with the request."""
 
-    body: requests.UploadedJob
+    body: request_bodies.UploadedJob
     name: str
     path: pathlib.Path
     sha256: str
@@ -97,9 +97,11 @@ async def _limited(request: fastapi.Request, limit_bytes: int) -> Any:
         yield chunk
 
 
-def _body(text: Any) -> requests.UploadedJob:
+def _body(text: Any) -> request_bodies.UploadedJob:
     try:
-        return requests.UploadedJob.model_validate_json(text if isinstance(text, str) else "")
+        return request_bodies.UploadedJob.model_validate_json(
+            text if isinstance(text, str) else ""
+        )
     except pydantic.ValidationError as error:
         details = [{**each, "loc": ("body", "job", *each["loc"])} for each in error.errors()]
         raise exceptions.RequestValidationError(details) from error
@@ -107,7 +109,7 @@ def _body(text: Any) -> requests.UploadedJob:
 
 def _name(text: str) -> str:
     try:
-        return pydantic.TypeAdapter(requests.FileName).validate_python(text)
+        return pydantic.TypeAdapter(request_bodies.FileName).validate_python(text)
     except pydantic.ValidationError as error:
         details = [{**each, "loc": ("body", "file", "filename")} for each in error.errors()]
         raise exceptions.RequestValidationError(details) from error

@@ -10,8 +10,8 @@ import fastapi
 from starlette import responses
 
 from server.store import artifacts, jobs
-from server.web import auth, dependencies, requests
-from server.web import responses as response_models
+from server.web import auth, dependencies, request_bodies
+from server.web import response_bodies as response_models
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 
@@ -20,7 +20,7 @@ _Name = Annotated[str, fastapi.Path(max_length=300)]
 
 @router.get("")
 def every(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep
+    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> response_models.Listed[response_models.Artifact]:
     """The artifacts of a job, by name."""
     with services.db.read() as tx:
@@ -34,7 +34,7 @@ def every(
 @router.get("/{name}", response_class=responses.StreamingResponse,
             responses={200: {"content": {"application/octet-stream": {}}}})  # fmt: skip
 def download(
-    job_id: requests.Id, name: _Name, caller: auth.Reader, services: dependencies.ServicesDep
+    job_id: request_bodies.Id, name: _Name, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """The content; `ETag` and `Repr-Digest` are its sha256."""
     with services.db.read() as tx:

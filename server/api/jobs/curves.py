@@ -12,23 +12,23 @@ from sqlalchemy import orm
 
 from server.cache import response_cache
 from server.store import jobs, points, rows
-from server.web import auth, dependencies, requests, responses, shared_response
+from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
 
 router = fastapi.APIRouter(tags=["curves"])
 
-_Job = Annotated[int, fastapi.Query(ge=1, le=requests.MAX_INT)]
+_Job = Annotated[int, fastapi.Query(ge=1, le=request_bodies.MAX_INT)]
 
 
-@router.get("/v1/jobs/{job_id}/curve", response_model=responses.Curve)
+@router.get("/v1/jobs/{job_id}/curve", response_model=response_bodies.Curve)
 async def curve(
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
-    task: requests.TaskFilter = None,
+    task: request_bodies.TaskFilter = None,
 ) -> fastapi.Response:
     """Best so far of a job or one of its tasks, against trials and elapsed seconds."""
 
-    def read(tx: orm.Session) -> responses.Curve:
+    def read(tx: orm.Session) -> response_bodies.Curve:
         return _curves(tx, [job_id], task)[0]
 
     return await shared_response.respond(
@@ -36,18 +36,20 @@ async def curve(
     )
 
 
-@router.get("/v1/curves", response_model=responses.Listed[responses.Curve])
+@router.get("/v1/curves", response_model=response_bodies.Listed[response_bodies.Curve])
 async def curves(
     caller: auth.Reader,
     services: dependencies.ServicesDep,
-    job: Annotated[list[_Job], fastapi.Query(min_length=1, max_length=requests.MAX_COMPARED)],
-    task: requests.TaskFilter = None,
+    job: Annotated[
+        list[_Job], fastapi.Query(min_length=1, max_length=request_bodies.MAX_COMPARED)
+    ],
+    task: request_bodies.TaskFilter = None,
 ) -> fastapi.Response:
     """The curves of several jobs, to lay over one another: `?job=3&job=7`."""
     job_ids = tuple(dict.fromkeys(job))
 
-    def read(tx: orm.Session) -> responses.Listed[responses.Curve]:
-        return responses.Listed(items=_curves(tx, job_ids, task))
+    def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Curve]:
+        return response_bodies.Listed(items=_curves(tx, job_ids, task))
 
     return await shared_response.respond(
         services, response_cache.Query(("curves", task), job_ids), read
@@ -56,27 +58,29 @@ async def curves(
 
 @router.get("/v1/jobs/{job_id}/predicted")
 def predicted(
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
-    task: requests.TaskFilter = None,
+    task: request_bodies.TaskFilter = None,
     limit: Annotated[int, fastapi.Query(ge=1, le=5000, description="newest trials")] = 2000,
-) -> responses.Predicted:
+) -> response_bodies.Predicted:
     """Latencies of trials as the cost model predicted them, and as they were measured."""
     with services.db.read() as tx:
         jobs.get(tx, job_id)
         pairs = points.predicted(tx, job_id, task, limit)
     predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
     ratios = [max(p / m, m / p) for p, m in zip(predicted_us, measured_us, strict=True) if p > 0]
-    return responses.Predicted(
+    return response_bodies.Predicted(
         n=len(pairs),
         rank_correlation=points.rank_correlation(predicted_us, measured_us),
         median_ratio=statistics.median(ratios) if ratios else None,
-        points=[responses.PredictedPoint.model_validate(pair) for pair in pairs],
+        points=[response_bodies.PredictedPoint.model_validate(pair) for pair in pairs],
     )
 
 
-def _curves(tx: orm.Session, job_ids: Sequence[int], task: int | None) -> list[responses.Curve]:
+def _curves(
+    tx: orm.Session, job_ids: Sequence[int], task: int | None
+) -> list[response_bodies.Curve]:
     curve_points = points.curves(tx, job_ids, task)
     of = {number: jobs.get(tx, number) for number in job_ids}
     if task is not None:
@@ -92,15 +96,15 @@ def _unscheduled(tasks: Sequence[rows.Task], number: int) -> float | None:
 
 def _curve(
     job: rows.Job, curve_points: Sequence[rows.CurvePoint], unscheduled_us: float | None
-) -> responses.Curve:
+) -> response_bodies.Curve:
     last_us = curve_points[-1].best_us if curve_points else 1.0
-    return responses.Curve(
+    return response_bodies.Curve(
         job_id=job.id,
         name=job.name,
         state=job.state,
         unscheduled_us=unscheduled_us,
         points=[
-            responses.CurvePoint(**dataclasses.asdict(p), share_of_best=last_us / p.best_us)
+            response_bodies.CurvePoint(**dataclasses.asdict(p), share_of_best=last_us / p.best_us)
             for p in curve_points
         ],
     )

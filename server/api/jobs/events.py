@@ -22,8 +22,8 @@ from starlette import responses
 from server import errors, states
 from server.cache import recent_events
 from server.store import events, jobs, rows
-from server.web import auth, dependencies, requests, shared_response
-from server.web import responses as response_models
+from server.web import auth, dependencies, request_bodies, shared_response
+from server.web import response_bodies as response_models
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/events", tags=["events"])
 
@@ -34,7 +34,8 @@ MAX_STREAM_S = 600.0
 BATCH = 200
 
 _AfterSeq = Annotated[
-    int, fastapi.Query(ge=0, le=requests.MAX_INT, description="the newest event that is known")
+    int,
+    fastapi.Query(ge=0, le=request_bodies.MAX_INT, description="the newest event that is known"),
 ]
 _Types = Annotated[
     list[events.Type] | None, fastapi.Query(alias="type", description="only these types")
@@ -43,12 +44,12 @@ _Types = Annotated[
 
 @router.get("", response_model=response_models.Events)
 async def after(
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
     after_seq: _AfterSeq = 0,
     type_: _Types = None,
-    limit: requests.Limit = 500,
+    limit: request_bodies.Limit = 500,
 ) -> fastapi.Response:
     """Events after a sequence number, oldest first."""
     types = tuple(type_ or ())
@@ -83,7 +84,7 @@ def _older(
 @router.get("/stream", response_class=responses.StreamingResponse,
             responses={200: {"content": {"text/event-stream": {}}}})  # fmt: skip
 async def stream(
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
     after_seq: _AfterSeq = 0,
@@ -94,7 +95,7 @@ async def stream(
     if last_event_id is not None:
         if not last_event_id.isascii() or not last_event_id.isdecimal():
             raise errors.InvalidRequest("Last-Event-ID must be a sequence number")
-        seq = min(int(last_event_id), requests.MAX_INT)
+        seq = min(int(last_event_id), request_bodies.MAX_INT)
     await anyio.to_thread.run_sync(_read, services, job_id, seq)  # 404 before the stream begins
     return responses.StreamingResponse(
         _events(services, job_id, seq),

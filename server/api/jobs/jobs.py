@@ -11,13 +11,20 @@ from server import job_actions, states, submission
 from server.api import paging
 from server.cache import response_cache
 from server.store import jobs
-from server.web import auth, dependencies, requests, responses, shared_response, uploads
+from server.web import (
+    auth,
+    dependencies,
+    request_bodies,
+    response_bodies,
+    shared_response,
+    uploads,
+)
 
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _Text = Annotated[str | None, fastapi.Query(max_length=200)]
 _MADE: dict[int | str, dict[str, Any]] = {
-    200: {"model": responses.Job, "description": "An earlier request made it"},
+    200: {"model": response_bodies.Job, "description": "An earlier request made it"},
     201: {"headers": {"Location": {"schema": {"type": "string"}}}},
 }
 _FORM = {
@@ -46,12 +53,12 @@ _FORM = {
 
 @router.post("", status_code=201, responses=_MADE)
 async def submit(
-    body: requests.NewJob,
+    body: request_bodies.NewJob,
     caller: auth.Submitter,
     services: dependencies.ServicesDep,
     response: fastapi.Response,
-    idempotency_key: requests.IdempotencyKey = None,
-) -> responses.Job:
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Job:
     """Queue a job for an operator of the catalogue or a serialized program."""
     submission.refuse_long(body, job_actions.upload_limit(services, caller))
     made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
@@ -64,8 +71,8 @@ async def upload(
     caller: auth.Submitter,
     services: dependencies.ServicesDep,
     response: fastapi.Response,
-    idempotency_key: requests.IdempotencyKey = None,
-) -> responses.Job:
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Job:
     """Queue a job for an ONNX model or a TIR file."""
     async with uploads.receive(request, job_actions.upload_limit(services, caller)) as file:
         from_upload = submission.from_upload(file, idempotency_key)
@@ -87,9 +94,9 @@ def find(
     q: Annotated[_Text, fastapi.Query(description="part of name or operator")] = None,
     mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
     oldest_first: bool = False,
-    limit: requests.Limit = 50,
-    after: requests.After = None,
-) -> responses.Page[responses.Job]:
+    limit: request_bodies.Limit = 50,
+    after: request_bodies.After = None,
+) -> response_bodies.Page[response_bodies.Job]:
     """Jobs by number, newest first. Several states mean any of them, several tags all of them."""
     chosen = jobs.Filter(
         states=tuple(state or ()),
@@ -103,43 +110,43 @@ def find(
     with services.db.read() as tx:
         page = jobs.page(tx, chosen, limit, after, oldest_first)
     paging.link(request, response, page.next)
-    items = [responses.Job.model_validate(job) for job in page.jobs]
-    return responses.Page(items=items, next=page.next)
+    items = [response_bodies.Job.model_validate(job) for job in page.jobs]
+    return response_bodies.Page(items=items, next=page.next)
 
 
-@router.get("/{job_id}", response_model=responses.Job)
+@router.get("/{job_id}", response_model=response_bodies.Job)
 async def get(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep
+    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """A job."""
 
-    def read(tx: orm.Session) -> responses.Job:
-        return responses.Job.model_validate(jobs.get(tx, job_id))
+    def read(tx: orm.Session) -> response_bodies.Job:
+        return response_bodies.Job.model_validate(jobs.get(tx, job_id))
 
     return await shared_response.respond(services, response_cache.Query("job", (job_id,)), read)
 
 
 @router.patch("/{job_id}")
 def change(
-    job_id: requests.Id,
-    body: requests.Changes,
+    job_id: request_bodies.Id,
+    body: request_bodies.Changes,
     caller: auth.Submitter,
     services: dependencies.ServicesDep,
-) -> responses.Job:
+) -> response_bodies.Job:
     """Change name, note, priority or tags, in any state."""
-    return responses.Job.model_validate(job_actions.change(services, caller, job_id, body))
+    return response_bodies.Job.model_validate(job_actions.change(services, caller, job_id, body))
 
 
 @router.delete("/{job_id}", status_code=204)
 def delete(
-    job_id: requests.Id, caller: auth.Submitter, services: dependencies.ServicesDep
+    job_id: request_bodies.Id, caller: auth.Submitter, services: dependencies.ServicesDep
 ) -> None:
     """Remove an ended job with trials, events and artifacts."""
     job_actions.delete(services, caller, job_id)
 
 
-def _made(response: fastapi.Response, made: jobs.Made) -> responses.Job:
+def _made(response: fastapi.Response, made: jobs.Made) -> response_bodies.Job:
     response.headers["Location"] = f"/v1/jobs/{made.job.id}"
     if not made.is_new:
         response.status_code = 200
-    return responses.Job.model_validate(made.job)
+    return response_bodies.Job.model_validate(made.job)

@@ -7,33 +7,35 @@ from sqlalchemy import orm
 
 from server.cache import response_cache
 from server.store import jobs
-from server.web import auth, dependencies, requests, responses, shared_response
+from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}/tasks", tags=["tasks"])
 
 
-@router.get("", response_model=responses.Listed[responses.Task])
+@router.get("", response_model=response_bodies.Listed[response_bodies.Task])
 async def every(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep
+    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """The tasks of a job, in order."""
 
-    def read(tx: orm.Session) -> responses.Listed[responses.Task]:
+    def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Task]:
         jobs.get(tx, job_id)
         tasks = jobs.tasks(tx, job_id)
-        return responses.Listed(items=[responses.Task.model_validate(task) for task in tasks])
+        return response_bodies.Listed(
+            items=[response_bodies.Task.model_validate(task) for task in tasks]
+        )
 
     return await shared_response.respond(services, response_cache.Query("tasks", (job_id,)), read)
 
 
 @router.get("/{number}/code")
 def code(
-    job_id: requests.Id,
-    number: requests.Number,
+    job_id: request_bodies.Id,
+    number: request_bodies.Number,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
-) -> responses.Code:
+) -> response_bodies.Code:
     """TVMScript and generated source of a task's best schedule."""
     with services.db.read() as tx:
         schedule, source = jobs.code(tx, job_id, number)
-    return responses.Code(schedule=schedule, source=source)
+    return response_bodies.Code(schedule=schedule, source=source)

@@ -16,8 +16,8 @@ from starlette import responses
 
 from server.api import paging
 from server.store import jobs, rows, trials
-from server.web import auth, dependencies, requests
-from server.web import responses as response_models
+from server.web import auth, dependencies, request_bodies
+from server.web import response_bodies as response_models
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["trials"])
 
@@ -35,10 +35,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 async def _chosen(
-    task: requests.TaskFilter = None,
+    task: request_bodies.TaskFilter = None,
     ok: Annotated[bool | None, fastapi.Query(description="measured, or failed")] = None,
     error: Annotated[_Error | None, fastapi.Query(description="only this error class")] = None,
-    round: Annotated[int | None, fastapi.Query(ge=0, le=requests.MAX_INT)] = None,
+    round: Annotated[int | None, fastapi.Query(ge=0, le=request_bodies.MAX_INT)] = None,
     best_only: Annotated[bool, fastapi.Query(description="only improvements")] = False,
 ) -> trials.Filter:
     return trials.Filter(task=task, ok=ok, error=error, round=round, best_only=best_only)
@@ -51,12 +51,12 @@ _Filter = Annotated[trials.Filter, fastapi.Depends(_chosen)]
 def page(
     request: fastapi.Request,
     response: fastapi.Response,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
     chosen: _Filter,
-    limit: requests.Limit = 100,
-    after: requests.After = None,
+    limit: request_bodies.Limit = 100,
+    after: request_bodies.After = None,
 ) -> response_models.Page[response_models.Trial]:
     """Trials by number."""
     with services.db.read() as tx:
@@ -69,8 +69,8 @@ def page(
 
 @router.get("/trials/{number}")
 def get(
-    job_id: requests.Id,
-    number: requests.Id,
+    job_id: request_bodies.Id,
+    number: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
 ) -> response_models.Trial:
@@ -82,7 +82,10 @@ def get(
 @router.get("/trials.csv", response_class=responses.StreamingResponse,
             responses={200: {"content": {"text/csv": {}}}})  # fmt: skip
 def as_csv(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep, chosen: _Filter
+    job_id: request_bodies.Id,
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
+    chosen: _Filter,
 ) -> fastapi.Response:
     """All trials as CSV, streamed."""
     return _stream(services, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
@@ -91,7 +94,10 @@ def as_csv(
 @router.get("/trials.jsonl", response_class=responses.StreamingResponse,
             responses={200: {"content": {"application/jsonl": {}}}})  # fmt: skip
 def as_jsonl(
-    job_id: requests.Id, caller: auth.Reader, services: dependencies.ServicesDep, chosen: _Filter
+    job_id: request_bodies.Id,
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
+    chosen: _Filter,
 ) -> fastapi.Response:
     """All trials as JSON lines, streamed."""
     return _stream(services, job_id, chosen, "jsonl", "application/jsonl", _json_lines)

@@ -19,7 +19,7 @@ from server import errors, key_actions
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.store import keys, rows
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
 
@@ -71,7 +71,7 @@ async def create(
     texts = {name: values[-1].strip() for name, values in form.items()}
     chosen = form.get("scope", [])
     try:
-        body = requests.NewKey.model_validate(_body(texts, chosen))
+        body = request_bodies.NewKey.model_validate(_body(texts, chosen))
     except pydantic.ValidationError as error:
         wrong = {str(one["loc"][0]): str(one["msg"]) for one in error.errors()}
         return await anyio.to_thread.run_sync(
@@ -84,7 +84,7 @@ async def create(
 @router.post("/keys/{key_id}/revoke")
 async def revoke(
     request: fastapi.Request,
-    key_id: requests.Id,
+    key_id: request_bodies.Id,
     viewer: Admin,
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
@@ -100,7 +100,7 @@ def audit(
     viewer: Admin,
     services: dependencies.ServicesDep,
     key: Annotated[str, fastapi.Query(max_length=10)] = "",
-    after: requests.After = None,
+    after: request_bodies.After = None,
 ) -> fastapi.Response:
     """What keys did, newest first."""
     key_id = int(key) if key.isascii() and key.isdecimal() else None

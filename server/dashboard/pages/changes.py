@@ -10,7 +10,7 @@ from starlette import responses
 from server import errors, job_actions
 from server.dashboard import render
 from server.dashboard.pages import logins
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
@@ -20,7 +20,7 @@ router = fastapi.APIRouter(
 @router.post("/change")
 async def change(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
@@ -31,7 +31,7 @@ async def change(
     tags = [tag.strip() for tag in texts.get("tags", "").split(",") if tag.strip()]
     values = {name: texts[name] for name in ("name", "note", "priority") if name in texts}
     try:
-        changes = requests.Changes.model_validate({**values, "tags": tags})
+        changes = request_bodies.Changes.model_validate({**values, "tags": tags})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ", ".join(map(str, first["loc"]))
@@ -43,7 +43,7 @@ async def change(
 @router.post("/delete")
 async def delete(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:

@@ -13,7 +13,7 @@ import fastapi
 from server import errors, states
 from server.dashboard import render
 from server.store import jobs, rows
-from server.web import dependencies, requests
+from server.web import dependencies, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -33,7 +33,7 @@ def compare(
     missing: list[int] = []
     with services.db.read() as tx:
         recent = jobs.page(tx, limit=40).jobs
-        for number in numbers[: requests.MAX_COMPARED]:
+        for number in numbers[: request_bodies.MAX_COMPARED]:
             try:
                 compared.append(jobs.get(tx, number))
             except errors.NotFound:
@@ -43,8 +43,8 @@ def compare(
         request, "compare.html", viewer,
         jobs=compared,
         missing=missing,
-        too_many=len(numbers) > requests.MAX_COMPARED,
-        most=requests.MAX_COMPARED,
+        too_many=len(numbers) > request_bodies.MAX_COMPARED,
+        most=request_bodies.MAX_COMPARED,
         best_us=min(bests, default=None),
         recent=[row for row in recent if row.id not in numbers and row.n_trials],
         is_live=any(row.state not in states.ENDED for row in compared),

@@ -18,7 +18,7 @@ from server import errors, job_actions, states
 from server.dashboard import highlight, render
 from server.dashboard.pages import logins
 from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
@@ -56,13 +56,13 @@ PARTS = {
 
 ERRORS = ("build", "launch", "timeout", "wrong_result", "infrastructure")
 
-_Task = Annotated[int | None, fastapi.Query(ge=0, le=requests.MAX_INT)]
+_Task = Annotated[int | None, fastapi.Query(ge=0, le=request_bodies.MAX_INT)]
 
 
 @router.get("")
 def overview(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
@@ -80,12 +80,12 @@ def overview(
 @router.get("/trials")
 def trials_page(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     show: Annotated[str, fastapi.Query(max_length=40)] = "",
     task: Annotated[str, fastapi.Query(max_length=10)] = "",
-    after: requests.After = None,
+    after: request_bodies.After = None,
 ) -> fastapi.Response:
     """Trials by number; `show` is best, ok, failed or an error class."""
     chosen = trials.Filter(
@@ -114,8 +114,8 @@ def trials_page(
 @router.get("/trials/{number}")
 def trial_page(
     request: fastapi.Request,
-    job_id: requests.Id,
-    number: requests.Id,
+    job_id: request_bodies.Id,
+    number: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
@@ -129,7 +129,7 @@ def trial_page(
 @router.get("/search")
 def search_page(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     task: _Task = None,
@@ -155,7 +155,7 @@ def search_page(
 @router.get("/code")
 def code_page(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     task: _Task = None,
@@ -178,11 +178,11 @@ def code_page(
 @router.get("/log")
 def log_page(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     all_: Annotated[bool, fastapi.Query(alias="all")] = False,
-    before: requests.After = None,
+    before: request_bodies.After = None,
 ) -> fastapi.Response:
     """Events, newest first; without `all`, those that a person reads."""
     kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _FREQUENT)
@@ -201,7 +201,7 @@ def log_page(
 @router.post("/{verb}")
 async def act(
     request: fastapi.Request,
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     verb: str,
     viewer: render.Viewer,
     services: dependencies.ServicesDep,

@@ -12,7 +12,7 @@ import fastapi
 from server import states
 from server.dashboard import render
 from server.store import jobs, rows, workers
-from server.web import dependencies, requests
+from server.web import dependencies, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -60,7 +60,7 @@ def table(
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     filter_: Annotated[Filter, fastapi.Depends(_filter)],
-    after: requests.After = None,
+    after: request_bodies.After = None,
 ) -> fastapi.Response:
     """Jobs, counts by state, whether tuners are alive."""
     selection = jobs.Filter(

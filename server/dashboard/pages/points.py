@@ -7,17 +7,17 @@ from starlette import responses
 
 from server.store import jobs
 from server.store import points as store_points
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(prefix="/dashboard/data", include_in_schema=False)
 
 
 @router.get("/jobs/{job_id}/points")
 def points(
-    job_id: requests.Id,
+    job_id: request_bodies.Id,
     caller: auth.Reader,
     services: dependencies.ServicesDep,
-    task: requests.TaskFilter = None,
+    task: request_bodies.TaskFilter = None,
 ) -> fastapi.Response:
     """Trial numbers, seconds and latencies; of very many trials a share."""
     with services.db.read() as tx:

@@ -23,7 +23,7 @@ from server import errors, job_actions, submission
 from server.dashboard import fields, render
 from server.dashboard.pages import logins
 from server.store import jobs, workers
-from server.web import auth, dependencies, requests
+from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/submit", route_class=render.Page, include_in_schema=False
@@ -56,7 +56,7 @@ def form(
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     op: Annotated[str, fastapi.Query(max_length=100)] = "",
-    like: Annotated[int | None, fastapi.Query(ge=1, le=requests.MAX_INT)] = None,
+    like: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
     target: Annotated[str, fastapi.Query(max_length=200)] = "",
 ) -> fastapi.Response:
     """An empty form of an operator, or one with the settings of another job."""
@@ -149,7 +149,7 @@ def _alive_kinds(tuners: Any) -> set[str]:
 
 def _body(
     op: str, params: Mapping[str, Any], texts: Mapping[str, str]
-) -> tuple[requests.NewJob | None, dict[str, str]]:
+) -> tuple[request_bodies.NewJob | None, dict[str, str]]:
     """The job that the form describes, or by field what is wrong."""
     settings: dict[str, Any] = {
         name: texts[name].strip() for name in COMMON if texts.get(name, "").strip()
@@ -160,7 +160,7 @@ def _body(
     body = {**settings, "options": options,
             "workload": {"kind": "operator", "name": op, "params": dict(params)}}  # fmt: skip
     try:
-        return requests.NewJob.model_validate(body), {}
+        return request_bodies.NewJob.model_validate(body), {}
     except pydantic.ValidationError as error:
         return None, {_place(each["loc"]): _words(each["msg"]) for each in error.errors()}
 
@@ -176,7 +176,7 @@ def _words(message: str) -> str:
     return message.split(", unable to parse")[0]
 
 
-def _idempotency_key(body: requests.NewJob, texts: Mapping[str, str]) -> str:
+def _idempotency_key(body: request_bodies.NewJob, texts: Mapping[str, str]) -> str:
     """An idempotency key: a form that is sent twice unchanged makes one job."""
     identity = f"{texts.get('form_id', '')}\n{body.model_dump_json()}"
     return f"form-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"

@@ -17,7 +17,7 @@ from server.api.jobs import events as api_events
 from server.cache import recent_events, single_flight
 from server.database import columns, database, models
 from server.store import control, events, keys, leases
-from server.web import auth, responses
+from server.web import auth, response_bodies
 from tests.server.api.conftest import Service, testclient
 from tests.support import api_rows, service_fakes
 
@@ -261,8 +261,8 @@ def test_a_window_has_what_the_database_has(
                 response = service.client.get(f"/v1/jobs/{job.id}/events", params=query)
                 with service.db.read() as tx:
                     stored = events.after(tx, job.id, seq, limit, chosen)
-                expected = [responses.Event.model_validate(one) for one in stored]
-                got = responses.Events.model_validate_json(response.content)
+                expected = [response_bodies.Event.model_validate(one) for one in stored]
+                got = response_bodies.Events.model_validate_json(response.content)
                 assert got.items == expected
                 assert got.last_seq == (stored[-1].seq if stored else seq)
 

@@ -14,7 +14,7 @@ import pytest
 import felix
 from felix.tuning import options
 from server.database import database
-from server.tuner import artifact
+from server.tuner import job_artifact
 from tests.support import service_fakes
 
 TARGET = "llvm -num-cores 1"
@@ -38,7 +38,7 @@ def home(
 ) -> pathlib.Path:
     """The unpacked artifact."""
     job = service_fakes.create(db, n_tasks=2, name="two tasks")
-    made = artifact.write(network, job, tmp_path / "artifact.zip")
+    made = job_artifact.write(network, job, tmp_path / "artifact.zip")
     assert [code.task for code in made] == [0, 1]
     assert all("T.prim_func" in code.schedule and "define" in code.source for code in made)
     with zipfile.ZipFile(tmp_path / "artifact.zip") as archive:

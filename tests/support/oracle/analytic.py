@@ -20,7 +20,7 @@ GPU_LAUNCH_US, CPU_FORK_US = 2, 5
 CPU_NEAR, CPU_MIDDLE, GPU_NEAR, GPU_MIDDLE = 32, 16, 128, 32
 
 
-def tails(
+def kernel_values(
     nests: Sequence[Nest],
     rows: Sequence[Values],
     module: tvm.IRModule,

@@ -33,10 +33,10 @@ def features(sketch: Sketch, row: Sequence[int]) -> dict[tuple[str, str], dict[s
     for nest, values in zip(nests, rows, strict=True):
         values["code_copies"] = code.copies(nest, nests)
         values |= code.simd(nest, values, machine)
-    tails = analytic.tails(nests, rows, real.mod, (shapes, sites), machine)
+    by_kernel = analytic.kernel_values(nests, rows, real.mod, (shapes, sites), machine)
     return {
-        (nest.name, str(nest.store.buffer.name)): dict.fromkeys(spec.NAMES, 0.0) | values | tail
-        for nest, values, tail in zip(nests, rows, tails, strict=True)
+        (nest.name, str(nest.store.buffer.name)): dict.fromkeys(spec.NAMES, 0.0) | values | kernel
+        for nest, values, kernel in zip(nests, rows, by_kernel, strict=True)
     }
 
 

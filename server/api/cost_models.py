@@ -15,7 +15,7 @@ from typing import Any
 import fastapi
 
 import costmodel
-from server.web import auth, responses
+from server.web import auth, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -23,22 +23,22 @@ _FOLDER = pathlib.Path(costmodel.__file__).parent / "pretrained"
 
 
 @router.get("")
-def every(caller: auth.Reader) -> responses.Listed[responses.Model]:
+def every(caller: auth.Reader) -> response_bodies.Listed[response_bodies.Model]:
     """The shipped cost models, by device kind."""
-    return responses.Listed(items=list(_shipped()))
+    return response_bodies.Listed(items=list(_shipped()))
 
 
 @functools.cache
-def _shipped() -> tuple[responses.Model, ...]:
+def _shipped() -> tuple[response_bodies.Model, ...]:
     return tuple(_read(path) for path in sorted(_FOLDER.glob("*/model.safetensors")))
 
 
-def _read(path: pathlib.Path) -> responses.Model:
+def _read(path: pathlib.Path) -> response_bodies.Model:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     head = json.loads(content[8 : 8 + size])
     card = path.with_name("MODEL_CARD.md")
-    return responses.Model(
+    return response_bodies.Model(
         name=path.parent.name,
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
