@@ -50,6 +50,7 @@ def felix(*arguments: str) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_session_is_resumed(stored: pathlib.Path) -> None:
     out = stored / "run"
     before = records.read(out / "tuning" / "records.jsonl")
@@ -65,6 +66,7 @@ def test_a_session_is_resumed(stored: pathlib.Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_best_schedule_is_built_from_stored_records(
     stored: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_by_itself(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
     wheel.extractall(tmp_path)
     done = subprocess.run(

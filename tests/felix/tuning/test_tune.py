@@ -248,6 +248,7 @@ felix.tune(fakes.task(), trials=400, model=fakes.Model(), options=options, out=s
 """
 
 
+@pytest.mark.slow
 def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
     root = pathlib.Path(__file__).parents[3]
     victim = subprocess.Popen(

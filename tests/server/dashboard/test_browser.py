@@ -22,6 +22,7 @@ from tests.support.dashboard.browser import Site, points, until
 pytestmark = browser.MARKS
 
 
+@pytest.mark.slow
 def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     page.get_by_role("link", name="New job").first.click()
@@ -63,6 +64,7 @@ def test_submit_watch_act_and_download(page: Any, site: Site) -> None:
     assert job.workload["params"]["m"] == 64
 
 
+@pytest.mark.slow
 def test_controls_of_the_charts(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     api_rows.queued(site.db, n_tasks=2, trials=64)
@@ -90,6 +92,7 @@ def test_controls_of_the_charts(page: Any, site: Site) -> None:
     until(page, f"Number(document.querySelector('#predicted').dataset.points) > {pairs + 2}")
 
 
+@pytest.mark.slow
 def test_compare_from_the_table(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     for name in ("one", "two"):
@@ -125,6 +128,7 @@ def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None
     assert page.locator("#lost").is_hidden()
 
 
+@pytest.mark.slow
 def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
     with site.db.write() as tx:
         keys.revoke(tx, site.key.key.id)
@@ -154,6 +158,7 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
         assert not jobs.page(tx).jobs
 
 
+@pytest.mark.slow
 def test_upload_makes_a_job(page: Any, site: Site) -> None:
     body = {"workload": {"kind": "operator", "name": "softmax", "params": {"shape": [4, 8]}}}
     header = {"Authorization": f"Bearer {site.key.text}"}

@@ -22,6 +22,7 @@ CONTROLS = {"link", "button", "textbox", "searchbox", "combobox", "checkbox", "r
             "spinbutton", "DisclosureTriangle"}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     api_rows.queued(site.db, site.key.key.id, n_tasks=2, trials=64)
@@ -47,6 +48,7 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
     assert n_nodes > 100
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
     page.goto("/dashboard")
     focused = "document.activeElement.textContent.trim() || document.activeElement.id"
@@ -72,6 +74,7 @@ def test_a_job_is_submitted_by_keyboard(page: Any, site: Site) -> None:
     assert service_fakes.get(site.db, 1).workload["params"]["k"] == 64
 
 
+@pytest.mark.slow
 def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
     worker = growing.tuner(site.db)
     name = "a-long-name-without-any-place-to-break-it-" * 4

@@ -45,6 +45,7 @@ def wait_for_trials(db: database.Database, job_id: int, n: int) -> None:
     pytest.fail(f"{n} trials took more than 400 s")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
     environment = os.environ | {"FELIX_DATA_DIR": str(tmp_path), "FELIX_LEASE_S": "5"}

@@ -295,6 +295,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_no_orphans_after_the_parent_is_killed() -> None:
     script = _PARENT
     root = str(pathlib.Path(__file__).parents[4])
@@ -402,6 +403,7 @@ def test_cuda_without_a_device_is_refused() -> None:
         local.LocalPool(cuda)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [True, False])
 def test_builders_stand_still_while_timing(task: Task, pause: bool) -> None:
     options = local.LocalOptions(
@@ -442,6 +444,7 @@ def _states(pid: int | None, until: Callable[[], bool]) -> set[str]:
     return states
 
 
+@pytest.mark.slow
 def test_a_build_that_waits_for_a_core_is_not_cut(task: Task) -> None:
     options = local.LocalOptions(builders=1, build_timeout_s=1.0)
     with local.LocalPool(task, options) as pool:
