@@ -5,7 +5,8 @@ OUT     ?= out
 TRIALS  ?= 64
 BUDGET  ?= 120
 ARGS    ?=
-# Every core runs tests; a worker that has none left takes some of another's.
+# Every core runs tests, with one thread of OpenMP each; a worker that has none left takes
+# some of another's.
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 # What `make check` compares with, e.g. origin/main.
 BASE    ?= HEAD
@@ -33,10 +34,10 @@ serve: $(STAMP) ## run the service on this machine: API, dashboard, one tuner (d
 	$(BIN)/felix serve --upgrade $(ARGS)
 
 test: $(STAMP) ## run the tests on all cores (ARGS: options of pytest)
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: lint ## lint, and the quick tests of what changed since BASE (default HEAD)
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
 		$$($(BIN)/python -m tests.support.touched $(BASE)) $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import contracts: what CI checks
