@@ -25,7 +25,7 @@ from server.store import jobs, keys, leases
 from tests.server.conftest import db, postgres, url  # noqa: F401  (fixtures)
 from tests.support import api_rows, service_fakes
 
-N_KILLS = 2
+N_KILLS = 3
 N_SUBMITTED = 24
 
 

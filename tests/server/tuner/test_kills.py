@@ -23,7 +23,7 @@ from server.store import artifacts, events, jobs, trials
 from tests.support import service_fakes
 
 #: On each of the two databases.
-N_KILLS = 16
+N_KILLS = 25
 N_TUNERS = 3
 N_TRIALS = 64
 
