@@ -5,9 +5,10 @@ OUT     ?= out
 TRIALS  ?= 64
 BUDGET  ?= 120
 ARGS    ?=
-# Every core runs tests, with one thread of OpenMP each; a worker that has none left takes
-# some of another's.
-PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
+# Three workers for two cores, because many tests wait for other processes, and at most eight; one
+# thread of OpenMP each. A worker that has no tests left takes some of another's.
+WORKERS  := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n > 8 ? 8 : n)))
+PARALLEL ?= -n $(WORKERS) --dist worksteal
 # What `make check` compares with, e.g. origin/main.
 BASE    ?= HEAD
 # Options of pip for torch alone, e.g. the index of CPU-only builds.
@@ -18,7 +19,7 @@ STAMP := .venv/felix-setup
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tune serve test check lint format docs clean
+.PHONY: help setup tune serve test check lint audit format docs clean
 
 help: ## show this help
 	@echo "usage: make TARGET [PYTHON=python3.11] [ARGS=...]"
@@ -44,6 +45,9 @@ lint: $(STAMP) ## ruff, mypy, import contracts: what CI checks
 	@failed=; for each in "ruff check ." "ruff format --check ." mypy "lint-imports --no-cache"; do \
 		echo "$$each"; $(BIN)/$$each || failed="$$failed\n  $$each"; \
 	done; test -z "$$failed" || { printf "lint failed:$$failed\n" >&2; exit 1; }
+
+audit: $(STAMP) ## known vulnerabilities of the installed packages (asks PyPI)
+	$(BIN)/python .ci/audit.py
 
 format: $(STAMP) ## let ruff fix and format
 	$(BIN)/ruff check --fix .

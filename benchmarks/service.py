@@ -1,7 +1,8 @@
-"""Response times of a full store, and what 50 watching clients cost a tuning job.
+"""Response times of a full store, what watching clients and hostile jobs cost one.
 
     python benchmarks/service.py answers [--database URL]
     python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 160] [--pairs 16]
+    python benchmarks/service.py hostile [--workload gemm:256,256,256] [--trials 64]
 
 `answers`: 200 finished jobs with 100,000 trials (`full_store`); one client requests each page 100
 times, one request at a time, over a socket from an API server in a process of its own. The median
@@ -13,6 +14,10 @@ job and its new events every two seconds, in turn and `--pairs` times. Compared 
 a trial, with the same seed and cost model, between the two jobs of a pair. API, clients, tuner and
 measured kernels share the machine, so this is the worst case; the share of the cores that API and
 clients took is reported as well. It is to be slower by less than 5 %.
+
+`hostile`: 30 jobs of two keys that would hold a tuner for minutes wait for one tuner, and a
+normal key submits one. It is to begin within 30 s and to take at most 1.3 times as much of a tuner
+as alone; a cancelled job is to free its tuner within 5 s.
 """
 
 from __future__ import annotations
@@ -30,7 +35,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import httpx
 import psutil
 
-from benchmarks.support import common, full_store, service_polling, service_process
+from benchmarks.support import (
+    common,
+    full_store,
+    service_hostile,
+    service_polling,
+    service_process,
+)  # fmt: skip
 
 N_JOBS = 200
 N_TRIALS = 500
@@ -42,17 +53,22 @@ NO_SHARING_S = "0.000001"
 def main() -> int:
     """Run one mode; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("mode", choices=["answers", "polling"])
+    parser.add_argument("mode", choices=["answers", "polling", "hostile"])
     parser.add_argument("--database", help="URL of an empty database (default: an SQLite file)")
     parser.add_argument("--workload", default="gemm:256,256,256")
-    parser.add_argument("--trials", type=int, default=160)
+    parser.add_argument("--trials", type=int, help="default: 160, hostile 64")
     parser.add_argument("--pairs", type=int, default=16)
     chosen = parser.parse_args()
+    chosen.trials = chosen.trials or (64 if chosen.mode == "hostile" else 160)
     result = common.header(f"service-{chosen.mode}")
     with tempfile.TemporaryDirectory() as folder:
         service = service_process.Service(pathlib.Path(folder), chosen.database)
-        run = _answers if chosen.mode == "answers" else service_polling.run
-        result |= run(service, chosen)
+        modes = {
+            "answers": _answers,
+            "polling": service_polling.run,
+            "hostile": service_hostile.run,
+        }
+        result |= modes[chosen.mode](service, chosen)
     suffix = "" if chosen.database is None else "-postgresql"
     path = common.RESULTS / "service" / f"service-{chosen.mode}{suffix}.json"
     common.write(path, result)

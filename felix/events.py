@@ -10,6 +10,7 @@ over all tasks, `round` the rounds of a task from 0.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 
@@ -42,6 +43,14 @@ class Started:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The sketches of a task and their formulas are being made: seconds, or more."""
+
+    task: str
+    task_index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """The sketches of a task are ready."""
 
@@ -49,6 +58,8 @@ class Opened:
     task_index: int
     n_sketches: int
     extract_s: float
+    #: by number of a sketch what its decisions are: labels, and how many belong to each
+    decisions: Mapping[int, tuple[tuple[str, int], ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +123,22 @@ class Warned:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """At the end, what ships of a task: the fastest schedule or the unscheduled program."""
+
+    task: str
+    task_index: int
+    tuned_us: float
+    unscheduled_us: float
+    ships_unscheduled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Remeasuring:
+    """The budget is spent; the fastest candidates are measured again, longer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Tuning ended: why, and the weighted latency of all tasks (None if one has no result)."""
 
@@ -121,7 +148,19 @@ class Finished:
     elapsed_s: float
 
 
-Event: TypeAlias = Started | Opened | Baseline | RoundStarted | Trial | Trained | Warned | Finished
+Event: TypeAlias = (
+    Started
+    | Opening
+    | Opened
+    | Baseline
+    | RoundStarted
+    | Trial
+    | Trained
+    | Warned
+    | Remeasuring
+    | Chosen
+    | Finished
+)
 
 
 def to_json(event: Event) -> dict[str, Any]:

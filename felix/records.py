@@ -255,6 +255,43 @@ def import_database(folder: str | os.PathLike[str]) -> list[DatabaseEntry]:
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         first = str(error).strip().splitlines() or ["unreadable"]
         raise errors.RecordError(f"cannot read the database in {folder}: {first[-1]}") from error
+    return _valid_entries(tuning_records)
+
+
+def parse_database(workloads: str, tuning_records: str, max_workloads: int) -> list[DatabaseEntry]:
+    """`import_database` of the texts of the two files; nothing is written.
+
+    Raises:
+        RecordError: they are malformed, or have more workloads than `max_workloads`.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
+    programs = [line for line in workloads.splitlines() if line.strip()]
+    if len(programs) > max_workloads:
+        raise errors.RecordError(
+            f"the database has {len(programs)} workloads, more than {max_workloads}"
+        )
+    try:
+        read = [ms.database.Workload.from_json(json.loads(line)) for line in programs]
+        pairs = [json.loads(line) for line in tuning_records.splitlines() if line.strip()]
+        parsed = [
+            ms.database.TuningRecord.from_json(record, read[_index(number, len(read))])
+            for number, record in pairs
+        ]
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        first = str(error).strip().splitlines() or ["unreadable"]
+        raise errors.RecordError(f"cannot read the database: {first[-1]}") from error
+    return _valid_entries(parsed)
+
+
+def _index(number: object, n: int) -> int:
+    if type(number) is not int or not 0 <= number < n:
+        raise ValueError("a record names a workload that is not there")
+    return number
+
+
+def _valid_entries(tuning_records: Iterable[Any]) -> list[DatabaseEntry]:
+    """Those that ran, the fastest first."""
     entries = [
         DatabaseEntry(
             mod=record.workload.mod,

@@ -19,9 +19,9 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
-from felix import errors, target
+from felix import errors, names, target
 from felix.tir import cost as tir_cost
-from felix.tir import sandbox, validate
+from felix.tir import grammar, identifiers, sandbox, validate
 
 TargetLike: TypeAlias = target.TargetLike
 
@@ -40,6 +40,10 @@ class Task:
     flops: int
     min_bytes: int
 
+    def __post_init__(self) -> None:
+        """Refuse a name that is not one line of printable text of 200 characters at most."""
+        names.check("a task's name", self.name)
+
     @classmethod
     def from_prim_func(
         cls,
@@ -54,11 +58,13 @@ class Task:
             func: static shapes, float or integer buffers, blocks (not plain loops) as MetaSchedule
                 needs them. It is copied with int32 indices where all of them fit.
             target: what to tune for.
-            name: the task's name; the function's `global_symbol` when left out.
+            name: the task's name, one line of printable text of at most 200 characters; made
+                from the function's `global_symbol` when left out.
             weight: how often the program occurs in the model.
 
         Raises:
-            WorkloadError: dynamic shapes, unsupported dtypes or operations, malformed TIR.
+            WorkloadError: dynamic shapes, unsupported dtypes or operations, malformed TIR, a
+                name that is none.
             TargetError: unknown target.
         """
         return _make(func, target, name, weight)
@@ -80,7 +86,7 @@ class Task:
             func = te.create_prim_func(list(tensors))
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise errors.WorkloadError(
-                f"TVM cannot make a function of these tensors: {validate.first_line(error)}"
+                f"TVM cannot make a function of these tensors: {grammar.first_line(error)}"
             ) from error
         return _make(func, target, name, weight)
 
@@ -123,8 +129,16 @@ class Task:
     @property
     def key(self) -> str:
         """Hash of the program's structure and the target; the same in every process."""
-        structure = tvm_ffi.structural_hash(self.mod) % 2**64
-        return hashlib.sha256(f"{structure:016x}|{_describe(self.target)}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._structure}|{_describe(self.target)}".encode()).hexdigest()
+
+    @property
+    def program_key(self) -> str:
+        """Hash of the program's structure alone, whatever the target; for searching by it."""
+        return hashlib.sha256(self._structure.encode()).hexdigest()
+
+    @property
+    def _structure(self) -> str:
+        return f"{tvm_ffi.structural_hash(self.mod) % 2**64:016x}"
 
     def __repr__(self) -> str:
         kind = self.target.kind.name
@@ -145,11 +159,16 @@ def _describe(full: tvm.target.Target) -> str:
 def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float) -> Task:
     full = target.parse(spec)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e18:
-        raise errors.WorkloadError(f"a task's weight must be a positive number, got {weight!r}")
+        raise errors.WorkloadError(
+            f"a task's weight must be a positive number, got {names.quoted(weight)}"
+        )
+    if name is not None:
+        names.check("a task's name", name)
     checked = validate.normalise(func)
+    identifiers.check(checked)
     cost = tir_cost.count(checked)
     return Task(
-        name=name or _symbol(func),
+        name=_symbol(func) if name is None else name,
         mod=tvm.IRModule({"main": checked}),
         target=full,
         weight=float(weight),
@@ -160,7 +179,7 @@ def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float
 
 def _symbol(func: tirx.PrimFunc) -> str:
     symbol = func.attrs.get("global_symbol") if func.attrs else None
-    return str(symbol) if symbol else "main"
+    return names.derived(str(symbol), "main") if symbol else "main"
 
 
 def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
@@ -185,14 +204,16 @@ def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]
         outer = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.WorkloadError(
-            f"the task is not valid JSON: {validate.first_line(error)}"
+            f"the task is not valid JSON: {grammar.first_line(error)}"
         ) from error
     if not isinstance(outer, dict):
         raise errors.WorkloadError("a task's JSON must be an object")
     if "felix_task" not in outer:
         return text, None, 1.0, None
     if outer["felix_task"] != FORMAT:
-        raise errors.WorkloadError(f"task format {outer['felix_task']!r} is not {FORMAT}")
+        raise errors.WorkloadError(
+            f"task format {names.quoted(outer['felix_task'])} is not {FORMAT}"
+        )
     expected: dict[str, type | tuple[type, ...]] = {
         "name": str,
         "weight": (int, float),

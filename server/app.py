@@ -1,9 +1,8 @@
 """The API server: `create_app` puts the parts together.
 
-    uvicorn --factory server.app:create_app
-
-The process has no state that another one would need, so any number may serve one database. It
-refuses to start on a database of another schema.
+`felix serve` puts it behind `server.web.uvicorn_server`, which limits connections. The process has
+no state that another one would need, so any number may serve one database. It refuses to start on
+a database of another schema.
 """
 
 from __future__ import annotations
@@ -16,17 +15,26 @@ import anyio
 import fastapi
 
 from felix import version
-from server import reaper
+from server import janitor, private_files, reaper
 from server import settings as settings_module
-from server.api import description, routers
+from server.api import routers
+from server.api.document import description
 from server.api.jobs import events as api_events
-from server.cache import notifier, recent_events, response_cache, single_flight
+from server.cache import (
+    notifier,
+    recent_events,
+    response_cache,
+    single_flight,
+    visible_jobs,
+)
 from server.dashboard import routers as dashboard
 from server.database import database, schema
 from server.parsing import parser
 from server.store import blobs, events
 from server.web import dependencies, middleware, problems, throttle
 from server.web import metrics as web_metrics
+from server.web.edge import bodies, proxies
+from server.webhooks import deliverer, sender
 
 #: Workloads that are parsed at the same time.
 PARSE_AT_ONCE = 2
@@ -47,8 +55,8 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     """
     settings = settings or settings_module.Settings.from_environment()
     services = _services(settings)
-    schema.check(services.db)
-    metrics = web_metrics.Metrics(services.db, settings.stale_s)
+    schema.check(services.unrestricted_db)
+    metrics = web_metrics.Metrics(services.unrestricted_db, settings.stale_s)
     app = fastapi.FastAPI(
         title="Felix",
         version=version.__version__,
@@ -61,12 +69,14 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
     )
     app.state.services, app.state.metrics = services, metrics
     problems.install(app)
+    app.add_middleware(bodies.KnownCallers, services=services)
     app.add_middleware(
         middleware.Envelope,
         metrics=metrics,
         is_https=services.is_https,
         invalidate=services.invalidate_caches,
     )
+    app.add_middleware(proxies.TrustedProxies, trusted=settings.trusted_proxies)
     for router in routers.ALL:
         app.include_router(router, responses=description.problems())
     dashboard.install(app)
@@ -75,6 +85,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
 
 
 def _services(settings: settings_module.Settings) -> dependencies.Services:
+    private_files.tighten(settings.data_dir)
     db = database.Database(settings.database)
 
     def last_seqs(job_ids: Collection[int]) -> Mapping[int, int]:
@@ -85,11 +96,12 @@ def _services(settings: settings_module.Settings) -> dependencies.Services:
     responses = response_cache.ResponseCache(ttl_s)
     return dependencies.Services(
         settings=settings,
-        db=db,
+        unrestricted_db=db,
         blobs=blobs.open_store(settings.blobs, settings.s3_endpoint),
         parser=parser.Parser(settings.parse_s, settings.parse_bytes, PARSE_AT_ONCE),
         notifier=notifier.Notifier(last_seqs),
         stream_chunks=single_flight.SingleFlight(),
+        visible_jobs=visible_jobs.VisibleJobs(db),
         response_cache=responses,
         recent_events=recent_events.RecentEvents(
             db, api_events.encode, ttl_s, responses.invalidate
@@ -105,12 +117,20 @@ async def _lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
     services: dependencies.Services = app.state.services
     settings = services.settings
     services.parser.warm()
-    reaping = reaper.Reaper(services.db, settings.reap_s, settings.max_attempts)
-    notifying = asyncio.create_task(services.notifier.run())
+    reaping = reaper.Reaper(services.unrestricted_db, settings.reap_s, settings.max_attempts)
+    cleaning = janitor.Janitor(
+        services.unrestricted_db, services.blobs, settings.clean_s, settings.retention_days
+    )
+    sending = sender.Sender(settings.webhook_allow_private)
+    delivering = deliverer.Deliverer(services.unrestricted_db, sending, settings.webhook_poll_s)
+    loops = [asyncio.create_task(each.run()) for each in (services.notifier, delivering)]
     try:
         yield
     finally:
         services.notifier.close()
-        notifying.cancel()
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
         reaping.close()
-        services.db.close()
+        cleaning.close()
+        services.unrestricted_db.close()

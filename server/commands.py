@@ -11,10 +11,13 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from server import errors, logs, settings
+from felix.processes import confine
+from server import errors, logs, private_files, settings
 from server.database import database, schema
 from server.store import blobs, keys
 from server.tuner import tuner, tuner_process
+from server.tuner.process import engine_process
+from server.tuner.process import limits as job_limits
 
 #: In the data folder; `felix.cli.remote.connection` reads it.
 KEY_FILE = "admin-key"
@@ -25,7 +28,7 @@ NICE_WITH_TUNER = 5
 
 def upgrade(chosen: settings.Settings) -> tuple[str | None, str]:
     """Bring the database to this version's schema; the revisions before and after."""
-    with contextlib.closing(database.Database(chosen.database)) as db:
+    with _database(chosen) as db:
         before = schema.current(db)
         schema.upgrade(db)
         return before, schema.head()
@@ -36,12 +39,13 @@ def run_tuner(
 ) -> int:
     """Tune until a signal comes (or for so many jobs, or until the parent ends); the status."""
     logs.configure(chosen.log_json)
-    with contextlib.closing(database.Database(chosen.database)) as db:
+    _check_confinement(chosen)
+    with _database(chosen) as db:
         schema.check(db)
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
-        from server.tuner import felix_engine  # loads TVM and torch: the checks above come first
-
-        process = tuner.Tuner(db, store, felix_engine.FelixEngine(), chosen, name)
+        limits = job_limits.Limits.of(chosen)
+        engine = engine_process.EngineProcess(limits, chosen.log_json)
+        process = tuner.Tuner(db, store, engine, chosen, name)
         if with_parent:
             tuner_process.leave_with_parent(process.leaving)
         with contextlib.closing(process), _ended_by_signals(process.leaving):
@@ -57,10 +61,10 @@ def run_tuner(
 
 def first_key(chosen: settings.Settings) -> str | None:
     """An admin key, if the database has no key at all; shown once."""
-    with contextlib.closing(database.Database(chosen.database)) as db, db.write() as tx:
+    with _database(chosen) as db, db.write() as tx:
         if keys.every(tx):
             return None
-        everything = {"can_read": True, "can_submit": True, "can_admin": True}
+        everything: dict[str, Any] = {"can_read": True, "can_submit": True, "can_admin": True}
         return keys.create(tx, keys.NewKey(name="admin", **everything)).text
 
 
@@ -68,8 +72,9 @@ def create_key(
     chosen: settings.Settings, name: str, scopes: Collection[str], limits: Mapping[str, Any]
 ) -> tuple[int, str]:
     """Make a key in the database, without the API; its number and text."""
-    can = {f"can_{scope}": scope in scopes for scope in ("read", "submit", "admin")}
-    with contextlib.closing(database.Database(chosen.database)) as db:
+    of_keys = ("read", "submit", "priority", "admin")
+    can: dict[str, Any] = {f"can_{scope}": scope in scopes for scope in of_keys}
+    with _database(chosen) as db:
         schema.check(db)
         with db.write() as tx:
             made = keys.create(tx, keys.NewKey(name=name, **can, **limits))
@@ -80,7 +85,8 @@ def create_key(
 def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     """API and dashboard in this process, a tuner in another; the exit code."""
     logs.configure(chosen.log_json)
-    with contextlib.closing(database.Database(chosen.database)) as db:
+    _check_confinement(chosen)
+    with _database(chosen) as db:
         schema.check(db)
     try:
         app = importlib.import_module("server.app")
@@ -95,8 +101,26 @@ def serve(chosen: settings.Settings, with_tuner: bool) -> int:
     with tuner_process.TunerProcess() if with_tuner else contextlib.nullcontext():
         if with_tuner:
             os.nice(NICE_WITH_TUNER)
-        serving.run(app.create_app(chosen), chosen.host, chosen.port)
+        serving.run(app.create_app(chosen), chosen)
     return 0
+
+
+@contextlib.contextmanager
+def _database(chosen: settings.Settings) -> Iterator[database.Database]:
+    """The database, in a data folder that is closed to other users."""
+    private_files.tighten(chosen.data_dir)
+    with contextlib.closing(database.Database(chosen.database)) as db:
+        yield db
+
+
+def _check_confinement(chosen: settings.Settings) -> None:
+    """An error if confinement is required and this system lacks a part of it."""
+    lacks = confine.available().missing
+    if chosen.require_confinement and lacks:
+        raise errors.SettingsError(
+            f"FELIX_REQUIRE_CONFINEMENT is set, and this system has {'; '.join(lacks)}: run on a "
+            "kernel and in a container that allow it, or unset the variable"
+        )
 
 
 def _announce_key(chosen: settings.Settings, text: str | None) -> None:
@@ -106,12 +130,13 @@ def _announce_key(chosen: settings.Settings, text: str | None) -> None:
     """
     path = chosen.data_dir / KEY_FILE
     if text is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_files.make_folder(path.parent)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"{text}\n")
         if not chosen.log_json:
             print(f"admin key: {text}", file=sys.stderr)
+    private_files.tighten(path)
     if path.is_file():
         print(f"the admin key is in {path}", file=sys.stderr)
 

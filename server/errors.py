@@ -40,10 +40,20 @@ class LeaseLost(Conflict):
     """The lease on the job is gone: another tuner may have it. Drop the results and stop."""
 
 
+class Cancelled(Conflict):
+    """The job is to be cancelled: nobody needs its results."""
+
+
 class QuotaExceeded(ServiceError):
     """The key's quota is used up: wait for running jobs to end or ask for a larger one."""
 
     status = 429
+
+
+class StorageFull(ServiceError):
+    """The project's files take all the space it may have: delete jobs or ask for more."""
+
+    status = 507
 
 
 class TooLarge(ServiceError):
@@ -76,5 +86,11 @@ class SettingsError(ServiceError):
 
 class BlobError(ServiceError):
     """The blob store cannot be read or written."""
+
+    status = 503
+
+
+class DiskUnusable(ServiceError):
+    """A disk that the service writes to is full, or cannot be written."""
 
     status = 503

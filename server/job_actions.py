@@ -13,7 +13,11 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.store import control, jobs, rows
+from server.store.projects import projects, retention
 from server.web import auth, dependencies, request_bodies
+
+#: Higher goes first.
+DEFAULT_PRIORITY = 0
 
 
 class Action(enum.StrEnum):
@@ -47,10 +51,11 @@ def move(
         Forbidden: it is another key's job.
         QuotaExceeded: a job that goes on counts against the quota again.
     """
-    with services.db.write() as tx:
+    limits = quota(services, caller)
+    with caller.write() as tx:
         before = _owned(tx, caller, job_id)
         if before.state not in states.ACTIVE and before.key_id == caller.key.id:
-            jobs.check_quota(tx, None, before.key_id, quota(services, caller))
+            jobs.check_quota(tx, None, before.key_id, limits)
         job = _VERBS[action](tx, job_id)
         caller.audit(tx, f"job.{action}", f"job {job_id}", before=before.state, after=job.state)
         return job
@@ -68,8 +73,9 @@ def change(
         NotFound, Forbidden
     """
     values = changes.model_dump(exclude_unset=True, exclude_none=True)
-    with services.db.write() as tx:
-        _owned(tx, caller, job_id)
+    with caller.write() as tx:
+        before = _owned(tx, caller, job_id)
+        check_priority(caller, changes.priority, before.priority)
         job = control.change(tx, job_id, **values)
         caller.audit(tx, "job.change", f"job {job_id}", fields=sorted(values))
         return job
@@ -82,12 +88,29 @@ def delete(services: dependencies.Services, caller: auth.Caller, job_id: int) ->
         NotFound, Forbidden
         Conflict: the job has not ended.
     """
-    with services.db.write() as tx:
+    with caller.write() as tx:
         _owned(tx, caller, job_id)
         orphans = control.delete(tx, job_id)
         caller.audit(tx, "job.delete", f"job {job_id}")
     for sha256 in orphans:
-        services.blobs.delete(sha256)
+        with services.unrestricted_db.write() as tx:
+            retention.remove_content(tx, services.blobs, sha256)
+
+
+def check_priority(
+    caller: auth.Caller, priority: int | None, before: int = DEFAULT_PRIORITY
+) -> None:
+    """Whether the caller may give a job a priority; one that is no higher is free.
+
+    Raises:
+        Forbidden: it is above the default and above what the job had, and the key lacks the scope.
+    """
+    if priority is None or priority <= max(DEFAULT_PRIORITY, before) or caller.can("priority"):
+        return
+    raise errors.Forbidden(
+        f"priority {priority} is above the default, {DEFAULT_PRIORITY}: this needs a key with "
+        "the scope priority; leave the priority out, or ask an administrator for such a key"
+    )
 
 
 def may_change(caller: auth.Caller, job: rows.Job) -> bool:
@@ -96,11 +119,14 @@ def may_change(caller: auth.Caller, job: rows.Job) -> bool:
 
 
 def quota(services: dependencies.Services, caller: auth.Caller) -> jobs.Quota:
-    """What the caller's key may have: its own limits, else the service's."""
+    """What the caller's key may have: its own limits, else the service's, within the project's."""
     key, settings = caller.key, services.settings
+    with caller.read() as tx:
+        project = projects.get(tx, key.project)
+    max_trials = _first(key.max_trials, settings.max_trials)
     return jobs.Quota(
         max_running_jobs=_first(key.max_running_jobs, settings.max_running_jobs),
-        max_trials=_first(key.max_trials, settings.max_trials),
+        max_trials=min(max_trials, _first(project.max_trials, max_trials)),
     )
 
 

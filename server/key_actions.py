@@ -9,14 +9,19 @@ from server.web import auth, dependencies, request_bodies
 def create(
     services: dependencies.Services, caller: auth.Caller, body: request_bodies.NewKey
 ) -> keys.Made:
-    """Make a key; its text is in the result and nowhere else."""
+    """Make a key; its text is in the result and nowhere else.
+
+    Raises:
+        NotFound: there is no such project.
+    """
     new = keys.NewKey(
         can_read="read" in body.scopes,
         can_submit="submit" in body.scopes,
         can_admin="admin" in body.scopes,
+        can_priority="priority" in body.scopes,
         **body.model_dump(exclude={"scopes"}),
     )
-    with services.db.write() as tx:
+    with caller.write() as tx:
         made = keys.create(tx, new)
         caller.audit(tx, "key.create", f"key {made.key.id}", scopes=sorted(set(body.scopes)))
     return made
@@ -28,7 +33,7 @@ def revoke(services: dependencies.Services, caller: auth.Caller, key_id: int) ->
     Raises:
         NotFound
     """
-    with services.db.write() as tx:
+    with caller.write() as tx:
         key = keys.revoke(tx, key_id)
         caller.audit(tx, "key.revoke", f"key {key_id}")
         return key

@@ -10,6 +10,8 @@ import json
 import logging
 import sys
 
+from felix import display
+
 #: What a record has without us.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -31,15 +33,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**content, **extra}, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """One line for a person; a traceback follows on lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, without characters that a terminal would act on."""
+        return display.escaped(super().formatMessage(record))
+
+
 def configure(as_json: bool) -> None:
     """Send what our modules log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-        )
+        handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     for name in ("server", "felix"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]

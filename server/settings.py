@@ -7,6 +7,7 @@ through here.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import pathlib
 from collections.abc import Mapping
@@ -23,6 +24,17 @@ _PREFIX = "FELIX_"
 #: Every number is positive and finite.
 _Integer = Annotated[int, pydantic.Field(gt=0, lt=10**15)]
 _Seconds = Annotated[float, pydantic.Field(gt=0, lt=1e15, allow_inf_nan=False)]
+
+
+def _networks(value: Any) -> Any:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+_Networks = Annotated[
+    tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...],
+    pydantic_settings.NoDecode,
+    pydantic.BeforeValidator(_networks),
+]
 
 
 class Settings(pydantic_settings.BaseSettings):
@@ -48,6 +60,12 @@ class Settings(pydantic_settings.BaseSettings):
     port: _Integer = 8000
     #: Where users reach the service, for cookies and links; None: http on host and port.
     public_url: str | None = None
+    #: Open connections, and those of one address. What comes from a proxy counts as one address
+    #: unless `trusted_proxies` has it.
+    max_connections: _Integer = 800
+    max_connections_per_address: _Integer = 200
+    #: Addresses or networks of proxies, with commas, whose X-Forwarded-For and -Proto count.
+    trusted_proxies: _Networks = ()
     #: How long a tuner that stops renewing keeps its job.
     lease_s: _Seconds = 30.0
     #: Between two renewals.
@@ -57,6 +75,15 @@ class Settings(pydantic_settings.BaseSettings):
     reap_s: _Seconds = 5.0
     #: Claims of a job without a new trial before it counts as failed.
     max_attempts: _Integer = 5
+    #: How long a job keeps its tuner while another key's job, which had less of it, waits.
+    slice_s: _Seconds = 15.0
+    #: How long a tuner may take to put its job down when it has to, before it is killed.
+    stop_s: _Seconds = 2.0
+    #: Limits of making one task's formulas, and of any other step of a job.
+    task_open_s: _Seconds = 60.0
+    step_s: _Seconds = 120.0
+    #: Memory of the process that tunes a job.
+    engine_bytes: _Integer = 8 << 30
     #: How old a response about a job may be that several clients share. Deployments may still set
     #: it by its earlier name, `FELIX_LOOK_S`.
     cache_ttl_s: _Seconds = pydantic.Field(
@@ -70,6 +97,16 @@ class Settings(pydantic_settings.BaseSettings):
     #: Quotas of a key that sets none.
     max_running_jobs: _Integer = 20
     max_trials: _Integer = 20_000
+    #: Days that files of ended jobs stay in projects that do not say; None: for ever.
+    retention_days: _Integer | None = None
+    #: Between two searches for files that are kept no longer.
+    clean_s: _Seconds = 600.0
+    #: Webhooks may have http addresses, and machines that are not public.
+    webhook_allow_private: bool = False
+    #: Between two searches for notifications that are due.
+    webhook_poll_s: _Seconds = 1.0
+    #: Refuse to start where the system cannot confine the processes that clients' programs reach.
+    require_confinement: bool = False
     #: Log lines as JSON.
     log_json: bool = False
 
@@ -91,7 +128,8 @@ class Settings(pydantic_settings.BaseSettings):
     @property
     def address(self) -> str:
         """Where users reach the service, without a slash at the end."""
-        return (self.public_url or f"http://{self.host}:{self.port}").rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.public_url or f"http://{host}:{self.port}").rstrip("/")
 
     @property
     def stale_s(self) -> float:

@@ -84,6 +84,8 @@ class Instruction(enum.StrEnum):
     PAUSE = "pause"
     STOP = "stop"
     CANCEL = "cancel"
+    #: Another key's job waits and it is its turn.
+    YIELD = "yield"
     #: The job is no longer this tuner's.
     LEASE_LOST = "lease_lost"
 

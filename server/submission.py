@@ -11,16 +11,22 @@ import dataclasses
 import functools
 import hashlib
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import pydantic
 
 from server import errors, job_actions
+from server.parsing import databases
 from server.parsing import parser as parsing
-from server.store import artifacts, jobs
+from server.store import artifacts, jobs, workers
+from server.store.across_jobs import imports, reuse
+from server.store.projects import retention
 from server.web import auth, dependencies, request_bodies, uploads
+
+T = TypeVar("T")
 
 #: Trials a task when a job sets neither trials nor seconds.
 DEFAULT_TRIALS = 64
@@ -80,17 +86,17 @@ async def submit(
     """Make the job of a submission, or return the one that the same request made before.
 
     Raises:
-        InvalidRequest, Conflict, QuotaExceeded
+        InvalidRequest, Conflict, QuotaExceeded, StorageFull
+        Forbidden: the priority needs a scope that the key lacks.
         Busy: too many requests wait.
     """
+    job_actions.check_priority(caller, submission.body.priority)
     earlier = await anyio.to_thread.run_sync(_without_parsing, services, caller, submission)
     if earlier is not None:
         return earlier
-    limiter = services.parse_limiter
-    if limiter.statistics().tasks_waiting >= MAX_WAITING:
-        raise Busy()
-    work = functools.partial(_parse_and_make, services, caller, submission)
-    return await anyio.to_thread.run_sync(work, limiter=limiter)
+    return await _in_turn(
+        services, functools.partial(_parse_and_make, services, caller, submission)
+    )
 
 
 def refuse_long(body: request_bodies.NewJob, limit_bytes: int) -> None:
@@ -112,7 +118,10 @@ def _idempotency(
 ) -> jobs.IdempotencyKey | None:
     if key is None:
         return None
-    text = json.dumps([body.model_dump(mode="json"), content_sha256], sort_keys=True)
+    content = body.model_dump(mode="json")
+    if content["reuse"]:  # the default: requests hash as they did before there was a choice
+        del content["reuse"]
+    text = json.dumps([content, content_sha256], sort_keys=True)
     return jobs.IdempotencyKey(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
@@ -120,14 +129,90 @@ def _without_parsing(
     services: dependencies.Services, caller: auth.Caller, submission: Submission
 ) -> jobs.Made | None:
     """The job of an earlier request; a full quota is refused before the work of parsing."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         if submission.idempotency is not None:
             earlier = jobs.made_before(tx, caller.key.id, submission.idempotency)
             if earlier is not None:
                 return jobs.Made(earlier, False)
         quota = job_actions.quota(services, caller)
-        jobs.check_quota(tx, submission.body.trials, caller.key.id, quota)
+        n_bytes = 0 if submission.upload is None else submission.upload.size_bytes
+        jobs.check_quota(tx, submission.body.trials, caller.key.id, quota, n_bytes)
     return None
+
+
+async def read(
+    services: dependencies.Services, caller: auth.Caller, submission: Submission
+) -> jobs.NewJob:
+    """What a submission asks for; nothing is made.
+
+    Raises:
+        InvalidRequest
+        Busy: too many requests wait.
+    """
+    return await _in_turn(services, functools.partial(_read, services, caller, submission))
+
+
+async def import_database(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    upload: uploads.Upload,
+    idempotency_key: str | None,
+) -> jobs.Made:
+    """Make the job of a MetaSchedule database, or return the one that the same request made.
+
+    Raises:
+        InvalidRequest, Conflict, QuotaExceeded
+        Busy: too many requests wait.
+    """
+    work = functools.partial(_import, services, caller, upload, idempotency_key)
+    return await _in_turn(services, work)
+
+
+async def _in_turn(services: dependencies.Services, work: Callable[[], T]) -> T:
+    """Do work that parses, when it is its turn."""
+    limiter = services.parse_limiter
+    if limiter.statistics().tasks_waiting >= MAX_WAITING:
+        raise Busy()
+    return await anyio.to_thread.run_sync(work, limiter=limiter)
+
+
+def _read(
+    services: dependencies.Services, caller: auth.Caller, submission: Submission
+) -> jobs.NewJob:
+    parsed = services.parser.parse(submission.workload, submission.body.target, _devices(services))
+    return _new_job(submission, parsed, job_actions.quota(services, caller))
+
+
+def _import(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    upload: uploads.Upload,
+    idempotency_key: str | None,
+) -> jobs.Made:
+    idempotency = _idempotency(idempotency_key, upload.body, upload.sha256)
+    with open(upload.path, "rb") as file:
+        text = databases.merge(databases.unpack(file))
+    parsed = services.parser.parse_database(upload.name, text)
+    stored = {"file": upload.name, "sha256": upload.sha256, "size_bytes": upload.size_bytes,
+              "n_records": parsed.n_records, "left_out": list(parsed.notes)}  # fmt: skip
+    body = upload.body
+    new = jobs.NewJob(
+        name=body.name or upload.name, kind="database", op=upload.name, workload=stored,
+        target=parsed.target, target_key=parsed.target_key, tasks=parsed.tasks, trials=None,
+        seconds=None, note=body.note, tags=tuple(body.tags),
+    )  # fmt: skip
+    services.blobs.put(upload.path)
+    quota = job_actions.quota(services, caller)
+    with caller.write() as tx:
+        made = imports.create(
+            tx, new, parsed.schedules, caller.key.id, idempotency, quota, upload.size_bytes
+        )
+        if made.is_new:
+            retention.keep_content(tx, services.blobs, upload.sha256, upload.path)
+            artifacts.attach(tx, made.job.id, _input(upload))
+            caller.audit(tx, "database.import", f"job {made.job.id}", target=new.target)
+            made = jobs.Made(jobs.get(tx, made.job.id), True)
+    return made
 
 
 def _parse_and_make(
@@ -136,19 +221,39 @@ def _parse_and_make(
     workload, upload = submission.workload, submission.upload
     if upload is not None:
         workload = dataclasses.replace(workload, content=upload.path.read_bytes())
-    parsed = services.parser.parse(workload, submission.body.target)
+    parsed = services.parser.parse(workload, submission.body.target, _devices(services))
     quota = job_actions.quota(services, caller)
     new = _new_job(submission, parsed, quota)
     if upload is not None:
         services.blobs.put(upload.path)
-    with services.db.write() as tx:
-        made = jobs.create(tx, new, caller.key.id, submission.idempotency, quota)
+    with caller.write() as tx:
+        n_bytes = 0 if upload is None else upload.size_bytes
+        made = jobs.create(tx, new, caller.key.id, submission.idempotency, quota, n_bytes)
         if made.is_new:
             if upload is not None:
+                retention.keep_content(tx, services.blobs, upload.sha256, upload.path)
                 artifacts.attach(tx, made.job.id, _input(upload))
             caller.audit(tx, "job.create", f"job {made.job.id}", op=new.op, target=new.target)
+            if submission.body.reuse:
+                alive = workers.alive_keys(tx, services.settings.stale_s)
+                request = reuse.Request(
+                    job_id=made.job.id,
+                    new=new,
+                    versions=parsed.versions,
+                    device_keys=alive,
+                    project=caller.key.project,
+                )
+                reuse.apply(tx, request)
             made = jobs.Made(jobs.get(tx, made.job.id), True)
     return made
+
+
+def _devices(services: dependencies.Services) -> list[dict[str, Any]]:
+    """The devices of the tuners that are there; of all that were, if none is."""
+    with services.unrestricted_db.read() as tx:
+        tuners = workers.every(tx, services.settings.stale_s)
+    alive = [tuner for tuner in tuners if tuner.is_alive]
+    return [device for tuner in alive or tuners for device in tuner.devices]
 
 
 def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) -> jobs.NewJob:

@@ -75,7 +75,8 @@ def test_the_best_schedule_is_built_from_stored_records(
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["best"]["latency_us"] == BEST_US
     old = json.loads((stored / "run" / "manifest.json").read_text())
-    assert set(manifest) == set(old)
+    assert set(manifest) == set(old) | {"ships", "tuned", "unscheduled_us"}
+    assert manifest["ships"] == "tuned" and manifest["tuned"] == manifest["best"]
     assert manifest["task"] == old["task"] and manifest["best"] == old["best"]
     assert set(manifest["files"]) == set(old["files"]) - {".tuning.lock"}
     for name in ("schedule.py", "workload.json"):
@@ -93,8 +94,11 @@ def test_an_artifact_runs_by_itself(stored: pathlib.Path) -> None:
 
 @pytest.fixture
 def service(stored: pathlib.Path) -> settings.Settings:
-    """Settings of a service on the stored database and blobs."""
-    return settings.Settings(data_dir=stored / "service")
+    """Settings of a service on the stored database, after `felix db upgrade`, and blobs."""
+    made = settings.Settings(data_dir=stored / "service")
+    with contextlib.closing(database.Database(made.database)) as db:
+        schema.upgrade(db)
+    return made
 
 
 def test_the_api_shows_a_stored_database(service: settings.Settings) -> None:

@@ -47,14 +47,14 @@ _SEED = 0
 
 
 class Best(Protocol):
-    """The best candidate of a result."""
+    """What ships of a result; `sketch_index` None: the unscheduled program."""
 
     @property
     def latency_us(self) -> float: ...
     @property
     def schedule(self) -> tvm.s_tir.Schedule: ...
     @property
-    def sketch_index(self) -> int: ...
+    def sketch_index(self) -> int | None: ...
     @property
     def decisions(self) -> Sequence[int]: ...
 
@@ -72,6 +72,11 @@ class Result(Protocol):
     def repeats(self) -> Sequence[records.Record]: ...
     @property
     def records(self) -> Sequence[records.Record]: ...
+    @property
+    def unscheduled_us(self) -> float | None: ...
+    @property
+    def tuned_or_none(self) -> Best | None: ...
+    def unscheduled_note(self) -> str | None: ...
 
 
 def check_writable(folder: str | os.PathLike[str]) -> pathlib.Path:
@@ -113,7 +118,7 @@ def export(
     folder = check_writable(folder)
     try:
         _clear(folder)
-        notes: list[str] = []
+        notes = [note for note in (result.unscheduled_note(),) if note is not None]
         library = _library(result, folder, link, notes)
         _program(result, folder, notes)
         _history(result, folder, notes)
@@ -226,16 +231,23 @@ def _manifest(result: Result, created_s: float) -> dict[str, Any]:
             "flops": task.flops,
             "min_bytes": task.min_bytes,
         },
-        "best": {
-            "latency_us": best.latency_us,
-            "gflops": task.flops / best.latency_us / 1e3,
-            "sketch_index": best.sketch_index,
-            "decisions": [int(value) for value in best.decisions],
-        },
+        "ships": "unscheduled" if best.sketch_index is None else "tuned",
+        "best": _candidate(task, best),
+        "tuned": None if result.tuned_or_none is None else _candidate(task, result.tuned_or_none),
+        "unscheduled_us": result.unscheduled_us,
         "trials": len(result.records),
         "arguments": [dataclasses.asdict(arg) for arg in args],
         "tolerance": reference.tolerance(task.mod),
         "seed": _SEED,
+    }
+
+
+def _candidate(task: Task, best: Best) -> dict[str, Any]:
+    return {
+        "latency_us": best.latency_us,
+        "gflops": task.flops / best.latency_us / 1e3,
+        "sketch_index": best.sketch_index,
+        "decisions": [int(value) for value in best.decisions],
     }
 
 

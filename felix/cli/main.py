@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from felix import errors, version
+from felix import display, errors, version
 from felix.cli import interrupts
 from felix.search import strategies
 
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: errors.FelixError) -> str:
-    return " ".join(str(error).split())
+    return display.shown(" ".join(str(error).split()))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -169,9 +169,11 @@ def _remote(commands: _Subparsers) -> None:
         control.add_argument("job", type=_natural, nargs="+")
     _get(_add(commands, "get", "download what a job made", "remote.get"))
     _keys(_add(commands, "keys", "list, make and revoke API keys", "remote.keys"))
-    for name in ("submit", "ls", "watch", *_VERBS, "get", "keys"):
+    _projects(_add(commands, "projects", "list, make and limit projects", "remote.projects"))
+    _webhooks(_add(commands, "webhooks", "report changes of jobs to others", "remote.webhooks"))
+    for name in ("submit", "ls", "watch", *_VERBS, "get", "keys", "projects", "webhooks"):
         add = commands.choices[name].add_argument
-        add("--url", help="the service (default: FELIX_URL, or http://127.0.0.1:8000)")
+        add("--url", help="the service (default: FELIX_URL, else this machine's, at FELIX_PORT)")
         add("--key-file", metavar="PATH", help="file with an API key (default: FELIX_API_KEY)")
 
 
@@ -190,6 +192,8 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("--tag", action="append", metavar="TAG", help="may be given several times")
     add("--priority", type=int, help="higher goes first (default 0)")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
+    add("--no-reuse", dest="reuse", action="store_false",
+        help="begin anew, whatever earlier jobs measured of this workload")  # fmt: skip
     add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")
     add("--watch", action="store_true", help="show progress until the job has ended")
 
@@ -215,13 +219,34 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["ls", "create", "revoke"])
     add("subject", nargs="?", metavar="NAME_OR_ID", help="name of a new key, or which to revoke")
-    add("--scope", action="append", choices=["read", "submit", "admin"],
+    add("--scope", action="append", choices=["read", "submit", "priority", "admin"],
         help="of a new key; may be given several times (default: read)")  # fmt: skip
+    add("--project", metavar="NAME", help="whose jobs a new key sees (default: default)")
     add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
     add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")
     add("--max-upload-bytes", type=_natural, metavar="N", help="quota of a new key")
     add("--expires-s", type=_positive(float), metavar="S", help="a new key ends after this long")
     add("--local", action="store_true", help="write to this machine's database, without the API")
+
+
+def _projects(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=["ls", "create", "limit"], help="limit replaces all limits")
+    add("name", nargs="?", metavar="NAME", help="of the project; permanent")
+    add("--max-running-jobs", type=_natural, metavar="N", help="unfinished jobs of all its keys")
+    add("--max-trials", type=_positive(int), metavar="N", help="of one job")
+    add("--max-bytes", type=_size, metavar="N", help="of its uploads and artifacts")
+    add("--retention-days", type=_positive(int), metavar="N",
+        help="files of ended jobs are removed after so long, unless tagged keep")  # fmt: skip
+
+
+def _webhooks(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=["ls", "create", "delete", "test", "deliveries"])
+    add("subject", nargs="?", metavar="URL_OR_ID", help="address of a new webhook, or which one")
+    add("--state", action="append", metavar="STATE",
+        help="what a new webhook reports; several: each (default: all but queued)")  # fmt: skip
+    add("--limit", type=_positive(int), default=20, metavar="N", help="newest N (default 20)")
 
 
 def _positive(kind: type) -> Any:
@@ -233,6 +258,13 @@ def _positive(kind: type) -> Any:
 
     parse.__name__ = kind.__name__  # argparse says "invalid int value"
     return parse
+
+
+def _size(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**62:
+        raise argparse.ArgumentTypeError(f"must be a number of bytes, got {text}")
+    return value
 
 
 def _natural(text: str) -> int:

@@ -52,6 +52,11 @@ def text(event: events.Event) -> str | None:
             )
         case events.Trial() if event.is_best:
             return f"{event.task}: {report.duration(event.best_us)} in trial {event.trial}"
+        case events.Chosen() if event.ships_unscheduled:
+            return (
+                f"{event.task}: the unscheduled program was faster "
+                f"({report.duration(event.unscheduled_us)}): it is what ships"
+            )
         case events.Warned():
             return f"warning: {event.message}"
         case events.Finished():

@@ -69,6 +69,8 @@ def show(
     for result in tasks:
         if result.best_or_none is None:
             console.print(result.failure(), soft_wrap=True, highlight=False)
+        elif (note := result.unscheduled_note()) is not None:
+            console.print(note, soft_wrap=True, highlight=False)
     notes = {n.note for n in numpy if n.latency_us is not None}
     if notes:
         console.print(
@@ -142,11 +144,13 @@ def _task_json(
         if best is None
         else {
             "latency_us": best.latency_us,
-            "spread": best.record.measurement.spread,
+            "spread": best.measurement.spread,
             "gflops": result.gflops,
             "sketch_index": best.sketch_index,
             "decisions": list(best.decisions),
         },
+        "ships": "unscheduled" if result.ships_unscheduled else "tuned",
+        "tuned_us": None if result.tuned_or_none is None else result.tuned_or_none.latency_us,
         "unscheduled_us": result.unscheduled_us,
         "speedup": None if best is None else result.speedup,
         "numpy_us": numpy_time.latency_us,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 import httpx
 
 from felix import errors, files
-from felix.client import _events, _http, _rows
+from felix.client import _events, _http, _rows, _teams
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
-class Client:
+class Client(_teams.Teams):
     """A service and a key; safe to share between threads, to be closed.
 
     Args:
@@ -66,7 +66,8 @@ class Client:
             operator: its name.
             params: its parameters.
             idempotency_key: repeating the call with it makes no second job.
-            settings: target, trials, seconds, name, tags, priority, seed, strategy, options, note.
+            settings: target, trials, seconds, name, tags, priority, seed, strategy, options, note,
+                reuse (False: begin anew, whatever earlier jobs measured).
 
         Raises:
             RemoteError: the service refused; the message says why.
@@ -145,7 +146,8 @@ class Client:
 
         Args:
             limit: at most so many.
-            filters: state, tag (one or a list), q, kind, op, target_key, mine, oldest_first.
+            filters: state, tag (one or a list), q, kind, op, target_key, program, mine,
+                oldest_first.
         """
         return self._pages(_rows.Job, "/v1/jobs", limit, filters)
 
@@ -306,7 +308,13 @@ class Client:
     def create_key(
         self, name: str, scopes: Sequence[str] = ("read",), **limits: Any
     ) -> _rows.MadeKey:
-        """Make an API key; limits: max_running_jobs, max_trials, max_upload_bytes, expires_s."""
+        """Make an API key.
+
+        Args:
+            name: who or what will use it.
+            scopes: of read, submit and admin.
+            limits: project, max_running_jobs, max_trials, max_upload_bytes, expires_s.
+        """
         body = {"name": name, "scopes": list(scopes), **limits}
         created = self._http.send("POST", "/v1/keys", json=body).json()
         return _rows.MadeKey(_rows.of(_rows.Key, created["key"]), str(created["text"]))
@@ -314,6 +322,56 @@ class Client:
     def revoke_key(self, key_id: int) -> _rows.Key:
         """End an API key."""
         return _rows.of(_rows.Key, self._http.send("DELETE", f"/v1/keys/{key_id}").json())
+
+    def projects(self) -> list[_rows.Project]:
+        """The projects that the key sees: its own; an admin all."""
+        return [_rows.of(_rows.Project, item) for item in self._http.get("/v1/projects")["items"]]
+
+    def create_project(self, name: str, **limits: int | None) -> _rows.Project:
+        """Make a project, as an admin.
+
+        Args:
+            name: permanent.
+            limits: max_running_jobs, max_trials, max_bytes, retention_days.
+        """
+        response = self._http.send("POST", "/v1/projects", json={"name": name, **limits})
+        return _rows.of(_rows.Project, response.json())
+
+    def limit_project(self, name: str, **limits: int | None) -> _rows.Project:
+        """Replace all limits of a project, as an admin; those left out are the service's."""
+        quoted = urllib.parse.quote(name, safe="")
+        response = self._http.send("PUT", f"/v1/projects/{quoted}", json=limits)
+        return _rows.of(_rows.Project, response.json())
+
+    def webhooks(self) -> list[_rows.Webhook]:
+        """Who is told of changes of the project's jobs."""
+        return [_rows.of(_rows.Webhook, item) for item in self._http.get("/v1/webhooks")["items"]]
+
+    def create_webhook(self, url: str, states: Sequence[str] | None = None) -> _rows.MadeWebhook:
+        """Make a webhook; `states` are those that it reports, None: all but queued."""
+        body: dict[str, Any] = {"url": url} | ({"states": list(states)} if states else {})
+        made = self._http.send("POST", "/v1/webhooks", json=body).json()
+        return _rows.MadeWebhook(_rows.of(_rows.Webhook, made["webhook"]), str(made["secret"]))
+
+    def delete_webhook(self, webhook_id: int) -> None:
+        """Remove a webhook and its notifications."""
+        self._http.send("DELETE", f"/v1/webhooks/{webhook_id}")
+
+    def test_webhook(self, webhook_id: int) -> _rows.Delivery:
+        """Send a notification that reports nothing; `deliveries` says what came of it."""
+        response = self._http.send("POST", f"/v1/webhooks/{webhook_id}/test")
+        return _rows.of(_rows.Delivery, response.json())
+
+    def deliveries(
+        self, webhook_id: int, *, limit: int | None = None, **filters: Any
+    ) -> Iterator[_rows.Delivery]:
+        """Notifications of a webhook, newest first; filters: state."""
+        path = f"/v1/webhooks/{webhook_id}/deliveries"
+        return self._pages(_rows.Delivery, path, limit, filters)
+
+    def log(self, job_id: int) -> str:
+        """What happened to a job, a line an event."""
+        return self._http.send("GET", f"/v1/jobs/{job_id}/log").text
 
     def _submit(
         self, workload: Mapping[str, Any], settings: Mapping[str, Any], idempotency: str | None

@@ -1,6 +1,6 @@
 """Responses of the service as frozen rows: units are in the names, times are aware and in UTC.
 
-Fields that a newer service adds are left out.
+Fields that a newer service adds are left out; those that an older one lacks have defaults.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def of(kind: type[T], content: Any) -> T:
         fields = {
             field.name: _value(field.name, content[field.name])
             for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+            if field.name in content or field.default is dataclasses.MISSING
         }
     except (KeyError, TypeError, ValueError) as error:
         raise errors.RemoteError(
@@ -83,6 +84,13 @@ class Job:
     attempts: int
     worker_id: int | None
     last_seq: int
+    project: str = "default"
+    #: the job whose artifact answered this one at once
+    reused_from: int | None = None
+    #: tasks whose unscheduled program was faster than every schedule, and ships
+    n_unscheduled: int = 0
+    #: position, begins_in_s, duration_s, ... of a queued job
+    estimate: dict[str, Any] | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -108,6 +116,41 @@ class Task:
     unscheduled_us: float | None
     gflops: float | None
     speedup: float | None
+    program_key: str | None = None
+    #: the job whose measurements it begins with, and whether they suffice
+    reused_from: int | None = None
+    settled: bool = False
+    ships_unscheduled: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Jobs that one request submitted: `items` have `job_id` and `state`, or a `problem`."""
+
+    id: int
+    created_at: Time
+    items: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A named request for a job."""
+
+    name: str
+    job: dict[str, Any]
+    created_at: Time
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """When a job would begin and how long it would take; None where nothing is known yet."""
+
+    position: int
+    n_tuners: int
+    trials_per_s: float | None
+    n_recent_jobs: int
+    duration_s: float | None
+    begins_in_s: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +267,7 @@ class Key:
     can_read: bool
     can_submit: bool
     can_admin: bool
+    can_priority: bool = False
     max_running_jobs: int | None
     max_trials: int | None
     max_upload_bytes: int | None
@@ -231,11 +275,17 @@ class Key:
     last_used_at: Time | None
     expires_at: Time | None
     revoked_at: Time | None
+    project: str = "default"
 
     @property
     def scopes(self) -> list[str]:
         """What it may do."""
-        has = {"read": self.can_read, "submit": self.can_submit, "admin": self.can_admin}
+        has = {
+            "read": self.can_read,
+            "submit": self.can_submit,
+            "priority": self.can_priority,
+            "admin": self.can_admin,
+        }
         return [scope for scope, allowed in has.items() if allowed]
 
 
@@ -245,3 +295,51 @@ class MadeKey:
 
     key: Key
     text: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A team: its keys see its jobs and no others; a limit of None is the service's, or none."""
+
+    name: str
+    created_at: Time
+    max_running_jobs: int | None
+    max_trials: int | None
+    max_bytes: int | None
+    retention_days: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """An address that is told of changes of a project's jobs."""
+
+    id: int
+    project: str
+    url: str
+    states: list[str]
+    created_at: Time
+    key_id: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MadeWebhook:
+    """A new webhook; `secret`, which signs its notifications, is shown only now."""
+
+    webhook: Webhook
+    secret: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One notification: `pending` until it is accepted (`delivered`), `dead` if it never was."""
+
+    id: int
+    webhook_id: int
+    event_id: str
+    body: str
+    state: str
+    attempts: int
+    created_at: Time
+    delivered_at: Time | None
+    last_status: int | None
+    last_error: str | None

@@ -38,6 +38,7 @@ def write(
     folder: str, payload: str, seed: int, positive: bool, outputs: Mapping[int, reference.Array]
 ) -> None:
     """Store a task: `payload` is that of `build.payload`, `outputs` are by argument index."""
+    pathlib.Path(folder).mkdir(exist_ok=True)
     for index, output in outputs.items():
         output.tofile(_output_path(folder, index))
     meta = {"payload": payload, "seed": seed, "positive": positive, "check": bool(outputs)}

@@ -1,15 +1,11 @@
 """Which sketch a TVM trace belongs to, with which decisions, and what the cost model says of it.
 
 MetaSchedule hands schedules around. The trace of one differs from the trace of the design space
-it came from: random variables are new, instructions without effect are gone, and those of the
-postprocessors are appended. So a trace is known by the text of its simplified form without the
-decisions (its *signature*), and the decisions are read from the same text.
+it came from; `trace_text` says how one is recognised all the same.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix import errors
+from felix.metaschedule import trace_text
 from felix.search import interface, scoring
 from felix.sketch import coordinates
 from felix.sketch.sketch import Sketch
@@ -26,34 +23,6 @@ if TYPE_CHECKING:
 
 #: Sketch number and decisions.
 Located = interface.Key
-
-_DECISION = re.compile(r", decision=(\[[^\]]*\]|-?\d+)\)$")
-_INTEGER = re.compile(r"-?\d+")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Site:
-    """A sampling instruction: the variables its decision sets, and a choice's values."""
-
-    columns: tuple[int, ...]
-    candidates: tuple[int, ...] | None
-
-    def read(self, decision: str, row: list[int]) -> None:
-        values = [int(text) for text in _INTEGER.findall(decision)]
-        if self.candidates is not None:
-            values = [self.candidates[values[0]]]
-        for column, value in zip(self.columns, values, strict=True):
-            row[column] = value
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Layout:
-    """How to read the decisions of one sketch."""
-
-    sketch_index: int
-    sites: tuple[_Site, ...]
-    #: a complete row; simplified traces lack sampling instructions that nothing depends on
-    template: tuple[int, ...]
 
 
 class TraceScorer:
@@ -76,23 +45,18 @@ class TraceScorer:
         self.scorer = scorer
         self.sketches = sketches
         self._make = make
-        self._layouts: dict[str, _Layout | None] = {}
+        self._layouts: dict[str, trace_text.Layout | None] = {}
         for index, sketch in enumerate(sketches):
             self._register(sketch, index)
 
     def find(self, trace: Trace) -> Located | None:
         """Sketch and decisions of a trace; None if no sketch can model it."""
         simplified = trace.simplified(True)
-        signature, decisions = _read(simplified)
+        signature, decisions = trace_text.read(simplified)
         if signature not in self._layouts:
             self._learn(signature, simplified)
         layout = self._layouts[signature]
-        if layout is None or len(decisions) != len(layout.sites):
-            return None
-        row = list(layout.template)
-        for site, decision in zip(layout.sites, decisions, strict=True):
-            site.read(decision, row)
-        return layout.sketch_index, tuple(row)
+        return None if layout is None else layout.locate(decisions)
 
     def sketch_of(self, trace: Trace) -> Sketch:
         """The sketch of a design space's trace, made if it is new.
@@ -101,7 +65,7 @@ class TraceScorer:
             UnsupportedSchedule: it cannot be modelled.
         """
         simplified = trace.simplified(True)
-        signature, _ = _read(simplified)
+        signature, _ = trace_text.read(simplified)
         layout = self._layouts.get(signature)
         if layout is None:
             if self._make is None:
@@ -165,8 +129,8 @@ class TraceScorer:
 
     def _register(self, sketch: Sketch, index: int) -> None:
         simplified = sketch.trace.simplified(True)
-        signature, _ = _read(simplified)
-        self._layouts[signature] = _layout(sketch, index, simplified)
+        signature, _ = trace_text.read(simplified)
+        self._layouts[signature] = trace_text.layout(sketch, index, simplified)
 
     def _learn(self, signature: str, simplified: Trace) -> None:
         self._layouts[signature] = None
@@ -177,36 +141,3 @@ class TraceScorer:
         except errors.UnsupportedSchedule:
             return
         self._add(sketch)
-
-
-def _read(simplified: Trace) -> tuple[str, list[str]]:
-    """(signature, decision texts in order) of a trace without postprocessors."""
-    lines, decisions = [], []
-    for line in simplified.as_python(True):
-        match = _DECISION.search(line) if "= sch.sample_" in line else None
-        if match is not None:
-            decisions.append(match[1])
-            line = line[: match.start()]
-        elif "= sch.sample_" in line:
-            line = line.removesuffix(")")
-        lines.append(line)
-    return "\n".join(lines), decisions
-
-
-def _layout(sketch: Sketch, index: int, simplified: Trace) -> _Layout:
-    """Pair the sampling instructions of a simplified trace with the sketch's variables."""
-    columns: dict[int, list[int]] = {}
-    for column, variable in enumerate(sketch.variables):
-        columns.setdefault(variable.group, []).append(column)
-    sites, position = [], -1
-    insts = sketch.trace.insts
-    for inst in simplified.insts:
-        position = next(p for p in range(position + 1, len(insts)) if insts[p].same_as(inst))
-        kind = str(inst.kind.name)
-        if not kind.startswith("Sample"):
-            continue
-        candidates = None
-        if kind == "SampleCategorical":
-            candidates = tuple(int(value) for value in inst.attrs[0])
-        sites.append(_Site(tuple(columns.get(position, ())), candidates))
-    return _Layout(index, tuple(sites), sketch.decisions_of(sketch.trace))

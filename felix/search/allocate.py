@@ -87,6 +87,11 @@ class Allocator:
         floors = floors_us if floors_us is not None else [0.0] * len(weights)
         self.options = options or AllocationOptions()
         self.tasks = [TaskProgress(w, f) for w, f in zip(weights, floors, strict=True)]
+        self._settled: set[int] = set()
+
+    def settle(self, task: int) -> None:
+        """Give a task no further round: what is known of it is enough."""
+        self._settled.add(task)
 
     def next(self) -> int | None:
         """Index of the task of the next round; None if no task can improve."""
@@ -119,9 +124,9 @@ class Allocator:
         progress.best_us.append(min(known) if known else None)
 
     def is_open(self, task: int) -> bool:
-        """Neither dead nor exhausted."""
+        """Neither settled, dead nor exhausted."""
         progress = self.tasks[task]
-        if progress.n_empty >= self.options.patience:
+        if task in self._settled or progress.n_empty >= self.options.patience:
             return False
         return progress.latency_us is not None or self._rounds(task) < self.options.patience
 

@@ -25,6 +25,8 @@ class Variable:
         part: position in the group, outermost factor first.
         structural: it changes the structure of the program (a compute location).
         log_scale: search it on a logarithmic scale.
+        label: what it decides, for people: the tiled loop with its block, the annotation, the
+            block that is placed. The factors of a group share it.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Variable:
     part: int
     structural: bool
     log_scale: bool
+    label: str = ""
 
 
 def of_trace(
@@ -52,7 +55,9 @@ def of_trace(
 
     def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Scalar]:
         made, defaults = _made(inst, state)
-        variables.extend(made)
+        if made:
+            label = _label(inst, state, instructions)
+            variables.extend(dataclasses.replace(each, label=label) for each in made)
         return defaults
 
     interpret.interpret(program, instructions, decide)
@@ -65,6 +70,12 @@ def columns_by_group(variables: Sequence[Variable]) -> dict[int, list[int]]:
     for i, variable in enumerate(variables):
         columns.setdefault(variable.group, []).append(i)
     return columns
+
+
+def labels(variables: Sequence[Variable]) -> tuple[tuple[str, int], ...]:
+    """What a row of decisions is, in its order: a label and how many decisions belong to it."""
+    groups = columns_by_group(variables).values()
+    return tuple((variables[columns[0]].label, len(columns)) for columns in groups)
 
 
 def _made(
@@ -101,6 +112,29 @@ def _choice(name: str, domain: tuple[int, ...], group: int, structural: bool) ->
     positive = [v for v in domain if v > 0]
     log_scale = not structural and len(positive) > 1 and max(positive) >= 4 * min(positive)
     return Variable(name, "choice", domain, group, None, 0, structural, log_scale)
+
+
+def _label(
+    inst: interpret.Instruction,
+    state: interpret.State,
+    instructions: Sequence[interpret.Instruction],
+) -> str:
+    """What a sampling instruction decides, in a few words."""
+    if inst.kind == "SampleComputeLocation":
+        return f"location of {state.get(inst.inputs[0]).name}"
+    if inst.kind == "SampleCategorical":
+        users = (each for each in instructions if inst.outputs[0] in each.inputs)
+        user = next(users, None)
+        if user is None:
+            return "choice"
+        is_annotation = user.kind == "Annotate"
+        return str(user.attrs[0]).rpartition(".")[2] if is_annotation else user.kind.lower()
+    loop = "*".join(component.name for component in state.get(inst.inputs[0]).components)
+    makers = (each for each in instructions if inst.inputs[0] in each.outputs)
+    maker = next(makers, None)
+    if maker is None or maker.kind != "GetLoops":
+        return f"tile of {loop}"
+    return f"tile of {loop} in {state.get(maker.inputs[0]).name}"
 
 
 def _n_locations(state: interpret.State, inst: interpret.Instruction) -> int:

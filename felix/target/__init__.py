@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import tvm
 from tvm.target import Target, codegen
 
-from felix import errors
-from felix.target import cpu
+from felix import errors, names
+from felix.target import attributes, cpu, cpu_features, memory
 from felix.target import gpu as gpus
 
 TargetLike: TypeAlias = str | Mapping[str, Any] | Target
@@ -36,37 +35,14 @@ TargetLike: TypeAlias = str | Mapping[str, Any] | Target
 #: CUDA architecture used when neither the user nor a local GPU says another one.
 DEFAULT_ARCH = "sm_90"
 
-_INTEGERS = (
-    "num-cores",
-    "vector-width",
-    "max_num_threads",
-    *gpus.INTEGERS,
-)
+#: Characters of a target's text; JSON of a GPU with all its attributes has about 700.
+MAX_CHARACTERS = 4000
 #: Static limits of one CUDA block; TVM kernels use static shared memory, so 48 KiB on all GPUs.
 _CUDA_LIMITS = {
     "max_threads_per_block": 1024,
     "max_shared_memory_per_block": 49152,
     "thread_warp_size": 32,
     "registers_per_block": 65536,
-}
-#: LLVM feature -> flag of /proc/cpuinfo. A virtual machine may hide what its CPU model has.
-_CPU_FLAGS = {
-    "avx": "avx",
-    "avx2": "avx2",
-    "fma": "fma",
-    "avx512f": "avx512f",
-    "avx512bw": "avx512bw",
-    "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl",
-    "avx512cd": "avx512cd",
-    "avx512vnni": "avx512_vnni",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avx512vp2intersect": "avx512_vp2intersect",
-    "avxvnni": "avx_vnni",
-    "amx-tile": "amx_tile",
-    "amx-int8": "amx_int8",
-    "amx-bf16": "amx_bf16",
 }
 
 
@@ -115,13 +91,59 @@ def parse(spec: TargetLike) -> Target:
     Raises:
         TargetError: an unknown kind, tag or option, or a bad value.
     """
-    config = _config(spec)
+    return _complete(given(spec))
+
+
+def parse_of_client(text: str) -> Target:
+    """As `parse`, of a client of the service, who may set less (`felix.target.attributes`).
+
+    Raises:
+        TargetError: see `parse`, or an option that clients may not set.
+    """
+    config = given(text)
+    usual = _plain(_complete({"kind": config["kind"]}).export())
+    attributes.check_client(config, usual)
+    return _complete(config)
+
+
+def given(spec: TargetLike) -> dict[str, Any]:
+    """The attributes that a specification sets itself, before `parse` completes them.
+
+    Raises:
+        TargetError: see `parse`.
+    """
+    try:
+        config = _config(spec)
+    except RecursionError:
+        raise errors.TargetError("the target is nested too deeply") from None
     kind = config.get("kind")
-    if kind == "llvm":
-        return _make(_complete_llvm(config))
-    if kind == "cuda":
-        return _make(_complete_cuda(config))
-    raise errors.TargetError(f"unsupported target kind {kind!r}; use llvm or cuda")
+    if kind not in ("llvm", "cuda"):
+        raise errors.TargetError(f"unsupported target kind {names.quoted(kind)}; use llvm or cuda")
+    if isinstance(config.get("host"), str):
+        config["host"] = _config(config["host"])
+    attributes.check(config)
+    return config
+
+
+def refuse_foreign(target: Target) -> None:
+    """Refuse a target whose machine code for a CPU this machine cannot run.
+
+    Raises:
+        TargetError: the message says what is missing.
+    """
+    full = target if target.kind.name == "llvm" else target.host
+    if full is not None:
+        cpu_features.refuse_foreign(full, parse("llvm"))
+
+
+def memory_bytes(target: TargetLike) -> int:
+    """Memory that measuring may take: of the target's device and of this machine."""
+    return memory.memory_bytes(parse(target))
+
+
+def _complete(config: dict[str, Any]) -> Target:
+    is_llvm = config["kind"] == "llvm"
+    return _make(_complete_llvm(config) if is_llvm else _complete_cuda(config))
 
 
 def describe(target: Target) -> str:
@@ -139,8 +161,14 @@ def _config(spec: TargetLike) -> dict[str, Any]:
             return _tagged(str(config.pop("tag"))) | config
         return _without_empty_tag(config)
     if not isinstance(spec, str) or not spec.strip():
-        raise errors.TargetError(f"a target is a text, a dict or a TVM Target, got {spec!r}")
+        raise errors.TargetError(
+            f"a target is a text, a dict or a TVM Target, got {names.quoted(spec)}"
+        )
     text = spec.strip()
+    if len(text) > MAX_CHARACTERS:
+        raise errors.TargetError(
+            f"a target has {MAX_CHARACTERS} characters at most, this one has {len(text)}"
+        )
     if text.startswith("{"):
         return _config(_json(text))
     head, *options = text.split()
@@ -175,7 +203,9 @@ def _tagged(head: str) -> dict[str, Any]:
             config |= {"model": short, "feature.name": gpus.title(head)}
         return config
     known = ", ".join(["llvm", "cuda", *gpus.TABLE])
-    raise errors.TargetError(f"unknown target {head!r}; use a TVM tag or one of {known}")
+    raise errors.TargetError(
+        f"unknown target {names.quoted(head)}; use a TVM tag or one of {known}"
+    )
 
 
 def _options(spec: str, words: list[str]) -> Iterator[tuple[str, Any]]:
@@ -184,11 +214,15 @@ def _options(spec: str, words: list[str]) -> Iterator[tuple[str, Any]]:
     while position < len(words):
         name, equals, value = words[position].partition("=")
         if not name.startswith("-"):
-            raise errors.TargetError(f"target {spec!r}: {words[position]!r} is not an option")
+            raise errors.TargetError(
+                f"target {names.quoted(spec)}: {names.quoted(words[position])} is not an option"
+            )
         position += 1
         if not equals:
             if position == len(words):
-                raise errors.TargetError(f"target {spec!r}: {name} has no value")
+                raise errors.TargetError(
+                    f"target {names.quoted(spec)}: {names.quoted(name)[1:-1]} has no value"
+                )
             value = words[position]
             position += 1
         key = name.lstrip("-")
@@ -198,13 +232,13 @@ def _options(spec: str, words: list[str]) -> Iterator[tuple[str, Any]]:
 def _option_value(spec: str, key: str, value: str) -> Any:
     if key == "mattr":
         return value.split(",")
-    if key not in _INTEGERS:
+    if key not in attributes.LARGEST:
         return value
     try:
         return int(value)
     except ValueError:
         raise errors.TargetError(
-            f"target {spec!r}: {key} must be an integer, got {value!r}"
+            f"target {names.quoted(spec)}: {key} must be an integer, got {names.quoted(value)}"
         ) from None
 
 
@@ -213,12 +247,13 @@ def _complete_llvm(config: dict[str, Any]) -> dict[str, Any]:
     config.setdefault("mtriple", local)
     if _machine(config["mtriple"]) == _machine(local) and "mcpu" not in config:
         config["mcpu"] = codegen.llvm_get_system_cpu()
-        hidden = _hidden_features(config["mcpu"])
+        hidden = cpu_features.hidden(config["mcpu"])
         if hidden:
             config["mattr"] = [*config.get("mattr", ()), *hidden]
     if not codegen.llvm_is_valid_cpu(config.get("mcpu", "generic"), config["mtriple"]):
         raise errors.TargetError(
-            f"LLVM knows no CPU {config.get('mcpu')!r} for {config['mtriple']!r}"
+            f"LLVM knows no CPU {names.quoted(config.get('mcpu'))} "
+            f"for {names.quoted(config['mtriple'])}"
         )
     config.setdefault("num-cores", cpu.available_cores())
     return config
@@ -231,12 +266,10 @@ def _complete_cuda(config: dict[str, Any]) -> dict[str, Any]:
             config["arch"] = gpus.TABLE[model].arch
         elif model is not None:
             raise errors.TargetError(
-                f"target: GPU model {model!r} is not in the table; give its arch, too"
+                f"target: GPU model {names.quoted(model)} is not in the table; give its arch, too"
             )
         else:
             config = (gpus.local(0) or {"arch": DEFAULT_ARCH}) | config
-    if not re.fullmatch(r"sm_\d{2,3}[af]?", str(config["arch"])):
-        raise errors.TargetError(f"arch must look like sm_90, got {config['arch']!r}")
     config = _CUDA_LIMITS | config
     # Static shared memory ends at 48 KiB whatever a tag says of the dynamic limit.
     limit = _CUDA_LIMITS["max_shared_memory_per_block"]
@@ -246,15 +279,17 @@ def _complete_cuda(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make(config: dict[str, Any]) -> Target:
-    for name in _INTEGERS:
-        value = config.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise errors.TargetError(f"target: {name} must be a positive integer, got {value!r}")
+    attributes.check(config)
     try:
         return Target(config)
     except (ValueError, TypeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0].split(". Target creation from")[0]
-        raise errors.TargetError(f"TVM does not accept this target: {reason}") from error
+        raise errors.TargetError(
+            f"TVM does not accept this target: {names.quoted(_reason(error))}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0].split(". Target creation from")[0]
 
 
 def _plain(value: Any) -> Any:
@@ -272,24 +307,6 @@ def _plain(value: Any) -> Any:
 
 def _machine(triple: str) -> str:
     return triple.partition("-")[0]
-
-
-def _features(target: Target) -> frozenset[str]:
-    """LLVM features of the target's CPU model, with `mattr` applied."""
-    features = {str(name) for name in codegen.llvm_get_cpu_features(target)}
-    for item in target.attrs.get("mattr", ()):
-        (features.add if item.startswith("+") else features.discard)(item[1:])
-    return frozenset(features)
-
-
-def _hidden_features(mcpu: str) -> list[str]:
-    """`mattr` items that switch off what the CPU model has and this machine hides."""
-    flags = cpu.flags()
-    if not flags:
-        return []
-    features = _features(Target({"kind": "llvm", "mcpu": mcpu}))
-    return [f"-{name}" for name, flag in _CPU_FLAGS.items()
-            if name in features and flag not in flags]  # fmt: skip
 
 
 def devices() -> list[Device]:
@@ -373,7 +390,7 @@ def _cpu_hardware(target: Target) -> Hardware:
 
 
 def _vector_lanes(target: Target) -> int:
-    features = _features(target)
+    features = cpu_features.of(target)
     if "avx512f" in features:
         return 16
     return 8 if features & {"avx", "avx2", "sve"} else 4

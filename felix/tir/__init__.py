@@ -1,3 +1,3 @@
-"""TIR programs: validated, costed, rehearsed in a child process, written as numpy."""
+"""TIR programs: read, proved to stay in their buffers, costed, rehearsed, written as numpy."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FLOPs and minimal bytes of a checked program, counted from its TIR.
+"""FLOPs, minimal bytes and size of a checked program, counted from its TIR.
 
 FLOPs: executions of every float addition, subtraction, multiplication, division, modulus,
 minimum, maximum and math function; casts, comparisons, selections and integer work count none.
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import tirx
 
-from felix.tir import validate
+from felix.tir import grammar
 
 #: Index values enumerated for one dimension of one access; above, the dimension counts in full.
 _MAX_ENUMERATED = 2**22
@@ -63,16 +63,16 @@ def count(func: tirx.PrimFunc) -> Cost:
 def float_ops(expr: Any) -> int:
     """Float operations of one evaluation of an expression."""
     kind = type(expr).__name__
-    if kind == "Call" and validate.function_name(expr) == "if_then_else":
+    if kind == "Call" and grammar.function_name(expr) == "if_then_else":
         condition, then_value, else_value = expr.args
         return float_ops(condition) + max(float_ops(then_value), float_ops(else_value))
-    below = sum(float_ops(child) for child in validate.children(expr))
+    below = sum(float_ops(child) for child in grammar.children(expr))
     return below + int(_is_float(expr) and _is_operation(expr, kind))
 
 
 def _is_operation(expr: Any, kind: str) -> bool:
     if kind == "Call":
-        return validate.function_name(expr) not in _FREE_CALLS
+        return grammar.function_name(expr) not in _FREE_CALLS
     return kind in _FLOAT_OPS
 
 
@@ -110,7 +110,7 @@ def _min_bytes(func: tirx.PrimFunc, stores: list[_Store]) -> int:
     elements: dict[Any, list[Values]] = {}
     for parameter in func.params:
         if parameter in written:
-            elements[parameter] = [None] * len(validate.shape(parameter))
+            elements[parameter] = [None] * len(grammar.shape(parameter))
     total = sum(_bytes(buffer, values) for buffer, values in elements.items())
     for store in reversed(stores):
         if store.buffer in elements:
@@ -120,9 +120,9 @@ def _min_bytes(func: tirx.PrimFunc, stores: list[_Store]) -> int:
 
 
 def _bytes(buffer: Any, values: list[Values]) -> int:
-    extents = validate.shape(buffer)
+    extents = grammar.shape(buffer)
     counts = [extent if v is None else len(v) for extent, v in zip(extents, values, strict=True)]
-    return math.prod(counts) * validate.element_bytes(validate.dtype(buffer))
+    return math.prod(counts) * grammar.element_bytes(grammar.dtype(buffer))
 
 
 def _propagate(store: _Store, elements: dict[Any, list[Values]]) -> None:
@@ -132,8 +132,8 @@ def _propagate(store: _Store, elements: dict[Any, list[Values]]) -> None:
         if values is not None and index in store.domains:
             limits[index] = values
     for expr in (store.value, *store.indices):
-        for item in validate.expressions(expr):
-            if validate.is_load(item) and validate.source(item) != store.buffer:
+        for item in grammar.expressions(expr):
+            if grammar.is_load(item) and item.source != store.buffer:
                 _add(item, store.domains, limits, elements)
 
 
@@ -143,10 +143,10 @@ def _add(
     limits: Mapping[Any, Values],
     elements: dict[Any, list[Values]],
 ) -> None:
-    buffer = validate.source(load)
+    buffer = load.source
     touched = [
         _touched(index, extent, domains, limits)
-        for index, extent in zip(load.indices, validate.shape(buffer), strict=True)
+        for index, extent in zip(load.indices, grammar.shape(buffer), strict=True)
     ]
     before = elements.get(buffer)
     if before is None:
@@ -162,7 +162,7 @@ def _touched(
     index: Any, extent: int, domains: Mapping[Any, int], limits: Mapping[Any, Values]
 ) -> Values:
     """The values of an index expression that lie in [0, extent); None when it is all of them."""
-    parts = list(validate.expressions(index))
+    parts = list(grammar.expressions(index))
     if not all(_is_evaluable(part) for part in parts):
         return None
     variables = list(dict.fromkeys(p for p in parts if type(p).__name__ == "Var"))
@@ -198,7 +198,7 @@ def _grid(
 
 def _is_evaluable(expr: Any) -> bool:
     kind = type(expr).__name__
-    name = validate.function_name(expr) if kind == "Call" else kind
+    name = grammar.function_name(expr) if kind == "Call" else kind
     return kind in ("IntImm", "Var") or name in _NUMPY
 
 
@@ -208,8 +208,8 @@ def _evaluate(expr: Any, grid: Mapping[Any, npt.NDArray[np.int64]]) -> Any:
         return np.int64(int(expr.value))
     if kind == "Var":
         return grid[expr]
-    below = [_evaluate(child, grid) for child in validate.children(expr)]
-    name = validate.function_name(expr) if kind == "Call" else kind
+    below = [_evaluate(child, grid) for child in grammar.children(expr)]
+    name = grammar.function_name(expr) if kind == "Call" else kind
     return _NUMPY[name](*below)
 
 
@@ -246,3 +246,21 @@ _NUMPY: dict[str, Any] = {
     "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.bitwise_xor,
 }
+
+
+def buffer_bytes(func: tirx.PrimFunc) -> int:
+    """Bytes of all inputs, outputs and intermediate buffers of the unscheduled program."""
+    inner = [buffer for block in grammar.blocks(func.body) for buffer in block.alloc_buffers]
+    return sum(
+        math.prod(grammar.shape(buffer)) * grammar.element_bytes(grammar.dtype(buffer))
+        for buffer in (*func.params, *inner)
+    )
+
+
+def executions(func: tirx.PrimFunc) -> int:
+    """How often blocks compute an element in one run; integer and copying programs count, too."""
+    return sum(
+        math.prod(int(item.dom.extent) for item in block.iter_vars)
+        for block in grammar.blocks(func.body)
+        if len(block.iter_vars)
+    )

@@ -15,12 +15,18 @@ from felix.search import allocate, strategies
 if TYPE_CHECKING:
     from felix.metaschedule.tvm_search import TVMEvolutionOptions
     from felix.search import EvolutionOptions, GradientOptions, cost_model
+    from felix.sketch.sketch import Sketch
     from felix.task import Task
     from felix.tuning import session
 
 #: Sizes of a strategy's round.
 SearchOptions: TypeAlias = "GradientOptions | EvolutionOptions | TVMEvolutionOptions"
 OnEvent: TypeAlias = Callable[[events.Event], None]
+#: (task, its sketches) -> (sketch key, decisions), the most promising first; what does not fit
+#: the sketches is left out.
+FirstSchedules: TypeAlias = (
+    "Callable[[Task, Sequence[Sketch]], Sequence[tuple[str, Sequence[int]]]]"
+)
 
 
 class Pool(Protocol):
@@ -78,8 +84,15 @@ class TuneOptions:
     pool: Callable[[Task], Pool] | None = None
     #: Where records and checkpoints go instead of an output folder.
     journal: Callable[[Sequence[Task], session.Identity], session.Journal] | None = None
+    #: Keys of tasks that get no trials: their records are enough.
+    settled: frozenset[str] = frozenset()
+    #: Schedules of a task to measure before the search chooses any: called when it is opened.
+    first_schedules: FirstSchedules | None = None
     #: Called many times a second while the run works and waits; True ends it as Ctrl-C does.
     should_stop: Callable[[], bool] | None = None
+    #: Called before each round; True ends the run as `should_stop` does, but only once everything
+    #: that was submitted is measured.
+    should_pause: Callable[[], bool] | None = None
 
     def open_pool(self, task: Task) -> Pool:
         """The pool of a run whose first task this is."""

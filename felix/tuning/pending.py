@@ -152,8 +152,17 @@ class Baselines:
                 )
             )
 
-    def wait(self, breakdown: pacing.Breakdown) -> None:
-        """Wait for those that are still to come, a while for each."""
-        for future in self._futures.values():
+    def wait(self, breakdown: pacing.Breakdown, compute_guard: pacing.ComputeGuard) -> None:
+        """Wait for those that are still to come, a while for each, and then give them up.
+
+        Raises:
+            Stopped: the run is asked to stop.
+        """
+        for task_run, future in list(self._futures.items()):
             with breakdown.of("measure"):
-                concurrent.futures.wait([future], BASELINE_WAIT_S)
+                end_s = time.monotonic() + BASELINE_WAIT_S
+                while not future.done() and time.monotonic() < end_s:
+                    concurrent.futures.wait([future], pacing.POLL_S)
+                    compute_guard.check()
+            if not future.done():
+                del self._futures[task_run]

@@ -6,6 +6,9 @@ turns: a burst of repeats each, then the next burst of each, over seconds; and t
 the median of these alone. As long as a candidate that was not measured again looks
 faster than the winner, it is measured again as well, for a few waves. These records say so
 (`Record.repeat`); they are no trials, and neither the search nor the model learns from them.
+
+Where the unscheduled program was about as fast as the winner, or faster, the two are then timed in
+turns as well, so that which of them ships (`results.faster`) is not decided by luck either.
 """
 
 from __future__ import annotations
@@ -55,6 +58,30 @@ def run(
                 measurement = _pooled(of_contender)
                 if measurement is not None:
                     recorder.repeat(task_run, contender, measurement)
+        _compare_with_unscheduled(task_run, options, compute_guard, breakdown, recorder)
+
+
+def _compare_with_unscheduled(
+    task_run: TaskRun,
+    options: options_module.TuneOptions,
+    compute_guard: pacing.ComputeGuard,
+    breakdown: pacing.Breakdown,
+    recorder: recorder_module.Recorder,
+) -> None:
+    """Time the best schedule and the unscheduled program in turns, if they are that close."""
+    best, baseline = task_run.best, task_run.baseline
+    if best is None or task_run.best_us is None or baseline is None or baseline.latency_us is None:
+        return
+    if baseline.latency_us > MARGIN * task_run.best_us:
+        return
+    with breakdown.of("measure"):
+        mods = [task_run.schedule_of(best), task_run.task.mod]
+        of_best, of_baseline = _bursts(task_run, mods, options, compute_guard)
+    measurement, again = _pooled(of_best), _pooled(of_baseline)
+    if measurement is None or again is None or not again.ok:
+        return
+    recorder.repeat(task_run, best, measurement)
+    task_run.set_baseline(again)
 
 
 def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[records.Record]:

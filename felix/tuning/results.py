@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors, records
+from felix.measure import protocol
 from felix.tuning import pacing
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 Record = records.Record
+
+#: The unscheduled program ships where the fastest schedule takes longer by more than this share.
+#: Less is within what two measurements of one program differ by, and the schedule ships.
+TIE = 0.03
 #: (trials so far, elapsed seconds, best latency in us so far)
 Curve = tuple[tuple[int, float, float], ...]
 
@@ -41,6 +46,11 @@ class Best:
         """Median measured latency."""
         assert self.record.measurement.latency_us is not None
         return self.record.measurement.latency_us
+
+    @property
+    def measurement(self) -> protocol.Measurement:
+        """What measuring gave."""
+        return self.record.measurement
 
     @property
     def sketch_index(self) -> int:
@@ -61,6 +71,50 @@ class Best:
         return f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.decisions})"
 
 
+class Unscheduled:
+    """The unscheduled program, where it is faster than every schedule that was measured."""
+
+    #: no sketch and no decisions made it
+    sketch_index = None
+    decisions: tuple[int, ...] = ()
+
+    def __init__(self, task: Task, measurement: protocol.Measurement) -> None:
+        self._task = task
+        self.measurement = measurement
+
+    @property
+    def latency_us(self) -> float:
+        """Median measured latency."""
+        assert self.measurement.latency_us is not None
+        return self.measurement.latency_us
+
+    @functools.cached_property
+    def schedule(self) -> tvm.s_tir.Schedule:
+        """A schedule that changes nothing."""
+        from tvm import s_tir
+
+        schedule = s_tir.Schedule(self._task.mod)
+        schedule.get_sblock("root")  # databases of TVM hold no trace without an instruction
+        return schedule
+
+    def __repr__(self) -> str:
+        return f"Unscheduled({self.latency_us:.2f} us)"
+
+
+def faster(
+    task: Task, tuned: Best | None, unscheduled: protocol.Measurement | None
+) -> Best | Unscheduled | None:
+    """What ships of a task: the fastest schedule, or the unscheduled program if that is faster.
+
+    None if no schedule ran correctly: a program that Felix could do nothing for is a failure.
+    """
+    if tuned is None or unscheduled is None or unscheduled.latency_us is None:
+        return tuned
+    if tuned.latency_us <= (1.0 + TIE) * unscheduled.latency_us:
+        return tuned
+    return Unscheduled(task, unscheduled)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
     """One task after tuning; `records` holds its trials.
@@ -71,18 +125,25 @@ class TuneResult:
     task: Task
     records: tuple[records.Record, ...]
     curve: Curve
-    #: the best schedule; None if no candidate ran correctly
-    best_or_none: Best | None
+    #: what ships; None if no candidate ran correctly
+    best_or_none: Best | Unscheduled | None
     #: of the unscheduled program; None if it was not measured
     unscheduled_us: float | None
     reason: str
     breakdown: pacing.Breakdown
     #: of the fastest candidates, measured again at the end
     repeats: tuple[Record, ...] = ()
+    #: the fastest schedule: `best`, unless the unscheduled program is faster
+    tuned_or_none: Best | None = None
 
     @property
-    def best(self) -> Best:
-        """The best schedule.
+    def ships_unscheduled(self) -> bool:
+        """Whether the unscheduled program is faster than the fastest schedule, and is `best`."""
+        return isinstance(self.best_or_none, Unscheduled)
+
+    @property
+    def best(self) -> Best | Unscheduled:
+        """What ships: the best schedule, or the unscheduled program where that is faster.
 
         Raises:
             TuningError: no candidate ran correctly; the message says what happened to most.
@@ -98,8 +159,20 @@ class TuneResult:
 
     @property
     def speedup(self) -> float | None:
-        """Unscheduled over best latency."""
-        return None if self.unscheduled_us is None else self.unscheduled_us / self.best.latency_us
+        """Unscheduled over best latency; 1 where the two cannot be told apart (`TIE`)."""
+        if self.unscheduled_us is None:
+            return None
+        return speedup(self.unscheduled_us, self.best.latency_us)
+
+    def unscheduled_note(self) -> str | None:
+        """That the unscheduled program ships and why, in one line; None if a schedule does."""
+        if not self.ships_unscheduled or self.tuned_or_none is None:
+            return None
+        tuned_us, unscheduled_us = self.tuned_or_none.latency_us, self.best.latency_us
+        return (
+            f"{self.task.name}: the unscheduled program was faster ({unscheduled_us:.2f} us; the "
+            f"fastest schedule takes {tuned_us:.2f} us): it is what ships"
+        )
 
     def failure(self) -> str:
         """Why there is no best schedule, in one line."""
@@ -157,6 +230,12 @@ class NetworkResult:
             if result.best_or_none is not None:
                 result.export(path)
         return pathlib.Path(folder)
+
+
+def speedup(unscheduled_us: float, best_us: float) -> float:
+    """Unscheduled over best latency; 1 where the two cannot be told apart (`TIE`)."""
+    ratio = unscheduled_us / best_us
+    return max(1.0, ratio) if ratio * (1.0 + TIE) >= 1.0 else ratio
 
 
 def network(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from felix import events, target
 from felix.autodiff import torch_threads
 from felix.search import allocate, interface, strategies
+from felix.sketch import variables
 from felix.tuning import checkpoint, pacing, pending, recorder, remeasure, results, session
 from felix.tuning import options as options_module
 from felix.tuning.task_run import TaskRun
@@ -69,6 +70,9 @@ class Run:
             [allocate.floor_us(task.flops, task.min_bytes, hardware) for task in tasks],
             options.allocation,
         )
+        for index, task in enumerate(tasks):
+            if task.key in options.settled:
+                self._allocator.settle(index)
         self._pending = pending.PendingTrials(
             self._clock, self._compute_guard, self._breakdown, self._budget.seconds
         )
@@ -104,6 +108,8 @@ class Run:
 
     def stop_reason(self) -> str | None:
         """Why no further round begins; None to go on."""
+        if self._options.should_pause is not None and self._options.should_pause():
+            return "interrupted"
         n_begun = self._recorder.n_trials + len(self._pending)
         reason = self._budget.spent(n_begun, self._clock.elapsed_s)
         patience, min_improvement = self._options.patience_rounds, self._options.min_improvement
@@ -129,7 +135,9 @@ class Run:
         with self._compute_guard.computing("search"):
             if self._learner is not None and isinstance(task_run.search, base.ModelSearch):
                 task_run.search.model = self._learner.copy_for(task_run.index)
-            return task_run.search.suggest(self._round_size(task_run))
+            n = self._round_size(task_run)
+            first = task_run.take_first(n)
+            return [*first, *task_run.search.suggest(n - len(first))]
 
     def _round_size(self, task_run: TaskRun) -> int:
         options, trials = self._options, self._budget.trials
@@ -221,6 +229,9 @@ class Run:
 
     def remeasure(self) -> None:
         """Measure the fastest candidates again, longer."""
+        self._on_event(events.Remeasuring())
+        self._baselines.wait(self._breakdown, self._compute_guard)
+        self._baselines.take()
         remeasure.run(
             self._task_runs, self._options, self._compute_guard, self._breakdown, self._recorder
         )
@@ -231,13 +242,14 @@ class Run:
             self._pending.abandon(self._record)
         else:
             self.collect()
-            self._baselines.wait(self._breakdown)
         self._baselines.take()
         self.save()
         result = results.network(
             [task_run.result(reason, self._breakdown) for task_run in self._task_runs],
             reason, self._breakdown,
         )  # fmt: skip
+        for task_run, each in zip(self._task_runs, result.results, strict=True):
+            self._report_choice(task_run.index, each)
         self._on_event(
             events.Finished(
                 reason=reason,
@@ -247,6 +259,20 @@ class Run:
             )
         )
         return result
+
+    def _report_choice(self, index: int, result: results.TuneResult) -> None:
+        """Say which of the two ships, where the unscheduled program was measured."""
+        if result.tuned_or_none is None or result.unscheduled_us is None:
+            return
+        self._on_event(
+            events.Chosen(
+                task=result.task.name,
+                task_index=index,
+                tuned_us=result.tuned_or_none.latency_us,
+                unscheduled_us=result.unscheduled_us,
+                ships_unscheduled=result.ships_unscheduled,
+            )
+        )
 
     def has_best(self) -> bool:
         """Whether any task has a schedule that runs."""
@@ -258,14 +284,18 @@ class Run:
 
     def _open_task(self, task_run: TaskRun, is_resumed: bool = False) -> None:
         """Make a task's sketches and search; time its unscheduled program beside."""
+        self._on_event(events.Opening(task=task_run.task.name, task_index=task_run.index))
         if self._options.baseline and not is_resumed:
             self._baselines.submit(task_run)
         before_s = self._breakdown.extract_s
         with self._compute_guard.computing("extract"):
             model = None if self._learner is None else self._learner.copy_for(task_run.index)
             left_out = task_run.open(
-                self._budget.strategy, model, self._options.search, self._budget.seed
-            )
+                self._budget.strategy, model, self._options.search, self._budget.seed,
+                self._compute_guard.yield_to_timing,
+            )  # fmt: skip
+        if self._options.first_schedules is not None:
+            task_run.set_first(self._options.first_schedules(task_run.task, task_run.sketches))
         for message in left_out:
             self._on_event(events.Warned(message=message))
         self._on_event(
@@ -274,5 +304,6 @@ class Run:
                 task_index=task_run.index,
                 n_sketches=len(task_run.sketches),
                 extract_s=self._breakdown.extract_s - before_s,
+                decisions={s.index: variables.labels(s.variables) for s in task_run.sketches},
             )
         )

@@ -228,6 +228,25 @@ def stored_tasks(folder: pathlib.Path) -> list[Task]:
     return [Task.from_json(text) for text in texts]
 
 
+def stored_unscheduled_us(folder: pathlib.Path, n_tasks: int) -> list[float | None]:
+    """Latency of each task's unscheduled program at the last checkpoint; None: not measured.
+
+    Raises:
+        RecordError: the checkpoint is malformed.
+    """
+    path = folder / "state.json"
+    if not path.exists():
+        return [None] * n_tasks
+    try:
+        stored = [state["unscheduled"] for state in read_json(path)["jobs"]]
+        latencies_us = [None if each is None else each["latency_us"] for each in stored]
+    except (KeyError, TypeError) as error:
+        raise errors.RecordError(f"{path} is malformed: {error!r}") from error
+    if len(latencies_us) != n_tasks:
+        raise errors.RecordError(f"{path} is of another number of tasks")
+    return latencies_us
+
+
 def _describe(tasks: Sequence[Task], identity: Identity) -> str:
     texts = [task.to_json() for task in tasks]
     return json.dumps({"format": FORMAT, **dataclasses.asdict(identity), "tasks": texts})

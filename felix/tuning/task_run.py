@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,8 @@ class TaskRun:
         self.n_rounds = 0
         #: best latency that the allocator does not know yet
         self._recent_us: float | None = None
+        #: to be measured before what the search chooses
+        self._first: list[interface.Suggestion] = []
         #: of the unscheduled program
         self._baseline: protocol.Measurement | None = None
 
@@ -78,14 +80,21 @@ class TaskRun:
         model: interface.CostModel | None,
         options: options_module.SearchOptions | None,
         seed: int,
+        before_each: Callable[[], None] | None = None,
     ) -> list[str]:
         """Make the sketches and the search; says which sketches are left out and why.
+
+        Args:
+            strategy, model, options, seed: of the search.
+            before_each: called before the formulas of each sketch are made; it may raise.
 
         Raises:
             TuningError: the task has no sketch with legal schedules.
         """
         left_out = []
         for sketch in sketches_of(self.task):
+            if before_each is not None:
+                before_each()
             try:
                 sketch.sample(1, seed=1, max_structures=1)  # makes its formulas, too
                 self.sketches.append(sketch)
@@ -99,6 +108,27 @@ class TaskRun:
         task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
         self._search = strategies.make_search(strategy, self.sketches, model, options, task_seed)
         return left_out
+
+    def set_first(self, schedules: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Schedules to measure before what the search chooses; those of no sketch are left out."""
+        positions = {sketch.key: i for i, sketch in enumerate(self.sketches)}
+        for sketch_key, decisions in schedules:
+            position = positions.get(sketch_key)
+            if position is None or not _fits(self.sketches[position], decisions):
+                continue
+            suggestion = interface.Suggestion(position, tuple(decisions))
+            if suggestion.key not in {each.key for each in self._first}:
+                self._first.append(suggestion)
+
+    def take_first(self, n: int) -> list[interface.Suggestion]:
+        """Up to `n` of those schedules that the search does not know yet."""
+        taken: list[interface.Suggestion] = []
+        while self._first and len(taken) < n:
+            suggestion = self._first.pop(0)
+            if suggestion.key not in self.search.history:
+                taken.append(suggestion)
+        self.search.history.propose(taken)
+        return taken
 
     def schedules(
         self, suggestions: Sequence[interface.Suggestion], compute_guard: pacing.ComputeGuard
@@ -195,8 +225,13 @@ class TaskRun:
         recent_us, self._recent_us = self._recent_us, None
         return recent_us
 
+    @property
+    def baseline(self) -> protocol.Measurement | None:
+        """The measurement of the unscheduled program; None if it was not measured (yet)."""
+        return self._baseline
+
     def set_baseline(self, measurement: protocol.Measurement) -> None:
-        """Take in the measurement of the unscheduled program."""
+        """Take in the measurement of the unscheduled program, the latest of several."""
         self._baseline = measurement
 
     def schedule_of(self, record: records.Record) -> tvm.IRModule:
@@ -228,20 +263,24 @@ class TaskRun:
 
     def result(self, reason: str, breakdown: pacing.Breakdown) -> results.TuneResult:
         """The task's result as it stands."""
-        best = None
+        tuned = None
         if self.best is not None:
-            best = results.Best(self.best, self._sketch_of(self.best))
+            tuned = results.Best(self.best, self._sketch_of(self.best))
+        best = results.faster(self.task, tuned, self._baseline)
         curve = list(self._curve)
         if curve and len(self.records) > curve[-1][0]:  # to the end of the run
             curve.append((len(self.records), self.records[-1].elapsed_s, curve[-1][2]))
         if curve and self.repeats and self.best_us is not None:  # what measuring again gave
             curve.append((len(self.records), self.repeats[-1].elapsed_s, self.best_us))
+        if curve and best is not None and best is not tuned:
+            curve.append((*curve[-1][:2], best.latency_us))
         return results.TuneResult(
             task=self.task,
             records=tuple(self.records),
             repeats=tuple(self.repeats),
             curve=tuple(curve),
             best_or_none=best,
+            tuned_or_none=tuned,
             unscheduled_us=None if self._baseline is None else self._baseline.latency_us,
             reason=reason,
             breakdown=breakdown,
@@ -288,6 +327,19 @@ def fingerprint(mod: tvm.IRModule) -> str | None:
     if not isinstance(mod, tvm.IRModule):
         return None
     return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
+
+
+def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:
+    """Whether decisions from elsewhere are ones of this sketch, and can be modelled."""
+    from felix.sketch import coordinates
+
+    if len(decisions) != len(sketch.variables):
+        return False
+    try:
+        sketch.formulas.variant(coordinates.structure(sketch.variables, decisions))
+        return sketch.is_applicable(decisions)
+    except (errors.DecisionError, errors.UnsupportedSchedule):
+        return False
 
 
 def _stored_baseline(latency_us: float | None, message: str) -> protocol.Measurement:

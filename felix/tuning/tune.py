@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overload
 
 from felix import errors, events
+from felix.measure import limits
 from felix.task import Task
 from felix.tuning import options as options_module
 from felix.tuning import pacing, results
@@ -101,6 +102,7 @@ def tune(
         A `TuneResult` for one task, a `NetworkResult` for several.
 
     Raises:
+        WorkloadError: a task is too large to be measured on this machine.
         FelixError: tuning cannot start, or a file cannot be written. A task without any
             schedule that runs is no error here: `result.best` raises then.
     """
@@ -114,12 +116,15 @@ def tune(
         resume=resume,
         on_event=on_event or _ignore,
     )
+    for task in request.tasks:
+        limits.check(task, limits.of_this_machine(task))
     with contextlib.closing(run_module.Run(request)) as run:
         run.start()
         try:
             reason = _rounds(run, request.options.lookahead)
             run.collect()
-            run.remeasure()
+            if reason != "interrupted":
+                run.remeasure()
         except (KeyboardInterrupt, pacing.Stopped):
             reason = "interrupted"
         result = run.finish(reason)

@@ -22,7 +22,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from felix import errors, task
+from felix import errors, names, task
 from felix.workloads import common, convolution, matmul, pointwise, reduction, transposed
 
 
@@ -108,7 +108,7 @@ def find(name: str) -> Operator:
         return OPERATORS[name]
     close = difflib.get_close_matches(str(name), OPERATORS, n=3)
     known = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(OPERATORS)}"
-    raise errors.WorkloadError(f"unknown operator {name!r}; {known}")
+    raise errors.WorkloadError(f"unknown operator {names.quoted(name)}; {known}")
 
 
 def build(name: str, params: Mapping[str, Any], target: common.TargetLike = "llvm") -> task.Task:
@@ -126,7 +126,7 @@ def build(name: str, params: Mapping[str, Any], target: common.TargetLike = "llv
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
-            raise errors.WorkloadError(f"{name}: unknown parameter {key!r}; {hint}")
+            raise errors.WorkloadError(f"{name}: unknown parameter {names.quoted(key)}; {hint}")
     missing = [p.name for p in operator.parameters if p.required and p.name not in params]
     if missing:
         raise errors.WorkloadError(f"{name}: missing parameter {', '.join(missing)}")
@@ -149,7 +149,9 @@ def parse_params(text: str) -> tuple[str, dict[str, Any]]:
         key, named, value = (part.strip() for part in item.partition("="))
         if not named:
             if list(params) != positional[:position] or position >= len(positional):
-                raise errors.WorkloadError(f"{name}: unexpected positional value {key!r}")
+                raise errors.WorkloadError(
+                    f"{name}: unexpected positional value {names.quoted(key)}"
+                )
             key, value = positional[position], key
         if key in params:
             raise errors.WorkloadError(f"{name}: {key} is given twice")
@@ -181,7 +183,7 @@ def _int(owner: str, parameter: common.Parameter, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        message = f"{owner}: {parameter.name} must be an integer, got {text!r}"
+        message = f"{owner}: {parameter.name} must be an integer, got {names.quoted(text)}"
         raise errors.WorkloadError(message) from None
 
 
@@ -189,5 +191,5 @@ def _float(owner: str, parameter: common.Parameter, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        message = f"{owner}: {parameter.name} must be a number, got {text!r}"
+        message = f"{owner}: {parameter.name} must be a number, got {names.quoted(text)}"
         raise errors.WorkloadError(message) from None

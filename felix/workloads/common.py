@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from tvm import te, tirx
 
-from felix import errors, target, task
+from felix import errors, names, target, task
 
 Tensor: TypeAlias = Any
 
@@ -37,6 +37,8 @@ class OneOf:
     names: tuple[str, ...]
 
 
+#: Items of a list: axes, extents, stages. Programs of more stages take minutes to analyse.
+MAX_ITEMS = 64
 EPILOGUES = ("bias", "relu", "gelu", "residual")
 
 Extent: TypeAlias = Annotated[int, AtLeast(1)]
@@ -179,48 +181,68 @@ def normalise(owner: str, parameter: Parameter, value: Any) -> Any:
         case "bool":
             if isinstance(value, bool):
                 return value
-            raise errors.WorkloadError(f"{where} must be true or false, got {value!r}")
+            raise errors.WorkloadError(f"{where} must be true or false, got {names.quoted(value)}")
         case "float":
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
-            raise errors.WorkloadError(f"{where} must be a number, got {value!r}")
+            raise errors.WorkloadError(f"{where} must be a number, got {names.quoted(value)}")
 
 
 def _integer(where: str, value: Any, minimum: int | None) -> int:
     try:
         number = operators.index(value)
     except TypeError:
-        raise errors.WorkloadError(f"{where} must be an integer, got {value!r}") from None
+        raise errors.WorkloadError(
+            f"{where} must be an integer, got {names.quoted(value)}"
+        ) from None
     if isinstance(value, bool):
-        raise errors.WorkloadError(f"{where} must be an integer, got {value!r}")
+        raise errors.WorkloadError(f"{where} must be an integer, got {names.quoted(value)}")
     if minimum is not None and number < minimum:
-        raise errors.WorkloadError(f"{where} must be at least {minimum}, got {number}")
+        raise errors.WorkloadError(
+            f"{where} must be at least {minimum}, got {names.quoted(number)}"
+        )
     if abs(number) >= 2**40:
-        raise errors.WorkloadError(f"{where} must be less than 2^40, got {number}")
+        raise errors.WorkloadError(f"{where} must be less than 2^40, got {names.quoted(number)}")
     return number
 
 
 def _integers(where: str, value: Any, minimum: int | None) -> tuple[int, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise errors.WorkloadError(f"{where} must be a list of integers, got {value!r}")
-    return tuple(_integer(where, item, minimum) for item in value)
+        raise errors.WorkloadError(
+            f"{where} must be a list of integers, got {names.quoted(value)}"
+        )
+    return tuple(_integer(where, item, minimum) for item in _bounded(where, value))
 
 
 def _names(where: str, value: Any, choices: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [item for item in value.split("+") if item]
     if not isinstance(value, Iterable):
-        raise errors.WorkloadError(f"{where} must be a list of names, got {value!r}")
-    return tuple(one_of(where, item, choices) if choices else str(item) for item in value)
+        raise errors.WorkloadError(f"{where} must be a list of names, got {names.quoted(value)}")
+    items = _bounded(where, value)
+    return tuple(one_of(where, item, choices) if choices else _word(where, item) for item in items)
+
+
+def _bounded(where: str, value: Iterable[Any]) -> list[Any]:
+    items = list(value)
+    if len(items) > MAX_ITEMS:
+        raise errors.WorkloadError(f"{where} has {len(items)} items; {MAX_ITEMS} are allowed")
+    return items
+
+
+def _word(where: str, item: Any) -> str:
+    return names.check(where, str(item))
 
 
 def one_of(where: str, value: Any, choices: Sequence[str]) -> str:
     """`value` if it is one of `choices`; else a WorkloadError that names the choices."""
     if isinstance(value, str) and value in choices:
         return value
-    close = difflib.get_close_matches(str(value), choices, n=1)
+    close = difflib.get_close_matches(str(value)[: names.MAX_CHARACTERS], choices, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise errors.WorkloadError(f"{where} must be one of {', '.join(choices)}, got {value!r}{hint}")
+    raise errors.WorkloadError(
+        f"{where} must be one of {', '.join(choices)}, got {names.quoted(value)}{hint}"
+    )
 
 
 def per_axis(where: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
@@ -239,7 +261,9 @@ def resolve_axes(where: str, axes: Sequence[int] | None, rank: int) -> tuple[int
         raise errors.WorkloadError(f"{where} must lie in [-{rank}, {rank - 1}], got {bad[0]}")
     resolved = sorted(axis % rank for axis in axes)
     if not resolved or len(set(resolved)) != len(resolved):
-        raise errors.WorkloadError(f"{where} must be distinct and at least one, got {axes!r}")
+        raise errors.WorkloadError(
+            f"{where} must be distinct and at least one, got {names.quoted(axes)}"
+        )
     return tuple(resolved)
 
 
@@ -343,5 +367,5 @@ def name_of(kind: str, extents: Iterable[int], *tags: str) -> str:
 
 
 def finish(name: str, tensors: list[Tensor], target_like: TargetLike) -> task.Task:
-    """The task that computes the last tensor from the others."""
-    return task.Task.from_te(tensors, target_like, name=name)
+    """The task that computes the last tensor from the others; `name` is cut if it is too long."""
+    return task.Task.from_te(tensors, target_like, name=names.derived(name))

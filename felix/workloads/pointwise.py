@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import te, tirx
 
-from felix import errors, task
+from felix import errors, names, task
 from felix.workloads import common
 
 UNARY: dict[str, Callable[[Any], Any]] = {
@@ -66,7 +66,9 @@ def elementwise(
         name, marked, axes = op.partition("@")
         common.one_of("elementwise: ops", name, (*UNARY, *BINARY))
         if name in UNARY and marked:
-            raise errors.WorkloadError(f"elementwise: {name} takes no operand, got {op!r}")
+            raise errors.WorkloadError(
+                f"elementwise: {name} takes no operand, got {names.quoted(op)}"
+            )
         operand = None
         if name in BINARY:
             varying = _varying(axes, len(shape)) if marked else tuple(range(len(shape)))
@@ -86,7 +88,7 @@ def _varying(text: str, rank: int) -> tuple[int, ...]:
         axes = [int(item) for item in text.split(".")]
     except ValueError:
         raise errors.WorkloadError(
-            f"elementwise: operand axes must be integers joined by dots, got {text!r}"
+            f"elementwise: operand axes must be integers joined by dots, got {names.quoted(text)}"
         ) from None
     return common.resolve_axes("elementwise: operand axes", axes, rank)
 

@@ -19,7 +19,7 @@ def tuners(
     alive: Annotated[bool | None, fastapi.Query(description="only these")] = None,
 ) -> response_bodies.Listed[response_bodies.Worker]:
     """Tuners, newest first."""
-    selected = [w for w in _workers(services) if alive is None or w.is_alive is alive]
+    selected = [w for w in _workers(services, caller) if alive is None or w.is_alive is alive]
     return response_bodies.Listed(
         items=[response_bodies.Worker.model_validate(w) for w in selected]
     )
@@ -30,12 +30,12 @@ def devices(
     caller: auth.Reader, services: dependencies.ServicesDep
 ) -> response_bodies.Listed[response_bodies.Device]:
     """The devices that tuners have or had, by kind and name."""
-    grouped = workers.devices(_workers(services))
+    grouped = workers.devices(_workers(services, caller))
     return response_bodies.Listed(
         items=[response_bodies.Device.model_validate(each) for each in grouped]
     )
 
 
-def _workers(services: dependencies.Services) -> list[rows.Worker]:
-    with services.db.read() as tx:
+def _workers(services: dependencies.Services, caller: auth.Caller) -> list[rows.Worker]:
+    with caller.read() as tx:
         return workers.every(tx, services.settings.stale_s)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import pathlib
+import tempfile
+
+import anyio.to_thread
 import fastapi
 
+from server import disks
+from server.cache import response_cache
 from server.database import schema
-from server.store import workers
-from server.web import auth, dependencies, response_bodies
+from server.store import blobs, workers
+from server.web import auth, dependencies, response_bodies, shared_response
 from server.web import metrics as web_metrics
 
 router = fastapi.APIRouter(tags=["health"])
@@ -18,21 +25,35 @@ async def healthz() -> response_bodies.Health:
     return response_bodies.Health(status="ok")
 
 
-@router.get("/readyz")
-def readyz(services: dependencies.ServicesDep) -> response_bodies.Ready:
-    """The database works and has this version's schema; else 503."""
-    schema.check(services.db)
-    with services.db.read() as tx:
+@router.get("/readyz", response_model=response_bodies.Ready)
+async def readyz(services: dependencies.ServicesDep) -> fastapi.Response:
+    """The database has this version's schema and all disks take data; else 503 with the reason."""
+    read = functools.partial(anyio.to_thread.run_sync, _ready, services)
+    body = await services.response_cache.get(response_cache.Query("ready", ()), read)
+    return fastapi.Response(body, media_type=shared_response.JSON)
+
+
+def _ready(services: dependencies.Services) -> bytes:
+    schema.check(services.unrestricted_db)
+    if services.unrestricted_db.path is not None:
+        disks.check(services.unrestricted_db.path.parent, "the database")
+    if isinstance(services.blobs, blobs.LocalStore):
+        disks.check(services.blobs.folder, "the blob store")
+    disks.check(pathlib.Path(tempfile.gettempdir()), "scratch files")
+    with services.unrestricted_db.read() as tx:
         tuners = workers.every(tx, services.settings.stale_s)
     alive = sum(tuner.is_alive for tuner in tuners)
-    return response_bodies.Ready(
+    ready = response_bodies.Ready(
         status="ready", schema_revision=schema.head(), n_tuners_alive=alive
     )
+    return ready.model_dump_json().encode()
 
 
 @router.get("/metrics", response_class=fastapi.Response,
             responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
 def metrics(request: fastapi.Request, caller: auth.Reader) -> fastapi.Response:
-    """Counts and times, in Prometheus' text format; needs a key with the scope read."""
+    """Counts and times, in Prometheus' text format; jobs are counted that the key sees."""
     application_metrics = request.app.state.metrics
-    return fastapi.Response(application_metrics.text(), media_type=web_metrics.CONTENT_TYPE)
+    return fastapi.Response(
+        application_metrics.text(caller.sees), media_type=web_metrics.CONTENT_TYPE
+    )

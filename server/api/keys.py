@@ -33,7 +33,7 @@ def every(
     caller: auth.Admin, services: dependencies.ServicesDep
 ) -> response_bodies.Listed[response_bodies.Key]:
     """All keys, revoked ones included."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         all_keys = keys.every(tx)
     return response_bodies.Listed(
         items=[response_bodies.Key.model_validate(key) for key in all_keys]
@@ -58,7 +58,7 @@ def get(
     services: dependencies.ServicesDep,
 ) -> response_bodies.Key:
     """One key."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         return response_bodies.Key.model_validate(keys.get(tx, key_id))
 
 
@@ -81,7 +81,7 @@ def audit(
     key_id: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
 ) -> response_bodies.Page[response_bodies.Audit]:
     """What keys did, newest first."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         entries = keys.audited(tx, limit, after, key_id)
     items = [response_bodies.Audit.model_validate(entry) for entry in entries]
     return response_bodies.Page(items=items, next=items[-1].id if len(items) == limit else None)

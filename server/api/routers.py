@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from server.api import cost_models, devices, health, keys, operators, sessions
+from server.api import (
+    cost_models,
+    devices,
+    health,
+    keys,
+    operators,
+    projects,
+    sessions,
+    webhooks,
+)
+from server.api import events as events_of_several
+from server.api.batches import batches, templates
 from server.api.jobs import (
     artifacts,
     control,
     curves,
+    databases,
+    estimates,
     events,
     jobs,
+    listing,
+    log,
     search,
     tasks,
     trials,
@@ -17,7 +32,8 @@ from server.api.jobs import (
 ALL = tuple(
     module.router
     for module in (
-        jobs, control, tasks, trials, curves, search, events, artifacts,
-        operators, devices, cost_models, keys, sessions, health,
+        jobs, listing, batches, templates, estimates, databases, control, tasks, trials, curves,
+        search, events, log, artifacts, events_of_several, operators, devices, cost_models,
+        projects, webhooks, keys, sessions, health,
     )
 )  # fmt: skip

@@ -21,7 +21,8 @@ async def log_in(
     response: fastapi.Response,
     services: dependencies.ServicesDep,
 ) -> response_bodies.Login:
-    """Log in with a key."""
+    """Log in with a key; not from a page of another site."""
+    auth.check_origin(request, services)
     token, login, _ = await anyio.to_thread.run_sync(auth.log_in, request, services, body.key)
     auth.set_cookie(response, services, token)
     return response_bodies.Login(csrf_token=login.csrf, expires_at=login.expires_at)

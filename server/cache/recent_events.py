@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 import anyio.to_thread
 
 from server import errors
-from server.cache import single_flight
+from server.cache import single_flight, visible_jobs
 from server.database import database
 from server.store import events, rows
 
@@ -83,8 +83,8 @@ class RecentEvents:
         self._reads: single_flight.SingleFlight[Window] = single_flight.SingleFlight(ttl_s)
         self._windows: collections.OrderedDict[int, Window] = collections.OrderedDict()
 
-    async def of(self, job_id: int) -> Window:
-        """The window of a job.
+    async def of(self, job_id: visible_jobs.VisibleJob) -> Window:
+        """The window of a job that the caller may see.
 
         Raises:
             NotFound: there is no such job.

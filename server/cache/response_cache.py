@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
-from server.cache import single_flight
+from server.cache import single_flight, visible_jobs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
-    """What a response says, and of which jobs."""
+    """What a response says, and of which jobs, all of which the caller may see."""
 
     what: Hashable
-    job_ids: tuple[int, ...]
+    job_ids: tuple[visible_jobs.VisibleJob, ...]
 
 
 class ResponseCache(single_flight.SingleFlight[bytes]):

@@ -70,7 +70,7 @@ def version() -> str:
 
 @functools.cache
 def _paths() -> dict[str, pathlib.Path]:
-    paths = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+    paths = {path.name: path for path in _FOLDER.rglob("*") if path.suffix in _TYPES}
     paths[PLOTLY] = _plotly()
     return paths
 

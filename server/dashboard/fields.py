@@ -95,6 +95,21 @@ def read(schema: Schema, texts: Mapping[str, str]) -> Reading:
     return reading
 
 
+def shapes_of(text: str) -> dict[str, list[int]]:
+    """The shapes of a model's inputs, one input a line: `x: 1, 3, 224, 224`.
+
+    Raises:
+        Wrong: a line is none of that.
+    """
+    shapes = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        match = re.fullmatch(r"(.+?)\s*[:=]\s*([\d,x×\s]+)", line)
+        if match is None:
+            raise Wrong("one input a line, like x: 1, 3, 224, 224")
+        shapes[match[1]] = [int(each) for each in re.findall(r"\d+", match[2])]
+    return shapes
+
+
 def _field(name: str, schema: Schema, is_required: bool) -> Field:
     plain = _plain(schema)
     kind = "text"

@@ -12,6 +12,7 @@ class `Page` render errors as pages, and send whoever is not logged in to the lo
 
 from __future__ import annotations
 
+import dataclasses
 import http
 import urllib.parse
 from collections.abc import Callable, Coroutine
@@ -24,8 +25,8 @@ from fastapi import exceptions, routing
 from starlette import exceptions as starlette_exceptions
 from starlette import responses
 
+from felix import display, version
 from felix import errors as engine_errors
-from felix import version
 from server import errors, states
 from server.dashboard import assets, formats
 from server.web import auth, dependencies
@@ -45,7 +46,37 @@ for _filter in (
     formats.label,
 ):  # fmt: skip
     _ENVIRONMENT.filters[_filter.__name__] = _filter
+_ENVIRONMENT.filters["isolated"] = display.isolated
 _ENVIRONMENT.globals.update(asset=assets.address, version=version.__version__, State=states.State)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """An entry of the main navigation; `others` are addresses that belong to it, too."""
+
+    address: str
+    label: str
+    #: who sees it; empty: everybody
+    scope: str = ""
+    others: tuple[str, ...] = ()
+
+    def leads_to(self, path: str) -> bool:
+        """Whether a page is reached by this entry."""
+        return path == self.address or path.startswith(self.others or (f"{self.address}/",))
+
+
+#: The main navigation, in its order.
+NAVIGATION = (
+    Link("/dashboard", "Jobs", others=("/dashboard/jobs/", "/dashboard/selection")),
+    Link("/dashboard/submit", "New job"),
+    Link("/dashboard/compare", "Compare"),
+    Link("/dashboard/devices", "Devices"),
+    Link(
+        "/dashboard/keys", "Keys", scope="admin", others=("/dashboard/keys/", "/dashboard/audit")
+    ),
+    Link("/dashboard/reference", "API"),
+)
+_ENVIRONMENT.globals["navigation"] = NAVIGATION
 
 _TITLES = {
     403: "Not allowed",

@@ -16,6 +16,8 @@ from server.dashboard.pages import (
     jobs,
     logins,
     points,
+    reference,
+    selection,
     submit,
 )
 
@@ -36,6 +38,9 @@ def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
 
 def install(app: fastapi.FastAPI) -> None:
     """Add the dashboard to an application."""
-    for module in (assets, logins, jobs, changes, job, points, compare, devices, submit, access):
+    for module in (
+        assets, logins, jobs, selection, changes, job, points, compare, devices, submit, access,
+        reference,
+    ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(_rest)

@@ -2,6 +2,7 @@
 
     with database.write() as tx: ...     commits at the end, rolls back on an error
     with database.read() as tx: ...
+    with database.read(visibility.Visibility("vision")) as tx: ...     sees a project's rows only
 
 A write transaction of SQLite begins with BEGIN IMMEDIATE: it holds the write lock from its first
 statement, so what it reads does not change under it. On PostgreSQL the store's verbs lock the
@@ -21,6 +22,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from server import private_files
+from server.database import visibility
+
 #: How long a statement waits for SQLite's write lock, in milliseconds.
 BUSY_MS = 30_000
 
@@ -31,8 +35,10 @@ class Database:
     def __init__(self, url: str) -> None:
         parsed = sa.make_url(url)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        if self.is_sqlite and parsed.database:
-            pathlib.Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        #: of an SQLite database
+        self.path = pathlib.Path(parsed.database or "") if self.is_sqlite else None
+        if self.path is not None:
+            _make_private(self.path)
         options: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True}
         self.engine = sa.create_engine(
             parsed, pool_size=10, max_overflow=20, hide_parameters=True, **options
@@ -44,16 +50,16 @@ class Database:
         self._writer = self.engine.execution_options(felix_write=True)
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[orm.Session]:
-        """A transaction that may write."""
-        session = orm.Session(self._writer, expire_on_commit=False)
+    def write(self, sees: visibility.Visibility = visibility.EVERYTHING) -> Iterator[orm.Session]:
+        """A transaction that may write, of what is visible."""
+        session = visibility.session(self._writer, sees)
         with self._taken_turn(), session as tx, tx.begin():
             yield tx
 
     @contextlib.contextmanager
-    def read(self) -> Iterator[orm.Session]:
-        """A transaction that only reads."""
-        with orm.Session(self.engine, expire_on_commit=False) as tx, tx.begin():
+    def read(self, sees: visibility.Visibility = visibility.EVERYTHING) -> Iterator[orm.Session]:
+        """A transaction that only reads, of what is visible."""
+        with visibility.session(self.engine, sees) as tx, tx.begin():
             yield tx
 
     @contextlib.contextmanager
@@ -73,6 +79,14 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+
+def _make_private(path: pathlib.Path) -> None:
+    """SQLite gives the files beside the database the database's mode."""
+    private_files.make_folder(path.parent)
+    private_files.make_file(path)
+    for suffix in ("-wal", "-shm", "-journal"):
+        private_files.tighten(path.with_name(path.name + suffix))
 
 
 def _configure_sqlite(connection: sqlite3.Connection, _: object) -> None:

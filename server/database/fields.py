@@ -17,6 +17,14 @@ from sqlalchemy import orm
 from server import states
 from server.database import columns
 
+#: The project of keys and jobs that name none.
+DEFAULT_PROJECT = "default"
+
+
+def owned_by_project() -> orm.MappedColumn[str]:
+    """The column of what belongs to a project; projects are named for good, and never removed."""
+    return orm.mapped_column(server_default=DEFAULT_PROJECT)
+
 
 def owned_by_job(primary_key: bool = False) -> orm.MappedColumn[int]:
     """The column of what belongs to a job and is deleted with it."""
@@ -24,15 +32,33 @@ def owned_by_job(primary_key: bool = False) -> orm.MappedColumn[int]:
     return orm.mapped_column(where, primary_key=primary_key)
 
 
+class Project:
+    """A team: its keys see its jobs and no others; NULL limits are the service's, or none."""
+
+    name: orm.Mapped[str] = orm.mapped_column(primary_key=True)
+    created_at: orm.Mapped[datetime.datetime]
+    #: jobs of all its keys that are not finished
+    max_running_jobs: orm.Mapped[int | None]
+    #: of one job
+    max_trials: orm.Mapped[int | None]
+    #: of its files in the blob store, each content counted once
+    max_bytes: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    #: files of jobs that ended so long ago are removed
+    retention_days: orm.Mapped[int | None]
+
+
 class Key:
     """An API key: a public part to find it by, a hash of the secret, scopes and quotas."""
 
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    project: orm.Mapped[str] = owned_by_project()
     name: orm.Mapped[str]
     public: orm.Mapped[str] = orm.mapped_column(unique=True)
     can_read: orm.Mapped[bool]
     can_submit: orm.Mapped[bool]
     can_admin: orm.Mapped[bool]
+    #: may ask for more than the default priority
+    can_priority: orm.Mapped[bool] = orm.mapped_column(default=False, server_default=sa.false())
     #: quotas; NULL: the service's
     max_running_jobs: orm.Mapped[int | None]
     max_trials: orm.Mapped[int | None]
@@ -56,6 +82,7 @@ class Job:
     """What a user wants tuned, and how far it is."""
 
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    project: orm.Mapped[str] = owned_by_project()
     key_id: orm.Mapped[int | None] = orm.mapped_column(
         sa.ForeignKey("keys.id", ondelete="SET NULL")
     )
@@ -113,6 +140,13 @@ class Job:
     )
     last_seq: orm.Mapped[int] = orm.mapped_column(default=0)
 
+    #: the job whose artifact answered this one at once; stays when that job is deleted
+    reused_from: orm.Mapped[int | None]
+    #: software that measured; {}: several versions did
+    versions: orm.Mapped[dict[str, Any] | None]
+    #: tasks whose unscheduled program was faster than every schedule, and ships
+    n_unscheduled: orm.Mapped[int] = orm.mapped_column(default=0, server_default="0")
+
 
 class Task:
     """A tensor program of a job."""
@@ -126,6 +160,8 @@ class Task:
     #: `felix.Task.key` for the resolved target
     task_key: orm.Mapped[str | None]
     n_sketches: orm.Mapped[int | None]
+    #: by number of a sketch what its decisions are: [[label, how many decisions], ...]
+    decisions: orm.Mapped[dict[str, Any] | None]
     n_trials: orm.Mapped[int] = orm.mapped_column(default=0)
     n_failed: orm.Mapped[int] = orm.mapped_column(default=0)
     n_rounds: orm.Mapped[int] = orm.mapped_column(default=0)
@@ -133,6 +169,16 @@ class Task:
     best_trial: orm.Mapped[int | None]
     unscheduled_us: orm.Mapped[float | None]
     unscheduled_message: orm.Mapped[str | None]
+    #: `felix.Task.program_key`: of the program alone, without the target
+    program_key: orm.Mapped[str | None]
+    #: the job whose measurements this task begins with; stays when that job is deleted
+    reused_from: orm.Mapped[int | None]
+    #: whether those suffice: the task gets no trials of its own
+    settled: orm.Mapped[bool] = orm.mapped_column(default=False, server_default=sa.false())
+    #: whether the unscheduled program was faster than every schedule, and ships
+    ships_unscheduled: orm.Mapped[bool] = orm.mapped_column(
+        default=False, server_default=sa.false()
+    )
 
 
 class Trial:
@@ -219,6 +265,40 @@ class Artifact:
     created_at: orm.Mapped[datetime.datetime]
 
 
+class Template:
+    """A named request for a job, to be submitted with changes."""
+
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    key_id: orm.Mapped[int] = orm.mapped_column(sa.ForeignKey("keys.id", ondelete="CASCADE"))
+    name: orm.Mapped[str]
+    #: the body of `POST /v1/jobs`
+    job: orm.Mapped[dict[str, Any]]
+    created_at: orm.Mapped[datetime.datetime]
+
+
+class Batch:
+    """Jobs that one request submitted."""
+
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    key_id: orm.Mapped[int] = orm.mapped_column(sa.ForeignKey("keys.id", ondelete="CASCADE"))
+    #: [{job_id} or {status, title, detail}], in the order of the request
+    items: orm.Mapped[list[Any]]
+    created_at: orm.Mapped[datetime.datetime]
+
+
+class ImportedSchedule:
+    """A schedule of an imported database: how its trace reads, and the latency it came with."""
+
+    job_id: orm.Mapped[int] = owned_by_job(primary_key=True)
+    task: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    #: 1, 2, ... within the task, the fastest first
+    number: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    #: the trace's text without its decisions, and the texts of these
+    signature: orm.Mapped[str]
+    decisions: orm.Mapped[list[Any]]
+    latency_us: orm.Mapped[float]
+
+
 class Worker:
     """A tuner process, now or before."""
 
@@ -238,11 +318,48 @@ class Worker:
     n_jobs: orm.Mapped[int] = orm.mapped_column(default=0)
 
 
+class Webhook:
+    """An address that is told of changes of a project's jobs."""
+
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    project: orm.Mapped[str] = owned_by_project()
+    url: orm.Mapped[str]
+    #: states that are reported
+    states: orm.Mapped[list[Any]]
+    created_at: orm.Mapped[datetime.datetime]
+    #: the key that made it; stays when the key is deleted
+    key_id: orm.Mapped[int | None]
+
+
+class Delivery:
+    """One notification for one webhook: sent until it is accepted."""
+
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    webhook_id: orm.Mapped[int] = orm.mapped_column(
+        sa.ForeignKey("webhooks.id", ondelete="CASCADE")
+    )
+    project: orm.Mapped[str] = owned_by_project()
+    #: the same for all tries
+    event_id: orm.Mapped[str]
+    body: orm.Mapped[str]
+    #: pending, delivered or dead
+    state: orm.Mapped[str] = orm.mapped_column(sa.String(16), default="pending")
+    attempts: orm.Mapped[int] = orm.mapped_column(default=0)
+    created_at: orm.Mapped[datetime.datetime]
+    #: earliest time of the next try
+    not_before: orm.Mapped[datetime.datetime]
+    delivered_at: orm.Mapped[datetime.datetime | None]
+    #: of the last try: the HTTP status, or why there is none
+    last_status: orm.Mapped[int | None]
+    last_error: orm.Mapped[str | None]
+
+
 class Audit:
     """What keys did to jobs, keys and logins; no secret is ever part of it."""
 
     id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
     at: orm.Mapped[datetime.datetime]
+    project: orm.Mapped[str] = owned_by_project()
     #: stays when the key is deleted
     key_id: orm.Mapped[int | None]
     key_name: orm.Mapped[str]

@@ -51,6 +51,12 @@ def _in(column: str, values: Any) -> str:
     return f"{column} IN ({', '.join(repr(str(value)) for value in sorted(values))})"
 
 
+class Project(fields.Project, Base):
+    """A team: its keys see its jobs and no others."""
+
+    __tablename__ = "projects"
+
+
 class Key(fields.Key, Base):
     """An API key: a public part to find it by, a hash of the secret, scopes and quotas."""
 
@@ -58,6 +64,9 @@ class Key(fields.Key, Base):
     __table_args__ = _NEVER_REUSED
 
     secret_sha256: orm.Mapped[str]
+    #: seconds of tuners that the key's jobs had lately, as of a time: `server.store.sharing.usage`
+    tuner_s: orm.Mapped[float] = orm.mapped_column(default=0.0, server_default=sa.text("0"))
+    tuner_s_at: orm.Mapped[datetime.datetime | None]
 
 
 class Login(fields.Login, Base):
@@ -90,6 +99,7 @@ class Job(fields.Job, Base):
         sa.Index("ix_jobs_claim", "state", "priority", "id"),
         sa.Index("ix_jobs_lease", "lease_expires_at"),
         sa.Index("ix_jobs_key_id_state", "key_id", "state"),
+        sa.Index("ix_jobs_project", "project", "id"),
         _NEVER_REUSED,
     )
 
@@ -124,6 +134,7 @@ class Task(fields.Task, Base):
     """A tensor program of a job."""
 
     __tablename__ = "tasks"
+    __table_args__ = (sa.Index("ix_tasks_program_key", "program_key"),)
 
     #: `felix.Task.to_json`
     program: orm.Mapped[str] = orm.mapped_column(deferred=True)
@@ -131,6 +142,8 @@ class Task(fields.Task, Base):
     schedule: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
     #: generated code: LLVM IR or CUDA
     source: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
+    #: the CPU's instructions
+    assembly: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
 
 
 class Trial(fields.Trial, Base):
@@ -201,7 +214,34 @@ class Artifact(fields.Artifact, Base):
     """A file of a job in the blob store; the blob is written before the row."""
 
     __tablename__ = "artifacts"
-    __table_args__ = (sa.UniqueConstraint("job_id", "name"), _NEVER_REUSED)
+    __table_args__ = (
+        sa.UniqueConstraint("job_id", "name"),
+        sa.Index("ix_artifacts_sha256", "sha256"),
+        _NEVER_REUSED,
+    )
+
+
+class Template(fields.Template, Base):
+    """A named request for a job, to be submitted with changes."""
+
+    __tablename__ = "templates"
+    __table_args__ = (sa.UniqueConstraint("key_id", "name"), _NEVER_REUSED)
+
+
+class Batch(fields.Batch, Base):
+    """Jobs that one request submitted."""
+
+    __tablename__ = "batches"
+    __table_args__ = (sa.UniqueConstraint("key_id", "idempotency_key"), _NEVER_REUSED)
+
+    idempotency_key: orm.Mapped[str | None]
+    request_sha256: orm.Mapped[str]
+
+
+class ImportedSchedule(fields.ImportedSchedule, Base):
+    """A schedule of an imported database: how its trace reads, and the latency it came with."""
+
+    __tablename__ = "imported_schedules"
 
 
 class Worker(fields.Worker, Base):
@@ -209,6 +249,31 @@ class Worker(fields.Worker, Base):
 
     __tablename__ = "workers"
     __table_args__ = _NEVER_REUSED
+
+
+class Webhook(fields.Webhook, Base):
+    """An address that is told of changes of a project's jobs."""
+
+    __tablename__ = "webhooks"
+    __table_args__ = (sa.Index("ix_webhooks_project", "project", "id"), _NEVER_REUSED)
+
+    #: what signs its notifications
+    secret: orm.Mapped[str]
+
+
+class Delivery(fields.Delivery, Base):
+    """One notification for one webhook: sent until it is accepted."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        sa.CheckConstraint(_in("state", ("pending", "delivered", "dead")), name="state"),
+        sa.Index("ix_deliveries_due", "state", "not_before"),
+        sa.Index("ix_deliveries_webhook_id", "webhook_id", "id"),
+        _NEVER_REUSED,
+    )
+
+    #: a sender has it until then
+    leased_until: orm.Mapped[datetime.datetime | None]
 
 
 class Audit(fields.Audit, Base):

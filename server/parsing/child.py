@@ -1,4 +1,4 @@
-"""The child's side of `server.parsing.parser`: limits first, then the client's bytes.
+"""The child's side of `server.parsing.parser`: confined first, then the client's bytes.
 
 The fork server imports this module, and with it TVM, once.
 """
@@ -11,41 +11,61 @@ import json
 import logging
 import math
 import os
-import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
-from felix import errors, frontend, workloads
+from felix import errors, frontend, records, workloads
+from felix import target as targets
+from felix.measure import limits
+from felix.processes import confine, fork_loop, policy
 from felix.task import Task
 from felix.tir import sandbox
-from server.parsing import devices
+from server.parsing import child_database, devices
 
 # Loaded once, by the fork server, before there are limits.
 with contextlib.suppress(ImportError):
     importlib.import_module("onnx")
 
 
-def main(connection: Any) -> None:
+def serve(connection: Connection, settings: Mapping[str, Any]) -> None:
+    """Serve one request in a fork of the fork server; never returns.
+
+    The folder of `settings` is empty. Standard output and error lead nowhere: where they are
+    files, the limit of files would turn what libraries print into errors.
+    """
+    os.chdir(settings["folder"])
+    fork_loop.write_to(os.devnull)
+    main(connection, [connection.fileno()])
+
+
+def main(connection: Any, keep_files: Sequence[int] = ()) -> None:
     """Serve one request, as JSON; never returns."""
     request = json.loads(connection.recv_bytes())
     content = connection.recv_bytes()
-    _limit(float(request["seconds"]), int(request["bytes"]))
-    try:
-        reply = {"error": None, **_reply(request, content)}
-    except errors.FelixError as error:
-        reply = {"error": " ".join(str(error).split())[:2000]}
-    except MemoryError:
-        reply = {"error": "reading the workload needs more memory than it may take"}
-    except RecursionError:
-        reply = {"error": "the workload is nested too deeply"}
-    connection.send_bytes(json.dumps(reply).encode())
+    _confine(float(request["seconds"]), int(request["bytes"]), keep_files)
+    connection.send_bytes(json.dumps(answer(request, content)).encode())
     connection.close()
     os._exit(0)
+
+
+def answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
+    """The reply to a request; `error` is None, or one line that says what is wrong."""
+    try:
+        return {"error": None, **_reply(request, content)}
+    except errors.FelixError as error:
+        return {"error": " ".join(str(error).split())[:2000]}
+    except MemoryError:
+        return {"error": "reading the workload needs more memory than it may take"}
+    except RecursionError:
+        return {"error": "the workload is nested too deeply"}
 
 
 def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     if request["verb"] == "operators":
         return {"operators": {name: op.schema for name, op in workloads.OPERATORS.items()}}
+    if request["verb"] == "database":
+        return child_database.read(content, request["name"])
     notes = _Notes()
     logging.getLogger("felix.frontend").addHandler(notes)
     tasks = _tasks(request, content)
@@ -58,25 +78,35 @@ def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
                 "weight": task.weight,
                 "flops": float(task.flops),
                 "min_bytes": float(task.min_bytes),
+                "program_key": task.program_key,
                 "program": task.to_json(),
             }
             for task in tasks
         ],
         "target_key": devices.key_of(request["target"]),
         "notes": notes.lines,
+        "versions": records.versions(),
     }
 
 
 def _tasks(request: dict[str, Any], content: bytes) -> list[Task]:
-    target, name = request["target"], request["name"]
+    name = request["name"]
+    target = targets.describe(targets.parse_of_client(request["target"]))
+    capacity = devices.capacity(request["target"], request.get("devices", ()))
     match request["kind"]:
         case "operator":
-            return [workloads.build(name, request["params"], target)]
+            tasks = [workloads.build(name, request["params"], target)]
         case "tir":
-            return [_tir(content, target)]
+            tasks = [_tir(content, target)]
         case "onnx":
-            return _onnx(content, target, request["shapes"])
-    raise errors.WorkloadError(f"unknown kind of workload {request['kind']!r}")
+            tasks = frontend.extract_tasks_onnx(content, target, shapes=request["shapes"] or None)
+        case other:
+            raise errors.WorkloadError(f"unknown kind of workload {other!r}")
+    for task in tasks:
+        limits.check(task, capacity)
+        if request["kind"] != "operator":
+            sandbox.rehearse(task.func, task.target)
+    return tasks
 
 
 def _tir(content: bytes, target: str) -> Task:
@@ -88,16 +118,7 @@ def _tir(content: bytes, target: str) -> Task:
         raise errors.WorkloadError(
             f"the TIR file has more than {sandbox.MAX_JSON_CHARACTERS} characters"
         )
-    task = Task.from_json(text, target, trusted=True)  # this is the limited process
-    sandbox.rehearse(task.func, task.target)
-    return task
-
-
-def _onnx(content: bytes, target: str, shapes: dict[str, Sequence[int]]) -> list[Task]:
-    tasks = frontend.extract_tasks_onnx(content, target, shapes=shapes or None)
-    for task in tasks:
-        sandbox.rehearse(task.func, task.target)
-    return tasks
+    return Task.from_json(text, target, trusted=True)  # this is the limited process
 
 
 class _Notes(logging.Handler):
@@ -112,10 +133,13 @@ class _Notes(logging.Handler):
         self.lines.append(record.getMessage()[:500])
 
 
-def _limit(seconds: float, memory_bytes: int) -> None:
-    whole = math.ceil(seconds)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+def _confine(seconds: float, memory_bytes: int, keep_files: Sequence[int]) -> None:
+    """No rights to data: an empty folder to work in, and nothing to write to."""
+    rights = policy.Policy(
+        folder=os.getcwd(),
+        file_bytes=0,
+        address_bytes=memory_bytes,
+        cpu_s=math.ceil(seconds),
+        open_files=64,
+    )
+    confine.confine(rights, keep_files)

@@ -13,24 +13,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix import target
+from felix import errors, target
+from felix.measure import limits
 
 
 def key_of(spec: str) -> str:
-    """The key of a target as a user writes it.
+    """The key of a target as a client writes it.
 
     Raises:
-        TargetError: it is no target.
+        TargetError: it is no target, or has attributes that clients may not set.
     """
-    parsed = target.parse(spec)
-    kind, family, full = keys(parsed)
+    given = target.given(spec)
+    kind, family, full = keys(target.parse_of_client(spec))
     if kind == "llvm":
-        return family if "mcpu" in spec else kind
-    if "model" in parsed.attrs and spec.strip() != kind:
+        return family if "mcpu" in given else kind
+    if "model" in given:
         return full
-    return family if "arch" in spec or "sm_" in spec else kind
+    return family if "arch" in given else kind
 
 
 def keys(parsed: Any) -> tuple[str, str, str]:
@@ -44,6 +46,43 @@ def keys(parsed: Any) -> tuple[str, str, str]:
     return kind, f"{kind}/{family}", f"{kind}/{family}/{exact}"
 
 
+def capacity(spec: str, devices: Sequence[Mapping[str, Any]]) -> limits.Capacity:
+    """The most that a device offers of those that can measure a client's target.
+
+    Args:
+        spec: the target as the client writes it.
+        devices: those of the tuners, as `of_this_machine` says them.
+
+    Returns:
+        What the largest one offers; without any, an unknown memory and the target's peak rate.
+
+    Raises:
+        TargetError: it is no target, or asks for more cores than any such device has.
+    """
+    key = key_of(spec)
+    able = [device for device in devices if key in device.get("target_keys", ())]
+    hardware = [device.get("hardware", {}) for device in able]  # a tuner may say less
+    refuse_cores(target.given(spec).get("num-cores", 1), able)
+    unknown, usual_gflops = limits.UNKNOWN_MEMORY_BYTES, target.hardware(spec).peak_fp32_gflops
+    peaks = [float(each.get("peak_fp32_gflops", usual_gflops)) for each in hardware]
+    return limits.Capacity(
+        max((int(device.get("memory_bytes", unknown)) for device in able), default=unknown),
+        max(peaks, default=usual_gflops),
+    )
+
+
+def refuse_cores(cores: int, devices: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a target with more cores than any of some devices has; without any, none is refused.
+
+    Raises:
+        TargetError
+    """
+    hardware = [device.get("hardware", {}) for device in devices]
+    most = max((int(each.get("cores", cores)) for each in hardware), default=cores)
+    if cores > most:
+        raise errors.TargetError(f"target: num-cores is {cores}, the device has {most} cores")
+
+
 def of_this_machine() -> list[dict[str, Any]]:
     """The devices of this machine, as `server.store.workers` stores them."""
     from costmodel import registry
@@ -55,6 +94,7 @@ def of_this_machine() -> list[dict[str, Any]]:
             "target_keys": list(keys(device.target)),
             "target": json.loads(target.describe(device.target)),
             "hardware": dataclasses.asdict(device.hardware),
+            "memory_bytes": target.memory_bytes(device.target),
             "model": None if registry.pretrained(device.target) is None else "pretrained",
         }
         for device in target.devices()

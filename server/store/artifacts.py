@@ -48,9 +48,17 @@ def attach(tx: orm.Session, job_id: int, new: NewArtifact) -> rows.Artifact:
 
 
 def store_code(
-    tx: orm.Session, fence: leases.Fence, task: int, schedule: str, source: str
+    tx: orm.Session,
+    fence: leases.Fence,
+    task: int,
+    schedule: str,
+    source: str,
+    assembly: str = "",
 ) -> None:
     """Store TVMScript and generated code of a task's best schedule, for viewers.
+
+    Args:
+        assembly: empty where there is none.
 
     Raises:
         LeaseLost
@@ -59,7 +67,7 @@ def store_code(
     tx.execute(
         sa.update(models.Task)
         .where(models.Task.job_id == fence.job_id, models.Task.number == task)
-        .values(schedule=schedule, source=source)
+        .values(schedule=schedule, source=source, assembly=assembly or None)
         .execution_options(synchronize_session=False)
     )
 

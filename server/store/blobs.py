@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from felix import files
-from server import errors
+from server import errors, private_files
 
 #: Bytes read or sent at a time.
 CHUNK_BYTES = 1 << 20
@@ -54,8 +54,20 @@ class BlobStore(Protocol):
         """
         ...
 
+    def has(self, sha256: str) -> bool:
+        """Whether a content is there.
+
+        Raises:
+            BlobError: the store cannot be read.
+        """
+        ...
+
     def delete(self, sha256: str) -> None:
-        """Remove a content; one that is not there is no error."""
+        """Remove a content; one that is not there is no error.
+
+        Raises:
+            BlobError: the store cannot be written.
+        """
         ...
 
 
@@ -78,17 +90,18 @@ class LocalStore:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
+        private_files.tighten(folder)
 
     def put(self, path: pathlib.Path) -> Stored:
         """See `BlobStore.put`."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_files.make_folder(self.folder)
             with files.temporary(self.folder, mode=0o600) as (to, part):
                 stored = _copy(path, to)
                 to.flush()
                 os.fsync(to.fileno())
                 place = self._place(stored.sha256)
-                place.parent.mkdir(exist_ok=True)
+                private_files.make_folder(place.parent)
                 part.replace(place)
         except OSError as error:
             raise errors.BlobError(f"cannot store a blob: {error.strerror}") from error
@@ -104,9 +117,16 @@ class LocalStore:
             raise errors.BlobError(f"cannot read a blob: {error.strerror}") from error
         return _chunks(file)
 
+    def has(self, sha256: str) -> bool:
+        """See `BlobStore.has`."""
+        return self._place(sha256).is_file()
+
     def delete(self, sha256: str) -> None:
         """See `BlobStore.delete`."""
-        self._place(sha256).unlink(missing_ok=True)
+        try:
+            self._place(sha256).unlink(missing_ok=True)
+        except OSError as error:
+            raise errors.BlobError(f"cannot delete a blob: {error.strerror}") from error
 
     def _place(self, sha256: str) -> pathlib.Path:
         _check(sha256)
@@ -141,6 +161,15 @@ class S3Store:
             response = self._client.get_object(Bucket=self.bucket, Key=self._name(sha256))
         body = response["Body"]
         return iter(lambda: body.read(CHUNK_BYTES), b"")
+
+    def has(self, sha256: str) -> bool:
+        """See `BlobStore.has`."""
+        try:
+            with self._errors("read"):
+                self._client.head_object(Bucket=self.bucket, Key=self._name(sha256))
+        except errors.NotFound:
+            return False
+        return True
 
     def delete(self, sha256: str) -> None:
         """See `BlobStore.delete`."""

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server import errors, states
-from server.database import columns, models
+from server.database import columns, models, visibility
 from server.store import events, jobs, rows, transitions
 
 _S = states.State
@@ -137,4 +137,8 @@ def delete(tx: orm.Session, job_id: int) -> list[str]:
     named = models.Artifact.sha256
     mine = set(tx.scalars(sa.select(named).where(models.Artifact.job_id == job_id)))
     tx.execute(sa.delete(models.Job).where(models.Job.id == job_id))
-    return sorted(mine - set(tx.scalars(sa.select(named).where(named.in_(mine)))))
+    by_any_project = {visibility.UNRESTRICTED: True}
+    still_named = tx.scalars(
+        sa.select(named).where(named.in_(mine)), execution_options=by_any_project
+    )
+    return sorted(mine - set(still_named))

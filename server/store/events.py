@@ -17,6 +17,7 @@ from sqlalchemy import orm
 from server import errors, states
 from server.database import columns, models
 from server.store import rows
+from server.store.projects import webhooks
 
 
 class Type(enum.StrEnum):
@@ -36,6 +37,10 @@ class Type(enum.StrEnum):
     ROUND = "round"
     #: A trial was written: trial, task, latency_us, error, best_us, is_best, curve_us, elapsed_s.
     TRIAL = "trial"
+    #: Earlier measurements count: jobs, n_trials; versions differ: only their schedules are tried.
+    REUSED = "reused"
+    #: What ships of a task: task, ships_unscheduled, tuned_us, unscheduled_us, curve_us.
+    CHOSEN = "chosen"
     #: One of the fastest was measured again, longer: trial, task, latency_us, error, best_us.
     FINAL = "final"
     #: The cost model was fine-tuned: n_records, loss_before, loss_after, accepted.
@@ -44,6 +49,8 @@ class Type(enum.StrEnum):
     CHECKPOINT = "checkpoint"
     #: An artifact can be downloaded: name, sha256, size_bytes.
     ARTIFACT = "artifact"
+    #: Files were removed, because the project keeps them so long only: names, size_bytes.
+    REMOVED = "removed"
     #: Something a person should know: message.
     WARNING = "warning"
 
@@ -95,6 +102,8 @@ def insert(
             to_state=None if after is None else str(after),
         )
     )
+    if after is not None:
+        webhooks.notify(tx, job_id, seq, after)
 
 
 def after(

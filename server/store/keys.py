@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from sqlalchemy import orm
 from server import errors
 from server.database import columns, models
 from server.store import rows
+from server.store.projects import projects
 
 PREFIX = "felix"
 
@@ -31,9 +32,11 @@ class NewKey:
     """What a key may do; quotas of None are the service's."""
 
     name: str
+    project: str = projects.DEFAULT
     can_read: bool = True
     can_submit: bool = False
     can_admin: bool = False
+    can_priority: bool = False
     max_running_jobs: int | None = None
     max_trials: int | None = None
     max_upload_bytes: int | None = None
@@ -50,7 +53,12 @@ class Made:
 
 
 def create(tx: orm.Session, new: NewKey) -> Made:
-    """Make a key."""
+    """Make a key.
+
+    Raises:
+        NotFound: there is no such project.
+    """
+    projects.get(tx, new.project)
     public, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     fields = dataclasses.asdict(new)
     expires_s = fields.pop("expires_s")
@@ -103,6 +111,14 @@ def every(tx: orm.Session) -> list[rows.Key]:
     """All keys, oldest first."""
     return [rows.Key.of(row) for row in tx.scalars(sa.select(models.Key).order_by(
         models.Key.id))]  # fmt: skip
+
+
+def names(tx: orm.Session, key_ids: Iterable[int | None]) -> dict[int, str]:
+    """The names of keys, by number."""
+    key = models.Key
+    ids = {key_id for key_id in key_ids if key_id is not None}
+    return {row[0]: row[1] for row in tx.execute(
+        sa.select(key.id, key.name).where(key.id.in_(ids)))}  # fmt: skip
 
 
 def get(tx: orm.Session, key_id: int) -> rows.Key:
@@ -186,6 +202,7 @@ def audit(
     tx.add(
         models.Audit(
             at=columns.db_now(),
+            project=projects.DEFAULT if key is None else key.project,
             key_id=None if key is None else key.id,
             key_name="" if key is None else key.name,
             action=action,

@@ -18,6 +18,7 @@ from sqlalchemy import orm
 from server import errors, states
 from server.database import columns, models
 from server.store import jobs, rows, transitions
+from server.store.sharing import turns
 
 _S = states.State
 
@@ -49,21 +50,23 @@ class Reaped:
 def claim(
     tx: orm.Session, worker_id: int, target_keys: Collection[str], lease_s: float
 ) -> Claim | None:
-    """Take the most urgent job that this tuner's devices can measure; None if there is none."""
-    job = models.Job
-    query = (
-        sa.select(job)
-        .where(
-            job.state.in_([str(state) for state in states.CLAIMABLE]),
-            job.lease_token.is_(None),
-            job.target_key.in_(list(target_keys)),
-            sa.or_(job.not_before.is_(None), job.not_before <= columns.db_now()),
+    """Take the job whose turn it is, of those that this tuner's devices can measure.
+
+    The most urgent ones go first; of them, those of the key that has the fewest tuners and had
+    least of them lately; of them, the oldest. None if there is none.
+    """
+    job, job_model = models.Job, None
+    for turn in turns.order(tx, target_keys):
+        query = (
+            sa.select(job)
+            .where(*turns.claimable(target_keys), *turn.jobs)
+            .order_by(job.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
         )
-        .order_by(job.priority.desc(), job.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    job_model = tx.scalar(query.execution_options(populate_existing=True))
+        job_model = tx.scalar(query.execution_options(populate_existing=True))
+        if job_model is not None:
+            break
     if job_model is None:
         return None
     token = secrets.token_urlsafe(24)
@@ -121,16 +124,26 @@ def begin(tx: orm.Session, fence: Fence, target_key: str, resolved_target: str) 
     _update(tx, fence.job_id, {"target_key": target_key, "resolved_target": resolved_target})
 
 
-def release(tx: orm.Session, fence: Fence) -> states.State:
+def release(
+    tx: orm.Session,
+    fence: Fence,
+    payload: Mapping[str, Any] | None = None,
+    is_attempt: bool = False,
+) -> states.State:
     """End the lease, the job as it is: paused or cancelled if a user asked for it, else queued.
 
-    A claim that ends like this is no failed attempt.
+    Args:
+        tx: a transaction that writes.
+        fence: of the lease.
+        payload: of the event.
+        is_attempt: whether this claim counts as one that failed; usually it does not.
 
     Raises:
         LeaseLost
     """
     job = lock_job(tx, fence)
-    return _end_lease(tx, job, {"attempts": max(0, job.attempts - 1)}, {})
+    attempts = job.attempts if is_attempt else max(0, job.attempts - 1)
+    return _end_lease(tx, job, {"attempts": attempts}, payload or {})
 
 
 def succeed(tx: orm.Session, fence: Fence, reason: str) -> states.State:

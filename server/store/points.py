@@ -25,20 +25,30 @@ Point = tuple[int, int, float, float, float]
 _CurvePoint = tuple[int, float, float, float]
 _Predicted = tuple[int, int, int, float, float]
 
+#: trials, elapsed_s, measured_s, best_us
+_End = tuple[int, float, float, float | None]
+
 
 def points(
-    tx: orm.Session, job_id: int, task: int | None = None, after: int = 0, most: int = 4000
+    tx: orm.Session,
+    job_id: int,
+    task: int | None = None,
+    after: int = 0,
+    up_to: int | None = None,
+    most: int = 4000,
 ) -> list[Point]:
-    """Measured trials after a number, oldest first.
+    """Measured trials after a number and up to another one, oldest first.
 
     Of more than `most` trials only every n-th is given, and those that were best.
     """
     trial = models.Trial
     n_trials = tx.scalar(sa.select(models.Job.n_trials).where(models.Job.id == job_id)) or 0
-    every = math.ceil(max(1, n_trials - after) / most)
+    last = n_trials if up_to is None else min(up_to, n_trials)
+    every = math.ceil(max(1, last - after) / most)
     query = sa.select(
         trial.number, trial.task, trial.elapsed_s, trial.measured_s, trial.latency_us
     ).where(trial.job_id == job_id, trial.number > after, trial.latency_us.is_not(None))
+    query = query.where(trial.number <= last)
     if task is not None:
         query = query.where(trial.task == task)
     if every > 1:
@@ -73,9 +83,6 @@ def curves(
     else:
         query = query.where(trial.task == task, trial.is_best.is_(True))
     ends = _ends(tx, job_ids, task)
-    missing = [number for number in job_ids if number not in ends]
-    if missing:
-        raise errors.NotFound(f"there is no job {missing[0]}")
     by_job: dict[int, list[rows.CurvePoint]] = {number: [] for number in job_ids}
     for job_id, *point in tx.execute(query.order_by(trial.job_id, trial.number)):
         by_job[job_id].append(rows.CurvePoint(*cast(_CurvePoint, tuple(point))))
@@ -85,6 +92,31 @@ def curves(
             now_us = points[-1].best_us if best_us is None else best_us
             points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
     return by_job
+
+
+def task_curves(tx: orm.Session, job_id: int) -> dict[int, list[rows.CurvePoint]]:
+    """`curve` of each task of a job that has a latency, by the task's number.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    trial, task = models.Trial, models.Task
+    n_trials, elapsed_s, measured_s, _ = _end(tx, job_id)
+    query = sa.select(
+        trial.task, trial.number, trial.elapsed_s, trial.measured_s, trial.latency_us
+    ).where(trial.job_id == job_id, trial.is_best.is_(True))
+    by_task: dict[int, list[rows.CurvePoint]] = {}
+    for number, *point in tx.execute(query.order_by(trial.number)):
+        by_task.setdefault(number, []).append(rows.CurvePoint(*cast(_CurvePoint, tuple(point))))
+    bests = tx.execute(sa.select(task.number, task.best_us).where(task.job_id == job_id))
+    for number, best_us in bests:
+        curve_points = by_task.get(number, [])
+        if not curve_points:
+            continue
+        now_us = curve_points[-1].best_us if best_us is None else best_us
+        if curve_points[-1].trial < n_trials or now_us != curve_points[-1].best_us:
+            curve_points.append(rows.CurvePoint(n_trials, elapsed_s, measured_s, now_us))
+    return by_task
 
 
 def predicted(
@@ -108,10 +140,12 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
     return statistics.correlation(_ranks(one), _ranks(other))
 
 
-def _ends(
-    tx: orm.Session, job_ids: Sequence[int], task: int | None
-) -> dict[int, tuple[int, float, float, float | None]]:
-    """Where each job (or one task of it) is now: trials, seconds, measured seconds, best."""
+def _end(tx: orm.Session, job_id: int) -> _End:
+    return _ends(tx, [job_id], None)[job_id]
+
+
+def _ends(tx: orm.Session, job_ids: Sequence[int], task: int | None) -> dict[int, _End]:
+    """Where each job (or one task of it) is now."""
     job = models.Job
     best = job.best_us
     query = sa.select(job.id, job.n_trials, job.elapsed_s, job.measured_s, best)
@@ -121,7 +155,11 @@ def _ends(
             job.id, job.n_trials, job.elapsed_s, job.measured_s, models.Task.best_us
         ).outerjoin(models.Task, same)
     current = tx.execute(query.where(job.id.in_(job_ids)))
-    return {row[0]: (row[1], row[2], row[3], row[4]) for row in current}
+    ends = {row[0]: (row[1], row[2], row[3], row[4]) for row in current}
+    missing = [number for number in job_ids if number not in ends]
+    if missing:
+        raise errors.NotFound(f"there is no job {missing[0]}")
+    return ends
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

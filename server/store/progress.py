@@ -42,13 +42,16 @@ def append_event(
 def started(
     tx: orm.Session, fence: leases.Fence, task_keys: Sequence[str], payload: Mapping[str, Any]
 ) -> None:
-    """Tuning begins or goes on: which model, which task keys.
+    """Tuning begins or goes on: which model, which task keys, which versions of software.
 
     Raises:
         LeaseLost
     """
     job = leases.lock_job(tx, fence)
     job.model = str(payload.get("model"))
+    versions = payload.get("versions")
+    is_first = job.versions is None and job.n_trials == 0
+    job.versions = versions if is_first or job.versions == versions else {}
     for number, key in enumerate(task_keys):
         _change_task(tx, job.id, number, task_key=key)
     tx.flush()
@@ -56,15 +59,21 @@ def started(
 
 
 def opened(
-    tx: orm.Session, fence: leases.Fence, task: int, n_sketches: int, extract_s: float
+    tx: orm.Session,
+    fence: leases.Fence,
+    task: int,
+    n_sketches: int,
+    extract_s: float,
+    decisions: Mapping[str, Sequence[tuple[str, int]]] | None = None,
 ) -> None:
-    """The sketches of a task are ready.
+    """The sketches of a task are ready; `decisions` are labels by number of a sketch.
 
     Raises:
         LeaseLost
     """
     job = leases.lock_job(tx, fence)
-    _change_task(tx, job.id, task, n_sketches=n_sketches)
+    labels = None if decisions is None else dict(decisions)
+    _change_task(tx, job.id, task, n_sketches=n_sketches, decisions=labels)
     payload = {"task": task, "n_sketches": n_sketches, "extract_s": extract_s}
     events.append(tx, job.id, events.Type.OPENED, payload)
 
@@ -83,6 +92,41 @@ def baseline(
     tx.flush()
     payload = {"task": task, "latency_us": latency_us, "message": message}
     events.append(tx, job.id, events.Type.BASELINE, payload)
+
+
+def chosen(
+    tx: orm.Session,
+    fence: leases.Fence,
+    task: int,
+    tuned_us: float,
+    unscheduled_us: float,
+    ships_unscheduled: bool,
+) -> None:
+    """What ships of a task at the end; its best latency is then of that.
+
+    Raises:
+        LeaseLost
+    """
+    job = leases.lock_job(tx, fence)
+    best_us = unscheduled_us if ships_unscheduled else tuned_us
+    _change_task(
+        tx, job.id, task,
+        best_us=best_us, unscheduled_us=unscheduled_us, ships_unscheduled=ships_unscheduled,
+    )  # fmt: skip
+    job.best_us = trials.weighted(tx, job.id, models.Task.best_us)
+    job.unscheduled_us = trials.weighted(tx, job.id, models.Task.unscheduled_us)
+    ships = sa.select(sa.func.count()).select_from(models.Task)
+    ships = ships.where(models.Task.job_id == job.id, models.Task.ships_unscheduled.is_(True))
+    job.n_unscheduled = tx.scalar(ships) or 0
+    tx.flush()
+    payload = {
+        "task": task,
+        "ships_unscheduled": ships_unscheduled,
+        "tuned_us": tuned_us,
+        "unscheduled_us": unscheduled_us,
+        "curve_us": job.best_us,
+    }
+    events.append(tx, job.id, events.Type.CHOSEN, payload)
 
 
 def round_started(

@@ -45,12 +45,28 @@ class Row:
         return cls(**{name: getattr(model, name) for name in names}, **others)
 
 
+class Project(Row, fields.Project):
+    """A team and its limits."""
+
+
 class Key(Row, fields.Key):
     """An API key; its secret is known to its user only."""
 
 
 class Login(Row, fields.Login):
     """A dashboard login."""
+
+
+#: As `felix.tuning.results.TIE`: within this share two programs count as equally fast.
+TIE = 0.03
+
+
+def _speedup(unscheduled_us: float | None, best_us: float | None) -> float | None:
+    """Unscheduled over best, 1 for a tie; None while one of them is unknown."""
+    if best_us is None or unscheduled_us is None:
+        return None
+    ratio = unscheduled_us / best_us
+    return max(1.0, ratio) if ratio * (1.0 + TIE) >= 1.0 else ratio
 
 
 class Job(Row, fields.Job):
@@ -61,9 +77,7 @@ class Job(Row, fields.Job):
     @property
     def speedup(self) -> float | None:
         """Unscheduled over best, None while one of them is unknown."""
-        if self.best_us is None or self.unscheduled_us is None:
-            return None
-        return self.unscheduled_us / self.best_us
+        return _speedup(self.unscheduled_us, self.best_us)
 
     @property
     def gflops(self) -> float | None:
@@ -94,9 +108,7 @@ class Task(Row, fields.Task):
     @property
     def speedup(self) -> float | None:
         """Unscheduled over best, None while one of them is unknown."""
-        if self.best_us is None or self.unscheduled_us is None:
-            return None
-        return self.unscheduled_us / self.best_us
+        return _speedup(self.unscheduled_us, self.best_us)
 
 
 class Trial(Row, fields.Trial):
@@ -119,11 +131,31 @@ class Artifact(Row, fields.Artifact):
     """A file of a job; its content is in the blob store under `sha256`."""
 
 
+class Template(Row, fields.Template):
+    """A named request for a job."""
+
+
+class Batch(Row, fields.Batch):
+    """Jobs that one request submitted."""
+
+
+class ImportedSchedule(Row, fields.ImportedSchedule):
+    """A schedule of an imported database."""
+
+
 class Worker(Row, fields.Worker):
     """A tuner; `job_id` is what it works on, `is_alive` whether it sent a heartbeat lately."""
 
     job_id: int | None
     is_alive: bool
+
+
+class Webhook(Row, fields.Webhook):
+    """An address that is told of changes; its secret is shown once."""
+
+
+class Delivery(Row, fields.Delivery):
+    """One notification for one webhook."""
 
 
 class Audit(Row, fields.Audit):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,10 +147,7 @@ def remeasure(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
     job.elapsed_s = max(job.elapsed_s, new.elapsed_s)
     job.measured_s += new.run_s
     tx.flush()
-    best = tx.execute(_effective_best(job.id, new.task)).first()
-    task.best_us = None if best is None else best[0]
-    task.best_trial = None if best is None else best[1]
-    tx.flush()
+    _set_best(tx, task)
     job.best_us = weighted(tx, job.id, models.Task.best_us)
     tx.flush()
     payload = {
@@ -162,6 +160,46 @@ def remeasure(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> None:
         "elapsed_s": new.elapsed_s,
     }
     events.append(tx, job.id, events.Type.FINAL, payload)
+
+
+def copy(tx: orm.Session, job: models.Job, number: int, source: tuple[int, int]) -> None:
+    """Let a task of a new job begin with the trials of a task of another one.
+
+    They follow the trials that the job has, and took it no time.
+
+    Args:
+        tx: the transaction.
+        job: the new one, locked.
+        number: of its task.
+        source: job and number of the task whose trials these are; it has the same program.
+    """
+    task, earlier = _task(tx, job.id, number), _task(tx, *source)
+    query = sa.select(models.Trial).where(
+        models.Trial.job_id == source[0], models.Trial.task == source[1]
+    )
+    same = [name for name in models.Trial.__table__.columns.keys() if name not in _COPIED_ANEW]
+    copies = []
+    for trial in tx.scalars(query.order_by(models.Trial.number)):
+        job.n_trials += 1
+        curve_us = None
+        if trial.is_best:
+            task.best_us = trial.latency_us
+            tx.flush()
+            curve_us = weighted(tx, job.id, models.Task.best_us)
+        values = {name: getattr(trial, name) for name in same}
+        values |= {"job_id": job.id, "task": number, "number": job.n_trials, "curve_us": curve_us}
+        values |= {"elapsed_s": 0.0, "measured_s": 0.0}
+        for name in ("record", "final_record"):
+            values[name] = _without_time(getattr(trial, name))
+        copies.append(values)
+    if copies:
+        tx.execute(sa.insert(models.Trial), copies)
+    for name in ("n_trials", "n_failed", "n_rounds"):
+        setattr(task, name, getattr(earlier, name))
+    job.n_failed += earlier.n_failed
+    _set_best(tx, task)
+    job.best_us = weighted(tx, job.id, models.Task.best_us)
+    tx.flush()
 
 
 def page(
@@ -249,6 +287,27 @@ def _same(job_id: int, new: NewTrial) -> sa.Select[models.Trial]:
         models.Trial.task == new.task,
         models.Trial.schedule_hash == new.schedule_hash,
     )
+
+
+#: Columns of a copied trial that are not the original's.
+_COPIED_ANEW = frozenset(
+    {"job_id", "task", "number", "curve_us", "elapsed_s", "measured_s", "record", "final_record"}
+)
+
+
+def _without_time(record: str | None) -> str | None:
+    """A record that took no time of this run."""
+    if record is None:
+        return None
+    return json.dumps({**json.loads(record), "elapsed_s": 0.0}, separators=(",", ":"))
+
+
+def _set_best(tx: orm.Session, task: models.Task) -> None:
+    """The task's best trial and latency, as what was measured last of each trial has it."""
+    best = tx.execute(_effective_best(task.job_id, task.number)).first()
+    task.best_us = None if best is None else best[0]
+    task.best_trial = None if best is None else best[1]
+    tx.flush()
 
 
 def _effective_best(job_id: int, task: int) -> sa.Select[float, int]:

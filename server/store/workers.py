@@ -71,6 +71,13 @@ def every(tx: orm.Session, stale_s: float, limit: int = 200) -> list[rows.Worker
     ]
 
 
+def alive_keys(tx: orm.Session, stale_s: float) -> set[str]:
+    """The exact keys of devices whose tuners are alive."""
+    alive = [tuner for tuner in every(tx, stale_s) if tuner.is_alive]
+    keys = [device.get("target_keys") for tuner in alive for device in tuner.devices]
+    return {str(of_device[-1]) for of_device in keys if of_device}
+
+
 def devices(tuners: Iterable[rows.Worker]) -> list[rows.Device]:
     """The devices of tuners, by kind and exact key."""
     by_key: dict[tuple[str, str], tuple[dict[str, Any], list[rows.Worker]]] = {}

@@ -19,7 +19,8 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from server import errors, states
 from server.database import database
-from server.store import leases, progress, rows, trials
+from server.store import events, jobs, leases, progress, rows, trials
+from server.store.across_jobs import reuse
 from server.tuner import heartbeat
 
 _log = logging.getLogger(__name__)
@@ -65,11 +66,28 @@ class ClaimedJob:
         """Claims in a row without progress, this one included."""
         return 1 if self._has_progress else self.job.attempts
 
+    @property
+    def has_progress(self) -> bool:
+        """Whether this claim gave a new trial."""
+        return self._has_progress
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the tuner's process has to end."""
+        return self._leaving.is_set()
+
     def should_stop(self) -> bool:
         """Whether the run has to end, for whatever reason."""
         return (
             self._leaving.is_set() or self._monitor.instruction is not states.Instruction.CONTINUE
         )
+
+    def should_yield(self) -> bool:
+        """Whether it is another key's turn."""
+        return self._monitor.instruction is states.Instruction.YIELD
+
+    def begin_step(self, step: str) -> None:
+        """Nobody watches an engine in this process (`engine.JobAccess.begin_step`)."""
 
     def write(self, verb: Callable[[orm.Session], T]) -> T:
         """A transaction of its own.
@@ -138,3 +156,97 @@ class ClaimedJob:
         return self.read(
             lambda tx: (trials.records(tx, self.job.id), progress.checkpoint(tx, self.job.id))
         )
+
+    def programs(self) -> list[str]:
+        """The tensor programs as `felix.Task.to_json`, in order."""
+        return self.read(lambda tx: jobs.programs(tx, self.job.id))
+
+    def tasks(self) -> list[rows.Task]:
+        """The job's tasks, in order, with what is known of them."""
+        return self.read(lambda tx: jobs.tasks(tx, self.job.id))
+
+    def known_schedules(self, task: int) -> list[str]:
+        """Records that an earlier job has of a task's program, fastest first."""
+        return self.read(lambda tx: reuse.known_schedules(tx, self.job.id, task))
+
+    def known_imports(self, task: int) -> list[rows.ImportedSchedule]:
+        """Schedules that an imported database has of a task's program, fastest first."""
+        return self.read(lambda tx: reuse.known_imports(tx, self.job.id, task))
+
+    def begin(self, target_key: str, resolved_target: str) -> None:
+        """Say for which device exactly the job is tuned.
+
+        Raises:
+            LeaseLost
+        """
+        self.write(lambda tx: leases.begin(tx, self.fence, target_key, resolved_target))
+
+    def started(self, task_keys: Sequence[str], payload: Mapping[str, Any]) -> None:
+        """Write that tuning begins or goes on.
+
+        Raises:
+            LeaseLost
+        """
+        self.write(lambda tx: progress.started(tx, self.fence, task_keys, payload))
+
+    def opened(
+        self, task: int, n_sketches: int, extract_s: float, decisions: Mapping[str, Any]
+    ) -> None:
+        """Write that the sketches of a task are ready, and what their decisions are called.
+
+        Raises:
+            LeaseLost
+        """
+        self.write(
+            lambda tx: progress.opened(tx, self.fence, task, n_sketches, extract_s, decisions)
+        )
+
+    def chosen(
+        self, task: int, tuned_us: float, unscheduled_us: float, ships_unscheduled: bool
+    ) -> None:
+        """Write which of the best schedule and the unscheduled program of a task ships.
+
+        Raises:
+            LeaseLost
+        """
+        choice = (tuned_us, unscheduled_us, ships_unscheduled)
+        self.write(lambda tx: progress.chosen(tx, self.fence, task, *choice))
+
+    def baseline(self, task: int, latency_us: float | None, message: str) -> None:
+        """Write the latency of the unscheduled program of a task.
+
+        Raises:
+            LeaseLost
+        """
+        self.write(lambda tx: progress.baseline(tx, self.fence, task, latency_us, message))
+
+    def round_started(
+        self,
+        task: int,
+        number: int,
+        counts: Mapping[str, Any],
+        steps: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Write that the candidates of a round were chosen.
+
+        Raises:
+            LeaseLost
+        """
+        self.write(lambda tx: progress.round_started(tx, self.fence, task, number, counts, steps))
+
+    def trained(self, values: Mapping[str, Any]) -> None:
+        """Write that the cost model learnt.
+
+        Raises:
+            LeaseLost
+        """
+        self.write(lambda tx: progress.trained(tx, self.fence, values))
+
+    def warn(self, message: str) -> None:
+        """Write something a person should know.
+
+        Raises:
+            LeaseLost
+        """
+        payload = {"message": message}
+        self.write(lambda tx: progress.append_event(tx, self.fence, events.Type.WARNING, payload))

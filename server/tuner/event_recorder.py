@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix import events as engine
-from server.store import events, progress
-from server.tuner import claimed_job
+from felix import events
+from server.tuner import engine
+
+#: Names of tasks are cut after so many characters in messages.
+MAX_NAME = 100
 
 
 class EventRecorder:
@@ -25,59 +27,51 @@ class EventRecorder:
     """
 
     def __init__(
-        self, claimed: claimed_job.ClaimedJob, task_keys: Sequence[str], about: Mapping[str, Any]
+        self, claimed: engine.JobAccess, task_keys: Sequence[str], about: Mapping[str, Any]
     ) -> None:
         self._claimed, self._task_keys, self._about = claimed, task_keys, about
         #: whether the run has begun: until then it must not be stopped
         self.has_begun = False
 
-    def __call__(self, event: engine.Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Write one event.
 
         Raises:
             LeaseLost
         """
-        claimed, fence = self._claimed, self._claimed.fence
+        claimed = self._claimed
         match event:
-            case engine.Started():
-                payload = {**plain(event), **self._about}
-                claimed.write(lambda tx: progress.started(tx, fence, self._task_keys, payload))
+            case events.Started():
+                claimed.started(self._task_keys, {**plain(event), **self._about})
                 self.has_begun = True
-            case engine.Opened(task_index=number):
-                counts = (event.n_sketches, event.extract_s)
-                claimed.write(lambda tx: progress.opened(tx, fence, number, *counts))
-            case engine.Baseline(task_index=number):
-                measured = (event.latency_us, event.message)
-                claimed.write(lambda tx: progress.baseline(tx, fence, number, *measured))
-            case engine.RoundStarted(task_index=number):
+            case events.Opening(task=name):
+                claimed.begin_step(f"building the formulas of task {name[:MAX_NAME]!r}")
+            case events.Opened(task_index=number):
+                labels = {str(index): groups for index, groups in event.decisions.items()}
+                claimed.opened(number, event.n_sketches, event.extract_s, labels)
+                claimed.begin_step("a step of tuning")
+            case events.Baseline(task_index=number):
+                claimed.baseline(number, event.latency_us, event.message)
+            case events.Chosen(task_index=number):
+                choice = (event.tuned_us, event.unscheduled_us, event.ships_unscheduled)
+                claimed.chosen(number, *choice)
+            case events.RoundStarted(task_index=number):
                 values = plain(event)
                 steps = values.pop("steps")
                 for name in ("task", "task_index"):
                     values.pop(name)
-                round_number = values.pop("round")
-                claimed.write(
-                    lambda tx: progress.round_started(
-                        tx, fence, number, round_number, values, steps
-                    )
-                )
-            case engine.Trained():
-                trained = plain(event)
-                claimed.write(lambda tx: progress.trained(tx, fence, trained))
-            case engine.Warned(message=message):
-                self.warn(message)
-            case engine.Trial() | engine.Finished():
+                claimed.round_started(number, values.pop("round"), values, steps)
+            case events.Trained():
+                claimed.trained(plain(event))
+            case events.Warned(message=message):
+                claimed.warn(message)
+            case events.Remeasuring():
+                claimed.begin_step("measuring the fastest candidates again")
+            case events.Trial() | events.Finished():
                 pass
 
-    def warn(self, message: str) -> None:
-        """Write something a person should know."""
-        payload = {"message": message}
-        fence = self._claimed.fence
-        self._claimed.write(
-            lambda tx: progress.append_event(tx, fence, events.Type.WARNING, payload)
-        )
 
-
-def plain(event: engine.Event) -> dict[str, Any]:
+def plain(event: events.Event) -> dict[str, Any]:
     """The event as values that JSON has: infinite and undefined numbers become None."""
     values = _finite(dataclasses.asdict(event))
     assert isinstance(values, dict)

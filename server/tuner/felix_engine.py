@@ -16,8 +16,7 @@ from felix import errors, records, target
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.store import jobs, leases
-from server.tuner import claimed_job, engine, event_recorder, job_artifact, warm_pools
+from server.tuner import earlier_jobs, engine, event_recorder, job_artifact, warm_pools
 from server.tuner import session as tuner_session
 
 if TYPE_CHECKING:
@@ -43,18 +42,28 @@ class FelixEngine:
         """See `engine.Engine`."""
         return records.versions()
 
-    def run(self, claimed: claimed_job.ClaimedJob) -> engine.Outcome:
+    def is_ready(self) -> bool:
+        """Always: made warm."""
+        return True
+
+    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
         """See `engine.Engine`."""
+        claimed.begin_step("beginning the run")
         device, tasks = self._tasks(claimed)
-        about = {"worker": claimed.job.worker_id, "device": device["name"]}
+        about = {
+            "worker": claimed.job.worker_id,
+            "device": device["name"],
+            "versions": self.versions(),
+        }
         record_event = event_recorder.EventRecorder(claimed, [task.key for task in tasks], about)
 
         def open_session(
             run_tasks: Sequence[Task], identity: session.Identity
         ) -> tuner_session.DatabaseSession:
-            return tuner_session.DatabaseSession(claimed, run_tasks, identity, record_event.warn)
+            return tuner_session.DatabaseSession(claimed, run_tasks, identity, claimed.warn)
 
         job = claimed.job
+        earlier = earlier_jobs.EarlierJobs(claimed, tasks)
         job_options = {name: job.options[name] for name in JOB_OPTIONS if name in job.options}
         result = felix.tune(
             tasks,
@@ -66,6 +75,9 @@ class FelixEngine:
                 pool=self._pools.take,
                 journal=open_session,
                 should_stop=lambda: record_event.has_begun and claimed.should_stop(),
+                settled=earlier.settled,
+                first_schedules=earlier.first_schedules,
+                should_pause=claimed.should_yield,
                 **job_options,
             ),
             on_event=record_event,
@@ -75,31 +87,33 @@ class FelixEngine:
         return engine.Outcome(reason=result.reason, failure=failure, result=result)
 
     def export(
-        self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
+        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
         """See `engine.Engine`."""
         result: results.NetworkResult = outcome.result
-        return job_artifact.write(result, claimed.job, path)
+        return job_artifact.write(result, claimed.job, path, claimed.begin_step)
 
     def close(self) -> None:
         """End all processes."""
         self._pools.close()
 
-    def _tasks(self, claimed: claimed_job.ClaimedJob) -> tuple[dict[str, Any], list[Task]]:
+    def _tasks(self, claimed: engine.JobAccess) -> tuple[dict[str, Any], list[Task]]:
         """The device of a job, and its tasks for that device; the first tuner chooses it."""
         job = claimed.job
         device = next((d for d in self._devices if job.target_key in d["target_keys"]), None)
         if device is None:
             raise errors.MeasureError(f"this machine has no {job.target_key}")
         if job.resolved_target is None:
-            resolved = target.describe(target.parse(job.target))
-            exact = device["target_keys"][-1]
-            claimed.write(lambda tx: leases.begin(tx, claimed.fence, exact, resolved))
+            parsed = target.parse(job.target)  # it was checked as a client's at submission
+            devices.refuse_cores(parsed.attrs.get("num-cores", 1), [device])
+            resolved = target.describe(parsed)
+            claimed.begin(device["target_keys"][-1], resolved)
         else:
             resolved = job.resolved_target
-        programs = claimed.read(lambda tx: jobs.programs(tx, job.id))
         # The parser's child has read, checked and rehearsed them at submission.
-        return device, [Task.from_json(text, resolved, trusted=True) for text in programs]
+        return device, [
+            Task.from_json(text, resolved, trusted=True) for text in claimed.programs()
+        ]
 
 
 if TYPE_CHECKING:

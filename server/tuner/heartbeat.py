@@ -9,16 +9,18 @@ begins. That holds even if the thread itself ends.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import sqlalchemy as sa
 
 from server import states
 from server.database import database
 from server.store import leases, workers
+from server.store.sharing import turns, usage
 
 _log = logging.getLogger(__name__)
 
@@ -26,12 +28,26 @@ _log = logging.getLogger(__name__)
 SAFE_SHARE = 0.9
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What a tuner shares with other keys: whose job this is, what it could measure instead."""
+
+    key_id: int | None
+    target_keys: Collection[str]
+    #: how long the job may stay before others are looked at, in seconds
+    slice_s: float
+
+
 class LeaseMonitor:
     """One lease; read by the tuner's thread, written by the heartbeat's."""
 
-    def __init__(self, fence: leases.Fence, lease_s: float) -> None:
-        self.fence = fence
+    def __init__(
+        self, fence: leases.Fence, lease_s: float, sharing: Sharing | None = None
+    ) -> None:
+        self.fence, self.sharing = fence, sharing
         self._lease_s = lease_s
+        self._began_s = self._charged_s = time.monotonic()
+        self._has_to_yield = False
         self._instruction = states.Instruction.CONTINUE
         self._deadline_s = time.monotonic() + SAFE_SHARE * lease_s
 
@@ -40,7 +56,25 @@ class LeaseMonitor:
         """What the tuner has to do."""
         if time.monotonic() > self._deadline_s:
             return states.Instruction.LEASE_LOST
+        if self._has_to_yield and self._instruction is states.Instruction.CONTINUE:
+            return states.Instruction.YIELD
         return self._instruction
+
+    @property
+    def may_have_to_yield(self) -> bool:
+        """Whether the slice is over, and nothing else ends the work."""
+        if self.sharing is None or self.instruction is not states.Instruction.CONTINUE:
+            return False
+        return time.monotonic() - self._began_s >= self.sharing.slice_s
+
+    def yield_now(self) -> None:
+        """It is another key's turn."""
+        self._has_to_yield = True
+
+    def take_charge_s(self) -> float:
+        """Seconds of the tuner since the last call."""
+        before_s, self._charged_s = self._charged_s, time.monotonic()
+        return self._charged_s - before_s
 
     def renewed(self, instruction: states.Instruction, sent_s: float) -> None:
         """A beat that was sent at that time of the monotonic clock succeeded."""
@@ -64,19 +98,25 @@ class Heartbeat:
         self._thread.start()
 
     @contextlib.contextmanager
-    def monitor(self, fence: leases.Fence) -> Iterator[LeaseMonitor]:
+    def monitor(
+        self, fence: leases.Fence, sharing: Sharing | None = None
+    ) -> Iterator[LeaseMonitor]:
         """Keep a lease while the block runs, and until the beat under way is over.
+
+        With `sharing` the tuner's time is charged to the job's key, and the job yields to others.
 
         A beat that waits until the job is released locks its row for a moment, although the lease
         is gone by then (PostgreSQL does so), and a claim at that moment would skip the job.
         """
-        monitor = LeaseMonitor(fence, self._lease_s)
+        monitor = LeaseMonitor(fence, self._lease_s, sharing)
         self._monitor = monitor
         try:
             yield monitor
         finally:
             with self._beating:
                 self._monitor = None
+            with contextlib.suppress(sa.exc.SQLAlchemyError):
+                self._share(monitor)
 
     def close(self) -> None:
         """Stop beating."""
@@ -102,3 +142,16 @@ class Heartbeat:
                 workers.beat(tx, self._worker_id)
             if monitor is not None:
                 monitor.renewed(instruction, sent_s)
+                self._share(monitor)
+
+    def _share(self, monitor: LeaseMonitor) -> None:
+        """Charge the tuner's time to the job's key, and see whose turn it is."""
+        sharing = monitor.sharing
+        if sharing is None:
+            return
+        with self._db.write() as tx:
+            usage.charge(tx, sharing.key_id, monitor.take_charge_s())
+            if monitor.may_have_to_yield and turns.is_over(
+                tx, monitor.fence.job_id, sharing.target_keys, sharing.slice_s
+            ):
+                monitor.yield_now()

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 from felix import records
@@ -29,23 +30,37 @@ MAX_CODE = 1 << 20
 #: The generated source of a task, whichever there is.
 SOURCES = ("source/kernel.cu", "source/kernel.ll")
 
+ASSEMBLY = "source/kernel.s"
+
 #: Time stamp of all files in the zip: equal contents make equal zips.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def write(result: results.NetworkResult, job: rows.Job, path: pathlib.Path) -> list[engine.Code]:
+def write(
+    result: results.NetworkResult,
+    job: rows.Job,
+    path: pathlib.Path,
+    begin_step: Callable[[str], None],
+) -> list[engine.Code]:
     """Write the zip to `path`; the code of each task that has a schedule.
+
+    Args:
+        result: of the run.
+        job: what the user submitted.
+        path: of the zip; scratch files go beside it.
+        begin_step: called with what is done from now on.
 
     Raises:
         OutputError: there is no room for it.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    begin_step("making the artifact")
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         folder = pathlib.Path(scratch, f"felix-job-{job.id}")
         if len(result.results) == 1:
             where = [folder]
             export.export(result.results[0], folder, about={"job": describe(job, result)})
         else:
-            where = _several(result, job, folder)
+            where = _several(result, job, folder, begin_step)
         _zip(folder, path)
         return [
             _code(number, place)
@@ -76,13 +91,18 @@ def describe(job: rows.Job, result: results.NetworkResult) -> dict[str, Any]:
 
 
 def _several(
-    result: results.NetworkResult, job: rows.Job, folder: pathlib.Path
+    result: results.NetworkResult,
+    job: rows.Job,
+    folder: pathlib.Path,
+    begin_step: Callable[[str], None],
 ) -> list[pathlib.Path]:
     folder.mkdir()
     where = results.folders(folder, result.results)
     for task_result, place in zip(result.results, where, strict=True):
         if task_result.best_or_none is not None:
+            begin_step(f"making the artifact of task {place.name}")
             task_result.export(place)
+    begin_step("making the artifact")
     if result.curve:
         title = f"{job.name}: {report.duration(result.latency_us)}"
         convergence.draw(result.curve, title, folder / convergence.FILE_NAME)
@@ -96,6 +116,7 @@ def _several(
             "latency_us": None
             if task_result.best_or_none is None
             else task_result.best_or_none.latency_us,
+            "ships": "unscheduled" if task_result.ships_unscheduled else "tuned",
             "unscheduled_us": task_result.unscheduled_us,
         }
         for task_result, place in zip(result.results, where, strict=True)
@@ -131,6 +152,7 @@ def _code(number: int, folder: pathlib.Path) -> engine.Code:
         task=number,
         schedule=_text(folder / "schedule.py"),
         source="" if source is None else _text(source),
+        assembly=_text(folder / ASSEMBLY) if (folder / ASSEMBLY).exists() else "",
     )
 
 

@@ -17,7 +17,7 @@ from felix import records as felix_records
 from felix import tensorfile
 from felix.tuning import session
 from server.store import progress, trials
-from server.tuner import claimed_job
+from server.tuner import engine
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -37,7 +37,7 @@ class DatabaseSession:
 
     def __init__(
         self,
-        claimed: claimed_job.ClaimedJob,
+        claimed: engine.JobAccess,
         tasks: Sequence[Task],
         identity: session.Identity,
         warn: Callable[[str], None],

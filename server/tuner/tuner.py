@@ -2,7 +2,7 @@
 
     claim -> run (trials, events and checkpoints are written as they come) -> artifact -> end
       ^        |  lease renewed by the heartbeat's thread, which brings instructions
-      +--------+  pause, cancel, leaving: released within a round
+      +--------+  pause, cancel, leaving, another key's turn: released within seconds
 
 Whatever happens to a tuner, its job's lease ends and another one goes on from the last record.
 The end of a job is decided in the database, in one transaction with its event.
@@ -23,10 +23,14 @@ import sqlalchemy as sa
 
 from server import errors, reaper, settings, states
 from server.database import database
-from server.store import artifacts, blobs, leases, workers
+from server.store import artifacts, blobs, leases, rows, workers
+from server.store.projects import retention
 from server.tuner import claimed_job, engine, heartbeat, retry
 
 _log = logging.getLogger(__name__)
+
+#: Why a job goes back into the queue by itself.
+YIELDED = "another key's job had waited for its turn"
 
 
 class Tuner:
@@ -76,7 +80,9 @@ class Tuner:
                 self.leaving.wait(self._settings.poll_s)
 
     def work_once(self) -> bool:
-        """Work on one job, if there is one; whether there was."""
+        """Work on one job, if there is one and the engine is ready; whether there was."""
+        if not self._engine.is_ready():
+            return False
         try:
             with self._db.write() as tx:
                 claim = leases.claim(tx, self.worker_id, self._target_keys, self._settings.lease_s)
@@ -87,9 +93,14 @@ class Tuner:
             return False
         if claim is None:
             return False
-        with self._heartbeat.monitor(claim.fence) as monitor:
+        with self._heartbeat.monitor(claim.fence, self._sharing(claim.job)) as monitor:
             self._work(claimed_job.ClaimedJob(self._db, claim, monitor, self.leaving))
         return True
+
+    def _sharing(self, job: rows.Job) -> heartbeat.Sharing:
+        """How the job shares this tuner; its slice doubles with each claim that gave nothing."""
+        slice_s = self._settings.slice_s * 2.0 ** (job.attempts - 1)
+        return heartbeat.Sharing(key_id=job.key_id, target_keys=self._target_keys, slice_s=slice_s)
 
     def close(self) -> None:
         """End the threads and the engine; record that this tuner ended."""
@@ -129,13 +140,15 @@ class Tuner:
                 outcome.reason == "interrupted"
                 and claimed.instruction is not states.Instruction.STOP
             ):
-                return claimed.write(lambda tx: leases.release(tx, claimed.fence))
+                return self._release(claimed)
             if outcome.failure is not None:
                 failure = outcome.failure
                 return claimed.write(
                     lambda tx: leases.fail(tx, claimed.fence, "no_schedule", failure, None)
                 )
             self._deliver(claimed, outcome)
+        except errors.Cancelled:
+            return self._release(claimed)
         except (errors.LeaseLost, sa.exc.SQLAlchemyError):
             raise
         except Exception as error:  # the edge between a job and the process
@@ -143,26 +156,38 @@ class Tuner:
         reason = "stopped" if outcome.reason == "interrupted" else outcome.reason
         return claimed.write(lambda tx: leases.succeed(tx, claimed.fence, reason))
 
+    def _release(self, claimed: claimed_job.ClaimedJob) -> states.State:
+        """Put the job down; a turn without a trial counts, so that the next one is longer."""
+        yields = claimed.instruction is states.Instruction.YIELD
+        is_attempt = yields and not claimed.has_progress
+        payload = {"yielded": True, "message": YIELDED} if yields else {}
+        return claimed.write(
+            lambda tx: leases.release(tx, claimed.fence, payload, is_attempt=is_attempt)
+        )
+
     def _deliver(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> None:
         """Make the artifact; the blob first, the row second."""
         with tempfile.TemporaryDirectory(prefix="felix-artifact-") as scratch:
             path = pathlib.Path(scratch, f"felix-job-{claimed.job.id}.zip")
             codes = self._engine.export(claimed, outcome, path)
             stored = self._store.put(path)
-        new = artifacts.NewArtifact(
-            name=path.name,
-            kind="bundle",
-            media_type="application/zip",
-            sha256=stored.sha256,
-            size_bytes=stored.size_bytes,
-        )
+            new = artifacts.NewArtifact(
+                name=path.name,
+                kind="bundle",
+                media_type="application/zip",
+                sha256=stored.sha256,
+                size_bytes=stored.size_bytes,
+            )
 
-        def write(tx: Any) -> None:
-            for code in codes:
-                artifacts.store_code(tx, claimed.fence, code.task, code.schedule, code.source)
-            artifacts.add(tx, claimed.fence, new)
+            def write(tx: Any) -> None:
+                for code in codes:
+                    artifacts.store_code(
+                        tx, claimed.fence, code.task, code.schedule, code.source, code.assembly
+                    )
+                retention.keep_content(tx, self._store, new.sha256, path)
+                artifacts.add(tx, claimed.fence, new)
 
-        claimed.write(write)
+            claimed.write(write)
 
     def _failed(self, claimed: claimed_job.ClaimedJob, error: Exception) -> states.State:
         decision = retry.decide(error, claimed.attempts, self._settings.max_attempts)

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 MAX_POOLS = 2
 #: Tasks after which a pool is replaced: it stores files of each.
 MAX_TASKS = 200
-#: How long candidates that a stopped run left behind may take to end, in seconds.
-SETTLE_S = 30.0
+#: How long workers that a stopped run left behind may take to die, in seconds.
+SETTLE_S = 1.0
 
 
 class Pools:
@@ -101,11 +101,13 @@ class SharedPool:
         return alive and not self._had_trouble and self._n_tasks < MAX_TASKS
 
     def close(self) -> None:
-        """The job is over: cancel what waits, let what runs come to its end."""
-        left = [future for future in self._futures if not future.cancel()]
+        """The job is over: cancel what waits, end what runs."""
+        futures, self._futures = self._futures, set()  # a cancelled future calls `_completed`
+        left = [future for future in futures if not future.cancel()]
+        if not self._pool.is_idle:
+            self._pool.interrupt()
         done = concurrent.futures.wait(left, SETTLE_S)
         self._had_trouble = self._had_trouble or bool(done.not_done)
-        self._futures.clear()
 
     def shut(self) -> None:
         """End the processes."""
@@ -116,6 +118,8 @@ class SharedPool:
         future.add_done_callback(self._completed)
 
     def _completed(self, future: Future) -> None:
+        if future not in self._futures:  # of a job that is over
+            return
         self._futures.discard(future)
         if future.cancelled():
             return

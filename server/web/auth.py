@@ -2,19 +2,27 @@
 
     Reader = Annotated[auth.Caller, fastapi.Security(auth.caller, scopes=["read"])]
 
-Scopes: `read` sees everything, `submit` makes jobs and moves its own, `admin` may do all, on all
-jobs, and manages keys. A request that a cookie authenticates and that changes something must
+Scopes: `read` sees everything of the key's project, `submit` makes jobs and moves its own,
+`priority` lets them go before those of others, `admin` may do all, in all projects, and manages
+keys. Routes reach the database by their caller, whose
+transactions see what it may see:
+
+    with caller.read() as tx: ...
+
+A request that a cookie authenticates and that changes something must
 bring the login's CSRF token (`X-CSRF-Token`, or the form field `csrf_token` on dashboard pages),
 because browsers send cookies by themselves. Keys and cookies are never logged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 import hmac
+import urllib.parse
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
@@ -24,17 +32,21 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server import errors
+from server.database import database, visibility
 from server.store import keys, rows
 from server.web import dependencies
 
-Scope = Literal["read", "submit", "admin"]
+Scope = Literal["read", "submit", "priority", "admin"]
 
 #: How long a dashboard login is valid.
 LOGIN_S = 12 * 3600.0
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
+KEY_NEEDED = "an API key is needed: Authorization: Bearer felix_..."
 _COOKIE = "felix_login"
+#: Where a request keeps its caller.
+_IN_SCOPE = "felix_caller"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _bearer = security.HTTPBearer(
@@ -51,11 +63,34 @@ class Caller:
     key: rows.Key
     login: rows.Login | None
     remote: str
+    _db: database.Database = dataclasses.field(repr=False)
+
+    @property
+    def sees(self) -> visibility.Visibility:
+        """Whose rows it sees: its project's; an admin everything."""
+        return (
+            visibility.EVERYTHING
+            if self.key.can_admin
+            else visibility.Visibility(self.key.project)
+        )
+
+    def read(self) -> contextlib.AbstractContextManager[orm.Session]:
+        """A transaction that only reads what the caller sees."""
+        return self._db.read(self.sees)
+
+    def write(self) -> contextlib.AbstractContextManager[orm.Session]:
+        """A transaction on what the caller sees, that may write."""
+        return self._db.write(self.sees)
 
     def can(self, scope: str) -> bool:
         """Whether the key has a scope; admin has all."""
         key = self.key
-        allowed = {"read": key.can_read, "submit": key.can_submit, "admin": key.can_admin}
+        allowed = {
+            "read": key.can_read,
+            "submit": key.can_submit,
+            "priority": key.can_priority,
+            "admin": key.can_admin,
+        }
         return key.can_admin or allowed[scope]
 
     def audit(self, tx: orm.Session, action: str, subject: str, **detail: Any) -> None:
@@ -67,7 +102,7 @@ async def caller(
     scopes: security.SecurityScopes,
     request: fastapi.Request,
     services: dependencies.ServicesDep,
-    bearer: Annotated[security.HTTPAuthorizationCredentials | None, fastapi.Depends(_bearer)],
+    _: Annotated[security.HTTPAuthorizationCredentials | None, fastapi.Depends(_bearer)],
 ) -> Caller:
     """The caller of a request, who has all the scopes.
 
@@ -75,11 +110,9 @@ async def caller(
         Unauthenticated: no valid key and no valid login.
         Forbidden: a scope or the CSRF token is missing.
     """
-    identified = await _by_key(request, services, bearer)
-    if identified is None and cookie_name(services) in request.cookies:
-        identified = await anyio.to_thread.run_sync(_by_cookie, request, services)
+    identified = await identify(request, services)
     if identified is None:
-        raise errors.Unauthenticated("an API key is needed: Authorization: Bearer felix_...")
+        raise errors.Unauthenticated(KEY_NEEDED)
     for scope in scopes.scopes:
         if not identified.can(scope):
             raise errors.Forbidden(f"this needs a key with the scope {scope}")
@@ -89,8 +122,25 @@ async def caller(
     return identified
 
 
+async def identify(request: fastapi.Request, services: dependencies.Services) -> Caller | None:
+    """Who sends a request: by key, else by cookie; None if it has neither, or the login is over.
+
+    Raises:
+        Unauthenticated: the key is not valid.
+    """
+    known: Caller | None = request.scope.get(_IN_SCOPE)
+    if known is None:
+        known = await _by_key(request, services)
+        if known is None and cookie_name(services) in request.cookies:
+            known = await anyio.to_thread.run_sync(_by_cookie, request, services)
+        request.scope[_IN_SCOPE] = known
+    return known
+
+
 Reader = Annotated[Caller, fastapi.Security(caller, scopes=["read"])]
 Submitter = Annotated[Caller, fastapi.Security(caller, scopes=["submit"])]
+#: Says where the project's data goes: has both scopes.
+Manager = Annotated[Caller, fastapi.Security(caller, scopes=["read", "submit"])]
 Admin = Annotated[Caller, fastapi.Security(caller, scopes=["admin"])]
 #: Any valid key.
 Anyone = Annotated[Caller, fastapi.Security(caller, scopes=[])]
@@ -116,6 +166,30 @@ def check_csrf(login: rows.Login, token: str | None) -> None:
         )
 
 
+def check_origin(request: fastapi.Request, services: dependencies.Services) -> None:
+    """Refuse a login that another site's page sends.
+
+    It would log the browser in to somebody else's key. Before there is a login there is no token
+    to check, so the browser's headers on where the request comes from count: `Sec-Fetch-Site`,
+    which no page can set, and `Origin` where it is missing (plain http). Other programs send
+    neither.
+
+    Raises:
+        Forbidden
+    """
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None:
+        is_foreign = site not in ("same-origin", "none")
+    elif origin is not None:
+        address = urllib.parse.urlsplit(services.settings.address)
+        hosts = {request.headers.get("Host"), address.netloc}
+        is_foreign = urllib.parse.urlsplit(origin).netloc not in hosts
+    else:
+        is_foreign = False
+    if is_foreign:
+        raise errors.Forbidden("log in from the dashboard's own page")
+
+
 def log_in(
     request: fastapi.Request, services: dependencies.Services, text: str
 ) -> tuple[str, rows.Login, rows.Key]:
@@ -129,16 +203,16 @@ def log_in(
     remote = remote_of(request)
     services.throttle.check(remote)
     try:
-        with services.db.read() as tx:
+        with services.unrestricted_db.read() as tx:
             key = keys.find(tx, text)
     except errors.Unauthenticated:
         services.throttle.failed(remote)
-        with services.db.write() as tx:
+        with services.unrestricted_db.write() as tx:
             keys.audit(tx, None, "login.failed", "", {}, remote)
         raise errors.Unauthenticated("this key is unknown, revoked or expired") from None
     if not (key.can_read or key.can_admin):
         raise errors.Forbidden("the dashboard needs a key with the scope read")
-    with services.db.write() as tx:
+    with services.unrestricted_db.write() as tx:
         token, login = keys.log_in(tx, key.id, LOGIN_S)
         keys.audit(tx, key, "login", f"key {key.id}", {}, remote)
     return token, login, key
@@ -148,7 +222,7 @@ def log_out(request: fastapi.Request, services: dependencies.Services, viewer: C
     """End the login of this request's cookie."""
     token = request.cookies.get(cookie_name(services))
     if token is not None and viewer.login is not None:
-        with services.db.write() as tx:
+        with services.unrestricted_db.write() as tx:
             keys.log_out(tx, token)
             viewer.audit(tx, "logout", f"key {viewer.key.id}")
 
@@ -178,25 +252,23 @@ def remote_of(request: fastapi.Request) -> str:
     return request.client.host if request.client else ""
 
 
-async def _by_key(
-    request: fastapi.Request,
-    services: dependencies.Services,
-    bearer: security.HTTPAuthorizationCredentials | None,
-) -> Caller | None:
-    if bearer is None:
-        if "Authorization" in request.headers:
-            raise errors.Unauthenticated("the Authorization header is not `Bearer felix_...`")
+async def _by_key(request: fastapi.Request, services: dependencies.Services) -> Caller | None:
+    authorization = request.headers.get("Authorization")
+    if authorization is None:
         return None
-    read_key = functools.partial(anyio.to_thread.run_sync, _read_key, services, bearer.credentials)
-    digest = hashlib.sha256(bearer.credentials.encode()).digest()
+    scheme, text = security.utils.get_authorization_scheme_param(authorization)
+    if scheme.lower() != "bearer" or not text:
+        raise errors.Unauthenticated("the Authorization header is not `Bearer felix_...`")
+    read_key = functools.partial(anyio.to_thread.run_sync, _read_key, services, text)
+    digest = hashlib.sha256(text.encode()).digest()
     key = await services.key_cache.get(digest, read_key)
     if key.expires_at is not None and key.expires_at <= _now():
         key = await read_key()  # whether it has expired is for the database's clock
-    return Caller(key, None, remote_of(request))
+    return Caller(key, None, remote_of(request), services.unrestricted_db)
 
 
 def _read_key(services: dependencies.Services, text: str) -> rows.Key:
-    with services.db.read() as tx:
+    with services.unrestricted_db.read() as tx:
         key = keys.find(tx, text)
     _note_use(services, key)
     return key
@@ -207,19 +279,19 @@ def _by_cookie(request: fastapi.Request, services: dependencies.Services) -> Cal
     if not token:
         return None
     try:
-        with services.db.read() as tx:
+        with services.unrestricted_db.read() as tx:
             login, key = keys.login(tx, token)
     except errors.Unauthenticated:
         return None
     _note_use(services, key)
-    return Caller(key, login, remote_of(request))
+    return Caller(key, login, remote_of(request), services.unrestricted_db)
 
 
 def _note_use(services: dependencies.Services, key: rows.Key) -> None:
     """A write a minute and key at most: see `keys.note_use`."""
     lately = datetime.timedelta(seconds=keys.USE_NOTED_S)
     if key.last_used_at is None or _now() - key.last_used_at > lately:
-        with services.db.write() as tx:
+        with services.unrestricted_db.write() as tx:
             keys.note_use(tx, key.id)
 
 

@@ -14,7 +14,13 @@ import anyio
 import fastapi
 
 from server import settings, states
-from server.cache import notifier, recent_events, response_cache, single_flight
+from server.cache import (
+    notifier,
+    recent_events,
+    response_cache,
+    single_flight,
+    visible_jobs,
+)
 from server.database import database
 from server.parsing import parser as parsing
 from server.store import blobs, rows
@@ -35,12 +41,14 @@ class Services:
     """The parts of one application."""
 
     settings: settings.Settings
-    db: database.Database
+    #: all projects: routes read and write by `auth.Caller`, which sees what its key may
+    unrestricted_db: database.Database
     blobs: blobs.BlobStore
     parser: parsing.Parser
     notifier: notifier.Notifier
-    #: by job and sequence number
+    #: by visible job and sequence number
     stream_chunks: single_flight.SingleFlight[StreamChunk]
+    visible_jobs: visible_jobs.VisibleJobs
     response_cache: response_cache.ResponseCache
     recent_events: recent_events.RecentEvents
     #: API keys that were checked a moment ago, by the sha256 of their text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import prometheus_client as prometheus
 from prometheus_client import core, registry
 
-from server.database import database
+from server.database import database, visibility
 from server.store import jobs, workers
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
@@ -20,6 +20,7 @@ class Metrics:
     """The metrics of one application."""
 
     def __init__(self, db: database.Database, stale_s: float) -> None:
+        self._db, self._stale_s = db, stale_s
         self._registry = prometheus.CollectorRegistry()
         self._requests = prometheus.Counter(
             "felix_http_requests", "Requests answered",
@@ -29,7 +30,6 @@ class Metrics:
             "felix_http_request_seconds", "Time to answer, streams until they end",
             ("method", "route"), registry=self._registry, buckets=_BUCKETS_S,
         )  # fmt: skip
-        self._registry.register(_Store(db, stale_s))
 
     def note(self, method: str, route: str, status: int, duration_s: float) -> None:
         """Count a request; `route` is a template, so there are few of them."""
@@ -37,16 +37,18 @@ class Metrics:
         self._requests.labels(known, route, str(status)).inc()
         self._seconds.labels(known, route).observe(duration_s)
 
-    def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
-        return prometheus.generate_latest(self._registry)
+    def text(self, sees: visibility.Visibility) -> bytes:
+        """Everything, in Prometheus' text format; of jobs those that are visible."""
+        store = prometheus.CollectorRegistry()
+        store.register(_Store(self._db, self._stale_s, sees))
+        return prometheus.generate_latest(self._registry) + prometheus.generate_latest(store)
 
 
 class _Store(registry.Collector):
     """Reads the store when Prometheus scrapes."""
 
-    def __init__(self, db: database.Database, stale_s: float) -> None:
-        self._db, self._stale_s = db, stale_s
+    def __init__(self, db: database.Database, stale_s: float, sees: visibility.Visibility) -> None:
+        self._db, self._stale_s, self._sees = db, stale_s, sees
 
     def describe(self) -> list[core.Metric]:
         """Nothing in advance: registering reads no database."""
@@ -54,7 +56,7 @@ class _Store(registry.Collector):
 
     def collect(self) -> Iterator[core.Metric]:
         """Jobs by state; tuners alive, and what they measured."""
-        with self._db.read() as tx:
+        with self._db.read(self._sees) as tx:
             counts = jobs.counts(tx)
             tuners = workers.every(tx, self._stale_s)
         by_state = core.GaugeMetricFamily("felix_jobs", "Jobs by state", labels=["state"])

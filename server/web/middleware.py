@@ -1,5 +1,4 @@
-"""Around every request: an id, a limit of its body, security headers, a log line, a metric, and
-the last catch.
+"""Around every request: an id, security headers, a log line, a metric, and the last catch.
 
 The policy for pages under `/dashboard` allows scripts and styles of this service and inline ones
 that carry the request's nonce (`nonce(request)`); everything else may load nothing.
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fastapi
-from starlette import datastructures, exceptions, types
+from starlette import datastructures, types
 
 from server.web import metrics as web_metrics
 from server.web import problems
@@ -24,11 +23,6 @@ _log = logging.getLogger("server.access")
 
 #: Where the dashboard's pages live.
 PAGES = "/dashboard"
-
-#: Largest body, except for `UNLIMITED`.
-MAX_BODY_BYTES = 20 << 20
-#: Routes that check the key first, then read under its limit.
-UNLIMITED = frozenset({"/v1/jobs/upload"})
 
 _CLOSED = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 #: Plotly sets style attributes, so styles cannot be limited to the nonce.
@@ -45,7 +39,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-_TOO_LARGE = f"a body may have {MAX_BODY_BYTES} bytes: send files to /v1/jobs/upload"
 _HSTS = "max-age=31536000"
 
 
@@ -94,8 +87,7 @@ class Envelope:
             await send(message)
 
         try:
-            limited = receive if scope["path"] in UNLIMITED else _limited(scope, receive)
-            await self._app(scope, limited, sending)
+            await self._app(scope, receive, sending)
         except Exception as error:  # the edge of the process
             if status:
                 raise  # too late for another response: the connection breaks
@@ -135,22 +127,3 @@ class Envelope:
                 "request": scope["felix_request_id"],
             },
         )  # fmt: skip
-
-
-def _limited(scope: types.Scope, receive: types.Receive) -> types.Receive:
-    """A `receive` that refuses a body larger than the limit, announced or not."""
-    announced = datastructures.Headers(scope=scope).get("content-length", "")
-    expected = int(announced[:18]) if announced.isdecimal() else 0
-    counted = 0
-
-    async def limited() -> types.Message:
-        nonlocal counted
-        if expected > MAX_BODY_BYTES:
-            raise exceptions.HTTPException(413, _TOO_LARGE)
-        message = await receive()
-        counted += len(message.get("body", b""))
-        if counted > MAX_BODY_BYTES:
-            raise exceptions.HTTPException(413, _TOO_LARGE)
-        return message
-
-    return limited

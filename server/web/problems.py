@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fastapi
+import pydantic
 import sqlalchemy as sa
 from fastapi import exceptions
 from starlette import exceptions as starlette_exceptions
@@ -31,6 +32,9 @@ MEDIA_TYPE = "application/problem+json"
 
 #: Seconds after which a client may try again when the service is busy.
 RETRY_AFTER_S = 2
+
+#: Errors that are responses wherever they are raised.
+EXPECTED = (engine_errors.FelixError, sa.exc.OperationalError, sa.exc.TimeoutError)
 
 #: In OpenAPI, of all routes.
 SCHEMA: dict[str, Any] = {
@@ -73,11 +77,7 @@ def problem(
     errors: Sequence[Mapping[str, str]] | None = None,
 ) -> Problem:
     """A response about what went wrong with a request."""
-    content: dict[str, Any] = {
-        "type": f"urn:felix:problem:{slug}",
-        "title": slug.replace("-", " ").capitalize(),
-        "status": status,
-        "detail": _printable(detail),
+    content = _content(status, slug, detail) | {
         "instance": _printable(request.url.path),
         "request_id": request.scope.get("felix_request_id", ""),
     }
@@ -86,13 +86,45 @@ def problem(
     return Problem(content, status, dict(headers or {}))
 
 
+def content_of(error: engine_errors.FelixError) -> dict[str, Any]:
+    """A refusal as a part of a response: type, title, status and detail."""
+    status = error.status if isinstance(error, errors.ServiceError) else 422
+    return _content(status, _slug(type(error).__name__), str(error))
+
+
+def content_of_invalid(error: pydantic.ValidationError) -> dict[str, Any]:
+    """A malformed part of a request as a part of a response, with the place of each mistake."""
+    located = [("body", *each["loc"]) for each in error.errors()]
+    invalid = [
+        {"where": _where(where), "message": _printable(str(each["msg"]))}
+        for where, each in zip(located, error.errors(), strict=True)
+    ][:50]
+    detail = f"{invalid[0]['where']}: {invalid[0]['message']}"
+    return _content(422, "invalid-request", detail) | {"errors": invalid}
+
+
+def _content(status: int, slug: str, detail: str) -> dict[str, Any]:
+    return {
+        "type": f"urn:felix:problem:{slug}",
+        "title": slug.replace("-", " ").capitalize(),
+        "status": status,
+        "detail": _printable(detail),
+    }
+
+
 def install(app: fastapi.FastAPI) -> None:
     """Make an application report all errors this way."""
-    app.add_exception_handler(engine_errors.FelixError, _on_felix)
     app.add_exception_handler(exceptions.RequestValidationError, _on_invalid)
     app.add_exception_handler(starlette_exceptions.HTTPException, _on_http)
-    app.add_exception_handler(sa.exc.OperationalError, _on_database)
-    app.add_exception_handler(sa.exc.TimeoutError, _on_database)
+    for kind in EXPECTED:
+        app.add_exception_handler(kind, of_expected)
+
+
+async def of_expected(request: fastapi.Request, error: Exception) -> Problem:
+    """The response to an error that is one of `EXPECTED`."""
+    if isinstance(error, engine_errors.FelixError):
+        return await _on_felix(request, error)
+    return await _on_database(request, error)
 
 
 def of_error(request: fastapi.Request, error: BaseException) -> Problem:

@@ -8,13 +8,27 @@ from typing import Annotated, Any, Literal
 import fastapi
 import pydantic
 
+from felix import names
 from felix.search import strategies
+from server.web import response_bodies
 
 #: The largest number of an INTEGER column.
 MAX_INT = 2**31 - 1
 
 #: Jobs whose curves are laid over one another.
 MAX_COMPARED = 32
+
+#: Jobs of a batch.
+MAX_BATCH = 100
+
+#: Names of templates: they are part of addresses.
+TEMPLATE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+#: In OpenAPI, the responses of a route that makes a job.
+MADE_JOB: dict[int | str, dict[str, Any]] = {
+    200: {"model": response_bodies.Job, "description": "An earlier request made it"},
+    201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+}
 
 #: Bytes of free-form JSON: operator parameters.
 MAX_JSON_BYTES = 64 << 10
@@ -48,6 +62,10 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("must be plain JSON: finite numbers, valid text") from None
     if len(content) > MAX_JSON_BYTES or "\\u0000" in content.decode():
         raise ValueError(f"must be at most {MAX_JSON_BYTES} bytes without NUL characters")
+    for text in names.strings(value):
+        reason = names.problem(text) if text else None
+        if reason is not None:
+            raise ValueError(f"must have no text that {reason}")
     return value
 
 
@@ -70,8 +88,8 @@ def _strategy(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("must not have NUL characters")
+    if reason := names.text_problem(value):
+        raise ValueError(f"must be plain text; it {reason}")
     return value
 
 
@@ -119,7 +137,10 @@ class JobSettings(RequestBody):
     name: Line | None = pydantic.Field(default=None, description="default: made from the workload")
     note: Text = ""
     tags: Tags = []
-    priority: int = pydantic.Field(default=0, ge=-1000, le=1000, description="higher goes first")
+    priority: int = pydantic.Field(
+        default=0, ge=-1000, le=1000,
+        description="higher goes first; more than 0 needs the scope priority",
+    )  # fmt: skip
     trials: int | None = pydantic.Field(
         default=None, ge=1, le=MAX_INT, description="default, if seconds are not given: 64 a task"
     )
@@ -127,6 +148,11 @@ class JobSettings(RequestBody):
     seed: int = pydantic.Field(default=0, ge=0, le=MAX_INT)
     strategy: StrategyName = strategies.NAMES[0]
     options: Options = Options()
+    reuse: bool = pydantic.Field(
+        default=True,
+        description="take what earlier jobs measured of the same programs: at once if they spent "
+        "this budget, else as a start; false: begin anew",
+    )
 
     @property
     def chosen_options(self) -> dict[str, Any]:
@@ -175,6 +201,36 @@ class NewJob(JobSettings):
     )
 
 
+class NewBatch(RequestBody):
+    """Jobs to submit together; each is checked for itself."""
+
+    jobs: list[dict[str, Any]] = pydantic.Field(
+        min_length=1,
+        max_length=MAX_BATCH,
+        description="bodies of `POST /v1/jobs`",
+        examples=[
+            [
+                {
+                    "workload": {
+                        "kind": "operator",
+                        "name": "gemm",
+                        "params": {"m": m, "n": 8, "k": 8},
+                    }
+                }
+                for m in (8, 16)
+            ]
+        ],
+    )
+
+
+class TemplateChanges(RequestBody):
+    """What a job has otherwise than its template."""
+
+    job: Params = pydantic.Field(
+        default={}, examples=[{"workload": {"params": {"m": 1024}}, "trials": 128}]
+    )
+
+
 class UploadedJob(JobSettings):
     """The field `job` of an upload."""
 
@@ -201,8 +257,11 @@ class NewKey(RequestBody):
     """What a key may do; quotas that are left out are the service's."""
 
     name: Line = pydantic.Field(min_length=1, examples=["ci"])
-    scopes: list[Literal["read", "submit", "admin"]] = pydantic.Field(
-        default=["read"], min_length=1, max_length=3
+    project: Line = pydantic.Field(
+        default="default", min_length=1, max_length=64, description="whose jobs it sees"
+    )
+    scopes: list[Literal["read", "submit", "priority", "admin"]] = pydantic.Field(
+        default=["read"], min_length=1, max_length=4
     )
     max_running_jobs: int | None = pydantic.Field(default=None, ge=0, le=MAX_INT)
     max_trials: int | None = pydantic.Field(default=None, ge=1, le=MAX_INT)

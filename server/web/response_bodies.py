@@ -35,10 +35,26 @@ class Listed(ResponseBody, Generic[T]):
     items: list[T]
 
 
+class Estimate(ResponseBody):
+    """When a job will begin and how long it will take, from rates of recent jobs."""
+
+    position: int = pydantic.Field(description="place in the queue; 1 is next")
+    n_tuners: int = pydantic.Field(description="tuners alive that can measure it")
+    trials_per_s: float | None = pydantic.Field(
+        description="trials over tuning seconds of recent jobs on such devices; null: none yet"
+    )
+    n_recent_jobs: int = pydantic.Field(description="jobs that the rate is taken from")
+    duration_s: float | None = pydantic.Field(description="tuning seconds of the job")
+    begins_in_s: float | None = pydantic.Field(
+        description="what runs and what is ahead, shared by the tuners; null: unknown"
+    )
+
+
 class Job(ResponseBody):
     """What a user wants tuned, and how far it is."""
 
     id: int = pydantic.Field(examples=[7])
+    project: str = pydantic.Field(description="whose it is", examples=["default"])
     name: str = pydantic.Field(examples=["gemm 512"])
     note: str
     tags: list[str] = pydantic.Field(examples=[["nightly"]])
@@ -86,6 +102,59 @@ class Job(ResponseBody):
     not_before: Time | None = pydantic.Field(description="earliest time of the next attempt")
     worker_id: int | None
     last_seq: int = pydantic.Field(description="sequence number of its newest event")
+    reused_from: int | None = pydantic.Field(
+        default=None, description="the job whose artifact answered this one at once"
+    )
+    versions: dict[str, Any] | None = pydantic.Field(
+        default=None, description="software that measured; empty: several versions did"
+    )
+    n_unscheduled: int = pydantic.Field(
+        default=0, description="tasks whose unscheduled program was faster, and ships"
+    )
+    estimate: Estimate | None = pydantic.Field(
+        default=None, description="of a queued job, where one job is asked for"
+    )
+
+
+class SimilarJob(ResponseBody):
+    """A job as others see it beside theirs."""
+
+    id: int
+    name: str
+    kind: str
+    op: str
+    workload: dict[str, Any]
+    target: str
+    state: states.State
+    n_trials: int
+    best_us: float | None
+    speedup: float | None
+
+
+class BatchItem(ResponseBody):
+    """One job of a batch, or why it was refused."""
+
+    job_id: int | None
+    state: states.State | None = pydantic.Field(description="null: refused, or deleted since")
+    problem: dict[str, Any] | None = pydantic.Field(
+        description="type, title, status, detail and, of a malformed job, errors"
+    )
+
+
+class Batch(ResponseBody):
+    """Jobs that one request submitted, in its order."""
+
+    id: int
+    created_at: Time
+    items: list[BatchItem]
+
+
+class Template(ResponseBody):
+    """A named request for a job."""
+
+    name: str = pydantic.Field(examples=["nightly"])
+    job: dict[str, Any] = pydantic.Field(description="the body of `POST /v1/jobs`")
+    created_at: Time
 
 
 class Task(ResponseBody):
@@ -104,6 +173,15 @@ class Task(ResponseBody):
     best_trial: int | None
     unscheduled_us: float | None
     unscheduled_message: str | None
+    task_key: str | None = pydantic.Field(description="of program and device; null before tuning")
+    program_key: str | None = pydantic.Field(description="of the program alone")
+    reused_from: int | None = pydantic.Field(
+        description="the job whose measurements it begins with"
+    )
+    settled: bool = pydantic.Field(description="those suffice: it gets no trials of its own")
+    ships_unscheduled: bool = pydantic.Field(
+        description="the unscheduled program was faster than every schedule; it is what ships"
+    )
     gflops: float | None
     speedup: float | None
 
@@ -113,6 +191,7 @@ class Code(ResponseBody):
 
     schedule: str | None = pydantic.Field(description="TVMScript")
     source: str | None = pydantic.Field(description="generated code: LLVM IR or CUDA")
+    assembly: str | None = pydantic.Field(description="of a CPU; null for a GPU")
 
 
 class Trial(ResponseBody):
@@ -290,11 +369,13 @@ class Key(ResponseBody):
     """An API key; its secret is shown once, when it is made."""
 
     id: int
+    project: str = pydantic.Field(description="whose jobs it sees")
     name: str
     public: str = pydantic.Field(description="the part that is no secret")
     can_read: bool
     can_submit: bool
     can_admin: bool
+    can_priority: bool
     max_running_jobs: int | None
     max_trials: int | None
     max_upload_bytes: int | None
@@ -339,6 +420,7 @@ class Audit(ResponseBody):
 
     id: int
     at: Time
+    project: str
     key_id: int | None
     key_name: str
     action: str
@@ -354,7 +436,7 @@ class Health(ResponseBody):
 
 
 class Ready(ResponseBody):
-    """Whether the service can do its work: the database works and has the right schema."""
+    """The service can do its work: the database has the right schema, all disks take data."""
 
     status: str = pydantic.Field(examples=["ready"])
     schema_revision: str

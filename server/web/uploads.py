@@ -48,17 +48,30 @@ async def receive(request: fastapi.Request, limit_bytes: int) -> AsyncIterator[U
         file = form.get("file")
         if not isinstance(file, datastructures.UploadFile) or form.getlist("file") != [file]:
             raise errors.InvalidRequest("the form needs one field `file` with a file")
-        if (file.size or 0) > limit_bytes:
-            raise too_large(limit_bytes)
-        body = _body(form.get("job", "{}"))
-        name = _name(file.filename or "")
-        with tempfile.NamedTemporaryFile(prefix="felix-upload-") as copy:
-            sha256, size = await anyio.to_thread.run_sync(_copy, file.file, copy)
-            if size == 0:
-                raise errors.InvalidRequest("the file is empty")
-            yield Upload(body, name, pathlib.Path(copy.name), sha256, size)
+        async with stored(file, _body(form.get("job", "{}")), limit_bytes) as upload:
+            yield upload
     finally:
         await form.close()
+
+
+@contextlib.asynccontextmanager
+async def stored(
+    file: datastructures.UploadFile, body: request_bodies.UploadedJob, limit_bytes: int
+) -> AsyncIterator[Upload]:
+    """A received file of a form, in a scratch file.
+
+    Raises:
+        TooLarge
+        InvalidRequest: it is empty, or its name is none.
+    """
+    if (file.size or 0) > limit_bytes:
+        raise too_large(limit_bytes)
+    name = _name(file.filename or "")
+    with tempfile.NamedTemporaryFile(prefix="felix-upload-") as copy:
+        sha256, size = await anyio.to_thread.run_sync(_copy, file.file, copy)
+        if size == 0:
+            raise errors.InvalidRequest("the file is empty")
+        yield Upload(body, name, pathlib.Path(copy.name), sha256, size)
 
 
 def refuse_announced(request: fastapi.Request, limit_bytes: int) -> None:

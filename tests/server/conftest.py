@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import shutil
 import uuid
 from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
 
-from server.database import database, models, schema
+from server.database import columns, database, models, schema
+from server.store.projects import projects
 
 DEFAULT_URL = "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
 
@@ -64,25 +66,42 @@ def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     return postgres_url
 
 
+@pytest.fixture(scope="session")
+def empty_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """An SQLite file of today's schema without rows, to be copied: revisions take their time."""
+    path = tmp_path_factory.mktemp("schema") / "felix.db"
+    made = database.Database(f"sqlite:///{path}")
+    schema.upgrade(made)
+    made.close()
+    return path
+
+
 @pytest.fixture
-def db(url: str) -> Iterator[database.Database]:
+def db(url: str, empty_file: pathlib.Path) -> Iterator[database.Database]:
     """A database of today's schema without rows."""
+    is_sqlite = url.startswith("sqlite")
+    if is_sqlite:
+        shutil.copyfile(empty_file, url.removeprefix("sqlite:///"))
     opened = database.Database(url)
-    if not opened.is_sqlite:
+    if not is_sqlite:
         empty(opened)
-    schema.upgrade(opened)
+        schema.upgrade(opened)
     yield opened
     opened.close()
 
 
 def empty(db: database.Database) -> None:
-    """Remove the rows of all tables, if there are tables."""
+    """Remove the rows of all tables, if there are tables; the default project stays."""
     if schema.current(db) != schema.head():
         drop_all(db)
         return
-    names = ", ".join(table.name for table in models.Base.metadata.sorted_tables)
-    with db.engine.begin() as connection:
-        connection.execute(sa.text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
+    sequences = "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"
+    with db.engine.begin() as connection:  # TRUNCATE makes new files: 25 times as long
+        for table in reversed(models.Base.metadata.sorted_tables):
+            connection.execute(sa.delete(table))
+        connection.execute(sa.text(sequences))
+        first = {"name": projects.DEFAULT, "created_at": columns.db_now()}
+        connection.execute(sa.insert(models.Project).values(**first))
 
 
 def drop_all(db: database.Database) -> None:

@@ -111,6 +111,9 @@ class Engine:
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}
 
+    def is_ready(self) -> bool:
+        return True
+
     def run(self, at: claimed_job.ClaimedJob) -> engine.Outcome:
         lines, checkpoint = at.load()
         self.resumed.append(len(lines))

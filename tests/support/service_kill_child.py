@@ -56,6 +56,12 @@ class FakeDeviceEngine(felix_engine.FelixEngine):
         return []
 
 
+def make_engine() -> FakeDeviceEngine:
+    """The engine, in a process of its own."""
+    engine_jobs.sketches_of = tuning_fakes.sketches
+    return FakeDeviceEngine()
+
+
 def acknowledge(path: pathlib.Path) -> None:
     """Note every trial after the store has taken it."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

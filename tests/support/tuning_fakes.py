@@ -67,6 +67,7 @@ class Pool:
     seconds: float = 0.0
     measured: list[Program] = dataclasses.field(default_factory=list)
     closed: bool = False
+    is_idle: bool = True
     timing_lock: rwlock.ReadWriteLock = dataclasses.field(default_factory=rwlock.ReadWriteLock)
 
     def for_task(self, task: Task) -> protocol.Measurer:

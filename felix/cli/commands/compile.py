@@ -11,6 +11,7 @@ from typing import Any
 from felix import errors, records
 from felix.artifact import export
 from felix.cli import report
+from felix.measure import protocol
 from felix.task import Task
 from felix.tuning import pacing, results, session, task_run
 
@@ -31,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     for result, folder in zip(tuned, folders, strict=True):
         latency = report.duration(result.best.latency_us)
         print(f"{result.task.name}: {latency}, {result.gflops:.1f} GFLOP/s, in {folder}")
+        if (note := result.unscheduled_note()) is not None:
+            print(note)
         print(f"run it: python {folder / 'run.py'}")
     return 0
 
@@ -56,7 +59,11 @@ def _results(source: pathlib.Path) -> tuple[list[results.TuneResult], pathlib.Pa
 
 def _of_session(folder: pathlib.Path, stored: list[records.Record]) -> list[results.TuneResult]:
     tasks = session.stored_tasks(folder)
-    return [_result(task, [r for r in stored if r.task_key == task.key]) for task in tasks]
+    unscheduled_us = session.stored_unscheduled_us(folder, len(tasks))
+    return [
+        _result(task, [r for r in stored if r.task_key == task.key], latency_us)
+        for task, latency_us in zip(tasks, unscheduled_us, strict=True)
+    ]
 
 
 def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.TuneResult:
@@ -69,10 +76,13 @@ def _of_artifact(folder: pathlib.Path, stored: list[records.Record]) -> results.
     except (KeyError, TypeError) as error:
         raise errors.RecordError(f"{folder / 'manifest.json'} is malformed") from error
     task = dataclasses.replace(Task.from_json(text, target), name=str(name))
-    return _result(task, stored)
+    unscheduled_us = manifest.get("unscheduled_us")  # older manifests have none
+    return _result(task, stored, None if unscheduled_us is None else float(unscheduled_us))
 
 
-def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
+def _result(
+    task: Task, stored: list[records.Record], unscheduled_us: float | None
+) -> results.TuneResult:
     trials = tuple(r for r in stored if not r.repeat)
     best = records.fastest(
         records.effective_measurements(stored), bool(stored) and stored[-1].repeat
@@ -86,13 +96,17 @@ def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
                 f"{task.name}: the records are of other sketches than this version makes"
             )
         fastest = results.Best(best, sketch)
+    baseline = None
+    if unscheduled_us is not None:
+        baseline = protocol.Measurement(latency_us=unscheduled_us)
     return results.TuneResult(
         task=task,
         records=trials,
         repeats=tuple(r for r in stored if r.repeat),
         curve=results.network_curve(trials, {task.key: 1.0}),
-        best_or_none=fastest,
-        unscheduled_us=None,
+        best_or_none=results.faster(task, fastest, baseline),
+        tuned_or_none=fastest,
+        unscheduled_us=unscheduled_us,
         reason="stored",
         breakdown=pacing.Breakdown(),
     )
@@ -101,6 +115,7 @@ def _result(task: Task, stored: list[records.Record]) -> results.TuneResult:
 def _json(result: results.TuneResult, folder: pathlib.Path) -> dict[str, Any]:
     return {
         "name": result.task.name,
+        "ships": "unscheduled" if result.ships_unscheduled else "tuned",
         "latency_us": result.best.latency_us,
         "gflops": result.gflops,
         "sketch_index": result.best.sketch_index,

@@ -8,12 +8,14 @@ import json
 import sys
 
 from felix import target
+from felix.processes import confine
 from felix.search import cost_model
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List the devices; the exit code."""
     devices = target.devices()
+    confinement = confine.available()
     if arguments.json:
         content = [
             {
@@ -41,6 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     out = console.Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
     out.print(rows)
+    out.print(f"measuring processes are confined by: {confinement}", style="dim")
+    for lack in confinement.missing:
+        out.print(f"this system has {lack}", style="yellow")
     return 0
 
 

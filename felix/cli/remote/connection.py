@@ -1,9 +1,9 @@
 """How commands reach the service: its address and a key, from options or the environment.
 
-`--url`, else `FELIX_URL`, else the address where `felix serve` listens by default. The key is in
-`FELIX_API_KEY`, or in a file (`--key-file`); on the machine of `felix serve`, in its folder, the
-first admin key is read from its file. Keys are no option: other users could see it in the process
-list.
+`--url`, else `FELIX_URL`, else where `felix serve` listens on this machine: `FELIX_HOST` and
+`FELIX_PORT`, as it reads them. The key is in `FELIX_API_KEY`, or in a file (`--key-file`); for the
+service of this machine the first admin key is read from its file in `FELIX_DATA_DIR`. Keys are no
+option: other users could see it in the process list.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import argparse
 import datetime
 import os
 import pathlib
+import urllib.parse
 from collections.abc import Mapping
 
 from felix import client, errors
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+#: Of `server.settings`.
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+
+#: Where a service that listens on all addresses is reached from its own machine.
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
 #: `felix serve` leaves the first key in this file of its data folder.
 KEY_FILE = "admin-key"
@@ -28,14 +34,15 @@ def connect(
     """A client for the service that the options or the environment name.
 
     Raises:
-        FelixError: there is no key.
+        FelixError: there is no key, or a variable makes no sense.
     """
     environment = os.environ if environment is None else environment
-    url = arguments.url or environment.get("FELIX_URL") or DEFAULT_URL
+    host, port = _listening(environment)
+    url = arguments.url or environment.get("FELIX_URL") or _url(host, port)
     key = environment.get("FELIX_API_KEY", "")
     if arguments.key_file is not None:
         key = _read(pathlib.Path(arguments.key_file))
-    elif not key and url == DEFAULT_URL:  # a key of this machine goes nowhere else
+    elif not key and _is_reached_at(url, host, port):  # a key of this machine goes nowhere else
         path = pathlib.Path(environment.get("FELIX_DATA_DIR") or "felix-data", KEY_FILE)
         key = _read(path) if path.is_file() else ""
     if not key:
@@ -52,6 +59,30 @@ def age(at: datetime.datetime) -> str:
         if passed_s >= unit_s:
             return f"{passed_s // unit_s:.0f} {unit}"
     return f"{passed_s:.0f} s"
+
+
+def _listening(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port at which this machine's service is reached."""
+    host = environment.get("FELIX_HOST") or DEFAULT_HOST
+    text = environment.get("FELIX_PORT") or str(DEFAULT_PORT)
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise errors.FelixError(f"FELIX_PORT is {text!r}: a port is a number from 1 to 65535")
+    return _REACHED_AT.get(host, host), int(text)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_reached_at(url: str, host: str, port: int) -> bool:
+    """Whether a URL is the address of this machine's service, however it is written."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        url_port = parts.port or 80
+    except ValueError:
+        return False
+    hosts = {host, "localhost"} if host in _LOOPBACK else {host}
+    return parts.scheme == "http" and parts.hostname in hosts and url_port == port
 
 
 def _read(path: pathlib.Path) -> str:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 
+from felix import display
 from felix.cli.remote import connection
 
 
@@ -19,7 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
                     json.dumps([dataclasses.asdict(a) for a in artifacts], default=str, indent=1)
                 )
             for artifact in [] if arguments.json else artifacts:
-                print(f"{artifact.name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
+                name = display.shown(artifact.name)
+                print(f"{name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
             return 0
         path = service.download(arguments.job, arguments.out, arguments.name)
     print(json.dumps({"path": str(path)}) if arguments.json else str(path))

@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any
 
-from felix import client, errors
+from felix import client, display, errors
 from felix.cli.commands import service
 from felix.cli.remote import connection
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
                     raise errors.FelixError("which key? felix keys revoke ID")
                 key = remote.revoke_key(int(arguments.subject))
                 print(json.dumps(dataclasses.asdict(key), default=str) if arguments.json
-                      else f"key {key.id} ({key.name}) is revoked")  # fmt: skip
+                      else f"key {key.id} ({display.shown(key.name)}) is revoked")  # fmt: skip
     return 0
 
 
@@ -50,7 +50,7 @@ def _name(arguments: argparse.Namespace) -> str:
 
 
 def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("max_running_jobs", "max_trials", "max_upload_bytes", "expires_s")
+    names = ("project", "max_running_jobs", "max_trials", "max_upload_bytes", "expires_s")
     limits = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in limits.items() if value is not None}
 
@@ -76,12 +76,13 @@ def _show(arguments: argparse.Namespace, keys: list[client.Key]) -> None:
     from rich import box, console, table
 
     rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("key", "name", "scopes", "public part", "last used", "state"):
+    for name in ("key", "name", "project", "scopes", "public part", "last used", "state"):
         rows.add_column(name)
     for key in keys:
         used = "never" if key.last_used_at is None else f"{connection.age(key.last_used_at)} ago"
         state = "valid" if key.revoked_at is None else "revoked"
-        rows.add_row(str(key.id), key.name, " ".join(key.scopes), key.public, used, state)
+        name, scopes = display.shown(key.name), " ".join(key.scopes)
+        rows.add_row(str(key.id), name, key.project, scopes, key.public, used, state)
     out = console.Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 120, markup=False
     )

@@ -19,8 +19,24 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json and not arguments.watch:
             print(json.dumps(dataclasses.asdict(job), default=str, indent=1))
         else:
-            print(f"job {job.id}: {job.name} for {job.target}, {job.state}", flush=True)
+            print(_line(job), flush=True)
         return watch.follow(service, job.id, arguments.json) if arguments.watch else 0
+
+
+def _line(job: client.Job) -> str:
+    """The job, what it reuses or when it begins."""
+    line = f"job {job.id}: {job.name} for {job.target}, {job.state}"
+    if job.reused_from is not None:
+        return f"{line}: job {job.reused_from} has tuned it; get it: felix get {job.id}"
+    if job.n_trials:
+        line += f", begins with {job.n_trials} trials of earlier jobs"
+    estimate = job.estimate or {}
+    if estimate.get("begins_in_s") is not None:
+        line += f", number {estimate['position']} in the queue"
+        line += f", begins in about {estimate['begins_in_s']:.0f} s"
+    if estimate.get("duration_s") is not None:
+        line += f", takes about {estimate['duration_s']:.0f} s"
+    return line
 
 
 def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job:
@@ -48,6 +64,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "tags": arguments.tag,
         "priority": arguments.priority,
         "idempotency_key": arguments.idempotency_key,
+        "reuse": None if arguments.reuse else False,
         "options": {name: value for name, value in options.items() if value is not None} or None,
     }
     return {name: value for name, value in settings.items() if value is not None}

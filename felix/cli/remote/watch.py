@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from felix import client
+from felix import client, display
 from felix.cli import report
 from felix.cli.remote import connection
 
@@ -60,7 +60,13 @@ def summary(job: client.Job) -> str:
         result = f"best {report.duration(job.best_us)} ({job.gflops:.1f} GFLOP/s)"
         if job.speedup is not None:
             result += f", {report.ratio(job.speedup)} of unscheduled"
-    why = "" if job.message is None else f": {job.message}"
+    if job.n_unscheduled:
+        n, of = job.n_unscheduled, job.n_tasks
+        which = "the unscheduled program was" if of == 1 else f"{n} of {of} tasks' were"
+        result += f" ({which} faster: it is what ships)"
+    if job.reused_from is not None:
+        trials = f"answered by job {job.reused_from}"
+    why = "" if job.message is None else f": {display.shown(job.message)}"
     then = f"; get it: felix get {job.id}" if job.state == "succeeded" else ""
     return f"job {job.id} {job.state}, {trials}, {result}{why}{then}"
 
@@ -81,11 +87,17 @@ def line(event: client.Event) -> str | None:
         case "trial" if payload.get("is_best"):
             best = report.duration(payload.get("best_us"))
             text = f"task {payload['task']}: {best} in trial {payload['trial']}"
+        case "chosen" if payload.get("ships_unscheduled"):
+            fast = report.duration(payload.get("unscheduled_us"))
+            text = f"task {payload['task']}: the unscheduled program was faster ({fast}): it ships"
+        case "reused":
+            jobs = ", ".join(str(number) for number in payload.get("jobs", ()))
+            text = f"takes what was measured by job {jobs}"
         case "artifact":
             text = f"artifact {payload.get('name')}"
         case "warning":
             text = f"warning: {payload.get('message')}"
-    return None if text is None else f"{time} {text}"
+    return None if text is None else f"{time} {display.shown(text)}"
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

@@ -27,6 +27,11 @@ class LocalOptions:
     start_timeout_s: float = 60.0
     #: Address space of one builder; a build that needs more is a build error. None: no limit.
     build_memory_bytes: int | None = 8 << 30
+    #: What the workers may have on disk in all; None: as `rights.MAX_SCRATCH_BYTES` says.
+    scratch_bytes: int | None = None
+    #: Confine the run worker of a GPU, too (`rights.cuda_runner`). Off by default: a driver that
+    #: needs another right would fail every candidate.
+    confine_gpu: bool = False
     link: build.Link = build.Link.AUTO
     #: Stop builders while timing; None: on CPU targets.
     pause_builders: bool | None = None
@@ -78,7 +83,8 @@ class Candidate:
 
     state: TaskState
     payload: str
-    stem: str
+    #: Of its files, without a suffix.
+    name: str
     future: Future[protocol.Measurement]
     thorough: bool = False
     binary: str = ""

@@ -1,75 +1,25 @@
-"""The fork server: a process that imports TVM and forks measuring workers.
+"""The fork server of a measuring pool: imports TVM and forks workers (`processes.fork_loop`).
 
-It is started as `python -m felix.measure.pool.fork_server_main` (see `fork_server`).
-
-TVM is imported once, here; a worker is a fork of this process and is ready in milliseconds,
-so replacing one that crashed costs about as much as building nothing. That is safe because
-this process never starts a thread: TVM's and LLVM's pools come up in the workers, and the
-environment keeps BLAS to one thread. What only costs time here is kept out: torch, which TVM
-imports when it can (two seconds), TVM's graph level, which comes when something asks for it, and
-collections of garbage meanwhile. The last two are half of the rest.
-
-Protocol with the parent, over one SEQPACKET socket, one JSON object a packet, in lock-step:
-`{"fork": settings}` with the worker's pipe as a file descriptor -> `{"pid": n}`;
-`{"wait": pid}` -> `{"status": wait status}` (the worker must be dead or dying; null for a
-worker of an earlier fork server).
-
-No orphans: when the parent goes away this process reads end-of-file, kills its workers,
-removes the work folder and exits; when this process is killed, the kernel kills the workers
-(PR_SET_PDEATHSIG).
+TVM's and LLVM's thread pools come up in the workers, and the environment keeps BLAS to one thread.
+What only costs time here is kept out: torch, which TVM imports when it can (two seconds), TVM's
+graph level, which comes when something asks for it, and collections of garbage meanwhile. The last
+two are half of the rest.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
-import resource
-import shutil
-import signal
-import socket
 import sys
 import types
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-_PACKET_BYTES = 65536
-
-
-def main(argv: list[str]) -> None:
-    """Serve fork requests on the socket `argv[0]` until the parent goes away."""
-    control = socket.socket(fileno=int(argv[0]))
-    work_dir = argv[1]
-    _import_tvm()
-    children: set[int] = set()
-    try:
-        control.send(b'{"ready": true}')
-        while True:
-            packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
-            if not packet:
-                break
-            request = json.loads(packet)
-            if "fork" in request:
-                pid = _fork(control, fds[0], request["fork"])
-                children.add(pid)
-                control.send(json.dumps({"pid": pid}).encode())
-            else:
-                pid = request["wait"]
-                status = os.waitpid(pid, 0)[1] if pid in children else None
-                children.discard(pid)
-                control.send(json.dumps({"status": status}).encode())
-    except ConnectionError:
-        pass  # the parent died in the middle of a request
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    shutil.rmtree(work_dir, ignore_errors=True)
+from felix.processes import confine, fork_loop, policy
 
 
 def _import_tvm() -> None:
@@ -113,46 +63,19 @@ class _WhenUsed(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> int:
-    server_pid = os.getpid()
-    pid = os.fork()
-    if pid:
-        os.close(fd)
-        return pid
-    status = 1
-    try:
-        control.close()
-        _become_worker(server_pid, settings)
-        from felix.measure.pool import worker_main
-
-        worker_main.serve(Connection(fd), settings)
-        status = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _become_worker(server_pid: int, settings: dict[str, Any]) -> None:
-    """Limits, priority and log of a fresh fork."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server_pid:
-        os._exit(1)  # the server died between fork and prctl
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if settings["memory_bytes"] is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
+def _work(conn: Connection, settings: dict[str, Any]) -> None:
+    """Become a worker, confined if it has a policy before the first request is read, and serve."""
+    fork_loop.write_to(settings["log"])
     os.nice(settings["nice"])
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
     if not may_bind(os.sched_getaffinity(0)):
         os.environ["TVM_BIND_THREADS"] = "0"
     os.environ.update(settings["environment"])
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # short of memory, the kernel takes a candidate, not the tuner
-    log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    if settings["policy"] is not None:
+        confine.confine(policy.Policy(**settings["policy"]), [conn.fileno()])
+    from felix.measure.pool import worker_main
+
+    worker_main.serve(conn, settings)
 
 
 def may_bind(cores: set[int]) -> bool:
@@ -161,4 +84,4 @@ def may_bind(cores: set[int]) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    fork_loop.serve(sys.argv[1:], _import_tvm, _work)

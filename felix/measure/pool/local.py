@@ -9,6 +9,8 @@ worker is replaced by a fresh fork (10 ms) and the rest go on.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import pathlib
 import queue
 import threading
@@ -21,8 +23,18 @@ import tvm
 from felix import errors, target
 from felix.measure import build, protocol
 from felix.measure.cuda import driver, nvrtc
-from felix.measure.pool import candidates, device_lock, fork_server, run_stage, rwlock
+from felix.measure.pool import (
+    candidates,
+    device_lock,
+    inbox,
+    replies,
+    rights,
+    run_stage,
+    rwlock,
+    usage,
+)
 from felix.measure.pool import worker as pool_worker
+from felix.processes import confine, fork_server, policy
 from felix.target import cpu
 
 if TYPE_CHECKING:
@@ -31,6 +43,11 @@ if TYPE_CHECKING:
 LocalOptions = candidates.LocalOptions
 _ErrorClass = protocol.ErrorClass
 
+_FORK_SERVER = "felix.measure.pool.fork_server_main"
+#: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
+#: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
+#: search for up to 0.17 s after every candidate, and from resting.
+_SPIN_VARIABLE, _SPINS = "TVM_THREAD_POOL_SPIN_COUNT", 5_000
 #: A library stays on disk, to be measured again, up to this multiple of the best latency.
 _REUSABLE_RATIO = 1.3
 
@@ -40,6 +57,7 @@ class LocalPool:
 
     Raises:
         MeasureError: the target needs a device that this machine does not have or give.
+        TargetError: the target's code uses instructions that this machine's CPU does not have.
     """
 
     def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
@@ -49,10 +67,17 @@ class LocalPool:
         self._device = _local_device(task.target)
         is_cpu = self._device.kind == "cpu"
         exclusive = self.timing_lock if is_cpu else device_lock.for_device(self._device.kind)
-        self._fork_server = fork_server.ForkServer(self._options.start_timeout_s)
+        confine.warn_of_missing()
+        self._fork_server = fork_server.ForkServer(
+            _FORK_SERVER, self._options.start_timeout_s, {_SPIN_VARIABLE: str(_SPINS)}
+        )
+        self._folders = rights.Folders.make(
+            self._fork_server.work_dir, self._options.scratch_bytes
+        )
         self._lock = threading.Lock()
         self._closed = False
         self._submitted = 0
+        self._n_folders = 0
         self._states: dict[str, candidates.TaskState] = {}
         self._to_build: queue.SimpleQueue[candidates.Candidate | None] = queue.SimpleQueue()
         self._to_run: queue.SimpleQueue[candidates.Candidate | candidates.TaskState | None] = (
@@ -61,17 +86,21 @@ class LocalPool:
         threads = _num_cores(task.target) if is_cpu else 1
         count = self._options.builders or cpu.available_cores()
         limit = self._options.build_memory_bytes
+        running = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self._folders)
         self._builders = [
-            self._worker(f"builder-{index}", threads=1, nice=10, memory_bytes=limit)
+            self._worker(
+                f"builder-{index}", rights.builder(self._folders, index, limit), threads=1, nice=10
+            )
             for index in range(count)
         ]
-        self._runner = self._worker("runner", threads=threads, nice=0, memory_bytes=None)
+        confined = is_cpu or self._options.confine_gpu
+        self._runner = self._worker("runner", running, threads=threads, nice=0, confined=confined)
         pause = is_cpu if self._options.pause_builders is None else self._options.pause_builders
         quiet = run_stage.Quiet(exclusive, self._builders if pause else ())
         self._runs = run_stage.RunWorker(self._runner, quiet, self._options, self._device)
         self._threads = [
-            threading.Thread(target=self._build_loop, args=(worker,), daemon=True)
-            for worker in self._builders
+            threading.Thread(target=self._build_loop, args=(index,), daemon=True)
+            for index in range(count)
         ] + [threading.Thread(target=self._run_loop, daemon=True)]
         self._fork_server.launch()
         for thread in self._threads:
@@ -97,6 +126,23 @@ class LocalPool:
         pids = {worker.name: worker.pid for worker in [*self._builders, self._runner]}
         return {"fork_server": self._fork_server.pid, **pids}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no worker has anything to do."""
+        workers = [*self._builders, self._runner]
+        waits = not (self._to_build.empty() and self._to_run.empty())
+        return not waits and not any(worker.is_called for worker in workers)
+
+    def interrupt(self) -> None:
+        """Cancel what waits, end what runs: its candidates fail. The pool stays usable.
+
+        Workers are replaced at the next candidate. A task whose reference was not made by then
+        gets another one from `for_task`.
+        """
+        self._drain()
+        for worker in [*self._builders, self._runner]:
+            worker.interrupt()
+
     def close(self) -> None:
         """Cancel what waits, end all processes; running candidates become errors."""
         with self._lock:
@@ -118,23 +164,35 @@ class LocalPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _worker(self, name: str, **limits: int | None) -> pool_worker.Worker:
+    def _worker(
+        self, name: str, may: policy.Policy, *, threads: int, nice: int, confined: bool = True
+    ) -> pool_worker.Worker:
         # Builders see no GPU; the runner loads a kernel when it is loaded, not when it is timed.
         is_runner = name == "runner"
         cuda = {"CUDA_MODULE_LOADING": "EAGER"} if is_runner else {"CUDA_VISIBLE_DEVICES": ""}
         settings = {
             "device": self._device.kind,
-            "work_dir": str(self._fork_server.work_dir),
+            "tasks": str(self._folders.tasks),
             "environment": cuda if self._device.kind == "cuda" else {},
+            "policy": dataclasses.asdict(may) if confined else None,
+            "threads": threads,
+            "nice": nice,
         }
-        return pool_worker.Worker(self._fork_server, name, {**settings, **limits})
+        log = self._fork_server.work_dir / f"{name}.log"
+        allowance = usage.Allowance(
+            may.scratch,
+            log,
+            self._folders.limit_bytes,
+            rights.BUILD_PROCESSES if may.programs else 1,
+        )
+        return pool_worker.Worker(self._fork_server, name, settings, allowance)
 
     def _state_of(self, task: Task) -> candidates.TaskState:
         with self._lock:
             key = task.key
-            if key not in self._states:
-                folder = self._fork_server.work_dir / f"task-{len(self._states)}"
-                folder.mkdir()
+            if key not in self._states or self._states[key].failure is not None:
+                folder = self._folders.tasks / f"task-{self._n_folders}"
+                self._n_folders += 1
                 payload = build.payload(task.mod, task.target)
                 state = candidates.TaskState(task.target, self._device, str(folder), payload)
                 self._states[key] = state
@@ -149,25 +207,28 @@ class LocalPool:
         with self._lock:
             if self._closed:
                 raise errors.MeasureError("the pool is closed")
-            stem = str(pathlib.Path(state.folder, f"candidate-{self._submitted}"))
+            name = f"candidate-{self._submitted}"
             self._submitted += 1
             candidate = candidates.Candidate(
-                state=state, payload=payload, stem=stem, future=future, thorough=thorough
+                state=state, payload=payload, name=name, future=future, thorough=thorough
             )
             candidate.binary = state.libraries.get(candidate.digest, "")
             (self._to_run if candidate.binary else self._to_build).put(candidate)
         return future
 
-    def _build_loop(self, worker: pool_worker.Worker) -> None:
+    def _build_loop(self, index: int) -> None:
+        worker, folder = self._builders[index], self._folders.of_builder(index)
         while (candidate := self._to_build.get()) is not None:
             if candidate.future.set_running_or_notify_cancel():
-                self._build(worker, candidate)
+                self._build(worker, folder, candidate)
 
-    def _build(self, worker: pool_worker.Worker, candidate: candidates.Candidate) -> None:
+    def _build(
+        self, worker: pool_worker.Worker, folder: pathlib.Path, candidate: candidates.Candidate
+    ) -> None:
         request: dict[str, Any] = {
             "verb": "build",
             "payload": candidate.payload,
-            "stem": candidate.stem,
+            "stem": str(folder / candidate.name),
         }
         if self._device.kind == "cuda":
             request["verb"] = "build_cuda"
@@ -178,10 +239,11 @@ class LocalPool:
         else:
             request["link"] = self._options.link.value
         try:
-            reply = worker.call(request, self._options.build_timeout_s, busy=True)
+            reply = self._build_reply(worker, request)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             candidate.build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
             kind = run_stage.classify(error, _ErrorClass.BUILD)
+            worker.clear()
             self._settle(candidate, candidate.failed(kind, f"building: {error}"))
             return
         candidate.build_s = reply["seconds"]
@@ -192,6 +254,22 @@ class LocalPool:
             return
         candidate.binary = reply["library"]
         self._to_run.put(candidate)
+
+    def _build_reply(self, worker: pool_worker.Worker, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply of a builder; its library is where no worker can write."""
+        reply = worker.call(request, self._options.build_timeout_s, busy=True)
+        try:
+            reply = replies.checked(request, reply)
+        except inbox.Nonsense as error:
+            raise worker.misbehaved(f"it replied with {error}") from None
+        if "error" in reply:
+            return reply
+        library = self._folders.libraries / pathlib.Path(reply["library"]).name
+        try:
+            os.replace(reply["library"], library)
+        except OSError as error:  # the pool is closed
+            raise errors.MeasureError(f"the library is gone: {error.strerror}") from error
+        return reply | {"library": str(library)}
 
     def _run_loop(self) -> None:
         while (item := self._to_run.get()) is not None:
@@ -223,17 +301,19 @@ class LocalPool:
         candidate.future.set_result(measurement)
 
     def _drain(self) -> None:
-        """Cancel candidates that no thread will take any more."""
+        """Cancel candidates that wait for a thread, and forget references that do."""
         for waiting in (self._to_build, self._to_run):
             while True:
                 try:
                     candidate = waiting.get_nowait()
                 except queue.Empty:
                     break
-                if isinstance(candidate, candidates.Candidate) and not candidate.future.cancel():
+                if isinstance(candidate, candidates.TaskState):
+                    candidate.failure = "the pool was interrupted before it was made"
+                elif candidate is not None and not candidate.future.cancel():
                     self._settle(
                         candidate,
-                        candidate.failed(_ErrorClass.INFRASTRUCTURE, "the pool was closed"),
+                        candidate.failed(_ErrorClass.INFRASTRUCTURE, "the pool was interrupted"),
                     )
 
 
@@ -267,6 +347,7 @@ def _local_device(built_for: tvm.target.Target) -> candidates.Device:
     kind = built_for.kind.name
     if kind not in ("llvm", "cuda"):
         raise errors.MeasureError(f"cannot measure target kind {kind!r} on this machine")
+    target.refuse_foreign(built_for)
     hardware = target.hardware(built_for)
     if kind == "cuda":
         if not tvm.runtime.device("cuda", 0).exist:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from felix import errors
 from felix.measure import protocol, timing
-from felix.measure.pool import candidates
+from felix.measure.pool import candidates, inbox, replies
 from felix.measure.pool import worker as pool_worker
 
 _ErrorClass = protocol.ErrorClass
@@ -74,6 +74,7 @@ class RunWorker:
         self._device = device
         default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
         self._timing = options.timing or default
+        self._prepared: list[candidates.TaskState] = []
 
     def prepare(self, state: candidates.TaskState) -> None:
         """Compute a task's reference; `state` holds a failure for its candidates.
@@ -92,9 +93,10 @@ class RunWorker:
         try:
             reply = self._call(request, self._options.reference_timeout_s)
             state.failure = reply.get("message")
+            self._prepared.append(state)
         except pool_worker.WorkerTimeout as error:
             state.failure, state.tries_left = str(error), 0
-        except (pool_worker.WorkerDied, errors.MeasureError) as error:
+        except (pool_worker.WorkerLost, errors.MeasureError) as error:
             state.failure = str(error)
 
     def run(self, candidate: candidates.Candidate) -> protocol.Measurement:
@@ -150,16 +152,37 @@ class RunWorker:
         on a GPU that takes the device's time, too.
         """
         with self._quiet.until_end() as begin:
-            reply = self._worker.call(request, timeout_s, begin)
+            try:
+                reply = self._checked_reply(request, timeout_s, begin)
+            except pool_worker.WorkerMisbehaved:
+                self._forget_references()
+                raise
             if "error" in reply and not reply.get("reusable", False):
                 self._worker.kill()
         return reply
+
+    def _checked_reply(
+        self, request: dict[str, Any], timeout_s: float, begin: Callable[[], None]
+    ) -> dict[str, Any]:
+        reply = self._worker.call(request, timeout_s, begin)
+        try:
+            return replies.checked(request, reply)
+        except inbox.Nonsense as error:
+            raise self._worker.misbehaved(f"it replied with {error}") from None
+
+    def _forget_references(self) -> None:
+        """What a worker that misbehaved has computed is gone, and is computed once more."""
+        for state in self._prepared:
+            state.failure, state.tries_left = "the worker that computed it was ended", 1
+        self._prepared.clear()
 
 
 def classify(error: Exception, candidate_error: _ErrorClass) -> _ErrorClass:
     """A death by SIGKILL came from outside (or from the kernel, short of memory)."""
     if isinstance(error, pool_worker.WorkerTimeout):
         return _ErrorClass.TIMEOUT
+    if isinstance(error, pool_worker.WorkerMisbehaved):
+        return candidate_error
     if isinstance(error, pool_worker.WorkerDied) and error.signal_number != signal.SIGKILL:
         return candidate_error
     return _ErrorClass.INFRASTRUCTURE

@@ -1,11 +1,10 @@
-"""The loop of a measuring worker, run in a fork of the `fork_server`.
+"""The loop of a measuring worker, run in a fork of the `fork_server_main`.
 
-Messages are pickled tuples over a pipe to the parent: a request is a dict with a `verb`; the
-worker replies `("started", None)`, then any number of `("quiet", None)` (each of which the
-parent answers when nothing else runs) and `("resting", seconds)` (it sleeps so long, which is not
-charged to the request), then `("done", reply)`. A reply is a dict with the `seconds` that the
-request took, CPU seconds of a build; one with `error` says that it failed. End-of-file ends the
-worker.
+A request is a pickled dict with a `verb`. The worker replies in JSON (`inbox`): `started`, then
+any number of `quiet` (each of which the parent answers when nothing else runs) and `resting` (it
+sleeps so many seconds, which are not charged to the request), then `done` with the reply. A reply
+is a dict with the `seconds` that the request took, CPU seconds of a build; one with `error` says
+that it failed. End-of-file ends the worker.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from felix.measure import build, protocol
 from felix.measure.cpu import runner as cpu_runner
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import runner as cuda_runner
+from felix.measure.pool import inbox
 
 Reply = dict[str, Any]
 _ErrorClass = protocol.ErrorClass
@@ -36,7 +36,7 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
     """Answer requests until the parent closes the pipe."""
     runner: cpu_runner.Runner | cuda_runner.Runner
     if settings["device"] == "cuda":
-        runner = cuda_runner.Runner(settings["work_dir"], quiet=lambda: _quiet(conn))
+        runner = cuda_runner.Runner(settings["tasks"], quiet=lambda: _quiet(conn))
     else:
         runner = cpu_runner.Runner(
             settings["device"],
@@ -53,9 +53,9 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
     while True:
         try:
             request = conn.recv()
-            conn.send(("started", None))
+            inbox.send(conn, "started")
             name = request.pop("verb")
-            conn.send(("done", _answer(name, verbs[name], request)))
+            inbox.send(conn, "done", _answer(name, verbs[name], request))
         except (EOFError, BrokenPipeError):
             return
 
@@ -83,10 +83,10 @@ def _message(error: Exception) -> str:
 
 
 def _quiet(conn: Connection) -> None:
-    conn.send(("quiet", None))
+    inbox.send(conn, "quiet")
     conn.recv()
 
 
 def _rest(conn: Connection, seconds: float) -> None:
-    conn.send(("resting", seconds))
+    inbox.send(conn, "resting", seconds)
     time.sleep(seconds)

@@ -23,7 +23,7 @@ def every(
     job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> response_models.Listed[response_models.Artifact]:
     """The artifacts of a job, by name."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         jobs.get(tx, job_id)
         files = artifacts.of_job(tx, job_id)
     return response_models.Listed(
@@ -37,7 +37,7 @@ def download(
     job_id: request_bodies.Id, name: _Name, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """The content; `ETag` and `Repr-Digest` are its sha256."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         artifact = artifacts.get(tx, job_id, name)
     digest = base64.b64encode(bytes.fromhex(artifact.sha256)).decode()
     quoted = urllib.parse.quote(artifact.name, safe="")

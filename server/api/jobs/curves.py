@@ -10,7 +10,6 @@ from typing import Annotated
 import fastapi
 from sqlalchemy import orm
 
-from server.cache import response_cache
 from server.store import jobs, points, rows
 from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
 
@@ -31,9 +30,7 @@ async def curve(
     def read(tx: orm.Session) -> response_bodies.Curve:
         return _curves(tx, [job_id], task)[0]
 
-    return await shared_response.respond(
-        services, response_cache.Query(("curve", task), (job_id,)), read
-    )
+    return await shared_response.respond(services, caller, ("curve", task), (job_id,), read)
 
 
 @router.get("/v1/curves", response_model=response_bodies.Listed[response_bodies.Curve])
@@ -51,9 +48,7 @@ async def curves(
     def read(tx: orm.Session) -> response_bodies.Listed[response_bodies.Curve]:
         return response_bodies.Listed(items=_curves(tx, job_ids, task))
 
-    return await shared_response.respond(
-        services, response_cache.Query(("curves", task), job_ids), read
-    )
+    return await shared_response.respond(services, caller, ("curves", task), job_ids, read)
 
 
 @router.get("/v1/jobs/{job_id}/predicted")
@@ -65,7 +60,7 @@ def predicted(
     limit: Annotated[int, fastapi.Query(ge=1, le=5000, description="newest trials")] = 2000,
 ) -> response_bodies.Predicted:
     """Latencies of trials as the cost model predicted them, and as they were measured."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         jobs.get(tx, job_id)
         pairs = points.predicted(tx, job_id, task, limit)
     predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]

@@ -8,11 +8,12 @@ all events are sent, an event `end` comes and the stream closes. It also closes 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Any
 
 import anyio.to_thread
 import fastapi
@@ -20,7 +21,7 @@ from fastapi import sse
 from starlette import responses
 
 from server import errors, states
-from server.cache import recent_events
+from server.cache import recent_events, visible_jobs
 from server.store import events, jobs, rows
 from server.web import auth, dependencies, request_bodies, shared_response
 from server.web import response_bodies as response_models
@@ -53,10 +54,11 @@ async def after(
 ) -> fastapi.Response:
     """Events after a sequence number, oldest first."""
     types = tuple(type_ or ())
-    window = await services.recent_events.of(job_id)
+    (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
+    window = await services.recent_events.of(visible)
     new = window.after(after_seq, limit, types)
     if new is None:
-        new = await anyio.to_thread.run_sync(_older, services, job_id, after_seq, limit, types)
+        new = await anyio.to_thread.run_sync(_older, caller, job_id, after_seq, limit, types)
     last_seq = new[-1].seq if new else after_seq
     items = b",".join(event.encoded for event in new)
     return fastapi.Response(
@@ -70,19 +72,34 @@ def encode(event: rows.Event) -> bytes:
 
 
 def _older(
-    services: dependencies.Services,
+    caller: auth.Caller,
     job_id: int,
     seq: int,
     limit: int,
     types: Sequence[events.Type],
 ) -> list[recent_events.EncodedEvent]:
-    with services.db.read() as tx:
+    with caller.read() as tx:
         older = events.after(tx, job_id, seq, limit, types)
     return [recent_events.EncodedEvent(event.seq, event.type, encode(event)) for event in older]
 
 
-@router.get("/stream", response_class=responses.StreamingResponse,
-            responses={200: {"content": {"text/event-stream": {}}}})  # fmt: skip
+#: How the API's document describes a stream: what each of its events has.
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/event-stream": {
+                "schema": {
+                    "type": "object",
+                    "properties": {name: {"type": "string"} for name in ("event", "data", "id")},
+                    "required": ["data"],
+                }
+            }
+        }
+    }
+}
+
+
+@router.get("/stream", response_class=responses.StreamingResponse, responses=STREAM)
 async def stream(
     job_id: request_bodies.Id,
     caller: auth.Reader,
@@ -96,50 +113,80 @@ async def stream(
         if not last_event_id.isascii() or not last_event_id.isdecimal():
             raise errors.InvalidRequest("Last-Event-ID must be a sequence number")
         seq = min(int(last_event_id), request_bodies.MAX_INT)
-    await anyio.to_thread.run_sync(_read, services, job_id, seq)  # 404 before the stream begins
+    # a 404 comes before the stream begins
+    (visible,) = await services.visible_jobs.check(caller.sees, [job_id])
+    await anyio.to_thread.run_sync(_read, caller, _ONE, visible, seq)
+    return streaming(follow(services, caller, _ONE, visible, seq))
+
+
+def streaming(content: AsyncIterator[bytes]) -> fastapi.Response:
+    """A response of Server-Sent Events."""
     return responses.StreamingResponse(
-        _events(services, job_id, seq),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
+        content, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
     )
 
 
-def _read(services: dependencies.Services, job_id: int, seq: int) -> dependencies.StreamChunk:
-    with services.db.read() as tx:
-        state, new = jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH)
-    last_seq = new[-1].seq if new else seq
-    return dependencies.StreamChunk(state, last_seq, b"".join(_encoded(event) for event in new))
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """How a stream writes what happens to a job."""
+
+    #: a job's event, and the job's end
+    event: Callable[[int, rows.Event], bytes]
+    end: Callable[[int, states.State | None], bytes]
 
 
-async def _read_and_invalidate(
-    services: dependencies.Services, job_id: int, seq: int
-) -> dependencies.StreamChunk:
-    chunk = await anyio.to_thread.run_sync(_read, services, job_id, seq)
-    if chunk.last_seq > seq or chunk.state in states.ENDED:
-        services.response_cache.invalidate(job_id)
-    return chunk
-
-
-def _encoded(event: rows.Event) -> bytes:
-    data = encode(event).decode()
-    return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
-
-
-async def _events(services: dependencies.Services, job_id: int, seq: int) -> AsyncIterator[bytes]:
+async def follow(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    format_: Format,
+    job_id: visible_jobs.VisibleJob,
+    seq: int,
+) -> AsyncIterator[bytes]:
+    """The events of a job after a number, as they come, until it has ended and all are sent."""
     until_s = time.monotonic() + MAX_STREAM_S
     while time.monotonic() < until_s and not services.notifier.is_closed:
-        read = functools.partial(_read_and_invalidate, services, job_id, seq)
+        read = functools.partial(_read_and_invalidate, services, caller, format_, job_id, seq)
         try:
-            chunk = await services.stream_chunks.get((job_id, seq), read)
+            chunk = await services.stream_chunks.get((format_, job_id, seq), read)
         except errors.NotFound:  # deleted meanwhile
-            yield sse.format_sse_event(event="end", data_str='{"state": null}')
+            yield format_.end(job_id, None)
             return
         if chunk.last_seq > seq:
             seq = chunk.last_seq
             yield chunk.encoded
             continue
         if chunk.state in states.ENDED:
-            yield sse.format_sse_event(event="end", data_str=json.dumps({"state": chunk.state}))
+            yield format_.end(job_id, chunk.state)
             return
         if not await services.notifier.newer(job_id, seq, PING_S):
             yield sse.KEEPALIVE_COMMENT
+
+
+def _read(caller: auth.Caller, format_: Format, job_id: int, seq: int) -> dependencies.StreamChunk:
+    with caller.read() as tx:
+        state, new = jobs.get(tx, job_id).state, events.after(tx, job_id, seq, BATCH)
+    last_seq = new[-1].seq if new else seq
+    encoded = b"".join(format_.event(job_id, event) for event in new)
+    return dependencies.StreamChunk(state, last_seq, encoded)
+
+
+async def _read_and_invalidate(
+    services: dependencies.Services, caller: auth.Caller, format_: Format, job_id: int, seq: int
+) -> dependencies.StreamChunk:
+    chunk = await anyio.to_thread.run_sync(_read, caller, format_, job_id, seq)
+    if chunk.last_seq > seq or chunk.state in states.ENDED:
+        services.response_cache.invalidate(job_id)
+    return chunk
+
+
+def _event(_: int, event: rows.Event) -> bytes:
+    data = encode(event).decode()
+    return sse.format_sse_event(event=event.type, data_str=data, id=str(event.seq))
+
+
+def _end(_: int, state: states.State | None) -> bytes:
+    return sse.format_sse_event(event="end", data_str=json.dumps({"state": state}))
+
+
+#: Of a stream that has one job.
+_ONE = Format(_event, _end)

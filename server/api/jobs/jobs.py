@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import fastapi
 from sqlalchemy import orm
 
 from server import job_actions, states, submission
 from server.api import paging
-from server.cache import response_cache
+from server.api.jobs import estimates
 from server.store import jobs
+from server.store.across_jobs import reuse
 from server.web import (
     auth,
     dependencies,
@@ -23,10 +24,6 @@ from server.web import (
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _Text = Annotated[str | None, fastapi.Query(max_length=200)]
-_MADE: dict[int | str, dict[str, Any]] = {
-    200: {"model": response_bodies.Job, "description": "An earlier request made it"},
-    201: {"headers": {"Location": {"schema": {"type": "string"}}}},
-}
 _FORM = {
     "requestBody": {
         "required": True,
@@ -51,7 +48,7 @@ _FORM = {
 }
 
 
-@router.post("", status_code=201, responses=_MADE)
+@router.post("", status_code=201, responses=request_bodies.MADE_JOB)
 async def submit(
     body: request_bodies.NewJob,
     caller: auth.Submitter,
@@ -62,10 +59,10 @@ async def submit(
     """Queue a job for an operator of the catalogue or a serialized program."""
     submission.refuse_long(body, job_actions.upload_limit(services, caller))
     made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
-    return _made(response, made)
+    return estimates.made_body(services, caller, response, made)
 
 
-@router.post("/upload", status_code=201, responses=_MADE, openapi_extra=_FORM)
+@router.post("/upload", status_code=201, responses=request_bodies.MADE_JOB, openapi_extra=_FORM)
 async def upload(
     request: fastapi.Request,
     caller: auth.Submitter,
@@ -77,7 +74,38 @@ async def upload(
     async with uploads.receive(request, job_actions.upload_limit(services, caller)) as file:
         from_upload = submission.from_upload(file, idempotency_key)
         made = await submission.submit(services, caller, from_upload)
-    return _made(response, made)
+    return estimates.made_body(services, caller, response, made)
+
+
+async def chosen_jobs(
+    caller: auth.Reader,
+    state: Annotated[list[states.State] | None, fastapi.Query()] = None,
+    target_key: _Text = None,
+    kind: _Text = None,
+    op: _Text = None,
+    tag: Annotated[list[str] | None, fastapi.Query(max_length=32)] = None,
+    program: Annotated[
+        _Text, fastapi.Query(description="`program_key` or `task_key` of one of its tasks")
+    ] = None,
+    q: Annotated[_Text, fastapi.Query(description="part of name or operator")] = None,
+    mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
+    project: Annotated[_Text, fastapi.Query(description="for admins: only this project")] = None,
+) -> jobs.Filter:
+    """The filter of a request for jobs."""
+    return jobs.Filter(
+        states=tuple(state or ()),
+        target_key=target_key,
+        kind=kind,
+        op=op,
+        tags=tuple(tag or ()),
+        text=q,
+        program=program,
+        key_id=caller.key.id if mine else None,
+        project=project,
+    )
+
+
+Chosen = Annotated[jobs.Filter, fastapi.Depends(chosen_jobs)]
 
 
 @router.get("")
@@ -85,29 +113,13 @@ def find(
     request: fastapi.Request,
     response: fastapi.Response,
     caller: auth.Reader,
-    services: dependencies.ServicesDep,
-    state: Annotated[list[states.State] | None, fastapi.Query()] = None,
-    target_key: _Text = None,
-    kind: _Text = None,
-    op: _Text = None,
-    tag: Annotated[list[str] | None, fastapi.Query(max_length=32)] = None,
-    q: Annotated[_Text, fastapi.Query(description="part of name or operator")] = None,
-    mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
+    chosen: Chosen,
     oldest_first: bool = False,
     limit: request_bodies.Limit = 50,
     after: request_bodies.After = None,
 ) -> response_bodies.Page[response_bodies.Job]:
     """Jobs by number, newest first. Several states mean any of them, several tags all of them."""
-    chosen = jobs.Filter(
-        states=tuple(state or ()),
-        target_key=target_key,
-        kind=kind,
-        op=op,
-        tags=tuple(tag or ()),
-        text=q,
-        key_id=caller.key.id if mine else None,
-    )
-    with services.db.read() as tx:
+    with caller.read() as tx:
         page = jobs.page(tx, chosen, limit, after, oldest_first)
     paging.link(request, response, page.next)
     items = [response_bodies.Job.model_validate(job) for job in page.jobs]
@@ -121,9 +133,21 @@ async def get(
     """A job."""
 
     def read(tx: orm.Session) -> response_bodies.Job:
-        return response_bodies.Job.model_validate(jobs.get(tx, job_id))
+        return estimates.job_body(tx, services, jobs.get(tx, job_id))
 
-    return await shared_response.respond(services, response_cache.Query("job", (job_id,)), read)
+    return await shared_response.respond(services, caller, "job", (job_id,), read)
+
+
+@router.get("/{job_id}/similar")
+def similar(
+    job_id: request_bodies.Id, caller: auth.Reader
+) -> response_bodies.Listed[response_bodies.SimilarJob]:
+    """Other jobs of the same operator or with a program of this one, the newest twenty."""
+    with caller.read() as tx:
+        others = reuse.similar(tx, job_id)
+    return response_bodies.Listed(
+        items=[response_bodies.SimilarJob.model_validate(job) for job in others]
+    )
 
 
 @router.patch("/{job_id}")
@@ -143,10 +167,3 @@ def delete(
 ) -> None:
     """Remove an ended job with trials, events and artifacts."""
     job_actions.delete(services, caller, job_id)
-
-
-def _made(response: fastapi.Response, made: jobs.Made) -> response_bodies.Job:
-    response.headers["Location"] = f"/v1/jobs/{made.job.id}"
-    if not made.is_new:
-        response.status_code = 200
-    return response_bodies.Job.model_validate(made.job)

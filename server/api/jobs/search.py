@@ -27,7 +27,7 @@ def search(
     limit: request_bodies.Limit = 200,
 ) -> response_bodies.Search:
     """Loss, penalty and temperature of each descent, training of the model, error classes."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         jobs.get(tx, job_id)
         rounds = progress.rounds(tx, job_id, task, after, limit)
         trainings = progress.trainings(tx, job_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fastapi
 from sqlalchemy import orm
 
-from server.cache import response_cache
 from server.store import jobs
 from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
 
@@ -25,7 +24,7 @@ async def every(
             items=[response_bodies.Task.model_validate(task) for task in tasks]
         )
 
-    return await shared_response.respond(services, response_cache.Query("tasks", (job_id,)), read)
+    return await shared_response.respond(services, caller, "tasks", (job_id,), read)
 
 
 @router.get("/{number}/code")
@@ -35,7 +34,8 @@ def code(
     caller: auth.Reader,
     services: dependencies.ServicesDep,
 ) -> response_bodies.Code:
-    """TVMScript and generated source of a task's best schedule."""
-    with services.db.read() as tx:
+    """TVMScript, generated source and assembly of a task's best schedule."""
+    with caller.read() as tx:
         schedule, source = jobs.code(tx, job_id, number)
-    return response_bodies.Code(schedule=schedule, source=source)
+        assembly = jobs.assembly(tx, job_id, number)
+    return response_bodies.Code(schedule=schedule, source=source, assembly=assembly)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import fastapi
 from starlette import responses
 
-from server.api import paging
+from server.api import cells, paging
 from server.store import jobs, rows, trials
 from server.web import auth, dependencies, request_bodies
 from server.web import response_bodies as response_models
@@ -29,9 +29,6 @@ COLUMNS = (
     "error", "message", "spread", "elapsed_s", "measured_s", "build_s", "run_s", "device",
     "measured_at", "decisions",
 )  # fmt: skip
-
-#: A cell that begins like this is a formula to a spreadsheet.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 async def _chosen(
@@ -59,7 +56,7 @@ def page(
     after: request_bodies.After = None,
 ) -> response_models.Page[response_models.Trial]:
     """Trials by number."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         jobs.get(tx, job_id)
         selected = trials.page(tx, job_id, chosen, limit, after or 0)
     paging.link(request, response, selected.next)
@@ -75,7 +72,7 @@ def get(
     services: dependencies.ServicesDep,
 ) -> response_models.Trial:
     """One trial."""
-    with services.db.read() as tx:
+    with caller.read() as tx:
         return response_models.Trial.model_validate(trials.get(tx, job_id, number))
 
 
@@ -88,7 +85,7 @@ def as_csv(
     chosen: _Filter,
 ) -> fastapi.Response:
     """All trials as CSV, streamed."""
-    return _stream(services, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
+    return _stream(caller, job_id, chosen, "csv", "text/csv; charset=utf-8", _csv_lines)
 
 
 @router.get("/trials.jsonl", response_class=responses.StreamingResponse,
@@ -100,29 +97,29 @@ def as_jsonl(
     chosen: _Filter,
 ) -> fastapi.Response:
     """All trials as JSON lines, streamed."""
-    return _stream(services, job_id, chosen, "jsonl", "application/jsonl", _json_lines)
+    return _stream(caller, job_id, chosen, "jsonl", "application/jsonl", _json_lines)
 
 
 def _stream(
-    services: dependencies.Services,
+    caller: auth.Caller,
     job_id: int,
     chosen: trials.Filter,
     suffix: str,
     media_type: str,
     lines: Callable[[tuple[rows.Trial, ...], bool], str],
 ) -> fastapi.Response:
-    with services.db.read() as tx:
+    with caller.read() as tx:
         jobs.get(tx, job_id)
     name = f'attachment; filename="job-{job_id}-trials.{suffix}"'
     return responses.StreamingResponse(
-        _pages(services, job_id, chosen, lines),
+        _pages(caller, job_id, chosen, lines),
         media_type=media_type,
         headers={"Content-Disposition": name},
     )
 
 
 def _pages(
-    services: dependencies.Services,
+    caller: auth.Caller,
     job_id: int,
     chosen: trials.Filter,
     lines: Callable[[tuple[rows.Trial, ...], bool], str],
@@ -130,7 +127,7 @@ def _pages(
     after: int | None = 0
     is_first = True
     while after is not None:
-        with services.db.read() as tx:
+        with caller.read() as tx:
             selected = trials.page(tx, job_id, chosen, trials.BATCH, after)
         yield lines(selected.trials, is_first)
         after, is_first = selected.next, False
@@ -154,9 +151,7 @@ def _cell(trial: rows.Trial, name: str) -> object:
         return value.isoformat()
     if name == "is_best":
         return int(value)
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return value
+    return cells.safe(value)
 
 
 def _json_lines(selected: tuple[rows.Trial, ...], with_head: bool) -> str:

@@ -19,12 +19,13 @@ from server import errors, key_actions
 from server.dashboard import render
 from server.dashboard.pages import logins
 from server.store import keys, rows
+from server.store.projects import projects
 from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
 
 KEYS = "/dashboard/keys"
-SCOPES = ("read", "submit", "admin")
+SCOPES = ("read", "submit", "priority", "admin")
 AUDIT_LIMIT = 100
 
 _DAY_S = 86400.0
@@ -77,7 +78,13 @@ async def create(
         return await anyio.to_thread.run_sync(
             _page, request, viewer, services, _Form(texts, chosen, wrong)
         )
-    made = await anyio.to_thread.run_sync(key_actions.create, services, viewer, body)
+    try:
+        made = await anyio.to_thread.run_sync(key_actions.create, services, viewer, body)
+    except errors.NotFound as error:
+        wrong = {"project": str(error)}
+        return await anyio.to_thread.run_sync(
+            _page, request, viewer, services, _Form(texts, chosen, wrong)
+        )
     return render.page(request, "key_made.html", viewer, made=made)
 
 
@@ -104,7 +111,7 @@ def audit(
 ) -> fastapi.Response:
     """What keys did, newest first."""
     key_id = int(key) if key.isascii() and key.isdecimal() else None
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         entries = keys.audited(tx, AUDIT_LIMIT + 1, after, key_id)
         all_keys = keys.every(tx)
     return render.page(
@@ -124,12 +131,14 @@ def _page(
     filled: _Form | None = None,
 ) -> fastapi.Response:
     form = filled or _Form({}, ["read", "submit"], {})
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         all_keys = keys.every(tx)
+        all_projects = projects.every(tx)
     now = datetime.datetime.now(datetime.UTC)
     return render.page(
         request, "keys.html", viewer, 422 if form.wrong else 200,
         keys=[(key, scopes(key), state(key, now)) for key in reversed(all_keys)],
+        projects=all_projects,
         scopes=SCOPES,
         chosen=form.scopes,
         texts=form.texts,
@@ -141,7 +150,7 @@ def _page(
 def _body(texts: Mapping[str, str], chosen: list[str]) -> dict[str, Any]:
     """The form as the API's body; empty fields are left out, sizes and times in its units."""
     body: dict[str, Any] = {"name": texts.get("name", ""), "scopes": chosen}
-    for name in ("max_running_jobs", "max_trials"):
+    for name in ("project", "max_running_jobs", "max_trials"):
         if texts.get(name):
             body[name] = texts[name]
     for field, name, unit in (
@@ -163,7 +172,7 @@ def _scaled(text: str, unit: float) -> Any:
 
 def scopes(key: rows.Key) -> list[str]:
     """What a key may do, in words."""
-    has = (key.can_read, key.can_submit, key.can_admin)
+    has = (key.can_read, key.can_submit, key.can_priority, key.can_admin)
     return [name for name, is_set in zip(SCOPES, has, strict=True) if is_set]
 
 

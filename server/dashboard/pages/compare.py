@@ -1,7 +1,4 @@
-"""Several jobs side by side: curves laid over one another, and a table of figures.
-
-The curves come from `/v1/curves`.
-"""
+"""Several jobs side by side: curves laid over one another, and a table of figures."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Annotated
 import fastapi
 
 from server import errors, states
-from server.dashboard import render
+from server.dashboard import chart_data, render
 from server.store import jobs, rows
 from server.web import dependencies, request_bodies
 
@@ -31,17 +28,19 @@ def compare(
     numbers = numbers_of(job or [])
     compared: list[rows.Job] = []
     missing: list[int] = []
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         recent = jobs.page(tx, limit=40).jobs
         for number in numbers[: request_bodies.MAX_COMPARED]:
             try:
                 compared.append(jobs.get(tx, number))
             except errors.NotFound:
                 missing.append(number)
+        chart = chart_data.compared(tx, compared)
     bests = [row.best_us for row in compared if row.best_us is not None]
     return render.page(
         request, "compare.html", viewer,
         jobs=compared,
+        chart=chart,
         missing=missing,
         too_many=len(numbers) > request_bodies.MAX_COMPARED,
         most=request_bodies.MAX_COMPARED,

@@ -38,7 +38,7 @@ def devices(
 ) -> fastapi.Response:
     """Devices by kind; tuners, newest first."""
     stale_s = services.settings.stale_s
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         tuners = workers.every(tx, stale_s)
     gone = [tuner for tuner in tuners if not tuner.is_alive]
     return render.page(

@@ -11,13 +11,15 @@ from typing import Annotated, Any
 
 import anyio.to_thread
 import fastapi
+import markupsafe
 from sqlalchemy import orm
 from starlette import responses
 
 from server import errors, job_actions, states
-from server.dashboard import highlight, render
+from server.dashboard import chart_data, formats, highlight, render
 from server.dashboard.pages import logins
 from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
+from server.store.across_jobs import reuse
 from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(
@@ -27,6 +29,7 @@ router = fastapi.APIRouter(
 TRIALS_LIMIT = 100
 LOG_LIMIT = 200
 ROUNDS_LIMIT = 1000
+SIMILAR_LIMIT = 8
 
 _S = states.State
 
@@ -67,12 +70,16 @@ def overview(
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """Convergence, tasks, where the time went, files."""
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         files = artifacts.of_job(tx, job_id)
+        chart = chart_data.convergence(tx, head["job"], head["tasks"])
+        similar = reuse.similar(tx, job_id, SIMILAR_LIMIT)
     return render.page(
         request, "job/overview.html", viewer, tab="overview", **head,
+        chart=chart,
         artifacts=files,
+        similar=similar,
         parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
     )  # fmt: skip
 
@@ -94,7 +101,7 @@ def trials_page(
         error=show if show in ERRORS else None,
         best_only=show == "best",
     )
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         page = trials.page(tx, job_id, chosen, TRIALS_LIMIT, after or 0)
         failed = trials.error_counts(tx, job_id)
@@ -120,10 +127,16 @@ def trial_page(
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
     """One trial with all that is known of it."""
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         trial = trials.get(tx, job_id, number)
-    return render.page(request, "job/trial.html", viewer, tab="trials", **head, trial=trial)
+    task = next(each for each in head["tasks"] if each.number == trial.task)
+    return render.page(
+        request, "job/trial.html", viewer, tab="trials", **head,
+        trial=trial,
+        task=task,
+        decisions=decisions_of(task, trial),
+    )  # fmt: skip
 
 
 @router.get("/search")
@@ -135,7 +148,7 @@ def search_page(
     task: _Task = None,
 ) -> fastapi.Response:
     """Predicted against measured, descents, rounds, training."""
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         number = _existing(head["tasks"], task)
         rounds = progress.rounds(tx, job_id, number, -1, ROUNDS_LIMIT)
@@ -145,6 +158,7 @@ def search_page(
     return render.page(
         request, "job/search.html", viewer, tab="search", **head,
         number=number,
+        chart=chart_data.search(head["job"], number, pairs, rounds),
         rounds=rounds,
         trainings=trainings,
         n_pairs=len(pairs),
@@ -161,17 +175,22 @@ def code_page(
     task: _Task = None,
 ) -> fastapi.Response:
     """TVMScript and generated source of a task's best schedule."""
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         number = _existing(head["tasks"], task)
         schedule, source = jobs.code(tx, job_id, number)
+        assembly = jobs.assembly(tx, job_id, number)
     language = highlight.language_of(source or "", head["job"].target)
+    written = {"cuda": "Generated code (CUDA)", "llvm": "Generated code (LLVM IR)"}[language]
+    listings = [
+        Listing("schedule", "Schedule (TVMScript)", "python", schedule or ""),
+        Listing("source", written, language, source or ""),
+        Listing("assembly", "Assembly", "gas", assembly or ""),
+    ]
     return render.page(
         request, "job/code.html", viewer, tab="code", **head,
         number=number,
-        schedule=highlight.marked(schedule, "python") if schedule else None,
-        source=highlight.marked(source, language) if source else None,
-        language="CUDA" if language == "cuda" else "LLVM IR",
+        listings=[listing for listing in listings if listing.text],
     )  # fmt: skip
 
 
@@ -186,7 +205,7 @@ def log_page(
 ) -> fastapi.Response:
     """Events, newest first; without `all`, those that a person reads."""
     kinds = () if all_ else tuple(kind for kind in events.Type if kind not in _FREQUENT)
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         newest = newest_events(tx, job_id, before, kinds)
     return render.page(
@@ -233,6 +252,47 @@ def newest_events(
         newest.extend(reversed([event for event in part if event.seq < end]))
         end = begin + 1
     return newest[: LOG_LIMIT + 1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listing:
+    """A program to show."""
+
+    id: str
+    label: str
+    language: str
+    text: str
+
+    @property
+    def marked(self) -> markupsafe.Markup:
+        """As HTML, with its tokens marked."""
+        return highlight.marked(self.text, self.language)
+
+    @property
+    def n_lines(self) -> int:
+        """Lines of the program."""
+        return len(self.text.splitlines())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """What a trial decided: the label of it, and the value in words."""
+
+    label: str
+    value: str
+
+
+def decisions_of(task: rows.Task, trial: rows.Trial) -> list[Decision]:
+    """A trial's decisions by name; empty where the names are not known."""
+    groups = (task.decisions or {}).get(str(trial.sketch_index))
+    if groups is None or sum(n for _, n in groups) != len(trial.decisions):
+        return []
+    decisions, begin = [], 0
+    for label, n in groups:
+        values = trial.decisions[begin : begin + n]
+        decisions.append(Decision(label, formats.decision(label, values)))
+        begin += n
+    return decisions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

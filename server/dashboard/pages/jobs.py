@@ -1,18 +1,20 @@
-"""The table of jobs: filters in the address, pages by number, newest first."""
+"""The table of jobs: filters and order in the address, pages by cursor, newest first at first."""
 
 from __future__ import annotations
 
 import dataclasses
 import urllib.parse
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated
 
 import fastapi
 
-from server import states
+from server import job_actions, states
 from server.dashboard import render
-from server.store import jobs, rows, workers
-from server.web import dependencies, request_bodies
+from server.dashboard.pages import job as job_page
+from server.database import keyset
+from server.store import jobs, keys, rows, workers
+from server.web import auth, dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -23,23 +25,52 @@ _S = states.State
 #: Choices of the state filter besides the states.
 GROUPS = {"active": frozenset(set(_S) - states.ENDED), "ended": states.ENDED}
 
+#: Orders of the table, in words; those of `DESCENDING` begin with the largest.
+SORTS: Mapping[jobs.Sort, str] = {
+    jobs.Sort.NUMBER: "newest",
+    jobs.Sort.NAME: "name",
+    jobs.Sort.STATE: "state",
+    jobs.Sort.OWNER: "owner",
+    jobs.Sort.PRIORITY: "priority",
+    jobs.Sort.TRIALS: "trials",
+    jobs.Sort.LATENCY: "best latency",
+    jobs.Sort.SPEEDUP: "speed-up",
+}
+DESCENDING = frozenset({jobs.Sort.NUMBER, jobs.Sort.PRIORITY, jobs.Sort.TRIALS, jobs.Sort.SPEEDUP})
+
 _Text = Annotated[str, fastapi.Query(max_length=200)]
+_Cursor = Annotated[str, fastapi.Query(max_length=1000)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """The filter as the form has it; empty fields select all."""
+    """The filter as the form has it; empty fields select all.
+
+    `sort` is a `jobs.Sort` in its usual direction, with a `-` before it in the other one.
+    """
 
     q: str = ""
     state: str = ""
     target: str = ""
     tag: str = ""
     mine: bool = False
+    sort: str = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether it selects all jobs."""
-        return self == Filter()
+        return dataclasses.replace(self, sort="") == Filter()
+
+    @property
+    def sorted_by(self) -> jobs.Sort:
+        """What the table is sorted by; by number if that is unknown."""
+        name = self.sort.removeprefix("-")
+        return jobs.Sort(name) if name in set(jobs.Sort) else jobs.Sort.NUMBER
+
+    @property
+    def descending(self) -> bool:
+        """Whether the largest values come first."""
+        return (self.sorted_by in DESCENDING) != self.sort.startswith("-")
 
     def link(self, **changes: object) -> str:
         """The address of the table with this filter, changed."""
@@ -47,11 +78,22 @@ class Filter:
         query = {name: value for name, value in values.items() if value}
         return "/dashboard" + (f"?{urllib.parse.urlencode(query)}" if query else "")
 
+    def sort_link(self, name: str) -> str:
+        """The address of the table sorted by a column; the other way round if it is already."""
+        again = self.sorted_by == name and not self.sort.startswith("-")
+        text = f"-{name}" if again else name
+        return self.link(sort="" if text == jobs.Sort.NUMBER else text)
+
 
 async def _filter(
-    q: _Text = "", state: _Text = "", target: _Text = "", tag: _Text = "", mine: bool = False
+    q: _Text = "",
+    state: _Text = "",
+    target: _Text = "",
+    tag: _Text = "",
+    mine: bool = False,
+    sort: _Text = "",
 ) -> Filter:
-    return Filter(q=q.strip(), state=state, target=target, tag=tag.strip(), mine=mine)
+    return Filter(q=q.strip(), state=state, target=target, tag=tag.strip(), mine=mine, sort=sort)
 
 
 @router.get("/dashboard")
@@ -60,7 +102,7 @@ def table(
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
     filter_: Annotated[Filter, fastapi.Depends(_filter)],
-    after: request_bodies.After = None,
+    after: _Cursor | None = None,
 ) -> fastapi.Response:
     """Jobs, counts by state, whether tuners are alive."""
     selection = jobs.Filter(
@@ -70,22 +112,35 @@ def table(
         text=filter_.q or None,
         key_id=viewer.key.id if filter_.mine else None,
     )
-    with services.db.read() as tx:
-        page = jobs.page(tx, selection, LIMIT, after)
+    sort = filter_.sorted_by
+    cursor = None if after is None else keyset.Cursor.of(after, sort.kind)
+    with viewer.read() as tx:
+        page = jobs.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
+        owners = keys.names(tx, (job.key_id for job in page.jobs))
         counts = jobs.counts(tx)
         tuners = workers.every(tx, services.settings.stale_s)
     return render.page(
         request, "jobs.html", viewer,
         jobs=page.jobs,
+        owners=owners,
+        verbs={job.id: " ".join(verbs(viewer, job)) for job in page.jobs},
         next=page.next,
         after=after,
         filter=filter_,
+        sorts=SORTS,
         counts=counts,
         total=sum(counts.values()),
         groups=GROUPS,
         targets=_targets(tuners, page.jobs, filter_.target),
         n_alive=sum(tuner.is_alive for tuner in tuners),
     )  # fmt: skip
+
+
+def verbs(viewer: auth.Caller, job: rows.Job) -> list[str]:
+    """What this viewer can do with the job now, in a selection of several."""
+    names = [verb for verb, _, _ in job_page.allowed(viewer, job)]
+    is_deletable = job.state in states.ENDED and job_actions.may_change(viewer, job)
+    return [*names, "delete"] if is_deletable else names
 
 
 def chosen_states(text: str) -> Collection[states.State]:

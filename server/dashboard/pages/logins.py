@@ -1,12 +1,7 @@
-"""Logging in with an API key, logging out.
-
-The form of a foreign page must not log a browser in (to somebody else's key): before there is a
-login there is no token to check, so the browser's headers on where the form came from count.
-"""
+"""Logging in with an API key, logging out."""
 
 from __future__ import annotations
 
-import urllib.parse
 from typing import Annotated
 
 import anyio.to_thread
@@ -38,7 +33,7 @@ def form(request: fastapi.Request, services: dependencies.ServicesDep, after: _N
 @router.post("/login")
 async def log_in(request: fastapi.Request, services: dependencies.ServicesDep) -> fastapi.Response:
     """Log in and go to the page that led here."""
-    check_origin(request)
+    auth.check_origin(request, services)
     fields = await request.form(max_files=0, max_fields=8)
     after, key = inside(str(fields.get("next", HOME))), str(fields.get("key", "")).strip()
     try:
@@ -64,14 +59,16 @@ async def log_out(
 
 
 async def checked_form(
-    request: fastapi.Request, viewer: auth.Caller
-) -> dict[str, list[str]]:  # fmt: skip
+    request: fastapi.Request, viewer: auth.Caller, max_files: int = 0
+) -> dict[str, list[str]]:
     """The fields of a form that comes from our own pages, each with all its values.
+
+    Files are left to `request.form()`.
 
     Raises:
         Forbidden
     """
-    form = await request.form(max_files=0, max_fields=200)
+    form = await request.form(max_files=max_files, max_fields=200)
     assert viewer.login is not None  # viewers come by cookie
     token = form.get(auth.CSRF_FIELD)
     auth.check_csrf(viewer.login, token if isinstance(token, str) else None)
@@ -80,20 +77,6 @@ async def checked_form(
         if isinstance(value, str):
             fields.setdefault(name, []).append(value)
     return fields
-
-
-def check_origin(request: fastapi.Request) -> None:
-    """Refuse a form of another site.
-
-    Raises:
-        Forbidden
-    """
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    foreign = site is not None and site not in ("same-origin", "none")
-    if site is None and origin is not None:
-        foreign = urllib.parse.urlsplit(origin).netloc != request.headers.get("host")
-    if foreign:
-        raise errors.Forbidden("log in from the dashboard's own page")
 
 
 def inside(address: str) -> str:

@@ -1,53 +1,72 @@
 """The form for new jobs: an operator's fields from its JSON Schema, or a file.
 
-Operators come in as an ordinary form and are checked here, so that errors stand at their fields.
-Files are sent by the page's script straight to `/v1/jobs/upload`, which reads them under the
-key's limit. Both end in `server.submission`.
+It is one form with two sources, and what both need stands in it once. It comes in as an ordinary
+form and is checked here, so that errors stand at their fields; the page's script sends large files
+straight to `/v1/jobs/upload`, which reads them under the key's limit. All end in
+`server.submission`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import anyio.to_thread
 import fastapi
 import pydantic
-from starlette import responses
+from fastapi import exceptions
+from starlette import datastructures, responses
 
 from felix.search import strategies
 from server import errors, job_actions, submission
 from server.dashboard import fields, render
 from server.dashboard.pages import logins
+from server.parsing import parser
 from server.store import jobs, workers
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, dependencies, request_bodies, uploads
 
 router = fastapi.APIRouter(
     prefix="/dashboard/submit", route_class=render.Page, include_in_schema=False
 )
 
 FIRST = "gemm"
+OPERATOR, FILE = "operator", "file"
 
 #: Fields of the form that all workloads have; parameters of operators begin with `p.`.
 COMMON = ("name", "target", "trials", "seconds", "tags", "priority", "seed", "strategy", "note")
 OPTIONS = ("round_size", "patience_rounds")
+_OF_FILES = ("kind", "shapes", "file")
 _PARAM = "p."
 
 #: Choices of the target field besides the devices that are there.
 TARGETS = ("llvm", "cuda", "h100", "a100")
 
+#: What every device can run: a target that refuses it is at fault itself.
+_PROBE = parser.Workload(kind="operator", name="gemm", params={"m": 8, "n": 8, "k": 8})
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of an operator: its texts, and by field (or for all of it) what is wrong."""
+    """The form: its source and texts, and by field (or for all of it) what is wrong."""
 
+    source: str
     op: str
     texts: Mapping[str, str]
     wrong: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problem: str = ""
+
+
+class _Refused(Exception):
+    """What is wrong, by field; `problem` belongs to none."""
+
+    def __init__(self, wrong: Mapping[str, str], problem: str = "") -> None:
+        super().__init__(problem)
+        self.wrong, self.problem = wrong, problem
 
 
 @router.get("")
@@ -58,11 +77,12 @@ def form(
     op: Annotated[str, fastapi.Query(max_length=100)] = "",
     like: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
     target: Annotated[str, fastapi.Query(max_length=200)] = "",
+    source: Annotated[str, fastapi.Query(max_length=20)] = OPERATOR,
 ) -> fastapi.Response:
-    """An empty form of an operator, or one with the settings of another job."""
+    """An empty form of a source, or one with the settings of another job."""
     texts = {"target": target} if target else {}
     if like is not None:
-        with services.db.read() as tx:
+        with viewer.read() as tx:
             job = jobs.get(tx, like)
         if job.kind == "operator":
             op = job.op
@@ -73,7 +93,8 @@ def form(
         raise errors.NotFound(f"there is no operator {op!r}")
     if like is None:
         texts |= {f"{_PARAM}{k}": v for k, v in fields.defaults(operators[op]).items()}
-    return _page(request, viewer, services, _Form(op, texts))
+    source = FILE if source == FILE else OPERATOR
+    return _page(request, viewer, services, _Form(source, op, texts))
 
 
 @router.post("")
@@ -81,34 +102,126 @@ async def submit(
     request: fastapi.Request, viewer: render.Viewer, services: dependencies.ServicesDep
 ) -> fastapi.Response:
     """Queue the job and show it; or the form again, with what is wrong."""
-    form_fields = await logins.checked_form(request, viewer)
+    form_fields = await logins.checked_form(request, viewer, max_files=1)
     texts = {name: values[-1] for name, values in form_fields.items()}
     operators = await anyio.to_thread.run_sync(services.parser.operators)
-    op = texts.get("op", "")
+    source = FILE if texts.get("source") == FILE else OPERATOR
+    op = texts.get("op", FIRST if source == FILE else "")
     if op not in operators:
         raise errors.NotFound("there is no such operator")
     if not viewer.can("submit"):
         raise errors.Forbidden("this needs a key with the scope submit")
+    try:
+        if source == FILE:
+            made = await _submit_file(request, viewer, services, texts)
+        else:
+            made = await _submit_operator(viewer, services, op, operators[op], texts)
+    except _Refused as refused:
+        filled = _Form(source, op, texts, refused.wrong, refused.problem)
+        return await anyio.to_thread.run_sync(_page, request, viewer, services, filled)
+    return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
+
+
+async def _submit_operator(
+    viewer: auth.Caller,
+    services: dependencies.Services,
+    op: str,
+    schema: fields.Schema,
+    texts: Mapping[str, str],
+) -> jobs.Made:
     params = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
-    reading = fields.read(operators[op], params)
+    reading = fields.read(schema, params)
     wrong = {f"{_PARAM}{name}": message for name, message in reading.wrong.items()}
-    body, more = _body(op, reading.params, texts)
-    wrong |= more
-    problem = ""
-    if body is not None and not wrong:
-        try:
-            from_form = submission.from_json(body, _idempotency_key(body, texts))
-            made = await submission.submit(services, viewer, from_form)
-            return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
-        except (
-            errors.InvalidRequest,
-            errors.QuotaExceeded,
-            errors.Conflict,
-            submission.Busy,
-        ) as error:
-            problem = str(error)
-    filled = _Form(op, texts, wrong, problem)
-    return await anyio.to_thread.run_sync(_page, request, viewer, services, filled)
+    workload = {"kind": "operator", "name": op, "params": reading.params}
+    try:
+        body = request_bodies.NewJob.model_validate({**_settings(texts), "workload": workload})
+    except pydantic.ValidationError as error:
+        raise _Refused(wrong | _wrong(error.errors())) from error
+    if wrong:
+        raise _Refused(wrong)
+    from_form = submission.from_json(body, _idempotency_key(body, texts))
+    return await _queue(viewer, services, from_form, [f"{_PARAM}{name}" for name in params])
+
+
+async def _submit_file(
+    request: fastapi.Request,
+    viewer: auth.Caller,
+    services: dependencies.Services,
+    texts: Mapping[str, str],
+) -> jobs.Made:
+    settings = _settings(texts) | {"kind": texts.get("kind", "onnx")}
+    try:
+        if settings["kind"] == "onnx":
+            settings["shapes"] = fields.shapes_of(texts.get("shapes", ""))
+        body = request_bodies.UploadedJob.model_validate(settings)
+    except fields.Wrong as error:
+        raise _Refused({"shapes": str(error)}) from error
+    except pydantic.ValidationError as error:
+        raise _Refused(_wrong(error.errors())) from error
+    file = (await request.form()).get("file")
+    if not isinstance(file, datastructures.UploadFile) or not file.filename:
+        raise _Refused({"file": "is needed: a model or a program"})
+    async with _received(file, body, job_actions.upload_limit(services, viewer)) as upload:
+        key = _idempotency_key(body, {**texts, "sha256": upload.sha256})
+        return await _queue(viewer, services, submission.from_upload(upload, key), ["file"])
+
+
+@contextlib.asynccontextmanager
+async def _received(
+    file: datastructures.UploadFile, body: request_bodies.UploadedJob, limit_bytes: int
+) -> AsyncIterator[uploads.Upload]:
+    try:
+        async with uploads.stored(file, body, limit_bytes) as upload:
+            yield upload
+    except exceptions.RequestValidationError as error:
+        raise _Refused({"file": _words(error.errors()[0]["msg"])}) from error
+    except (errors.TooLarge, errors.InvalidRequest) as error:
+        raise _Refused({"file": str(error)}) from error
+
+
+async def _queue(
+    viewer: auth.Caller,
+    services: dependencies.Services,
+    new: submission.Submission,
+    sources: list[str],
+) -> jobs.Made:
+    """Submit; a refusal is put at the field that it is about."""
+    quota = job_actions.quota(services, viewer)
+    if new.body.trials is not None and new.body.trials > quota.max_trials:
+        raise _Refused(
+            {"trials": f"must be at most {quota.max_trials}: this key may ask for no more"}
+        )
+    try:
+        return await submission.submit(services, viewer, new)
+    except errors.InvalidRequest as error:
+        message = str(error)
+        if await anyio.to_thread.run_sync(_refuses_all, services, new.body.target):
+            raise _Refused({"target": message}) from error
+        field = _about(sources, message)
+        raise _Refused({field: message} if field else {}, "" if field else message) from error
+    except (errors.QuotaExceeded, errors.Conflict, submission.Busy) as error:
+        raise _Refused({}, str(error)) from error
+
+
+def _refuses_all(services: dependencies.Services, target: str) -> bool:
+    """Whether the target is at fault: it refuses what every device can run."""
+    try:
+        services.parser.parse(_PROBE, target)
+    except errors.InvalidRequest:
+        return True
+    return False
+
+
+def _about(sources: list[str], message: str) -> str:
+    """The field that a message speaks of first; empty if it speaks of none."""
+    if len(sources) == 1:
+        return sources[0]
+    places = {
+        match.start(): name
+        for name in sources
+        if (match := re.search(rf"\b{re.escape(name.removeprefix(_PARAM))}\b", message))
+    }
+    return places[min(places)] if places else ""
 
 
 def _page(
@@ -118,11 +231,12 @@ def _page(
     filled: _Form,
 ) -> fastapi.Response:
     operators = services.parser.operators()
-    with services.db.read() as tx:
+    with viewer.read() as tx:
         tuners = workers.every(tx, services.settings.stale_s)
     quota = job_actions.quota(services, viewer)
     return render.page(
         request, "submit.html", viewer, 422 if filled.wrong or filled.problem else 200,
+        source=filled.source,
         op=filled.op,
         operators=sorted(operators),
         about=operators[filled.op].get("description", ""),
@@ -147,27 +261,24 @@ def _alive_kinds(tuners: Any) -> set[str]:
     return {str(device["kind"]) for device in alive if "kind" in device}
 
 
-def _body(
-    op: str, params: Mapping[str, Any], texts: Mapping[str, str]
-) -> tuple[request_bodies.NewJob | None, dict[str, str]]:
-    """The job that the form describes, or by field what is wrong."""
+def _settings(texts: Mapping[str, str]) -> dict[str, Any]:
+    """What all sources have, as the API has it; empty fields are left out."""
     settings: dict[str, Any] = {
         name: texts[name].strip() for name in COMMON if texts.get(name, "").strip()
     }
     if "tags" in settings:
         settings["tags"] = [tag.strip() for tag in settings["tags"].split(",") if tag.strip()]
     options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
-    body = {**settings, "options": options,
-            "workload": {"kind": "operator", "name": op, "params": dict(params)}}  # fmt: skip
-    try:
-        return request_bodies.NewJob.model_validate(body), {}
-    except pydantic.ValidationError as error:
-        return None, {_place(each["loc"]): _words(each["msg"]) for each in error.errors()}
+    return settings | {"options": options}
+
+
+def _wrong(validation_errors: Any) -> dict[str, str]:
+    return {_place(each["loc"]): _words(each["msg"]) for each in validation_errors}
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """The field an error belongs to; the form's head, if to none."""
-    names = [part for part in location if part in COMMON or part in OPTIONS]
+    """The field an error belongs to; the choice of the operator, if to none."""
+    names = [part for part in location if part in (*COMMON, *OPTIONS, *_OF_FILES)]
     return str(names[-1]) if names else "op"
 
 
@@ -176,9 +287,10 @@ def _words(message: str) -> str:
     return message.split(", unable to parse")[0]
 
 
-def _idempotency_key(body: request_bodies.NewJob, texts: Mapping[str, str]) -> str:
+def _idempotency_key(body: pydantic.BaseModel, texts: Mapping[str, str]) -> str:
     """An idempotency key: a form that is sent twice unchanged makes one job."""
-    identity = f"{texts.get('form_id', '')}\n{body.model_dump_json()}"
+    sha256 = texts.get("sha256", "")
+    identity = f"{texts.get('form_id', '')}\n{body.model_dump_json()}\n{sha256}"
     return f"form-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
 

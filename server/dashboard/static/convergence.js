@@ -1,111 +1,156 @@
-// Convergence of one job: best so far as steps, measured trials as points, live.
+// Convergence of one job: best so far as steps, measured trials as points. Of several tasks: each
+// one's share of the latency, their sum so far until all have one, and the sum of all.
 
-import { Chart, colour, json, latencyAxis, loading, unitOf } from "./charts.js";
+import {
+  Chart, PALETTE, colour, escaped, json, latencyAxis, loading, progressAxis, unitOf, upperFence, withData,
+} from "./charts.js";
 
 const job = document.body.dataset.job;
 const choose = document.getElementById("curve-task");
 const xOf = document.getElementById("curve-x");
 const isLog = document.getElementById("curve-log");
+const isWhole = document.getElementById("curve-whole");
 const withBase = document.getElementById("curve-base");
-const TITLES = { trial: "Trials", elapsed_s: "Seconds of tuning", measured_s: "Seconds measured" };
 
-let curve = { points: [], unscheduled_us: null };
+// Lines that can be told apart, and read in a legend.
+const MOST_LINES = 8;
+
+let data = { n_trials: 0, tasks: [], total: { trial: [], best_us: [] } };
 let points = { trial: [], elapsed_s: [], measured_s: [], latency_us: [], task: [] };
 let nLoads = 0;
 
-// The task whose trials are shown; a job of one task is that task.
+// The number of the task whose trials are shown, null for all; a job of one task is that task.
 function task() {
-  return choose ? choose.value : "0";
+  if (!choose) return 0;
+  return choose.value === "" ? null : Number(choose.value);
 }
 
 function figure() {
-  if (!curve.points.length && !points.trial.length) {
+  const chosen = task();
+  const lines = chosen === null ? linesOfAll() : [lineOf(data.tasks.find((one) => one.number === chosen), 1)];
+  const candidates = chosen === null ? [] : candidatesOf(chosen);
+  const shown = [...lines.flatMap((line) => line.best_us), ...candidates.map((one) => one.latency_us)];
+  if (!shown.length) {
     const follow = "follow" in document.body.dataset;
     return { empty: follow ? "Nothing measured yet: the curve begins with the first trial." : "Nothing was measured." };
   }
-  const x = xOf.value;
-  const base = withBase.checked && curve.unscheduled_us ? [curve.unscheduled_us] : [];
-  const unit = unitOf([...points.latency_us, ...curve.points.map((p) => p.best_us)]);
-  const text = `<br>%{y:.4~g} ${unit.name}<extra></extra>`;
-  const traces = [];
-  if (task() !== "") {
-    traces.push({
-      name: "trial", mode: "markers", type: "scatter",
-      x: points[x], y: points.latency_us.map((v) => v / unit.us), text: points.trial,
-      marker: { size: 5, opacity: 0.6, color: colour("--c-points") },
-      hovertemplate: `trial %{text}${text}`,
-    });
-  }
-  traces.push({
-    name: "best so far", mode: "lines+markers", type: "scatter",
-    x: curve.points.map((p) => p[x]), y: curve.points.map((p) => p.best_us / unit.us),
-    text: curve.points.map((p) => p.trial),
-    line: { shape: "hv", width: 2.5, color: colour("--c1") }, marker: { size: 5 },
-    hovertemplate: `best after trial %{text}${text}`,
-  });
+  const base_us = withBase.checked ? unscheduled(chosen) : null;
+  const ceiling_us = isWhole.checked ? Math.max(...shown) : upperFence(shown);
+  const unit = unitOf(lines.at(-1)?.best_us.length ? lines.at(-1).best_us : shown);
+  const curves = lines.map((line) => curveTrace(line, unit));
+  const traces = [...trialTraces(candidates, ceiling_us, unit), ...curves].filter((trace) => trace.x.length);
+  const last = Math.max(...traces.flatMap((trace) => trace.x));
+  const high = Math.max(ceiling_us, base_us ?? 0);
   const layout = {
-    xaxis: { title: { text: TITLES[x] }, rangemode: "tozero" },
-    yaxis: latencyAxis("Latency", unit, isLog.checked),
+    uirevision: [chosen, xOf.value, isLog.checked, isWhole.checked, base_us].join(),
+    showlegend: chosen === null,
+    xaxis: progressAxis(xOf.value, last),
+    yaxis: latencyAxis(
+      chosen === null ? "Latency × weight" : "Latency", unit, Math.min(...shown) / unit.us, high / unit.us, isLog.checked,
+    ),
   };
-  for (const y of base.map((v) => v / unit.us)) {
-    layout.shapes = [{
-      type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("--c2"), dash: "dot", width: 2 },
-      label: { text: "unscheduled", textposition: "end", font: { color: colour("--c2") } },
-    }];
-    const all = [...traces.flatMap((trace) => trace.y), y];
-    const [low, high] = [Math.min(...all), Math.max(...all)];
-    layout.yaxis.range = isLog.checked ? [Math.log10(low) - 0.1, Math.log10(high) + 0.1] : [0, high * 1.05];
-  }
+  if (base_us !== null) layout.shapes = [baseline(base_us / unit.us)];
   return { traces, layout };
+}
+
+function candidatesOf(number) {
+  return points.trial
+    .map((trial, i) => ({ trial, x: points[xOf.value][i], latency_us: points.latency_us[i], task: points.task[i] }))
+    .filter((one) => one.task === number);
+}
+
+// Candidates; those above the ceiling as arrows at its height, with their latency in the label.
+function trialTraces(candidates, ceiling_us, unit) {
+  const inside = candidates.filter((one) => one.latency_us <= ceiling_us);
+  const above = candidates.filter((one) => one.latency_us > ceiling_us);
+  const trace = (name, chosen, y, marker) => ({
+    name, mode: "markers", type: "scatter", x: chosen.map((one) => one.x), y,
+    text: chosen.map((one) => `trial ${one.trial}<br>${format(one.latency_us / unit.us)} ${unit.name}`),
+    marker: { size: 5, opacity: 0.6, color: colour("--c-points"), ...marker }, hovertemplate: "%{text}<extra></extra>",
+  });
+  return [
+    trace("trial", inside, inside.map((one) => one.latency_us / unit.us), {}),
+    trace("slower trial", above, above.map(() => ceiling_us / unit.us), { symbol: "triangle-up", size: 8 }),
+  ];
+}
+
+function lineOf(one, weight) {
+  return {
+    name: one.name, width: 2.5, colour: "--c1", trial: one.trial, elapsed_s: one.elapsed_s,
+    measured_s: one.measured_s, best_us: one.best_us.map((value) => value * weight),
+  };
+}
+
+function linesOfAll() {
+  const measured = data.tasks.filter((one) => one.best_us.length).map((one) => lineOf(one, one.weight));
+  const latest = (line) => line.best_us.at(-1);
+  const longest = measured.sort((one, other) => latest(other) - latest(one)).slice(0, MOST_LINES);
+  const tasks = longest.map((line, i) => ({ ...line, width: 1.2, colour: PALETTE[(i + 1) % PALETTE.length] }));
+  const total = { ...data.total, name: `all ${data.tasks.length} tasks`, width: 2.75, colour: "--c1" };
+  return [...tasks, ...sumSoFar(total), ...(total.best_us.length ? [total] : [])];
+}
+
+// The sum over the tasks that have a latency, until all have one.
+function sumSoFar(total) {
+  const end = total.trial[0] ?? Infinity;
+  const steps = data.tasks.flatMap((one) => one.trial.map((trial, i) => ({
+    trial, elapsed_s: one.elapsed_s[i], measured_s: one.measured_s[i], number: one.number, us: one.weight * one.best_us[i],
+  })));
+  const before = steps.filter((step) => step.trial <= end).sort((one, other) => one.trial - other.trial);
+  const latest = new Map();
+  const sums = before.map((step) => {
+    latest.set(step.number, step.us);
+    return [...latest.values()].reduce((sum, us) => sum + us, 0);
+  });
+  const column = (name) => before.map((step) => step[name]);
+  if (!sums.length) return [];
+  const name = total.best_us.length ? "sum of those measured" : `sum of ${latest.size} of ${data.tasks.length}`;
+  return [{
+    name, width: 2, dash: "dot", colour: "--c1", trial: column("trial"), elapsed_s: column("elapsed_s"),
+    measured_s: column("measured_s"), best_us: sums,
+  }];
+}
+
+function curveTrace(line, unit) {
+  return {
+    name: escaped(line.name), mode: "lines+markers", type: "scatter", x: line[xOf.value],
+    y: line.best_us.map((value) => value / unit.us), text: line.trial,
+    line: { shape: "hv", width: line.width, dash: line.dash ?? "solid", color: colour(line.colour) },
+    marker: { size: line.width > 2 ? 5 : 3 },
+    hovertemplate: `${escaped(line.name)}<br>%{y:.4~g} ${unit.name} after trial %{text}<extra></extra>`,
+  };
+}
+
+function unscheduled(chosen) {
+  return chosen === null ? data.unscheduled_us : data.tasks.find((one) => one.number === chosen).unscheduled_us;
+}
+
+function baseline(y) {
+  return {
+    type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("--c2"), dash: "dot", width: 2 },
+    label: { text: "unscheduled", textposition: "end", font: { color: colour("--c2") } },
+  };
+}
+
+function format(value) {
+  return String(Number(value.toPrecision(4)));
 }
 
 const chart = new Chart("convergence", figure);
 
-function load() {
+// The curves came with the page; the trials that are new up to its last one are fetched.
+function load(fresh) {
   const mine = ++nLoads;
   return loading(chart, async () => {
-    const query = task() === "" ? "" : `?task=${task()}`;
-    const [one, other] = await Promise.all([
-      json(`/v1/jobs/${job}/curve${query}`),
-      task() === "" ? points : json(`/dashboard/data/jobs/${job}/points${query}`),
-    ]);
-    if (mine !== nLoads) return; // another task was chosen meanwhile
-    curve = one;
-    points = other;
+    const known = points.trial.at(-1) ?? 0;
+    const newer = fresh.n_trials > known
+      ? await json(`/dashboard/data/jobs/${job}/points?after=${known}&up_to=${fresh.n_trials}`)
+      : null;
+    if (mine !== nLoads) return; // the page was brought up to date meanwhile
+    data = fresh;
+    if (newer) for (const [name, column] of Object.entries(newer)) points[name].push(...column);
   });
 }
 
-// A trial as its event has it: a point, and perhaps a step of the curve.
-function add(event) {
-  const { trial, elapsed_s, latency_us, best_us, is_best, curve_us } = event.payload;
-  const ofTask = String(event.payload.task) === task();
-  const measured_s = lastMeasured();
-  if (ofTask && latency_us !== null && !points.trial.includes(trial)) {
-    points.trial.push(trial);
-    points.elapsed_s.push(elapsed_s);
-    points.measured_s.push(measured_s);
-    points.latency_us.push(latency_us);
-  }
-  const best = task() === "" ? curve_us : ofTask && is_best ? best_us : null;
-  const now = curve.points.at(-1)?.best_us ?? null;
-  const value = best ?? now;
-  if (value === null) return chart.draw();
-  if (best === null) curve.points = curve.points.filter((p) => !p.isEnd);
-  curve.points = curve.points.filter((p) => p.trial < trial);
-  curve.points.push({ trial, elapsed_s, measured_s, best_us: value, isEnd: best === null });
-  chart.draw();
-}
-
-// Events do not say how long kernels ran: the last known figure stands until the data is loaded.
-function lastMeasured() {
-  return points.measured_s?.at(-1) ?? curve.points.at(-1)?.measured_s ?? 0;
-}
-
-document.addEventListener("felix:event", ({ detail }) => {
-  if (detail.type === "trial") add(detail);
-  else if (["final", "baseline", "checkpoint"].includes(detail.type)) load();
-});
-document.addEventListener("felix:end", load);
-choose?.addEventListener("change", load);
-for (const control of [xOf, isLog, withBase]) control.addEventListener("change", () => chart.draw());
-load();
+for (const control of [choose, xOf, isLog, isWhole, withBase]) control?.addEventListener("change", () => chart.draw());
+withData(load);

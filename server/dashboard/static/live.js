@@ -1,19 +1,16 @@
-// Keeps a page up to date. A job's page follows the job's events; each one is passed to the page's
-// charts as `felix:event` on document, and the live regions are fetched anew, at most every
-// REFRESH_MS. Pages with `data-poll` just fetch again at times. Both wait longer where the service
+// Keeps a page up to date. A job's page follows the job's events; with each the live regions are
+// fetched anew, at most every REFRESH_MS, and the new page is passed to the charts as `felix:fresh`
+// on document, so that figures and charts are of one moment. Pages with `data-poll` just fetch again at times. Both wait longer where the service
 // is slow: a page takes a hundredth of its time at most. Nothing runs in a hidden tab.
 
 import { morph } from "./morph.js";
+import * as stream from "./stream.js";
 
 const REFRESH_MS = 2000;
 const MOST_MS = 15000;
-const TYPES = [
-  "state", "changed", "started", "opened", "baseline", "round", "trial", "final", "trained",
-  "checkpoint", "artifact", "warning",
-];
 
 const body = document.body;
-let source = null;
+let leave = null;
 let seq = Number(body.dataset.seq || 0);
 let timer = 0;
 let last = 0;
@@ -47,32 +44,27 @@ function poll() {
 
 // Follow the job from where the page is; also after an action that may have woken it.
 export function follow() {
-  if (source) return;
-  const job = body.dataset.job;
-  source = new EventSource(`/v1/jobs/${job}/events/stream?after_seq=${seq}`);
-  source.onopen = () => connected();
-  for (const type of TYPES) {
-    source.addEventListener(type, (message) => {
-      const event = JSON.parse(message.data);
-      seq = Math.max(seq, event.seq);
+  if (leave) return;
+  leave = stream.follow(body.dataset.job, () => seq, {
+    opened: connected,
+    event(event) {
+      if (event.seq <= seq) return;
+      seq = event.seq;
       document.dispatchEvent(new CustomEvent("felix:event", { detail: event }));
       soon();
-    });
-  }
-  source.addEventListener("end", () => {
-    unfollow();
-    show("ended", "Ended");
-    soon(0);
-    document.dispatchEvent(new CustomEvent("felix:end"));
-  });
-  source.onerror = () => {
-    if (source && source.readyState === EventSource.CLOSED) {
+    },
+    ended() {
+      unfollow();
+      show("ended", "Ended");
+      soon(0);
+      document.dispatchEvent(new CustomEvent("felix:end"));
+    },
+    lost,
+    refused() {
       unfollow();
       check();
-    } else {
-      lost();
-    }
-  };
+    },
+  });
 }
 
 // Fetch the page and put its live regions in place of the old ones.
@@ -109,14 +101,15 @@ function put(page) {
     if (fresh) morph(region, fresh);
   }
   document.title = page.title;
+  document.dispatchEvent(new CustomEvent("felix:fresh", { detail: page }));
   if (!body.dataset.job) return;
   if (page.body.hasAttribute("data-follow")) body.dataset.follow = "";
   else delete body.dataset.follow;
 }
 
 function unfollow() {
-  source?.close();
-  source = null;
+  leave?.();
+  leave = null;
 }
 
 function again() {

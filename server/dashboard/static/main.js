@@ -99,27 +99,36 @@ function copying() {
   });
 }
 
-function forms() {
-  const choose = document.getElementById("op");
-  if (choose) {
-    choose.form.querySelector("button").hidden = true; // the choice itself shows the fields
-    choose.addEventListener("change", () => choose.form.requestSubmit());
-  }
-  document.getElementById("problem")?.focus();
-  const table = document.getElementById("chosen");
-  const button = document.getElementById("compare");
-  if (!table || !button) return;
-  const count = () => {
-    const n = table.querySelectorAll("input[name=job]:checked").length;
-    button.disabled = n === 0;
-    button.textContent = n ? `Compare ${n} selected` : "Compare selected";
+// The buttons of a selection: enabled where one of the ticked jobs allows it.
+function selection() {
+  const form = document.getElementById("chosen");
+  if (!form) return;
+  const all = document.getElementById("select-all");
+  const compare = document.getElementById("compare");
+  const boxes = () => [...form.querySelectorAll("input[name=job]")];
+  const show = () => {
+    const ticked = boxes().filter((box) => box.checked);
+    const n = ticked.length;
+    compare.disabled = n === 0;
+    compare.textContent = n ? `Compare ${n} selected` : "Compare selected";
+    document.getElementById("n-selected").textContent = n ? `${n} selected` : "Select jobs";
+    form.classList.toggle("has-selection", n > 0);
+    all.checked = n > 0 && n === boxes().length;
+    all.indeterminate = n > 0 && !all.checked;
+    for (const button of form.querySelectorAll("[data-bulk]")) {
+      button.disabled = !ticked.some((box) => box.dataset.verbs.split(" ").includes(button.dataset.bulk));
+    }
   };
-  table.addEventListener("change", count);
-  count();
+  all.hidden = false;
+  all.addEventListener("change", () => boxes().forEach((box) => (box.checked = all.checked)));
+  form.addEventListener("change", show);
+  document.addEventListener("felix:fresh", show);
+  show();
 }
 
 theme();
 actions();
 copying();
-forms();
+document.getElementById("problem")?.focus();
+selection();
 live.start();

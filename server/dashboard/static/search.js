@@ -1,30 +1,29 @@
 // The search of one task: predicted against measured, and the descents of its rounds.
 
-import { Chart, colour, json, latencyAxis, loading, unitOf } from "./charts.js";
+import { Chart, colour, json, latencyAxis, loading, unitOf, withData } from "./charts.js";
 
 const job = document.body.dataset.job;
-const task = document.querySelector("select[name=task]")?.value || "0";
 const choose = document.getElementById("descent-round");
-let pairs = [];
+let pairs = { trial: [] };
 let rounds = [];
 
 const predicted = new Chart("predicted", () => {
-  if (!pairs.length) return { empty: "Shown once trials with predictions were measured." };
-  const unit = unitOf(pairs.map((p) => p.latency_us));
-  const x = pairs.map((p) => p.latency_us / unit.us);
-  const y = pairs.map((p) => p.predicted_us / unit.us);
+  if (!pairs.trial.length) return { empty: "Shown once trials with predictions were measured." };
+  const unit = unitOf(pairs.latency_us);
+  const x = pairs.latency_us.map((value) => value / unit.us);
+  const y = pairs.predicted_us.map((value) => value / unit.us);
   const ends = [Math.min(...x, ...y), Math.max(...x, ...y)];
-  const wide = ends[1] > 8 * ends[0] ? { dtick: "D2" } : {}; // 1, 2, 5: more do not fit
+  const axis = (title) => latencyAxis(title, unit, ...ends, true);
   return {
     traces: [
       { name: "equal", x: ends, y: ends, mode: "lines", type: "scatter", hoverinfo: "skip", line: { dash: "dot", width: 1.5, color: colour("--muted") } },
       {
-        name: "trial", x, y, mode: "markers", type: "scatter", text: pairs.map((p) => `trial ${p.trial}, round ${p.round}`),
-        marker: { size: 6, opacity: 0.75, color: pairs.map((p) => p.round), colorscale: [[0, colour("--c2")], [1, colour("--c1")]], showscale: true, colorbar: { title: { text: "Round" }, dtick: Math.max(1, Math.ceil(pairs.at(-1).round / 6)), thickness: 12, outlinewidth: 0 } },
+        name: "trial", x, y, mode: "markers", type: "scatter", text: pairs.trial.map((trial, i) => `trial ${trial}, round ${pairs.round[i]}`),
+        marker: { size: 6, opacity: 0.75, color: pairs.round, colorscale: [[0, colour("--c2")], [1, colour("--c1")]], showscale: true, colorbar: { title: { text: "Round" }, dtick: Math.max(1, Math.ceil(pairs.round.at(-1) / 6)), thickness: 12, outlinewidth: 0 } },
         hovertemplate: `%{text}<br>measured %{x:.4~g} ${unit.name}<br>predicted %{y:.4~g} ${unit.name}<extra></extra>`,
       },
     ],
-    layout: { showlegend: false, xaxis: { ...latencyAxis("Measured", unit, true), ...wide }, yaxis: { ...latencyAxis("Predicted", unit, true), ...wide } },
+    layout: { showlegend: false, xaxis: axis("Measured"), yaxis: axis("Predicted") },
   };
 });
 
@@ -59,28 +58,21 @@ const descent = new Chart("descent", () => {
   };
 });
 
-const load = () => {
-  loading(predicted, async () => {
-    pairs = (await json(`/v1/jobs/${job}/predicted?task=${task}`)).points;
-  });
-  loading(descent, async () => {
+// The pairs came with the page; descents are fetched up to the last round that it shows.
+function load(fresh) {
+  pairs = fresh;
+  predicted.draw();
+  return loading(descent, async () => {
     const after = rounds.length ? rounds.at(-1).round : -1;
-    const newer = (await json(`/v1/jobs/${job}/search?task=${task}&after=${after}&limit=1000`)).rounds;
-    rounds.push(...newer.filter((round) => round.round > after));
+    if (fresh.last_round <= after) return;
+    const newer = (await json(`/v1/jobs/${job}/search?task=${fresh.task}&after=${after}&limit=1000`)).rounds;
+    rounds.push(...newer.filter((round) => round.round > (rounds.at(-1)?.round ?? -1) && round.round <= fresh.last_round));
     const known = new Set([...choose.options].map((option) => option.value));
     for (const { round, steps } of rounds) {
       if (steps.length && !known.has(String(round))) choose.append(new Option(`round ${round}`, round));
     }
   });
-};
+}
 
 choose.addEventListener("change", () => descent.draw());
-let timer = 0;
-document.addEventListener("felix:event", ({ detail }) => {
-  if (timer || !["trial", "round", "final"].includes(detail.type)) return;
-  timer = setTimeout(() => {
-    timer = 0;
-    load();
-  }, 3000);
-});
-load();
+withData(load);

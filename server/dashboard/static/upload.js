@@ -1,8 +1,9 @@
-// The file form: checked here, sent to the API with its progress shown, errors put at fields.
+// The form of a new job. A change of its source or operator leaves the rest as it is; a file is sent
+// to the API with its progress shown, and errors are put at their fields.
 
 import { token } from "./api.js";
 
-const form = document.getElementById("upload-form");
+const form = document.getElementById("job-form");
 const NUMBERS = ["trials", "seconds", "priority", "seed"];
 const OPTIONS = ["round_size", "patience_rounds"];
 const uploadId = crypto.getRandomValues(new Uint32Array(4)).join("-");
@@ -45,7 +46,8 @@ function wrong(name, message) {
   field.setAttribute("aria-invalid", "true");
   const note = document.createElement("p");
   note.className = "wrong";
-  note.id = `u-${name}-wrong`;
+  note.id = `f-${name}-wrong`;
+  note.setAttribute("role", "alert");
   note.textContent = message;
   field.after(note);
   field.setAttribute("aria-describedby", note.id);
@@ -54,8 +56,8 @@ function wrong(name, message) {
   return true;
 }
 
-function refused(detail, errors = []) {
-  let placed = false;
+function refused(detail, errors = [], isAboutFile = false) {
+  let placed = isAboutFile && !errors.length && wrong("file", detail);
   for (const { where, message } of errors) {
     const name = where.split("/").find((part) => form.elements[part]);
     if (name) placed = wrong(name, message) || placed;
@@ -68,6 +70,7 @@ function refused(detail, errors = []) {
 }
 
 function send(event) {
+  if (form.elements.source.value !== "file") return; // an ordinary form
   event.preventDefault();
   clear();
   const fields = new FormData(form);
@@ -81,7 +84,7 @@ function send(event) {
     return wrong("shapes", error.shapes || String(error));
   }
   body.append("file", file);
-  const button = form.querySelector("button");
+  const button = document.getElementById("send");
   const progress = document.getElementById("upload-progress");
   const state = document.getElementById("upload-state");
   const sending = new XMLHttpRequest();
@@ -102,7 +105,7 @@ function send(event) {
     if (sending.status === 201 || sending.status === 200) location.href = `/dashboard/jobs/${response.id}`;
     else if (sending.status === 0) refused("The connection broke: check it and send the file again.");
     else if (sending.status === 401) refused("Your login has ended: log in in another tab, then send again.");
-    else refused(response?.detail || `The service answered ${sending.status}.`, response?.errors);
+    else refused(response?.detail || `The service answered ${sending.status}.`, response?.errors, sending.status === 422);
   };
   button.disabled = true;
   progress.value = 0;
@@ -110,10 +113,41 @@ function send(event) {
   sending.send(body);
 }
 
-if (form) {
-  form.addEventListener("submit", send);
-  const open = document.getElementById("shapes-field");
-  for (const kind of form.querySelectorAll("input[name=kind]")) {
-    kind.addEventListener("change", () => (open.hidden = form.elements.kind.value !== "onnx"));
+// What is filled in for one source is kept while another one is looked at.
+function show(source) {
+  form.elements.source.value = source;
+  for (const part of form.querySelectorAll("[data-from]")) {
+    part.hidden = part.disabled = part.dataset.from !== source;
+  }
+  for (const link of document.querySelectorAll("#sources a")) {
+    if (link.dataset.source === source) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  document.getElementById("send").textContent = source === "file" ? "Upload and submit" : "Submit";
+}
+
+async function showOperator(select) {
+  const address = `/dashboard/submit?op=${encodeURIComponent(select.value)}`;
+  try {
+    const page = new DOMParser().parseFromString(await (await fetch(address)).text(), "text/html");
+    document.getElementById("operator-fields").replaceWith(page.getElementById("operator-fields"));
+    history.replaceState(null, "", address);
+  } catch {
+    select.form.requestSubmit(); // the page as a whole
   }
 }
+
+form.addEventListener("submit", send);
+document.getElementById("sources").addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-source]");
+  if (!link) return;
+  event.preventDefault();
+  show(link.dataset.source);
+  history.replaceState(null, "", link.href);
+});
+document.getElementById("show-op").hidden = true; // the choice itself shows the fields
+document.getElementById("op").addEventListener("change", (event) => showOperator(event.target));
+const shapesField = document.getElementById("shapes-field");
+const showShapes = () => (shapesField.hidden = form.elements.kind.value !== "onnx");
+for (const kind of form.querySelectorAll("input[name=kind]")) kind.addEventListener("change", showShapes);
+showShapes();

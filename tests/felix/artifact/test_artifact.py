@@ -37,6 +37,11 @@ class _Result:
     curve: list[tuple[int, float, float]]
     records: list[records.Record]
     repeats: tuple[()] = ()
+    unscheduled_us: float | None = None
+    tuned_or_none: Any = None
+
+    def unscheduled_note(self) -> str | None:
+        return None
 
 
 def _result(spec: str = "gemm:64,64,64,epilogue=bias+relu", wrong: bool = False) -> _Result:

@@ -14,7 +14,7 @@ import pytest
 import felix
 from felix import errors, workloads
 from felix.features import spec, table
-from felix.sketch import coordinates, formula_cache, formulas, legality
+from felix.sketch import coordinates, formula_cache, formulas, legality, variables
 from felix.sketch import sketch as sketching
 
 COLUMN = {name: i for i, name in enumerate(spec.NAMES)}
@@ -68,6 +68,20 @@ def test_choices_are_the_values_themselves() -> None:
     assert choices == [(1, 2, 3, 4), (1, 2, 3, 4), (0, 16, 32, 64, 128, 256, 512, 1024)]
     (unroll,) = (v for v in gemm("llvm").variables if v.kind == "choice")
     assert unroll.domain == (0, 16, 64, 512) and not unroll.structural
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+def test_decisions_have_labels_in_their_order(target: str) -> None:
+    sketch = gemm(target)
+    groups = variables.labels(sketch.variables)
+    assert sum(n for _, n in groups) == len(sketch.variables)
+    labels = [label for label, n in groups for _ in range(n)]
+    assert labels == [variable.label for variable in sketch.variables]
+    assert [label for label, n in groups if n > 1] == [
+        "tile of i0 in matmul", "tile of i1 in matmul", "tile of k in matmul"
+    ]  # fmt: skip
+    assert {label for label, n in groups if n == 1} >= {"unroll_explicit"}
+    assert "location of pad" in dict(variables.labels(pool().variables))
 
 
 def test_compute_locations_are_structural() -> None:

@@ -68,9 +68,14 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Any:
         driver = Driver(attributes or {})
         absent = types.SimpleNamespace(exist=False)
         monkeypatch.setattr(tvm, "cuda", lambda index: absent if index or not device else device)
-        monkeypatch.setattr(
-            ctypes, "CDLL", lambda name: no_library() if not attributes else driver
-        )
+        real = ctypes.CDLL
+
+        def library(name: str | None, **options: Any) -> Any:
+            if name is None:  # the C library
+                return real(name, **options)
+            return no_library() if not attributes else driver
+
+        monkeypatch.setattr(ctypes, "CDLL", library)
         return driver
 
     return one

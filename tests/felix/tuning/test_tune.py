@@ -60,7 +60,7 @@ def test_finds_a_fast_schedule_and_says_what_happened() -> None:
     kinds = [type(event).__name__ for event in emitted]
     assert kinds[0] == "Started" and kinds[-1] == "Finished"
     assert kinds.count("Trial") == 32 and kinds.count("RoundStarted") == 4
-    assert {"Opened", "Baseline", "Trained"} <= set(kinds)
+    assert {"Opening", "Opened", "Baseline", "Trained", "Remeasuring"} <= set(kinds)
     for event in emitted:
         json.dumps(events.to_json(event))
 

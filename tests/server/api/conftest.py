@@ -67,6 +67,7 @@ class RememberingParser(parsing.Parser):
 @pytest.fixture(scope="session")
 def parser() -> parsing.Parser:
     """One for all applications."""
+    parsing.shared_fork_server()  # gets its folder before a test moves the scratch folder
     return RememberingParser()
 
 
@@ -83,7 +84,9 @@ def service(
     with db.write() as tx:
         made = {
             "read": keys.create(tx, keys.NewKey(name="reader")),
-            "submit": keys.create(tx, keys.NewKey(name="submitter", can_submit=True)),
+            "submit": keys.create(
+                tx, keys.NewKey(name="submitter", can_submit=True, can_priority=True)
+            ),
             "admin": keys.create(tx, keys.NewKey(name="admin", can_read=False, can_admin=True)),
         }
     made_app = app.create_app(settings)

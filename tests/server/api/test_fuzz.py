@@ -20,7 +20,7 @@ from server.api.jobs import events
 from server.database import database, schema
 from server.store import blobs, keys
 from tests.server import conftest
-from tests.server.api import test_access
+from tests.server.api.access import test_access
 from tests.support import api_rows
 
 EXAMPLES = 5

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pydantic
+import pytest
 
 from server.api import routers
 from server.api.jobs import events
@@ -36,7 +37,7 @@ def test_a_finished_job(service: Service) -> None:
     (task,) = _get(service, f"/v1/jobs/{job.id}/tasks")["items"]
     assert task["n_sketches"] == 2 and task["speedup"] == content["speedup"]
     code = _get(service, f"/v1/jobs/{job.id}/tasks/0/code")
-    assert code == {"schedule": "def main(): ...", "source": "; llvm"}
+    assert code == {"schedule": "def main(): ...", "source": "; llvm", "assembly": None}
     assert service.client.get(f"/v1/jobs/{job.id}/tasks/1/code").status_code == 404
 
 
@@ -165,6 +166,39 @@ def test_the_stream_of_an_ended_job_ends(service: Service, monkeypatch: Any) -> 
     assert service.client.get("/v1/jobs/99/events/stream").status_code == 404
 
 
+def test_one_stream_has_the_events_of_several_jobs(service: Service) -> None:
+    """Each job's in order and from its position, then its end; unknown jobs end at once."""
+    first = api_rows.finished(service.db, service.blobs)
+    second = api_rows.finished(service.db, service.blobs)
+    positions = [f"{first.id}:2", f"{second.id}:{second.last_seq - 1}", "99:0"]
+    response = service.client.get("/v1/events/stream", params={"job": positions})
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    seqs: dict[int, list[int]] = {}
+    ends: dict[int, str | None] = {}
+    for block in response.text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if line[0] != ":")
+        if lines:
+            data = json.loads(lines["data"])
+            assert data["job_id"] not in ends
+            if lines.get("event") == "end":
+                ends[data["job_id"]] = data["state"]
+            else:
+                assert "event" not in lines
+                seqs.setdefault(data["job_id"], []).append(data["event"]["seq"])
+    assert seqs == {
+        first.id: list(range(3, first.last_seq + 1)), second.id: [second.last_seq]
+    }  # fmt: skip
+    assert ends == {first.id: "succeeded", second.id: "succeeded", 99: None}
+
+
+@pytest.mark.parametrize(
+    "positions", [[], ["7"], ["7:x"], ["7:-1"], ["99999999999:0"], ["4294967296:0"], ["7:0"] * 65]
+)
+def test_positions_of_a_stream_are_checked(service: Service, positions: list[str]) -> None:
+    response = service.client.get("/v1/events/stream", params={"job": positions})
+    assert response.status_code == 422
+
+
 def test_artifacts_are_downloaded_whole(service: Service) -> None:
     job = api_rows.finished(service.db, service.blobs)
     where = f"/v1/jobs/{job.id}/artifacts"
@@ -253,4 +287,4 @@ def test_every_response_and_body_has_an_example_of_its_schema(service: Service) 
                 kind = content["schema"].get("$ref", "").rpartition("/")[2]
                 schema = document["components"]["schemas"][kind] if kind else content["schema"]
                 assert "examples" in json.dumps(schema), (method, path)
-    assert n_examples == len(routes) + 2 - 2  # two also respond 200, two have no body
+    assert n_examples == len(routes) + 5 - 4  # five also respond 200, four have no body

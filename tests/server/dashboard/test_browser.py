@@ -115,6 +115,73 @@ def test_compare_from_the_table(page: Any, site: Site) -> None:
     assert "one" in legend and "two" in legend
 
 
+@pytest.mark.slow
+def test_a_selection_is_acted_on_beside_it(page: Any, site: Site) -> None:
+    for number in range(3):
+        api_rows.queued(site.db, site.key.key.id, name=f"job {number}")
+    page.goto("/dashboard")
+    pause = page.get_by_role("button", name="Pause")
+    assert pause.is_disabled()
+    page.get_by_label("Compare job 1", exact=True).check()
+    page.get_by_label("Select all jobs").check()
+    assert page.locator("#n-selected").inner_text() == "3 selected"
+    assert page.get_by_role("button", name="Delete").is_disabled()  # nothing has ended
+    pause.click()
+    page.wait_for_url("**/dashboard")
+    assert {service_fakes.get(site.db, number).state for number in (1, 2, 3)} == {"paused"}
+    page.get_by_label("Compare job 2", exact=True).check()
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_selector("text=Cancel 1 job?")
+    page.get_by_role("button", name="Cancel it").click()
+    page.wait_for_selector("#jobs >> text=cancelled")
+    assert service_fakes.get(site.db, 2).state == "cancelled"
+
+
+@pytest.mark.slow
+def test_a_form_keeps_what_is_filled_in_when_its_source_changes(page: Any, site: Site) -> None:
+    page.goto("/dashboard/submit")
+    page.locator("#f-trials").fill("33")
+    page.get_by_role("link", name="A file").click()
+    assert page.locator("#f-file").is_visible() and not page.locator("#op").is_visible()
+    page.get_by_role("link", name="An operator").click()
+    page.locator("#op").select_option("softmax")
+    page.wait_for_selector("[id='f-p.shape']")
+    assert page.locator("#f-trials").input_value() == "33"
+    page.locator("[id='f-p.shape']").fill("4, 8")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    job = service_fakes.get(site.db, 1)
+    assert (job.op, job.trials) == ("softmax", 33)
+
+
+@pytest.mark.slow
+def test_buttons_and_uploads_work_without_scripts(chromium: Any, site: Site) -> None:
+    api_rows.queued(site.db, site.key.key.id)
+    api_rows.queued(site.db, site.key.key.id)
+    context = chromium.new_context(base_url=site.address, java_script_enabled=False)
+    page = context.new_page()
+    browser.log_in(page, site)
+    for box in page.get_by_label(re.compile("^Compare job")).all():
+        box.check()
+    page.get_by_role("button", name="Pause").click()
+    assert {service_fakes.get(site.db, number).state for number in (1, 2)} == {"paused"}
+    page.goto("/dashboard/jobs/1")
+    page.get_by_role("button", name="Resume").click()
+    page.wait_for_selector("#head >> text=queued")
+    page.goto("/dashboard/submit")
+    page.locator("#op").select_option("softmax")
+    page.get_by_role("button", name="Show its fields").click()
+    page.locator("[id='f-p.shape']").fill("0")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_selector("[id='f-p.shape-wrong']")
+    page.goto("/dashboard/submit?source=file")
+    file = {"name": "net.onnx", "mimeType": "application/octet-stream", "buffer": b"no model"}
+    page.locator("#f-file").set_input_files(file)
+    page.get_by_role("button", name="Upload").click()
+    page.wait_for_selector("#f-file-wrong")
+    context.close()
+
+
 def test_a_lost_connection_is_reported_and_mended(page: Any, site: Site) -> None:
     job = api_rows.queued(site.db)
     page.goto("/dashboard")
@@ -142,7 +209,8 @@ def test_a_login_that_ended_is_told(page: Any, site: Site) -> None:
 
 def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
     page.goto("/dashboard/submit")
-    form = page.locator("#upload-form")
+    page.get_by_role("link", name="A file").click()
+    form = page.locator("#job-form")
     file = {"name": "net.onnx", "mimeType": "application/octet-stream", "buffer": b"no model"}
     form.get_by_label("File").set_input_files(file)
     form.get_by_label("Shapes").fill("what")
@@ -167,7 +235,8 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     with site.db.read() as tx:
         program = jobs.programs(tx, made.json()["id"])[0].encode()
     page.goto("/dashboard/submit")
-    form = page.locator("#upload-form")
+    page.get_by_role("link", name="A file").click()
+    form = page.locator("#job-form")
     form.get_by_label("TIR program").check()
     file = {"name": "soft.json", "mimeType": "application/json", "buffer": program}
     form.get_by_label("File").set_input_files(file)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from server import errors
-from server.store import control, keys, points, trials
+from server.store import control, keys, points, progress, trials
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -151,6 +151,33 @@ def test_code_is_marked_and_whole(pages: Pages) -> None:
     assert '<span class="k">def</span>' in page and " style=" not in page
     text = html.unescape(re.sub(r"<[^>]+>", "", page))
     assert growing.SCHEDULE in text and growing.SOURCE in text and "LLVM IR" in text
+
+
+def test_assembly_stands_beside_the_generated_code(pages: Pages) -> None:
+    worker = growing.tuner(pages.service.db)
+    api_rows.queued(pages.service.db, key_id(pages))
+    grows = growing.Growing(pages.service.db, worker)
+    grows.step(2)
+    job = grows.finish(pages.service.blobs)
+    page = pages.get(f"/dashboard/jobs/{job.id}/code")
+    assert growing.ASSEMBLY in html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert "Assembly 10 lines" in words(page)
+    code = pages.client.get(f"/v1/jobs/{job.id}/tasks/0/code").json()
+    assert code["assembly"] == growing.ASSEMBLY
+
+
+def test_decisions_have_names(pages: Pages) -> None:
+    db = pages.service.db
+    claim = api_rows.running(db, key_id(pages), n_trials=1)
+    labels = {"1": [("tile of i in <gemm>", 2), ("unroll_explicit", 1), ("location of pad", 1)]}
+    with db.write() as tx:
+        progress.opened(tx, claim.fence, 0, 2, 0.1, labels)
+        new = service_fakes.new_trial(5, 9.0, sketch_index=1, decisions=(8, 4, 64, -1))
+        number = trials.append(tx, claim.fence, new).number
+    text = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/{number}"))
+    assert "tile of i in <gemm> 8 × 4 unroll_explicit 64 location of pad loops of its own" in text
+    older = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/1"))
+    assert "their names were not stored" in older and "[0, 2]" in older
 
 
 def test_log_is_paged_newest_first(pages: Pages) -> None:

@@ -15,7 +15,7 @@ pytestmark = browser.MARKS
 
 PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
           "/jobs/1/trials", "/jobs/1/trials/2", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log",
-          "/keys", "/audit")  # fmt: skip
+          "/keys", "/audit", "/reference", "/submit?source=file")  # fmt: skip
 
 #: Roles of what a person acts on.
 CONTROLS = {"link", "button", "textbox", "searchbox", "combobox", "checkbox", "radio",
@@ -90,6 +90,23 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
             page.wait_for_selector(".main-svg, .chart-note:not(:text('Loading'))")
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, (place, width)
+
+
+@pytest.mark.slow
+def test_many_jobs_are_a_short_page_on_a_phone(page: Any, site: Site) -> None:
+    worker = growing.tuner(site.db)
+    for number in range(38):
+        name = f"conv2d {number} " + "a long name " * (number % 7)
+        api_rows.queued(site.db, name=name, priority=number % 3, tags=("nightly", "cpu"))
+    grows = growing.Growing(site.db, worker)
+    grows.step(9)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/dashboard")
+    assert page.locator("#jobs tbody tr").count() == 38
+    assert page.evaluate("document.documentElement.scrollHeight") < 3500
+    row = page.locator("#jobs tbody tr").first
+    for part in (".name", ".badge", ".best-cell", ".owner-cell", ".age-cell"):
+        assert row.locator(part).first.is_visible(), part
 
 
 def test_keyboard_and_colours(page: Any, site: Site) -> None:

@@ -156,6 +156,66 @@ def test_what_only_the_engine_knows_is_told_above(pages: Pages) -> None:
     assert "may ask for" in words(response.text)
 
 
+@pytest.mark.parametrize(
+    ("op", "more", "field", "message"),
+    [
+        ("gemm", {"target": "no-such-target"}, "target", "no-such-target"),
+        ("gemm", {"trials": "999999"}, "trials", "may ask for"),
+        ("softmax", {"p.shape": "4, 4", "p.axis": "7"}, "p.axis", "axis must lie in"),
+        ("conv2d", {"p.n": "1", "p.h": "8", "p.w": "8", "p.ci": "4", "p.co": "4",
+                    "p.groups": "3"}, "p.groups", "groups must divide"),
+    ],
+)  # fmt: skip
+def test_what_the_engine_refuses_stands_at_its_field(
+    pages: Pages, op: str, more: dict[str, str], field: str, message: str
+) -> None:
+    response = pages.client.post("/dashboard/submit", data=filled(pages, op=op, **more))
+    assert response.status_code == 422 and message in words(response.text)
+    assert f'id="f-{field}-wrong"' in response.text, words(response.text)
+    pattern = rf'id="f-{re.escape(field)}"[^>]*aria-invalid="true"'
+    assert re.search(pattern, response.text)
+
+
+def test_a_file_comes_in_by_the_same_form(pages: Pages) -> None:
+    form = filled(pages, source="file", kind="tir", trials="9", tags="x, y")
+    file = {"file": ("soft.json", b"{}", "application/json")}
+    refused = pages.client.post("/dashboard/submit", data=form, files=file)
+    assert refused.status_code == 422 and 'id="f-file-wrong"' in refused.text
+    assert 'name="source" value="file"' in refused.text and 'value="x, y"' in refused.text
+    for changes, field in (
+        ({"kind": "onnx", "shapes": "what"}, "shapes"), ({"kind": "exe"}, "kind"),
+        ({"trials": "-1"}, "trials"),
+    ):  # fmt: skip
+        refused = pages.client.post("/dashboard/submit", data=form | changes, files=file)
+        assert refused.status_code == 422 and f'id="f-{field}-wrong"' in refused.text, field
+    without = pages.client.post("/dashboard/submit", data=form)
+    assert 'id="f-file-wrong"' in without.text
+    made = pages.client.post("/dashboard/submit", data=filled(pages))
+    number = int(made.headers["location"].rsplit("/", 1)[1])
+    with pages.service.db.read() as tx:
+        program = jobs.programs(tx, number)[0].encode()
+    file = {"file": ("soft.json", program, "application/json")}
+    sent = pages.client.post("/dashboard/submit", data=form, files=file)
+    assert sent.status_code == 303, words(sent.text)
+    again = pages.client.post("/dashboard/submit", data=form, files=file)
+    assert again.headers["location"] == sent.headers["location"]
+    with pages.service.db.read() as tx:
+        job = jobs.get(tx, int(sent.headers["location"].rsplit("/", 1)[1]))
+    assert (job.kind, job.op, job.trials, job.tags) == ("tir", "soft.json", 9, ("x", "y"))
+    stolen = pages.client.post("/dashboard/submit", data=form | {"csrf_token": "x"}, files=file)
+    assert stolen.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [("", {}), ("x: 1, 3\n\n y.0 = 2x2 ", {"x": [1, 3], "y.0": [2, 2]}), ("a:b: 4", {"a:b": [4]})],
+)
+def test_shapes_are_read_a_line_each(text: str, shapes: dict[str, list[int]]) -> None:
+    assert fields.shapes_of(text) == shapes
+    with pytest.raises(fields.Wrong, match="one input a line"):
+        fields.shapes_of(f"{text}\nwhat")
+
+
 def test_every_operator_has_a_form(pages: Pages) -> None:
     listed = pages.client.get("/v1/operators").json()
     assert "gemm" in listed

@@ -38,9 +38,10 @@ def home(
 ) -> pathlib.Path:
     """The unpacked artifact."""
     job = service_fakes.create(db, n_tasks=2, name="two tasks")
-    made = job_artifact.write(network, job, tmp_path / "artifact.zip")
+    made = job_artifact.write(network, job, tmp_path / "artifact.zip", lambda step: None)
     assert [code.task for code in made] == [0, 1]
     assert all("T.prim_func" in code.schedule and "define" in code.source for code in made)
+    assert all(".text" in code.assembly for code in made)
     with zipfile.ZipFile(tmp_path / "artifact.zip") as archive:
         assert not archive.testzip()
         archive.extractall(tmp_path)

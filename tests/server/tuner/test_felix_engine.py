@@ -70,6 +70,8 @@ def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
         (stored,) = artifacts.of_job(tx, job_id)
         rounds = progress.rounds(tx, job_id)
         schedule, source = jobs.code(tx, job_id, 0)
+        (task,) = jobs.tasks(tx, job_id)
+        assembly = jobs.assembly(tx, job_id, 0)
     assert (job.state, job.n_trials) == (states.State.SUCCEEDED, 14)
     assert [vars(row) | {"final_us": None, "final_error": None} for row in rows[:6]] == [
         vars(row) for row in before
@@ -85,6 +87,11 @@ def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
     assert steps[-1]["step"] > steps[0]["step"] == 0
     assert steps[-1]["temperature"] < steps[0]["temperature"]
     assert schedule and "T.prim_func" in schedule and source and "define" in source
+    assert assembly and ".text" in assembly
+    assert task.decisions is not None
+    for row in rows:  # every decision of a trial has a name
+        labels = task.decisions[str(row.sketch_index)]
+        assert sum(n for _, n in labels) == len(row.decisions)
     assert job.unscheduled_us is not None and job.best_us is not None
     check_artifact(tmp_path, stored.sha256, job.best_us)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import pathlib
 import threading
 import time
@@ -13,7 +15,19 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from server import errors, settings, states
 from server.database import database
-from server.store import artifacts, blobs, control, jobs, leases, progress, trials, workers
+from server.store import (
+    artifacts,
+    blobs,
+    control,
+    events,
+    jobs,
+    keys,
+    leases,
+    progress,
+    trials,
+    workers,
+)  # fmt: skip
+from server.store.sharing import usage
 from server.tuner import heartbeat, retry, tuner
 from tests.support import service_fakes
 
@@ -340,3 +354,76 @@ def test_the_retry_policy(error: Exception, attempts: int, again: bool) -> None:
     decision = retry.decide(error, attempts, max_attempts=3)
     assert (decision.retry_after_s is not None) == again
     assert decision.message
+
+
+def submit_as(db: database.Database, name: str, **changes: object) -> int:
+    """Queue a job of a new key."""
+    job_id = service_fakes.create(db, **changes).id
+    with db.write() as tx:
+        key_id = keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
+        tx.get_one(jobs.models.Job, job_id).key_id = key_id
+    return job_id
+
+
+def test_two_keys_share_a_tuner_and_nothing_is_lost(
+    db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
+) -> None:
+    engine.pause_s = 0.01
+    first, second = (submit_as(db, name, trials=100) for name in ("first", "second"))
+    sharing = FAST.model_copy(update={"slice_s": 0.2})
+    with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
+        for _ in range(50):
+            working.work_once()
+            if service_fakes.get(db, second).state is State.SUCCEEDED:
+                break
+    turns = [job_id for job_id, _ in itertools.groupby(job_id for job_id, _ in engine.measured)]
+    assert turns[:4] == [first, second, first, second]
+    assert len(engine.measured) == len(set(engine.measured))
+    with db.read() as tx:
+        for job_id in (first, second):
+            job, log = jobs.get(tx, job_id), events.after(tx, job_id)
+            yielded = [event for event in log if event.payload.get("yielded")]
+            assert job.attempts <= 1 and job.error is None
+            assert yielded and "waited for its turn" in yielded[0].payload["message"]
+            assert (yielded[0].from_state, yielded[0].to_state) == ("running", "queued")
+        assert all(seconds > 0.5 for seconds in usage.by_key(tx).values())
+
+
+def test_a_key_alone_keeps_its_tuner(
+    db: database.Database, engine: service_fakes.Engine, store: blobs.LocalStore
+) -> None:
+    engine.pause_s = 0.01
+    job_id = submit_as(db, "only", trials=60)
+    other = service_fakes.create(db, trials=1)
+    with db.write() as tx:
+        tx.get_one(jobs.models.Job, other.id).key_id = jobs.get(tx, job_id).key_id
+    sharing = FAST.model_copy(update={"slice_s": 0.05})
+    with contextlib.closing(tuner.Tuner(db, store, engine, sharing)) as working:
+        assert working.work_once()
+    assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+
+
+def test_a_slice_doubles_with_each_turn_that_gave_nothing(
+    db: database.Database, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db)
+    slices = []
+    for _ in range(3):
+        claim = service_fakes.claim(db)
+        slices.append(working._sharing(claim.job).slice_s)
+        with db.write() as tx:
+            leases.release(tx, claim.fence, is_attempt=True)
+    assert slices == [FAST.slice_s, 2 * FAST.slice_s, 4 * FAST.slice_s]
+    fence = service_fakes.claim(db).fence
+    service_fakes.add(db, fence, service_fakes.new_trial(0))
+    assert service_fakes.get(db, job.id).attempts == 1
+
+
+def test_no_job_is_claimed_for_an_engine_that_is_not_ready(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    job = service_fakes.create(db)
+    monkeypatch.setattr(engine, "is_ready", lambda: False)
+    assert not working.work_once()
+    assert service_fakes.get(db, job.id).state is State.QUEUED

@@ -12,20 +12,19 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import fastapi
 import pytest
-import uvicorn
 
 from server import app
 from server import settings as service_settings
 from server.database import database, schema
 from server.store import blobs, keys
+from server.web import uvicorn_server
+from tests.support import live_service
 
 #: How long the machine may take for something that takes a second when it is idle.
 WAIT_MS = 60_000
@@ -61,22 +60,9 @@ MARKS = [
 @contextlib.contextmanager
 def serving(application: fastapi.FastAPI) -> Iterator[str]:
     """The application on a free port of this machine; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = uvicorn.Config(application, "127.0.0.1", port, log_level="warning", access_log=False)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until_s = time.monotonic() + 30
-    while not server.started and time.monotonic() < until_s:
-        time.sleep(0.02)
-    assert server.started, "the server did not start within 30 s"
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
+    settings = service_settings.Settings(port=live_service.free_port())
+    with live_service.run(uvicorn_server.config(application, settings)):
+        yield settings.address
 
 
 @dataclasses.dataclass

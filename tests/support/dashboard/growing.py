@@ -36,6 +36,18 @@ entry:
 }
 """
 
+ASSEMBLY = """\t.text
+\t.globl\tmain
+main:
+\tmovl\t$512, %eax
+.LBB0_1:
+\tvmovups\t(%rdi,%rcx), %zmm0
+\tvfmadd213ps\t64(%rsi), %zmm1, %zmm0
+\tdecl\t%eax
+\tjne\t.LBB0_1
+\tretq
+"""
+
 
 class Growing:
     """A claimed job; `step` measures one more candidate."""
@@ -98,19 +110,7 @@ class Growing:
     def finish(self, store: blobs.BlobStore) -> rows.Job:
         """End with an artifact and code."""
         self.save()
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, "bundle.zip")
-            path.write_bytes(CONTENT)
-            stored = store.put(path)
-        new = artifacts.NewArtifact(
-            name="felix-job.zip", kind="bundle", media_type="application/zip",
-            sha256=stored.sha256, size_bytes=stored.size_bytes,
-        )  # fmt: skip
-        with self.db.write() as tx:
-            artifacts.add(tx, self.fence, new)
-            for task in range(self.claim.job.n_tasks):
-                artifacts.store_code(tx, self.fence, task, SCHEDULE, SOURCE)
-            leases.succeed(tx, self.fence, "trials")
+        deliver(self.db, store, self.fence, self.claim.job.n_tasks)
         return service_fakes.get(self.db, self.claim.job.id)
 
     def _round(self, task: int, number: int) -> None:
@@ -130,6 +130,25 @@ class Growing:
             progress.round_started(
                 tx, self.fence, task, round_number, counts, steps if round_number else []
             )
+
+
+def deliver(
+    db: database.Database, store: blobs.BlobStore, fence: leases.Fence, n_tasks: int
+) -> None:
+    """End a job with an artifact, and code for each task."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "bundle.zip")
+        path.write_bytes(CONTENT)
+        stored = store.put(path)
+    new = artifacts.NewArtifact(
+        name="felix-job.zip", kind="bundle", media_type="application/zip",
+        sha256=stored.sha256, size_bytes=stored.size_bytes,
+    )  # fmt: skip
+    with db.write() as tx:
+        artifacts.add(tx, fence, new)
+        for task in range(n_tasks):
+            artifacts.store_code(tx, fence, task, SCHEDULE, SOURCE, ASSEMBLY)
+        leases.succeed(tx, fence, "trials")
 
 
 def tuner(db: database.Database) -> int:

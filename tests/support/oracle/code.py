@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from felix.features import spec
 from felix.target import Hardware
-from tests.support.oracle import programs
 from tests.support.oracle.programs import Axis, Nest
 
 
@@ -39,12 +38,11 @@ def _is_plain(axis: Axis) -> bool:
 
 
 def _virtual(nest: Nest) -> int:
-    named = programs.used([*nest.iterators.values()])
     return math.prod(
         a.extent
         for a in nest.axes
         if (a.thread or "").startswith("vthread")
-        and any(v.same_as(x) for v in named for x in (a.variable, *a.other_variables))
+        and any(v.same_as(x) for v in nest.named for x in (a.variable, *a.other_variables))
     )
 
 

@@ -18,7 +18,7 @@ from felix.features import spec
 from felix.sketch.sketch import Sketch
 from felix.target import Hardware, hardware
 from tests.support.oracle import analytic, code, programs
-from tests.support.oracle.programs import Access, Axis, Nest, Points, Site, element_bytes
+from tests.support.oracle.programs import Access, Axis, Nest, Site, element_bytes
 
 SECTOR_BYTES, BANK_BYTES, WARP_LANES = 32, 128, (1, 2, 4, 8, 16)
 
@@ -116,7 +116,7 @@ def _loops(nest: Nest) -> dict[str, float]:
     ]
     return {
         "trip_count": nest.trip,
-        "active_trips": int(Points(nest, axes).passing.sum()),
+        "active_trips": int(nest.points(axes).passing.sum()),
         "serial_trips": math.prod(a.extent for a in in_sequence),
         "reduce_trips": math.prod(a.extent for a in feeds if a.thread is None),
         "thread_reduce": math.prod(a.extent for a in feeds if a.thread is not None),
@@ -137,7 +137,7 @@ class Footprints:
         self.hulls: list[list[list[int]]] = []
         for depth in range(len(nest.axes), -1, -1):
             if depth == len(nest.axes) or nest.axes[depth].extent > 1:
-                points = Points(nest, nest.axes[depth:])
+                points = nest.points(nest.axes[depth:])
                 hulls = [points.hull(accesses) for _, accesses, _, _ in self.slots]
             self.hulls.insert(0, hulls)
 
@@ -174,8 +174,8 @@ def _slot(
     buffer, accesses, _, _ = footprint.slots[slot]
     scope = str(buffer.scope()).split(".")[0]
     element = element_bytes(buffer)
-    in_task = Points(nest, [a for a in nest.axes if not a.task])
-    live = [a for a in nest.axes if Points(nest, [a]).passing.sum() > 1]
+    in_task = nest.points([a for a in nest.axes if not a.task])
+    live = [a for a in nest.axes if nest.points([a]).passing.sum() > 1]
     step = abs(_step(nest, accesses[0], shape, live[-1], 1)) if live else 0
     values = {
         "global": float(scope == "global"),
@@ -206,7 +206,7 @@ def _step(nest: Nest, access: Access, shape: Sequence[int], axis: Axis, at: int)
 def _reuse(nest: Nest, accesses: Sequence[Access], footprint: Footprints) -> dict[str, float]:
     for depth in range(len(nest.axes) - 1, -1, -1):
         axis = nest.axes[depth]
-        points = Points(nest, [axis])
+        points = nest.points([axis])
         runs = points.passing.sum() > 1
         if runs and all(w == 1 for a in accesses for w in points.hull([a])):
             return {
@@ -223,7 +223,7 @@ def _warp(nest: Nest, access: Access, shape: Sequence[int], element: int) -> tup
     sectors = ways = 1
     for axis in nest.axes:
         if axis.thread == "threadIdx.x":
-            passing = Points(nest, [axis]).passing
+            passing = nest.points([axis]).passing
             for lane in (x for x in WARP_LANES if x < axis.extent and passing[x]):
                 away = abs(_step(nest, access, shape, axis, lane)) * element
                 sectors *= 2 if away >= SECTOR_BYTES else 1

@@ -80,6 +80,22 @@ class Nest:
         of_axes = {v for a in self.axes for v in (a.variable, *a.other_variables)}
         return list(set(used([self.predicate, *self.iterators.values()])) - of_axes)
 
+    @functools.cached_property
+    def named(self) -> list[Any]:
+        """Variables in the bindings of iterators, as often as they occur."""
+        return used([*self.iterators.values()])
+
+    @functools.cached_property
+    def _enumerated(self) -> dict[tuple[int, ...], Points]:
+        return {}
+
+    def points(self, running: Sequence[Axis]) -> Points:
+        """Iterations with these axes of the nest running, enumerated once."""
+        key = tuple(id(a) for a in running if a.extent > 1)
+        if key not in self._enumerated:
+            self._enumerated[key] = Points(self, running)
+        return self._enumerated[key]
+
     @property
     def tree(self) -> int:
         return self.place[0]
@@ -369,7 +385,7 @@ class Points:
 
 
 def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
-    points = Points(nest, nest.axes)
+    points = nest.points(nest.axes)
     offsets = []
     for access in accesses:
         happens = points.executed(access)
@@ -383,7 +399,7 @@ def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
 def address(nest: Nest, access: Access, shape: Sequence[int], axis: Axis | None, at: int) -> int:
     """Row-major element offset of the access at one iteration."""
     running = [] if axis is None else [axis]
-    points = Points(nest, running)
+    points = nest.points(running)
     total = 0
     for index, extent in zip(points.indices(access), shape, strict=True):
         total = total * extent + int(index.reshape(-1)[at])

@@ -65,7 +65,7 @@ def _runs(scripted: Any) -> run_stage.RunWorker:
 
 
 def _candidate(state: candidates.TaskState) -> candidates.Candidate:
-    return candidates.Candidate(state=state, payload="", stem="", future=Future(), build_s=1.5)
+    return candidates.Candidate(state=state, payload="", name="", future=Future(), build_s=1.5)
 
 
 @pytest.fixture

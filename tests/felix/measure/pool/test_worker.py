@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from felix import errors
-from felix.measure.pool import device_lock
+from felix.measure.pool import device_lock, inbox
 from felix.measure.pool import worker as pool_worker
 
 
@@ -30,13 +30,15 @@ class FakeForkServer:
         self.n_forks += 1
         pid = os.fork()
         if pid:
+            os.setpgid(pid, pid)
             return pid
         try:
+            os.setpgid(0, 0)
             while True:
                 theirs.recv()
-                theirs.send(("started", None))
+                inbox.send(theirs, "started")
                 self._serve(theirs)
-                theirs.send(("done", {}))
+                inbox.send(theirs, "done", {})
         finally:
             os._exit(0)
 
@@ -45,7 +47,7 @@ class FakeForkServer:
 
 
 def _wants_quiet(conn: Connection) -> None:
-    conn.send(("quiet", None))
+    inbox.send(conn, "quiet")
     conn.recv()
 
 

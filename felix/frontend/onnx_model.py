@@ -1,0 +1,320 @@
+"""ONNX models, read so that they touch nothing but themselves, as TVM Relax functions.
+
+Everything of the file is checked before TVM or onnx resolves any of it: tensors hold their own
+data, wherever in the model they are (initializers, attributes, subgraphs, functions, training
+information), and as much of it as they declare; every value that a node reads is computed before
+it; operators are those of ONNX itself. Values and nodes get names that generated code can carry.
+
+Messages name operators, nodes, values and inputs. They quote neither contents of tensors nor
+what onnx or TVM say, which may hold them; that is the exception's cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import pathlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import tvm
+from google.protobuf import message as protobuf
+from onnx import external_data_helper
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from felix import errors, names
+
+MAX_NODES = 50_000
+#: The largest value of a model, inputs and weights among them.
+MAX_VALUE_BYTES = 2**34
+#: TVM reads no older files.
+_MIN_IR_VERSION = 3
+#: Domains of the operators that TVM converts; it goes by an operator's name alone.
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+#: Elements that one byte of a tensor's message holds at most: those of 2 bits are 4 a byte.
+_MAX_ELEMENTS_A_BYTE = 4
+#: Inputs and operators that a message lists.
+_MAX_LISTED = 20
+
+#: Fields with names that values, nodes and graphs are known by.
+_NAME_FIELDS = {
+    "NodeProto": ("name", "input", "output"),
+    "TensorProto": ("name",),
+    "ValueInfoProto": ("name",),
+    "GraphProto": ("name",),
+}
+
+
+def read(model: str | pathlib.Path | bytes) -> Any:
+    """The checked ModelProto of a file or of its bytes.
+
+    A file's external data are read from its folder; bytes have no folder, so they are refused.
+
+    Raises:
+        WorkloadError: no ONNX model, or one that is refused.
+    """
+    if isinstance(model, bytes):
+        proto = _decoded(model)
+    else:
+        path = pathlib.Path(model)
+        try:
+            proto = _decoded(path.read_bytes())
+        except OSError as error:
+            raise errors.WorkloadError(
+                f"the ONNX file cannot be read: {error.strerror}"
+            ) from error
+        _load_external(proto, path.parent)
+    _check(proto)
+    return proto
+
+
+def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRModule:
+    """The Relax function of a checked model, with its initializers as parameters.
+
+    Raises:
+        WorkloadError: the shapes do not fit the model, or TVM cannot import it.
+    """
+    given = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
+    _check_shapes(proto.graph, given)
+    renamed = _rename(proto)
+    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    importer = onnx_frontend.ONNXGraphImporter(
+        {renamed[name]: shape for name, shape in given.items()},
+        "float32",
+        keep_params_in_input=True,
+    )
+    originals = {new: name for name, new in renamed.items()}
+    importer._convert_operator = _converter(importer._convert_operator, originals)
+    try:
+        # TVM prints the inputs of what it cannot convert, and warns with names.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            imported = importer.from_onnx(proto.graph, opset)
+    except errors.WorkloadError:
+        raise
+    except Exception as error:  # TVM raises bare Exceptions, too
+        raise errors.WorkloadError(
+            "the ONNX model cannot be imported: TVM does not accept its inputs or tensors"
+        ) from error
+    _check_values(imported)
+    return imported
+
+
+def _decoded(content: bytes) -> Any:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except (protobuf.DecodeError, RecursionError) as error:
+        raise errors.WorkloadError(
+            "the file is not an ONNX model, or is nested too deeply"
+        ) from error
+    return proto
+
+
+def _load_external(proto: Any, folder: pathlib.Path) -> None:
+    try:
+        external_data_helper.load_external_data_for_model(proto, str(folder))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise errors.WorkloadError(
+            "the external data of the ONNX file cannot be read: they must be files in its folder"
+        ) from error
+
+
+def _check(proto: Any) -> None:
+    n_nodes = 0
+    for item in _messages(proto):
+        kind = item.DESCRIPTOR.name
+        if kind == "TensorProto":
+            _check_tensor(item)
+        elif kind == "SparseTensorProto":
+            raise errors.WorkloadError("the ONNX model has sparse tensors; they are not supported")
+        elif kind == "NodeProto":
+            n_nodes += 1
+    if proto.ir_version < _MIN_IR_VERSION:
+        raise errors.WorkloadError(
+            f"the ONNX model cannot be imported: its IR version is {proto.ir_version}, "
+            f"{_MIN_IR_VERSION} or later is needed"
+        )
+    if n_nodes > MAX_NODES:
+        raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
+    _check_operators(proto.graph)
+    _check_graph(proto.graph, frozenset())
+
+
+def _messages(root: Any) -> Iterator[Any]:
+    """A message and all below it, whatever field they are in."""
+    stack = [root]
+    while stack:
+        item = stack.pop()
+        yield item
+        for field, value in item.ListFields():
+            if field.message_type is not None:
+                stack.extend([value] if isinstance(value, protobuf.Message) else value)
+
+
+def _check_tensor(tensor: Any) -> None:
+    where = f"the tensor {names.quoted(tensor.name)} of the ONNX model"
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+        raise errors.WorkloadError(
+            f"{where} has external data; save the model with all data in one file"
+        )
+    if any(extent < 0 for extent in tensor.dims):
+        raise errors.WorkloadError(f"{where} has a negative extent")
+    if math.prod(tensor.dims) > _MAX_ELEMENTS_A_BYTE * tensor.ByteSize():
+        raise errors.WorkloadError(f"{where} has fewer elements than its shape says")
+
+
+def _check_operators(graph: Any) -> None:
+    known = {*onnx_frontend._get_convert_map(), "If", "Constant"}
+    unknown = set()
+    for node in (item for item in _messages(graph) if item.DESCRIPTOR.name == "NodeProto"):
+        if node.domain not in _DOMAINS:
+            unknown.add(f"{node.domain}.{node.op_type}")
+        elif node.op_type not in known:
+            unknown.add(node.op_type)
+    if unknown:
+        raise errors.WorkloadError(
+            f"the ONNX model cannot be imported: unsupported operators {_listed(sorted(unknown))}"
+        )
+
+
+def _check_graph(graph: Any, outer: frozenset[str]) -> None:
+    """Every value is there before it is read: the nodes are in order, without a cycle."""
+    known = {*outer, ""}
+    known.update(item.name for item in (*graph.input, *graph.initializer))
+    for node in graph.node:
+        for name in node.input:
+            if name not in known:
+                raise errors.WorkloadError(
+                    f"the node {_node(node.name, node.op_type)} of the ONNX model reads "
+                    f"{names.quoted(name)}, which nothing computes before it"
+                )
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                _check_graph(inner, frozenset(known))
+        known.update(node.output)
+    for output in graph.output:
+        if output.name not in known:
+            raise errors.WorkloadError(
+                f"nothing computes the output {names.quoted(output.name)} of the ONNX model"
+            )
+
+
+def _check_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Shapes are of inputs, have their rank, and give each open extent one value."""
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = {item.name: item for item in graph.input if item.name not in constants}
+    for name in shapes:
+        if name not in inputs:
+            raise errors.WorkloadError(
+                f"shapes: the model has no input {names.quoted(name)}; "
+                f"its inputs are {_listed(inputs)}"
+            )
+    extents: dict[str, tuple[str, int]] = {}
+    for name, item in inputs.items():
+        for index, dim in enumerate(item.type.tensor_type.shape.dim):
+            parameter = names.check(f"an extent of the input {names.quoted(name)}",
+                                    dim.dim_param or "-")  # fmt: skip
+            if dim.dim_value < 0:
+                raise errors.WorkloadError(
+                    f"the input {names.quoted(name)} of the ONNX model has a negative extent"
+                )
+            if name in shapes and index < len(shapes[name]) and dim.dim_param:
+                _check_extent(extents, parameter, name, shapes[name][index])
+        shape = item.type.tensor_type
+        if (
+            name in shapes
+            and shape.HasField("shape")
+            and len(shape.shape.dim) != len(shapes[name])
+        ):
+            raise errors.WorkloadError(
+                f"shapes: the input {names.quoted(name)} has {len(shape.shape.dim)} extents, "
+                f"not {len(shapes[name])}"
+            )
+
+
+def _check_extent(
+    extents: dict[str, tuple[str, int]], parameter: str, name: str, extent: int
+) -> None:
+    other, earlier = extents.setdefault(parameter, (name, extent))
+    if earlier != extent:
+        raise errors.WorkloadError(
+            f"shapes: {names.quoted(parameter)} is {earlier} in the input {names.quoted(other)} "
+            f"and {extent} in {names.quoted(name)}; it is one extent"
+        )
+
+
+def _rename(proto: Any) -> dict[str, str]:
+    """Give everything an identifier for a name, the same wherever it stands; original -> new."""
+    taken: set[str] = set()
+    renamed = {"": ""}
+
+    def new(name: str) -> str:
+        if name not in renamed:
+            renamed[name] = names.identifier(name, taken)
+        return renamed[name]
+
+    for item in list(_messages(proto.graph)):
+        for field in _NAME_FIELDS.get(item.DESCRIPTOR.name, ()):
+            value = getattr(item, field)
+            if isinstance(value, str):
+                setattr(item, field, new(value))
+            else:
+                value[:] = [new(name) for name in value]
+    return renamed
+
+
+def _converter(convert: Callable[..., Any], originals: Mapping[str, str]) -> Callable[..., Any]:
+    """TVM's conversion of one operator, with errors that name it and its node."""
+
+    def named(operator: str, inputs: Any, attributes: dict[str, Any], opset: int) -> Any:
+        name = str(attributes["tvm_custom"]["name"])
+        try:
+            return convert(operator, inputs, attributes, opset)
+        except MemoryError as error:
+            reason = "needs more memory than there is"
+            cause: Exception = error
+        except Exception as error:  # TVM's converters raise bare Exceptions, too
+            reason, cause = "cannot be imported with these inputs and attributes", error
+        raise errors.WorkloadError(
+            f"the ONNX model cannot be imported: the node "
+            f"{_node(originals.get(name, name), operator)} {reason}"
+        ) from cause
+
+    return named
+
+
+def _check_values(mod: tvm.IRModule) -> None:
+    """No value is too large to be computed; constants are, when operators are lowered."""
+
+    types: list[Any] = []
+    relax.analysis.post_order_visit(mod["main"], lambda value: types.append(value.ty))
+    for kind in types:
+        if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+            continue
+        extents = [int(e.value) if isinstance(e, tvm.tirx.IntImm) else None for e in kind.shape]
+        size_bytes = math.prod(e for e in extents if e is not None) * _element_bytes(kind.dtype)
+        if size_bytes > MAX_VALUE_BYTES:
+            raise errors.WorkloadError(
+                f"the ONNX model has a value of the shape {names.quoted(extents)}, "
+                f"{size_bytes:,} bytes; {MAX_VALUE_BYTES:,} are allowed"
+            )
+
+
+def _element_bytes(dtype: Any) -> int:
+    digits = "".join(c for c in str(dtype) if c.isdigit())
+    return max(1, int(digits) // 8) if digits else 1
+
+
+def _node(name: str, operator: str) -> str:
+    return f"{names.quoted(name)} (operator {names.quoted(operator)})"
+
+
+def _listed(items: Iterable[str]) -> str:
+    quoted = [names.quoted(item) for item in items]
+    more = f" and {len(quoted) - _MAX_LISTED} more" if len(quoted) > _MAX_LISTED else ""
+    return (", ".join(quoted[:_MAX_LISTED]) or "none") + more

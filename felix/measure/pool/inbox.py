@@ -1,0 +1,91 @@
+"""Messages of a worker, read by a parent that trusts nothing of it.
+
+A message is JSON, so reading one runs no code, and it is taken apart only when all of it is there:
+a worker that sends half a message, or none, delays nobody. Pickles go the other way only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import struct
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+#: The longest message that a worker may send.
+MAX_BYTES = 1 << 20
+_HEADER = struct.Struct("!i")
+_CHUNK_BYTES = 65536
+
+
+class Nonsense(Exception):
+    """The worker sent what no worker sends."""
+
+
+class Inbox:
+    """Assembles the messages that come over a pipe."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._bytes = b""
+
+    def receive(self, wait_s: float) -> tuple[str, Any] | None:
+        """The next message as its kind and content; None if it is not here in that time.
+
+        Raises:
+            EOFError, OSError: the worker is gone.
+            Nonsense: it is not one of a worker.
+        """
+        message = self._message()
+        if message is None and select.select([self._conn], [], [], wait_s)[0]:
+            chunk = os.read(self._conn.fileno(), _CHUNK_BYTES)
+            if not chunk:
+                raise EOFError
+            self._bytes += chunk
+            message = self._message()
+        return message
+
+    def _message(self) -> tuple[str, Any] | None:
+        if len(self._bytes) < _HEADER.size:
+            return None
+        (size,) = _HEADER.unpack_from(self._bytes)
+        if not 0 <= size <= MAX_BYTES:
+            raise Nonsense(f"a message of {size} bytes")
+        end = _HEADER.size + size
+        if len(self._bytes) < end:
+            return None
+        text, self._bytes = self._bytes[_HEADER.size : end], self._bytes[end:]
+        try:
+            kind, content = json.loads(text, parse_int=float)  # of any length
+        except (ValueError, TypeError, RecursionError):
+            raise Nonsense("a message that is no pair in JSON") from None
+        if not isinstance(kind, str) or kind not in _CONTENT or not _CONTENT[kind](content):
+            raise Nonsense("a message of no known kind")
+        return kind, content
+
+
+def send(conn: Connection, kind: str, content: Any = None) -> None:
+    """Send a message, as a worker."""
+    conn.send_bytes(json.dumps([kind, content]).encode())
+
+
+def is_seconds(value: Any) -> bool:
+    """Whether a value is a duration."""
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
+def _is_nothing(content: Any) -> bool:
+    return content is None
+
+
+def _is_reply(content: Any) -> bool:
+    return isinstance(content, dict)
+
+
+#: Kinds of messages, and whether a content is one of theirs.
+_CONTENT: dict[str, Callable[[Any], bool]] = {
+    "started": _is_nothing, "quiet": _is_nothing, "resting": is_seconds, "done": _is_reply,
+}  # fmt: skip

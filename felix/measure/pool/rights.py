@@ -1,0 +1,106 @@
+"""What the workers of a pool may do: a policy of its own for each kind.
+
+A builder writes into a folder of its own, from which the pool takes the library, and may start a
+linker. A run worker writes references into `tasks` and reads libraries; no worker writes where the
+results of another are. On a GPU a run worker also uses the driver's devices, by `cuda_runner`, the
+one place to widen for a driver that needs more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+from felix.processes import policy
+
+#: The largest file of a build; libraries and cubins have up to a few MB.
+BUILD_FILE_BYTES = 256 << 20
+#: Processes of a builder at a time: itself, a compiler's driver, `collect2`, `ld` and its plugin.
+BUILD_PROCESSES = 16
+#: Scratch of a pool: at most this, and at most half of what is free.
+MAX_SCRATCH_BYTES = 32 << 30
+
+_NVIDIA_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/nvmap", "/dev/nvhost*", "/dev/dxg")
+_NVIDIA_FILES = (
+    "/usr/local/cuda*", "/usr/local/nvidia", "/proc/driver", "/proc/devices", "/proc/modules",
+    "/proc/sys/kernel", "/sys/bus", "/sys/class", "/sys/devices", "/sys/module", "/etc/nvidia*",
+    "/run/nvidia*", "/usr/share/nvidia",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders of a pool, and how many bytes its workers may have in them."""
+
+    builds: pathlib.Path
+    libraries: pathlib.Path
+    tasks: pathlib.Path
+    limit_bytes: int
+
+    @classmethod
+    def make(cls, work_dir: pathlib.Path, limit_bytes: int | None) -> Folders:
+        """Make them; None: as `MAX_SCRATCH_BYTES` says."""
+        builds, libraries, tasks = (work_dir / name for name in ("builds", "libraries", "tasks"))
+        for folder in (builds, libraries, tasks):
+            folder.mkdir()
+        half = shutil.disk_usage(work_dir).free // 2
+        return cls(builds, libraries, tasks, limit_bytes or min(MAX_SCRATCH_BYTES, half))
+
+    def of_builder(self, index: int) -> pathlib.Path:
+        """The folder of one builder."""
+        folder = self.builds / str(index)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+def builder(folders: Folders, index: int, memory_bytes: int | None) -> policy.Policy:
+    """Of a process that compiles and links, for CPUs and for GPUs; it sees no device."""
+    folder = str(folders.of_builder(index))
+    return policy.Policy(
+        folder=folder,
+        scratch=[folder],
+        read=_cuda_toolkits(),
+        programs=True,
+        file_bytes=min(BUILD_FILE_BYTES, folders.limit_bytes),
+        address_bytes=memory_bytes,
+    )
+
+
+def cpu_runner(folders: Folders) -> policy.Policy:
+    """Of a process that computes references and runs candidates on the CPU."""
+    return policy.Policy(
+        folder=str(folders.tasks),
+        scratch=[str(folders.tasks)],
+        read=[str(folders.libraries)],
+        file_bytes=folders.limit_bytes,
+        data_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def cuda_runner(folders: Folders) -> policy.Policy:
+    """Of a process that also uses an NVIDIA GPU.
+
+    The driver reserves more address space than there is memory, opens a device many times, names
+    its threads, and makes a local socket and files in memory, by which it would share memory with
+    other processes.
+    """
+    devices = [path for pattern in _NVIDIA_DEVICES for path in glob.glob(pattern)]
+    read = [path for pattern in _NVIDIA_FILES for path in glob.glob(pattern)]
+    return policy.Policy(
+        folder=str(folders.tasks),
+        scratch=[str(folders.tasks)],
+        read=[str(folders.libraries), *read],
+        devices=[*devices, "/proc/self/task"],
+        local_sockets=True,
+        memory_files=True,
+        file_bytes=folders.limit_bytes,
+        open_files=4096,
+    )
+
+
+def _cuda_toolkits() -> Sequence[str]:
+    return glob.glob("/usr/local/cuda*")

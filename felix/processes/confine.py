@@ -1,0 +1,160 @@
+"""Confine this process: what it may read, write, start, reach and use, before hostile bytes come.
+
+    confine.confine(policy.Policy(folder=folder, scratch=[folder]), keep_files=[pipe])
+
+Three mechanisms of Linux stand one behind the other, none of which needs a privilege: Landlock
+(files, TCP, signals), seccomp (system calls) and resource limits. All privileges are dropped.
+Namespaces are not used: they need root or a setting of the system, and what they would hide cannot
+be reached through the other two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import pathlib
+import shutil
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+
+from felix.processes import landlock, limits, seccomp, syscalls
+from felix.processes import policy as policies
+
+_log = logging.getLogger(__name__)
+
+_LIBRARIES = (
+    "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec",
+    "/usr/local/lib", "/usr/local/lib64", "/usr/share", "/usr/include", "/nix/store",
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
+)  # fmt: skip
+_PROGRAMS = ("/bin", "/usr/bin", "/usr/local/bin")
+#: About the machine; nothing of other processes.
+_KERNEL = (
+    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version",
+    "/proc/filesystems", "/proc/sys/vm", "/sys/devices/system", "/dev/random", "/dev/urandom",
+    "/dev/zero",
+)  # fmt: skip
+_SINKS = ("/dev/null",)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Confinement:
+    """The mechanisms that hold a process, or that this system has."""
+
+    #: Version of Landlock; None without.
+    landlock_abi: int | None
+    seccomp: bool
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What this system lacks, and what a confined process may do therefore; empty if none."""
+        lacks = []
+        if self.landlock_abi is None:
+            lacks.append("no Landlock (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): files are "
+                         "protected by their permissions alone")  # fmt: skip
+        if not self.seccomp:
+            lacks.append("no seccomp filters for this system: sockets, signals and other "
+                         "processes are protected by the user's rights alone")  # fmt: skip
+        return tuple(lacks)
+
+    def __str__(self) -> str:
+        parts = [] if self.landlock_abi is None else [f"Landlock {self.landlock_abi}"]
+        parts += ["seccomp"] if self.seccomp else []
+        return ", ".join([*parts, "resource limits"])
+
+
+def available() -> Confinement:
+    """What this system has; `confine` applies all of it."""
+    return Confinement(landlock.abi(), seccomp.available())
+
+
+@functools.cache
+def warn_of_missing() -> None:
+    """Say once in the log of this process what the system lacks."""
+    for lack in available().missing:
+        _log.warning("measuring and reading processes are confined less than they could be: %s",
+                     lack, extra={"action": "confinement_missing"})  # fmt: skip
+
+
+def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confinement:
+    """Confine this process and what it starts, for good; call it before there are threads.
+
+    Args:
+        policy: the rights.
+        keep_files: open descriptors to keep, beside those of standard input, output and error.
+
+    Returns:
+        What is in force: all that the system has.
+
+    Raises:
+        OSError: a mechanism that the system has could not be applied.
+    """
+    held_by = available()
+    limits.close_files(keep_files)
+    _settle_in(policy.folder)
+    limits.set_resources(policy)
+    if not syscalls.supported():
+        return held_by
+    limits.drop_privileges()
+    if held_by.landlock_abi is not None:
+        landlock.restrict(_rights(policy), held_by.landlock_abi)
+    if held_by.seccomp:
+        seccomp.restrict(policy)
+    return held_by
+
+
+def _settle_in(folder: str) -> None:
+    """Make a folder the working folder, the home and the place of temporary files."""
+    os.chdir(folder)
+    os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), folder))
+    tempfile.tempdir = None  # Python has asked for it before, perhaps
+
+
+def _rights(policy: policies.Policy) -> dict[str, int]:
+    libraries = [*_LIBRARIES, *_of_python(), *_of_variables()]
+    groups: list[tuple[Iterable[str], int]] = [
+        (libraries, landlock.READ),
+        ((*_KERNEL, *policy.read, policy.folder), landlock.READ),
+        (_SINKS, landlock.READ | landlock.WRITE_FILE),
+        (policy.devices, landlock.DEVICE),
+        (policy.scratch, landlock.SCRATCH),
+    ]
+    if policy.programs:
+        programs = [*_PROGRAMS, *_of_compilers(), *libraries]
+        groups.append((programs, landlock.READ | landlock.EXECUTE))
+    return landlock.merged(*groups)
+
+
+def _of_python() -> Iterator[str]:
+    """Folders of the standard library, of installed packages and of those that are loaded.
+
+    A folder that merely holds packages, such as a checkout, is not readable as a whole.
+    """
+    yield from {
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+    yield from (*site.getsitepackages(), site.getusersitepackages())
+    yield str(pathlib.Path(sys.base_prefix, "lib"))
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if "." in name or spec is None:
+            continue
+        yield from spec.submodule_search_locations or ()
+
+
+def _of_variables() -> Iterator[str]:
+    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
+        yield from filter(None, os.environ.get(name, "").split(os.pathsep))
+
+
+def _of_compilers() -> Iterator[str]:
+    """Folders of the linker and of compilers that lie elsewhere."""
+    for name in ("ld", os.environ.get("CC", "cc"), os.environ.get("CXX", "c++"), "gcc", "clang"):
+        path = shutil.which(name)
+        if path is not None:
+            yield from (os.path.dirname(path), os.path.dirname(os.path.realpath(path)))

@@ -1,0 +1,104 @@
+"""The loop of a fork server: it loads what its workers need, then forks them on request.
+
+A module with a loop of its own is started as `python -m MODULE SOCKET FOLDER` (see `fork_server`)
+and calls `serve`. What is loaded is loaded once; a worker is a fork of the process and is ready in
+milliseconds. That is safe because the process never starts a thread.
+
+Protocol with the parent, over one SEQPACKET socket, one JSON object a packet, in lock-step:
+`{"fork": settings}` with the worker's pipe as a file descriptor -> `{"pid": n}`;
+`{"wait": pid}` -> `{"status": wait status}` (the worker must be dead or dying; null for a
+worker of an earlier fork server).
+
+Each worker leads a process group, which is what one kills. No orphans: when the parent goes away
+this process reads end-of-file, kills its workers, removes the work folder and exits; when this
+process is killed, the kernel kills the workers (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from felix.processes import syscalls, tree
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PACKET_BYTES = 65536
+
+#: What a worker does with its pipe and its settings.
+Work = Callable[[Connection, dict[str, Any]], None]
+
+
+def serve(argv: Sequence[str], load: Callable[[], None], work: Work) -> None:
+    """Serve fork requests on the socket `argv[0]` until the parent goes away."""
+    control = socket.socket(fileno=int(argv[0]))
+    work_dir = argv[1]
+    load()
+    children: set[int] = set()
+    try:
+        control.send(b'{"ready": true}')
+        while True:
+            packet, fds, _, _ = socket.recv_fds(control, _PACKET_BYTES, 1)
+            if not packet:
+                break
+            request = json.loads(packet)
+            if "fork" in request:
+                pid = _fork(control, fds[0], request["fork"], work)
+                children.add(pid)
+                control.send(json.dumps({"pid": pid}).encode())
+            else:
+                pid = request["wait"]
+                status = os.waitpid(pid, 0)[1] if pid in children else None
+                children.discard(pid)
+                control.send(json.dumps({"status": status}).encode())
+    except ConnectionError:
+        pass  # the parent died in the middle of a request
+    for pid in children:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    tree.remove(pathlib.Path(work_dir))
+
+
+def _fork(control: socket.socket, fd: int, settings: dict[str, Any], work: Work) -> int:
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(fd)
+        os.setpgid(pid, pid)  # before anyone learns the pid
+        return pid
+    status = 1
+    try:
+        control.close()
+        _leave_no_orphan(server_pid)
+        work(Connection(fd), settings)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _leave_no_orphan(server_pid: int) -> None:
+    """Lead a group, end with the server, adopt orphans, and die first if memory is short."""
+    os.setpgid(0, 0)
+    syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != server_pid:
+        os._exit(1)  # the server died between fork and prctl
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def write_to(log: str) -> None:
+    """Make a file this process's standard output and error."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)

@@ -1,0 +1,39 @@
+"""What a confined process may do. Everything else is refused by the system."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Rights and limits of one process and of all that it starts; None: no limit.
+
+    Python, its installed packages, the system's libraries and the process's own part of `/proc`
+    can be read always. Paths that do not exist count for nothing.
+    """
+
+    #: The working folder, the home and the place of temporary files; may be read.
+    folder: str
+    #: Folders whose files may be read, written, made and removed.
+    scratch: Sequence[str] = ()
+    #: More files and folders to read.
+    read: Sequence[str] = ()
+    #: Files and folders to read and to write, `ioctl` included; nothing may be made there.
+    devices: Sequence[str] = ()
+    #: May start programs of the system, such as a linker.
+    programs: bool = False
+    #: May make local sockets. They can connect to nobody, but some libraries fail without one.
+    local_sockets: bool = False
+    #: May make files in memory (`memfd_create`).
+    memory_files: bool = False
+    #: Of one file.
+    file_bytes: int | None = None
+    #: Of address space.
+    address_bytes: int | None = None
+    #: Of memory of its own, which address space that is only reserved does not count to.
+    data_bytes: int | None = None
+    #: CPU time of its whole life, in seconds.
+    cpu_s: int | None = None
+    open_files: int = 256

@@ -1,0 +1,48 @@
+"""Memory that measuring on a target's device may take: the device's, and this machine's."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import tvm
+from tvm.target import Target
+
+_GB = 10**9
+#: Short name of a card -> its memory in GB, from the data sheets of `felix.target.gpu`.
+_CARD_GB = {
+    "h200": 141, "h100": 80, "h100-pcie": 80, "h100-nvl": 94, "a100": 80, "a100-40gb": 40,
+    "a10g": 24, "rtx-a5000": 24, "rtx-3090": 24, "rtx-3080": 10, "rtx-4090": 24, "l4": 24,
+    "l40s": 48, "rtx-5090": 32, "v100": 32, "t4": 16,
+}  # fmt: skip
+#: Where Linux says how much a container may take.
+_CGROUP_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_bytes(target: Target) -> int:
+    """Memory of the target's device, if it is known, and of this machine: the smaller one.
+
+    Measuring on a GPU needs as much of the machine, where outputs are compared.
+    """
+    here = machine_bytes()
+    if target.kind.name != "cuda":
+        return here
+    return min(here, _card_bytes(str(target.attrs.get("model", ""))) or here)
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or what its container may take."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _card_bytes(model: str) -> int | None:
+    if model in _CARD_GB:
+        return _CARD_GB[model] * _GB
+    device = tvm.cuda(0)
+    total = getattr(device, "total_global_memory", None) if device.exist else None
+    return int(total) if total else None

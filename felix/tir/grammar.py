@@ -1,0 +1,159 @@
+"""The operations of a program, and how to look at expressions made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tvm
+
+from felix import errors
+
+#: Buffer types TVM's default spaces schedule and its CPU and CUDA code generators build.
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "uint16",
+          "int32", "uint32", "int64", "uint64", "bool")  # fmt: skip
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")
+COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
+LOGIC = ("And", "Or")
+
+_SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "EQ": "==",
+            "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "And": "and",
+            "Or": "or"}  # fmt: skip
+
+#: Pure functions by the full name of TVM's operator, with the kinds of their arguments and of
+#: their result: "f" a float, "i" an integer, "t" any number, the same letter the same type.
+FUNCTIONS = {
+    **{
+        f"tirx.{name}": ("f", "f")
+        for name in (
+            "exp exp2 exp10 erf tanh sinh cosh tan sin cos asin acos atan asinh acosh atanh log "
+            "log10 log1p sqrt rsqrt sigmoid fabs floor round trunc nearbyint"
+        ).split()
+    },
+    "prim.ceil": ("f", "f"),
+    "prim.log2": ("f", "f"),
+    **{f"tirx.{name}": ("ff", "f") for name in "pow atan2 fmod hypot copysign nextafter".split()},
+    "tirx.ldexp": ("fi", "f"),
+    "tirx.isnan": ("f", "bool"),
+    "tirx.isinf": ("f", "bool"),
+    "tirx.isfinite": ("f", "bool"),
+    "tirx.popcount": ("i", "i"),
+    "prim.clz": ("i", "int32"),
+    "prim.if_then_else": ("btt", "t"),
+    "prim.likely": ("b", "bool"),
+}
+#: What a malformed object raises inside TVM's Python layer.
+TVM_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ArithmeticError,
+              RecursionError, MemoryError)  # fmt: skip
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type where it has none."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def check(condition: object, message: str) -> None:
+    """Raise WorkloadError(message) unless the condition holds."""
+    if not condition:
+        raise errors.WorkloadError(message)
+
+
+def function_name(call: Any) -> str:
+    """The operator of a Call of the grammar, without its dialect: tirx.exp -> exp."""
+    return str(getattr(call.op, "name", call.op)).rpartition(".")[2]
+
+
+def children(expr: Any) -> tuple[Any, ...]:
+    """The operands of an expression of the grammar; WorkloadError for any other expression."""
+    kind = type(expr).__name__
+    if kind in ARITHMETIC or kind in COMPARISONS or kind in LOGIC:
+        return (expr.a, expr.b)
+    if kind in ("IntImm", "FloatImm", "Var"):
+        return ()
+    if kind == "Not":
+        return (expr.a,)
+    if kind == "Cast":
+        return (expr.value,)
+    if kind == "Select":
+        return (expr.condition, expr.true_value, expr.false_value)
+    if kind == "TensorLoad":
+        return tuple(expr.indices)
+    if kind == "Call" and isinstance(expr.op, tvm.ir.Op) and expr.op.name in FUNCTIONS:
+        return tuple(expr.args)
+    name = function_name(expr) if kind == "Call" else kind
+    raise errors.WorkloadError(f"unsupported operation {name!r} in the program")
+
+
+def expressions(expr: Any) -> Iterator[Any]:
+    """The expression and everything below it."""
+    stack = [expr]
+    while stack:
+        item = stack.pop()
+        yield item
+        stack.extend(children(item))
+
+
+def text(expr: Any, depth: int = 8) -> str:
+    """An expression as a message shows it; what lies deep is left out."""
+    kind = type(expr).__name__
+    if kind in ("IntImm", "FloatImm"):
+        return str(expr.value)
+    if kind == "Var":
+        return str(expr.name)
+    if depth == 0:
+        return "…"
+    below = [text(child, depth - 1) for child in children(expr)]
+    if kind in _SYMBOLS:
+        return f"({below[0]} {_SYMBOLS[kind]} {below[1]})"
+    if kind == "TensorLoad":
+        return f"{expr.source.name}[{', '.join(below)}]"
+    name = function_name(expr) if kind == "Call" else dtype(expr) if kind == "Cast" else kind
+    return f"{name}({', '.join(below)})"
+
+
+def is_load(expr: Any) -> bool:
+    """Whether an expression reads a buffer element."""
+    return type(expr).__name__ == "TensorLoad"
+
+
+def shape(buffer: Any) -> tuple[int, ...]:
+    """The constant extents of a checked buffer."""
+    return tuple(int(extent) for extent in buffer.ty.shape)
+
+
+def dtype(expr: Any) -> str:
+    """The type of an expression, or of a buffer's elements."""
+    return str(expr.ty.dtype)
+
+
+def element_bytes(name: str) -> int:
+    """Bytes of one element of a dtype."""
+    return 1 if name == "bool" else bits(name) // 8
+
+
+def bits(name: str) -> int:
+    """Bits of one element of a dtype; 1 for bool."""
+    return 1 if name == "bool" else int("".join(c for c in name if c.isdigit()))
+
+
+def is_float(name: str) -> bool:
+    """Whether a dtype is a floating-point one."""
+    return name.startswith(("float", "bfloat"))
+
+
+def blocks(stmt: Any) -> Iterator[Any]:
+    """The blocks of a checked statement, in program order."""
+    match type(stmt).__name__:
+        case "SBlockRealize":
+            yield stmt.block
+            yield from blocks(stmt.block.body)
+        case "SeqStmt":
+            for item in stmt.seq:
+                yield from blocks(item)
+        case "For":
+            yield from blocks(stmt.body)
+        case "IfThenElse":
+            yield from blocks(stmt.then_case)
+            if stmt.else_case is not None:
+                yield from blocks(stmt.else_case)

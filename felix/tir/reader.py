@@ -1,0 +1,333 @@
+"""TVM's JSON of a program, read into a program made anew.
+
+The grammar is the one MetaSchedule's default spaces start from: a root block, serial loops of
+constant extents, blocks that store expressions of loads, arithmetic and pure functions. Every
+part of the result is constructed here from values that were checked: nothing of the text is handed
+on. What follows from the rest is derived and not read: types of expressions, the regions that
+blocks read and write, types of functions. Source positions are left out, and annotations but for
+a few of TVM's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from felix import errors
+from felix.tir import grammar
+from felix.tir import graph as json_graph
+from felix.tir.expressions import INDEX_DTYPES, ExpressionReader
+from felix.tir.grammar import check
+from felix.tir.graph import quoted
+
+MAX_BUFFER_BYTES = 2**40
+#: Bytes to which memory of a buffer is aligned.
+_ALIGNMENT = 64
+
+_ITER_TYPES = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+#: The annotation by which topi chooses a rule of TVM's default design space, and its values.
+_RULE = "schedule_rule"
+_RULES = ("meta_schedule.pool_max", "meta_schedule.pool_avg", "meta_schedule.adaptive_pool_max",
+          "meta_schedule.adaptive_pool_avg")  # fmt: skip
+#: An annotation of topi's softmax.
+_AXIS = "axis"
+_MODULE = ("functions", "global_var_map_", "source_map", "attrs", "global_infos")
+_FUNCTION = ("ty", "attrs", "params", "ret_type", "body")
+_BLOCK = ("iter_vars", "reads", "writes", "name_hint", "alloc_buffers", "match_buffers",
+          "annotations", "init", "body")  # fmt: skip
+_FOR = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations", "step")
+_BUFFER = ("dtype", "storage_scope", "shape", "strides", "elem_offset", "data_alignment",
+           "offset_factor", "layout", "allocated_addr")  # fmt: skip
+
+
+def read(text: str) -> tirx.PrimFunc:
+    """The program of the JSON of a PrimFunc, or of an IRModule with one PrimFunc.
+
+    Raises:
+        WorkloadError: malformed, or outside the grammar of this module.
+    """
+    graph = json_graph.Graph(text)
+    index = graph.root
+    kind = graph.type_of(index)
+    if kind == "ir.IRModule":
+        functions = list(graph.map(graph.fields(index, _MODULE)["functions"]))
+        check(len(functions) == 1,
+              f"the module has {len(functions)} functions; it must have one")  # fmt: skip
+        index = functions[0][1]
+        name = json_graph.short_type(graph.type_of(index))
+        check(name == "PrimFunc",
+              f"the module's function is a {name}, not a TIR PrimFunc")  # fmt: skip
+    elif kind != "tirx.PrimFunc":
+        name = json_graph.short_type(kind)
+        raise errors.WorkloadError(f"the JSON holds a {name}, not an IRModule or a PrimFunc")
+    return _Reader(graph).function(index)
+
+
+class _Reader(ExpressionReader):
+    """One reading of the program of one graph."""
+
+    def __init__(self, graph: json_graph.Graph) -> None:
+        super().__init__(graph)
+        self._buffer_names: set[str] = set()
+        self._block_names: set[str] = set()
+        self._stores = 0
+
+    def function(self, index: int) -> tirx.PrimFunc:
+        """The PrimFunc of a node."""
+        fields = self._graph.fields(index, _FUNCTION)
+        parameters = self._graph.array(fields["params"])
+        check(parameters, "the program has no parameters")
+        buffers = [self._declare_buffer(item) for item in parameters]
+        check(self._graph.type_of(fields["body"]) == "s_tir.SBlockRealize",
+              "the program has no root block (is it plain or lowered TIR?)")  # fmt: skip
+        body = self._statement(fields["body"])
+        check(self._stores, "the program stores nothing")
+        function = tirx.PrimFunc(buffers, body, tvm.ir.TupleType([]))
+        return function.with_attr(
+            {
+                "global_symbol": self._symbol(fields["attrs"]),
+                "s_tir": True,
+                "tirx.noalias": True,
+            }
+        )
+
+    def _symbol(self, index: int) -> str:
+        graph = self._graph
+        if graph.type_of(index) == "ir.DictAttrs":
+            for key, value in graph.map(graph.fields(index, ["__dict__"])["__dict__"]):
+                if graph.string(key) == "global_symbol":
+                    return graph.string(value)
+        return "main"
+
+    # Buffers
+
+    def _declare_buffer(self, index: int) -> Any:
+        graph = self._graph
+        fields = graph.fields(index, ("ty", "name"))
+        name = self._name(fields["name"], self._buffer_names)
+        shown = quoted(name)
+        check(index not in self._buffers, f"buffer {shown} is declared twice")
+        check(graph.type_of(fields["ty"]) == "tirx.BufferType",
+              f"parameter {shown} is a scalar; dynamic shapes and scalar arguments are not "
+              "supported")  # fmt: skip
+        parts = graph.fields(fields["ty"], _BUFFER)
+        shape = [self._extent(item, f"buffer {shown}") for item in graph.array(parts["shape"])]
+        dtype = self._dtype(parts["dtype"])
+        check(dtype in grammar.DTYPES, f"buffer {shown} has the unsupported dtype "
+              f"{quoted(dtype)[1:-1]}; supported: {', '.join(grammar.DTYPES)}")  # fmt: skip
+        elements = math.prod(int(extent) for extent in shape)
+        check(elements * grammar.element_bytes(dtype) <= MAX_BUFFER_BYTES,
+              f"buffer {shown} is larger than 1 TiB")  # fmt: skip
+        self._check_memory(parts, shown)
+        start = tirx.IntImm(grammar.dtype(shape[0]) if shape else "int32", 0)
+        buffer = tirx.decl_buffer(shape, dtype, name, elem_offset=start, scope="global",
+                                  data_alignment=_ALIGNMENT, offset_factor=1,
+                                  layout=None)  # fmt: skip
+        self._buffers[index] = buffer
+        return buffer
+
+    def _check_memory(self, parts: Mapping[str, Any], shown: str) -> None:
+        """A buffer is compact, starts where its memory starts, and lies in plain memory."""
+        graph = self._graph
+        scope = graph.string(parts["storage_scope"])
+        check(scope in ("", "global"), f"buffer {shown} has the storage scope {quoted(scope)}")
+        check(not graph.array(parts["strides"]),
+              f"buffer {shown} has explicit strides; it must be compact")  # fmt: skip
+        check(not graph.array(parts["allocated_addr"]), f"buffer {shown} has a fixed address")
+        offset = parts["elem_offset"]
+        if not graph.is_none(offset):
+            check(graph.type_of(offset) == "ir.IntImm" and int(self._constant(offset)) == 0,
+                  f"buffer {shown} has an element offset")  # fmt: skip
+        check(graph.is_none(parts["layout"]), f"buffer {shown} has a layout; it must be compact")
+
+    def _extent(self, index: int, owner: str) -> Any:
+        check(self._graph.type_of(index) == "ir.IntImm",
+              f"{owner} has a dynamic shape; every extent must be a constant")  # fmt: skip
+        extent = self._constant(index)
+        check(int(extent) > 0, f"{owner} has an extent below 1: {int(extent)}")
+        check(grammar.dtype(extent) in INDEX_DTYPES,
+              f"{owner} has an extent that is neither int32 nor int64")  # fmt: skip
+        return extent
+
+    # Statements
+
+    def _statement(self, index: int) -> Any:
+        rules: dict[str, Callable[[int], Any]] = {
+            "s_tir.SBlockRealize": self._realize,
+            "tirx.For": self._loop,
+            "tirx.SeqStmt": self._sequence,
+            "tirx.BufferStore": self._store,
+            "tirx.IfThenElse": self._branch,
+        }
+        kind = self._graph.type_of(index)
+        name = json_graph.short_type(kind)
+        check(kind in rules, f"unsupported statement {name!r} in the program")
+        with self._inside():
+            return rules[kind](index)
+
+    def _sequence(self, index: int) -> Any:
+        items = self._graph.array(self._graph.fields(index, ["seq"])["seq"])
+        check(len(items) > 1, "a sequence has fewer than two statements")
+        return tirx.SeqStmt([self._statement(item) for item in items])
+
+    def _loop(self, index: int) -> Any:
+        graph = self._graph
+        fields = graph.fields(index, _FOR)
+        name = quoted(self._name(graph.fields(fields["loop_var"], ("ty", "name"))["name"]))
+        serial = int(tirx.ForKind.SERIAL)
+        check(json_graph.raw_integer(fields["kind"]) == serial
+              and graph.is_none(fields["thread_binding"]),
+              f"loop {name} is already scheduled; give the program before scheduling")  # fmt: skip
+        check(graph.type_of(fields["extent"]) == "ir.IntImm", f"loop {name} has a dynamic extent")
+        extent = self._constant(fields["extent"])
+        check(int(extent) > 0, f"loop {name} has the extent {int(extent)}")
+        check(self._is_constant(fields["min"], 0), f"loop {name} does not start at 0")
+        check(graph.is_none(fields["step"]) or self._is_constant(fields["step"], 1),
+              f"loop {name} has a step")  # fmt: skip
+        self._annotations(fields["annotations"])
+        with self._variable(fields["loop_var"], extent) as variable:
+            body = self._statement(fields["body"])
+        zero = tirx.IntImm(grammar.dtype(extent), 0)
+        return tirx.For(variable, zero, extent, tirx.ForKind.SERIAL, body)
+
+    def _is_constant(self, index: int, value: int) -> bool:
+        return self._graph.type_of(index) == "ir.IntImm" and int(self._constant(index)) == value
+
+    @contextmanager
+    def _variable(
+        self, index: int, extent: Any, used: set[str] | None = None
+    ) -> Iterator[tirx.Var]:
+        """A new variable of [0, extent), known inside the context."""
+        variable = self._new_variable(index, extent, used)
+        outer = self._variables
+        self._variables = {**outer, index: variable}
+        yield variable
+        self._variables = outer
+
+    def _new_variable(self, index: int, extent: Any, used: set[str] | None = None) -> tirx.Var:
+        fields = self._graph.fields(index, ("ty", "name"))
+        name, dtype = self._name(fields["name"], used), self._dtype(fields["ty"])
+        check(
+            dtype in INDEX_DTYPES and dtype == grammar.dtype(extent),
+            f"variable {quoted(name)} is not of the type of its extent, int32 or int64",
+        )
+        return tirx.Var(name, dtype)
+
+    def _realize(self, index: int) -> Any:
+        graph = self._graph
+        realize = graph.fields(index, ("iter_values", "predicate", "block"))
+        block = graph.fields(realize["block"], _BLOCK)
+        is_root = self._depth == 1
+        name = self._name(block["name_hint"], self._block_names)
+        values = [self._expression(item) for item in graph.array(realize["iter_values"])]
+        predicate = self._condition(realize["predicate"])
+        check(not any(grammar.is_load(part) for value in (*values, predicate)
+                      for part in grammar.expressions(value)),
+              f"block {quoted(name)} is bound to data, or under a condition of data")  # fmt: skip
+        iterators = self._iterators(block["iter_vars"], quoted(name))
+        check(
+            len(values) == len(iterators),
+            f"block {quoted(name)} has {len(iterators)} iterators and {len(values)} bindings",
+        )
+        check(not is_root or not iterators, "the root block has iterators")
+        check(not graph.array(block["match_buffers"]),
+              f"block {quoted(name)} matches a buffer region")  # fmt: skip
+        annotations = self._annotations(block["annotations"])
+        buffers = dict(self._buffers)
+        allocated = [self._declare_buffer(item) for item in graph.array(block["alloc_buffers"])]
+        variables = self._variables
+        spatial = {i: v.var for i, v in iterators.items() if v.iter_type == tirx.IterVar.DataPar}
+        self._variables = spatial
+        init = None if graph.is_none(block["init"]) else self._init(block["init"])
+        self._variables = {i: v.var for i, v in iterators.items()}
+        body = self._statement(block["body"])
+        self._variables = variables
+        made = s_tir.SBlock(list(iterators.values()), [], [], name, body, init, allocated,
+                            annotations=annotations)  # fmt: skip
+        if not is_root:
+            made = self._with_regions(made)
+        self._buffers = buffers
+        return s_tir.SBlockRealize(values, predicate, made)
+
+    def _with_regions(self, block: Any) -> Any:
+        """The block with the regions that TVM finds it to read and write; the root has none."""
+        buffers = {buffer: buffer for buffer in self._buffers.values()}
+        reads, writes, opaque = s_tir.analysis.get_sblock_access_region(block, buffers)
+        check(not opaque, f"block {quoted(block.name_hint)} has an opaque access")
+        return s_tir.SBlock(block.iter_vars, reads, writes, block.name_hint, block.body,
+                            block.init, block.alloc_buffers,
+                            annotations=block.annotations)  # fmt: skip
+
+    def _init(self, index: int) -> Any:
+        kind = self._graph.type_of(index)
+        check(kind in ("tirx.BufferStore", "tirx.SeqStmt", "tirx.For", "tirx.IfThenElse"),
+              "the init of a block is not made of stores")  # fmt: skip
+        before = len(self._block_names)
+        statement = self._statement(index)
+        check(len(self._block_names) == before, "the init of a block has a block inside")
+        return statement
+
+    def _iterators(self, index: int, owner: str) -> dict[int, tirx.IterVar]:
+        """Iterators by the node of their variable."""
+        graph = self._graph
+        iterators: dict[int, tirx.IterVar] = {}
+        used: set[str] = set()
+        for item in graph.array(index):
+            fields = graph.fields(item, ("dom", "var", "iter_type", "thread_tag"))
+            domain = graph.fields(fields["dom"], ("min", "extent"))
+            check(graph.type_of(domain["extent"]) == "ir.IntImm"
+                  and self._is_constant(domain["min"], 0),
+                  f"block {owner} has an iterator without a constant domain")  # fmt: skip
+            extent = self._constant(domain["extent"])
+            check(int(extent) > 0, f"block {owner} has an iterator without a constant domain")
+            kind = json_graph.raw_integer(fields["iter_type"])
+            check(
+                kind in _ITER_TYPES,
+                f"block {owner} has an iterator that is neither spatial nor a reduction",
+            )
+            check(graph.string(fields["thread_tag"]) == "",
+                  f"block {owner} has an iterator that is bound to a thread")  # fmt: skip
+            check(fields["var"] not in iterators, f"block {owner} has an iterator twice")
+            variable = self._new_variable(fields["var"], extent, used)
+            zero = tirx.IntImm(grammar.dtype(extent), 0)
+            limits = tvm.ir.Range.from_min_extent(zero, extent)
+            iterators[fields["var"]] = tirx.IterVar(limits, variable, kind)
+        return iterators
+
+    def _annotations(self, index: int) -> dict[str, Any]:
+        """The annotations of the list; others are left out, and pragmas are refused."""
+        chosen: dict[str, Any] = {}
+        for key, value in self._graph.map(index):
+            name, kind = self._graph.string(key), self._graph.type_of(value)
+            check(not name.startswith("pragma"), f"the pragma {quoted(name)} is not allowed")
+            if name == _RULE and kind == "ffi.String" and self._graph.string(value) in _RULES:
+                chosen[name] = self._graph.string(value)
+            elif name == _AXIS and kind == "int":
+                chosen[name] = self._graph.integer(value)
+            elif name == _AXIS and kind == "ir.IntImm":
+                chosen[name] = self._constant(value)
+        return chosen
+
+    def _store(self, index: int) -> Any:
+        fields = self._graph.fields(index, ("buffer", "value", "indices"))
+        buffer = self._buffer(fields["buffer"])
+        value = self._expression(fields["value"])
+        shown = quoted(buffer.name)
+        check(grammar.dtype(value) == grammar.dtype(buffer),
+              f"buffer {shown} holds {grammar.dtype(buffer)} and is given a "
+              f"{grammar.dtype(value)}")  # fmt: skip
+        self._stores += 1
+        return tirx.BufferStore(buffer, value, self._indices(buffer, fields["indices"], "scatter"))
+
+    def _branch(self, index: int) -> Any:
+        fields = self._graph.fields(index, ("condition", "then_case", "else_case"))
+        condition = self._condition(fields["condition"])
+        then_case = self._statement(fields["then_case"])
+        has_else = not self._graph.is_none(fields["else_case"])
+        else_case = self._statement(fields["else_case"]) if has_else else None
+        return tirx.IfThenElse(condition, then_case, else_case)

@@ -1,0 +1,120 @@
+"""`/v1/batches`: many jobs in one request; what is refused is reported item by item."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+import fastapi
+import pydantic
+from sqlalchemy import orm
+
+from felix import errors as engine_errors
+from server import errors, job_actions, submission
+from server.store import jobs, rows
+from server.store.across_jobs import batches
+from server.web import auth, dependencies, problems, request_bodies, response_bodies
+
+router = fastapi.APIRouter(prefix="/v1/batches", tags=["batches"])
+
+_Id = Annotated[int, fastapi.Path(ge=1, le=request_bodies.MAX_INT, examples=[3])]
+_MADE: dict[int | str, dict[str, Any]] = {
+    200: {"model": response_bodies.Batch, "description": "An earlier request made it"},
+    201: {"headers": {"Location": {"schema": {"type": "string"}}}},
+}
+
+
+@router.post("", status_code=201, responses=_MADE)
+async def submit(
+    body: request_bodies.NewBatch,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+    response: fastapi.Response,
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Batch:
+    """Submit several jobs, each for itself: one that is refused holds up no other.
+
+    With an `Idempotency-Key` the whole batch is made once: a repeated request goes on where an
+    interrupted one stopped, and then responds with the same batch.
+    """
+    idempotency = _idempotency(idempotency_key, body)
+    if idempotency is not None:
+        with caller.read() as tx:
+            earlier = batches.made_before(tx, caller.key.id, idempotency)
+            if earlier is not None:
+                response.headers["Location"] = f"/v1/batches/{earlier.id}"
+                response.status_code = 200
+                return _body(tx, earlier)
+    items = [
+        await _submit(services, caller, item, _item_key(idempotency, number))
+        for number, item in enumerate(body.jobs)
+    ]
+    with caller.write() as tx:
+        batch = batches.create(tx, caller.key.id, items, idempotency)
+        n_refused = sum("job_id" not in item for item in items)
+        caller.audit(
+            tx, "batch.create", f"batch {batch.id}", n_jobs=len(items), n_refused=n_refused
+        )
+        response.headers["Location"] = f"/v1/batches/{batch.id}"
+        return _body(tx, batch)
+
+
+@router.get("/{batch_id}")
+def get(
+    batch_id: _Id, caller: auth.Reader, services: dependencies.ServicesDep
+) -> response_bodies.Batch:
+    """A batch of this key (an admin's: of any), with its jobs as they stand."""
+    key_id = None if caller.key.can_admin else caller.key.id
+    with caller.read() as tx:
+        return _body(tx, batches.get(tx, batch_id, key_id))
+
+
+async def _submit(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    item: dict[str, Any],
+    idempotency_key: str | None,
+) -> dict[str, Any]:
+    """`job_id` of the job, or the problem that refused it."""
+    try:
+        job = request_bodies.NewJob.model_validate(item)
+        submission.refuse_long(job, job_actions.upload_limit(services, caller))
+        made = await submission.submit(
+            services, caller, submission.from_json(job, idempotency_key)
+        )
+    except pydantic.ValidationError as error:
+        return {"problem": problems.content_of_invalid(error)}
+    except (errors.ServiceError, engine_errors.FelixError) as error:
+        return {"problem": problems.content_of(error)}
+    return {"job_id": made.job.id}
+
+
+def _body(tx: orm.Session, batch: rows.Batch) -> response_bodies.Batch:
+    items = []
+    for item in batch.items:
+        job_id, state = item.get("job_id"), None
+        if job_id is not None:
+            try:
+                state = jobs.get(tx, job_id).state
+            except errors.NotFound:  # deleted meanwhile
+                state = None
+        items.append(
+            response_bodies.BatchItem(job_id=job_id, state=state, problem=item.get("problem"))
+        )
+    return response_bodies.Batch(id=batch.id, created_at=batch.created_at, items=items)
+
+
+def _idempotency(key: str | None, body: request_bodies.NewBatch) -> jobs.IdempotencyKey | None:
+    if key is None:
+        return None
+    text = json.dumps(body.model_dump(mode="json"), sort_keys=True)
+    return jobs.IdempotencyKey(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _item_key(idempotency: jobs.IdempotencyKey | None, number: int) -> str | None:
+    """The key of one job: of this batch and of no other request."""
+    if idempotency is None:
+        return None
+    text = f"{idempotency.key}|{idempotency.request_sha256}|{number}"
+    return f"batch-{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,50 @@
+"""The OpenAPI document: FastAPI's, with our problem details and an example of every response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fastapi
+from fastapi.openapi import utils as openapi
+
+from server.api.document import examples
+from server.web import problems as web_problems
+
+TEXT = """\
+Submit tensor programs, watch their tuning converge, download the schedules.
+
+All requests need an API key: `Authorization: Bearer felix_...`. Errors are problem details
+(RFC 9457, `application/problem+json`). Latencies are microseconds, durations seconds, times UTC.
+"""
+
+
+def problems() -> dict[int | str, dict[str, Any]]:
+    """The error response that every route may give."""
+    content = {web_problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {"default": {"description": "What went wrong", "content": content}}
+
+
+def document(app: fastapi.FastAPI) -> dict[str, Any]:
+    """The document of an application, made once."""
+    if app.openapi_schema is None:
+        openapi_document = openapi.get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        schemas = openapi_document["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["Problem"] = web_problems.SCHEMA
+        for path, operations in openapi_document["paths"].items():
+            for method, operation in operations.items():
+                operation["responses"].pop("422", None)
+                _add_example(method, path, operation["responses"])
+        app.openapi_schema = openapi_document
+    return app.openapi_schema
+
+
+def _add_example(method: str, path: str, responses: dict[str, Any]) -> None:
+    for status, response in responses.items():
+        if status.startswith("2"):
+            for content in response.get("content", {}).values():
+                content.setdefault("schema", {"type": "string"})
+                content["example"] = examples.response(method, path)

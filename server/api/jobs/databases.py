@@ -1,0 +1,142 @@
+"""`/v1/databases`: MetaSchedule databases in, and `/v1/database`: one of several jobs out."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Annotated
+
+import anyio.to_thread
+import fastapi
+from sqlalchemy import orm
+from starlette import responses
+
+from server import errors, job_actions, states, submission
+from server.api.jobs import estimates
+from server.parsing import databases
+from server.store import artifacts, jobs, rows
+from server.web import auth, dependencies, request_bodies, response_bodies, uploads
+
+router = fastapi.APIRouter(tags=["databases"])
+
+#: Jobs whose results one database may have.
+MAX_JOBS = 200
+#: Bytes of artifacts that one export reads.
+MAX_READ_BYTES = 512 << 20
+
+_Job = Annotated[int, fastapi.Query(ge=1, le=request_bodies.MAX_INT)]
+_Text = Annotated[str | None, fastapi.Query(max_length=200)]
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "contentMediaType": "application/zip"}
+                    },
+                    "examples": [{"file": "database.zip"}],
+                }
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "/v1/databases",
+    status_code=201,
+    responses=request_bodies.MADE_JOB,
+    openapi_extra=_FORM,
+)
+async def import_database(
+    request: fastapi.Request,
+    caller: auth.Submitter,
+    services: dependencies.ServicesDep,
+    response: fastapi.Response,
+    idempotency_key: request_bodies.IdempotencyKey = None,
+) -> response_bodies.Job:
+    """Import a zip of `database_workload.json` and `database_tuning_record.json`.
+
+    It becomes a job that has ended, of kind `database`, with a task for each program. Jobs of
+    these programs measure its fastest schedules first.
+    """
+    limit = job_actions.upload_limit(services, caller)
+    async with uploads.receive(request, limit) as file:
+        made = await submission.import_database(services, caller, file, idempotency_key)
+    return estimates.made_body(services, caller, response, made)
+
+
+@router.get(
+    "/v1/database",
+    response_class=responses.Response,
+    responses={200: {"content": {"application/zip": {}}}},
+)
+async def export_database(
+    caller: auth.Reader,
+    services: dependencies.ServicesDep,
+    job: Annotated[list[_Job] | None, fastapi.Query(max_length=MAX_JOBS)] = None,
+    tag: Annotated[list[str] | None, fastapi.Query(max_length=32)] = None,
+    op: _Text = None,
+    program: _Text = None,
+    target_key: _Text = None,
+    mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
+) -> fastapi.Response:
+    """The best schedules of several jobs as one MetaSchedule database, a zip that plain TVM loads.
+
+    `?job=1&job=2`, or a filter: of the jobs that succeeded, the newest 200.
+    """
+    chosen = jobs.Filter(
+        states=(states.State.SUCCEEDED,),
+        tags=tuple(tag or ()),
+        op=op,
+        program=program,
+        target_key=target_key,
+        key_id=caller.key.id if mine else None,
+    )
+    content = await anyio.to_thread.run_sync(_export, services, caller, job, chosen)
+    headers = {"Content-Disposition": 'attachment; filename="database.zip"'}
+    return fastapi.Response(content, media_type="application/zip", headers=headers)
+
+
+def _export(
+    services: dependencies.Services,
+    caller: auth.Caller,
+    job_ids: list[int] | None,
+    chosen: jobs.Filter,
+) -> bytes:
+    with caller.read() as tx:
+        bundles = _bundles(tx, job_ids, chosen)
+    if not bundles:
+        raise errors.NotFound("no job of these has an artifact with a database")
+    merged = []
+    for sha256 in dict.fromkeys(bundle.sha256 for bundle in bundles):
+        with tempfile.TemporaryFile() as file:
+            for chunk in services.blobs.read(sha256):
+                file.write(chunk)
+            file.seek(0)
+            merged.extend(databases.unpack(file))
+    return databases.pack(databases.merge(merged))
+
+
+def _bundles(
+    tx: orm.Session, job_ids: list[int] | None, chosen: jobs.Filter
+) -> list[rows.Artifact]:
+    """Artifacts of the jobs; those named must have one."""
+    if job_ids is None:
+        numbers = [job.id for job in jobs.page(tx, chosen, MAX_JOBS).jobs]
+    else:
+        numbers = [jobs.get(tx, number).id for number in dict.fromkeys(job_ids)]
+    bundles, size_bytes = [], 0
+    for number in numbers:
+        of_job = [each for each in artifacts.of_job(tx, number) if each.kind == "bundle"]
+        if job_ids is not None and not of_job:
+            raise errors.Conflict(f"job {number} has no artifact: leave it out")
+        bundles += of_job
+        size_bytes += sum(bundle.size_bytes for bundle in of_job)
+        if size_bytes > MAX_READ_BYTES:
+            raise errors.InvalidRequest(
+                f"the artifacts of these jobs have more than {MAX_READ_BYTES} bytes: take fewer"
+            )
+    return bundles

@@ -1,0 +1,57 @@
+"""`/v1/projects`: teams, their limits and what they use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import fastapi
+
+from server.store.projects import projects
+from server.web import auth, project_bodies, response_bodies
+
+router = fastapi.APIRouter(prefix="/v1/projects", tags=["projects"])
+
+_Name = Annotated[str, fastapi.Path(max_length=64, examples=["default"])]
+
+
+@router.get("")
+def every(caller: auth.Reader) -> response_bodies.Listed[project_bodies.Project]:
+    """The projects that the key sees: its own; an admin all."""
+    with caller.read() as tx:
+        visible = projects.every(tx)
+    return response_bodies.Listed(
+        items=[project_bodies.Project.model_validate(project) for project in visible]
+    )
+
+
+@router.post("", status_code=201)
+def create(body: project_bodies.NewProject, caller: auth.Admin) -> project_bodies.Project:
+    """Make a project; its name is permanent."""
+    limits = projects.Limits(**body.model_dump(exclude={"name"}))
+    with caller.write() as tx:
+        project = projects.create(tx, body.name, limits)
+        caller.audit(tx, "project.create", f"project {project.name}")
+    return project_bodies.Project.model_validate(project)
+
+
+@router.get("/{name}")
+def get(name: _Name, caller: auth.Reader) -> project_bodies.ProjectUsage:
+    """One project, and what it has now."""
+    with caller.read() as tx:
+        project = projects.get(tx, name)
+        usage = projects.usage(tx, name)
+    limits = project_bodies.Project.model_validate(project).model_dump()
+    return project_bodies.ProjectUsage(
+        **limits, n_running_jobs=usage.n_jobs, n_bytes=usage.n_bytes
+    )
+
+
+@router.put("/{name}")
+def change(
+    name: _Name, body: project_bodies.ProjectLimits, caller: auth.Admin
+) -> project_bodies.Project:
+    """Replace the limits of a project; a limit that is left out is the service's."""
+    with caller.write() as tx:
+        project = projects.change(tx, name, projects.Limits(**body.model_dump()))
+        caller.audit(tx, "project.change", f"project {name}", **body.model_dump())
+    return project_bodies.Project.model_validate(project)

@@ -1,0 +1,76 @@
+"""Batches: what one request submitted, item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import errors
+from server.database import columns, models
+from server.store import jobs, rows
+
+
+def made_before(
+    tx: orm.Session, key_id: int, idempotency: jobs.IdempotencyKey
+) -> rows.Batch | None:
+    """The batch of an earlier request with this idempotency key; None if there is none.
+
+    Raises:
+        Conflict: that request was another one.
+    """
+    row = models.Batch
+    batch = tx.scalar(
+        sa.select(row).where(row.key_id == key_id, row.idempotency_key == idempotency.key)
+    )
+    if batch is None:
+        return None
+    if batch.request_sha256 != idempotency.request_sha256:
+        raise errors.Conflict(
+            "this Idempotency-Key was used for another batch: take a new key for a new batch"
+        )
+    return rows.Batch.of(batch)
+
+
+def create(
+    tx: orm.Session,
+    key_id: int,
+    items: Sequence[Mapping[str, Any]],
+    idempotency: jobs.IdempotencyKey | None,
+) -> rows.Batch:
+    """Write a batch whose items are submitted, or return the one that the same request made.
+
+    Raises:
+        Conflict: the idempotency key was used for another request.
+    """
+    # requests of one key come one after the other
+    tx.execute(sa.select(models.Key.id).where(models.Key.id == key_id).with_for_update())
+    if idempotency is not None:
+        earlier = made_before(tx, key_id, idempotency)
+        if earlier is not None:
+            return earlier
+    batch = models.Batch(
+        key_id=key_id,
+        idempotency_key=None if idempotency is None else idempotency.key,
+        request_sha256="" if idempotency is None else idempotency.request_sha256,
+        items=[dict(item) for item in items],
+        created_at=columns.db_now(),
+    )
+    tx.add(batch)
+    tx.flush()
+    tx.refresh(batch)
+    return rows.Batch.of(batch)
+
+
+def get(tx: orm.Session, batch_id: int, key_id: int | None) -> rows.Batch:
+    """A batch of a key; of any, if the key is None.
+
+    Raises:
+        NotFound
+    """
+    batch = tx.get(models.Batch, batch_id)
+    if batch is None or key_id not in (None, batch.key_id):
+        raise errors.NotFound(f"there is no batch {batch_id}")
+    return rows.Batch.of(batch)

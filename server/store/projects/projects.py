@@ -1,0 +1,138 @@
+"""Projects: made, listed, limited; what they use. A project is never removed or renamed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import errors, states
+from server.database import columns, fields, models
+from server.store import rows
+
+#: The project of keys and jobs that name none.
+DEFAULT = fields.DEFAULT_PROJECT
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a project may have; None is the service's limit, or none."""
+
+    max_running_jobs: int | None = None
+    max_trials: int | None = None
+    max_bytes: int | None = None
+    retention_days: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """What a project has: jobs that are not finished, and bytes of files."""
+
+    n_jobs: int
+    n_bytes: int
+
+
+def create(tx: orm.Session, name: str, limits: Limits | None = None) -> rows.Project:
+    """Make a project.
+
+    Raises:
+        Conflict: there is one of that name.
+    """
+    if tx.get(models.Project, name) is not None:
+        raise errors.Conflict(f"there is a project {name!r}: take another name")
+    row = models.Project(
+        name=name, created_at=columns.db_now(), **dataclasses.asdict(limits or Limits())
+    )
+    tx.add(row)
+    try:
+        tx.flush()
+    except sa.exc.IntegrityError as error:  # another request made it at the same time
+        raise errors.Conflict(f"there is a project {name!r}: take another name") from error
+    tx.refresh(row)
+    return rows.Project.of(row)
+
+
+def every(tx: orm.Session) -> list[rows.Project]:
+    """All projects, by name."""
+    query = sa.select(models.Project).order_by(models.Project.name)
+    return [rows.Project.of(row) for row in tx.scalars(query)]
+
+
+def get(tx: orm.Session, name: str) -> rows.Project:
+    """One project.
+
+    Raises:
+        NotFound
+    """
+    row = tx.get(models.Project, name, populate_existing=True)
+    if row is None:
+        raise errors.NotFound("there is no such project: see /v1/projects")
+    return rows.Project.of(row)
+
+
+def change(tx: orm.Session, name: str, limits: Limits) -> rows.Project:
+    """Replace the limits of a project.
+
+    Raises:
+        NotFound
+    """
+    get(tx, name)
+    changed = sa.update(models.Project).where(models.Project.name == name)
+    tx.execute(
+        changed.values(**dataclasses.asdict(limits)).execution_options(synchronize_session=False)
+    )
+    return get(tx, name)
+
+
+def usage(tx: orm.Session, name: str) -> Usage:
+    """What a project has now; a content that several of its jobs have counts once."""
+    artifact, job = models.Artifact, models.Job
+    n_jobs = tx.scalar(
+        sa.select(sa.func.count())
+        .select_from(job)
+        .where(job.project == name, job.state.in_(map(str, states.ACTIVE)))
+    )
+    contents = (
+        sa.select(artifact.sha256, artifact.size_bytes)
+        .join(job, job.id == artifact.job_id)
+        .where(job.project == name)
+        .distinct()
+        .subquery()
+    )
+    n_bytes = tx.scalar(sa.select(sa.func.sum(contents.c.size_bytes)))
+    return Usage(int(n_jobs or 0), int(n_bytes or 0))
+
+
+def check_quota(tx: orm.Session, name: str, trials: int | None, n_bytes: int = 0) -> None:
+    """Whether a project may have one more job of so many trials and bytes.
+
+    The project's row stays locked until the transaction ends, so two requests cannot both take
+    the last place.
+
+    Raises:
+        QuotaExceeded: too many unfinished jobs, or too many trials.
+        StorageFull: its files would take more than it may have.
+    """
+    query = sa.select(models.Project).where(models.Project.name == name).with_for_update()
+    project = tx.scalar(query.execution_options(populate_existing=True))
+    if project is None:
+        raise errors.NotFound("there is no such project")
+    if trials is not None and project.max_trials is not None and trials > project.max_trials:
+        raise errors.QuotaExceeded(
+            f"{trials} trials are more than the {project.max_trials} a job of this project may "
+            "ask for"
+        )
+    if project.max_running_jobs is None and project.max_bytes is None:
+        return
+    used = usage(tx, name)
+    if project.max_running_jobs is not None and used.n_jobs >= project.max_running_jobs:
+        raise errors.QuotaExceeded(
+            f"this project has {used.n_jobs} jobs that are not finished, and may have "
+            f"{project.max_running_jobs}: wait, pause or cancel some"
+        )
+    if project.max_bytes is not None and used.n_bytes + n_bytes > project.max_bytes:
+        raise errors.StorageFull(
+            f"the files of this project take {used.n_bytes} bytes of the {project.max_bytes} it "
+            f"may have, which leaves no room for {n_bytes} more: delete jobs, or ask for more"
+        )

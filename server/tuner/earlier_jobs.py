@@ -1,0 +1,64 @@
+"""What a job takes from earlier ones: tasks that need no trials, schedules to try first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from felix import errors, records
+from felix.metaschedule import trace_text
+from felix.task import Task
+from server.tuner import engine
+
+if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
+
+#: Schedules of an earlier job that are measured first.
+MOST_FIRST = 8
+
+
+class EarlierJobs:
+    """What earlier jobs know of the tasks of a claimed one.
+
+    Args:
+        claimed: the job.
+        tasks: of it, in order.
+    """
+
+    def __init__(self, claimed: engine.JobAccess, tasks: Sequence[Task]) -> None:
+        self._claimed = claimed
+        rows = claimed.tasks()
+        self._numbers = {task.key: number for number, task in enumerate(tasks)}
+        self._is_measured = [row.n_trials > 0 for row in rows]
+        #: keys of tasks that get no trials
+        self.settled = frozenset(
+            task.key for task, row in zip(tasks, rows, strict=True) if row.settled
+        )
+
+    def first_schedules(
+        self, task: Task, sketches: Sequence[Sketch]
+    ) -> list[tuple[str, Sequence[int]]]:
+        """The fastest schedules that an earlier job or an imported database has of a task."""
+        number = self._numbers[task.key]
+        if self._is_measured[number]:
+            return []  # its trials are the job's own already
+        lines = self._claimed.known_schedules(number)
+        imported = self._claimed.known_imports(number)
+        schedules = [schedule for line in lines if (schedule := _recorded(line)) is not None]
+        if imported:
+            finder = trace_text.Finder(sketches)
+            for each in imported:
+                located = finder.find(each.signature, each.decisions)
+                if located is not None:
+                    schedules.append((sketches[located[0]].key, located[1]))
+        known = {sketch.key for sketch in sketches}
+        return [schedule for schedule in schedules if schedule[0] in known][:MOST_FIRST]
+
+
+def _recorded(line: str) -> tuple[str, Sequence[int]] | None:
+    """Sketch key and decisions of a record; None if another version wrote it."""
+    try:
+        record = records.Record.from_json(line)
+    except errors.RecordError:
+        return None
+    return record.sketch_key, record.decisions

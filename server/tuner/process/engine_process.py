@@ -1,0 +1,221 @@
+"""An `engine.Engine` in a process of its own, so that no job can hold its tuner.
+
+    tuner's process                       engine's process
+    lease, heartbeat, database  <-pipe->  felix.tune, cost model  ->  measuring processes
+    limits, kill
+
+The engine asks for every write (`messages`), so a record is in the database before the search
+learns it, whatever ends the engine then. An engine that does not stop when it is told to, or
+passes a limit (`limits`), is killed, and the next one becomes warm in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from server import errors, states
+from server.tuner import claimed_job, engine
+from server.tuner.process import limits as job_limits
+from server.tuner.process import messages, zygote
+
+_log = logging.getLogger(__name__)
+_Verb = messages.Verb
+
+#: The engine that is served.
+FACTORY = "server.tuner.felix_engine:FelixEngine"
+#: How long the first engine may take to become ready, in seconds.
+START_S = 300.0
+#: Longest wait between two looks at limits and instructions, in seconds.
+POLL_S = 0.1
+
+
+class EngineProcess:
+    """The engine's process, replaced if it dies or is killed.
+
+    Args:
+        limits: of each job.
+        log_json: log lines as JSON.
+        factory: `module:name` of what makes the engine.
+
+    Raises:
+        EngineDied: no engine can be made here.
+    """
+
+    def __init__(
+        self, limits: job_limits.Limits, log_json: bool = False, factory: str = FACTORY
+    ) -> None:
+        self._limits = limits
+        self._zygote = zygote.Zygote(factory, log_json)
+        self._child = self._zygote.fork()
+        self._is_ready = False
+        self._devices: list[dict[str, Any]] = []
+        self._versions: dict[str, str] = {}
+        try:
+            self._wait_until_ready()
+        except zygote.EngineDied:
+            self.close()
+            raise
+
+    def devices(self) -> list[dict[str, Any]]:
+        """See `engine.Engine`."""
+        return self._devices
+
+    def versions(self) -> dict[str, str]:
+        """See `engine.Engine`."""
+        return self._versions
+
+    def is_ready(self) -> bool:
+        """See `engine.Engine`; an engine that died meanwhile is replaced."""
+        try:
+            self._is_ready = self._take_ready(0.0) or self._is_ready
+        except zygote.EngineDied as error:
+            _log.error("%s: another one begins", error, extra={"action": "engine_died"})
+            self._replace()
+        return self._is_ready
+
+    def run(self, claimed: claimed_job.ClaimedJob) -> engine.Outcome:
+        """See `engine.Engine`."""
+        try:
+            ended = self._converse(claimed, ("run", claimed.job))
+        except job_limits.Deaf:
+            if claimed.instruction is states.Instruction.LEASE_LOST:
+                raise errors.LeaseLost() from None
+            return engine.Outcome(reason="interrupted", failure=None, result=None)
+        reason, failure = ended.arguments
+        return engine.Outcome(reason=reason, failure=failure, result=None)
+
+    def export(
+        self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
+    ) -> list[engine.Code]:
+        """See `engine.Engine`."""
+        try:
+            exported = self._converse(claimed, ("export", claimed.job, path))
+        except job_limits.Deaf:
+            if claimed.instruction is states.Instruction.LEASE_LOST:
+                raise errors.LeaseLost() from None
+            raise errors.Cancelled() from None
+        (codes,) = exported.arguments
+        return [
+            engine.Code(task=task, schedule=schedule, source=source, assembly=assembly)
+            for task, schedule, source, assembly in codes
+        ]
+
+    def close(self) -> None:
+        """End all processes."""
+        self._zygote.close()
+        self._child.kill()
+
+    def _converse(
+        self, claimed: claimed_job.ClaimedJob, request: tuple[Any, ...]
+    ) -> messages.Message:
+        """Send a request and serve the engine until its last message, which is returned.
+
+        An engine that does not come to one is replaced.
+
+        Raises:
+            Deaf, TimeLimit, MemoryLimit: it was killed.
+            EngineDied
+            Exception: what the engine reported, or what ended its run here.
+        """
+        conversation = _Conversation(self._child, claimed, self._limits, request)
+        try:
+            ended = conversation.run()
+        except Exception as error:  # of any kind: the engine is replaced, the error goes on
+            self._replace()
+            raise conversation.raised or error from None
+        if self._child.rss_bytes() > self._limits.engine_bytes / 2:
+            self._replace()  # what it holds after a job is of no use
+        if conversation.raised is not None:
+            raise conversation.raised
+        if ended.verb == _Verb.FAILED:
+            raise messages.error_of(*map(str, ended.arguments))
+        return ended
+
+    def _replace(self) -> None:
+        self._child.kill()
+        self._child, self._is_ready = self._zygote.fork(), False
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + START_S
+        while not self._take_ready(POLL_S):
+            if time.monotonic() > deadline_s:
+                raise zygote.EngineDied(f"no engine is ready after {START_S:g} s")
+        self._is_ready = True
+
+    def _take_ready(self, timeout_s: float) -> bool:
+        message = self._child.take(timeout_s)
+        if message is None or message.verb != _Verb.READY:
+            return False
+        self._devices, self._versions = message.arguments
+        return True
+
+
+class _Conversation:
+    """One request to an engine, until it is done, the engine dies or has to be killed."""
+
+    def __init__(
+        self,
+        child: zygote.Child,
+        claimed: claimed_job.ClaimedJob,
+        limits: job_limits.Limits,
+        request: tuple[Any, ...],
+    ) -> None:
+        self._child, self._claimed = child, claimed
+        is_export = request[0] == "export"
+        self._watch = job_limits.Watch(limits, claimed, child, is_export)
+        self._may_yield = self._can_stop = not is_export
+        self._last = _Verb.EXPORTED if is_export else _Verb.ENDED
+        #: what ended the run here
+        self.raised: Exception | None = None
+        child.send(*request)
+
+    def run(self) -> messages.Message:
+        """Serve until the last message.
+
+        Raises:
+            Deaf, TimeLimit, MemoryLimit, EngineDied
+        """
+        while True:
+            self._instruct()
+            message = self._child.take(POLL_S)
+            if message is not None:
+                if message.verb in (self._last, _Verb.FAILED):
+                    return message
+                self._serve(message)
+                self._watch.heard()
+            self._watch.check()
+
+    def _instruct(self) -> None:
+        """Tell the engine what it has to do, once."""
+        instruction = self._claimed.instruction
+        if self._may_yield and instruction is states.Instruction.YIELD:
+            self._child.send("yield")
+            self._may_yield = False
+        stops = instruction is states.Instruction.STOP or self._watch.must_end()
+        if self._can_stop and stops:
+            self._child.send("stop")
+            self._can_stop = False
+
+    def _serve(self, message: messages.Message) -> None:
+        if message.verb == _Verb.ALIVE:
+            return
+        if message.verb == _Verb.STEP:
+            self._watch.begin_step(str(message.arguments[0]))
+            return
+        try:
+            value = messages.call(self._claimed, message)
+        except Exception as error:  # the edge between the engine and the database
+            self.raised = error
+            self._watch.end_now()
+            self._child.send("refused", str(error))
+        else:
+            self._child.send("value", value)
+
+
+if TYPE_CHECKING:
+
+    def _conforms(implementation: EngineProcess) -> engine.Engine:
+        return implementation

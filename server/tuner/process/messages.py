@@ -1,0 +1,123 @@
+"""What an engine's process and its tuner send each other over one pipe.
+
+An engine computes on programs of clients, so nothing that comes from it is unpickled: a message
+is a JSON text, `[verb, argument, ...]`, and an attachment of bytes. A tuner is trusted and sends
+pickled tuples:
+
+    ("run", job)  ("export", job, path)  ("yield",)  ("stop",)
+    ("value", value)  ("refused", message)
+
+A verb of `engine.JobAccess` waits for `value` or `refused`; those of `Verb` do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from multiprocessing.connection import Connection
+from typing import Any
+
+from felix import errors
+from server.store import progress, trials
+from server.tuner import claimed_job
+
+#: A longer message ends its engine, in bytes.
+MAX_BYTES = 256 << 20
+
+
+class Verb(enum.StrEnum):
+    """What an engine's process says about itself; nobody replies."""
+
+    #: its process id
+    HELLO = "hello"
+    #: devices, versions
+    READY = "ready"
+    ALIVE = "alive"
+    #: what is done from now on
+    STEP = "step"
+    #: reason, failure
+    ENDED = "ended"
+    #: [task, schedule, source, assembly] of each task
+    EXPORTED = "exported"
+    #: class, message
+    FAILED = "failed"
+
+
+#: Verbs whose arguments are plain values.
+PLAIN = frozenset({
+    "programs", "tasks", "known_schedules", "known_imports", "begin", "load", "started", "opened",
+    "baseline", "round_started", "chosen", "trained", "warn",
+})  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """What came from an engine's process."""
+
+    verb: str
+    arguments: list[Any]
+    attachment: bytes
+
+
+class EngineFailure(Exception):
+    """An error in the engine's process that is neither Felix's nor the system's."""
+
+
+def send(connection: Connection, verb: str, *arguments: Any, attachment: bytes = b"") -> None:
+    """Send a message to the tuner."""
+    connection.send_bytes(json.dumps([verb, *arguments]).encode())
+    connection.send_bytes(attachment)
+
+
+def receive(connection: Connection) -> Message:
+    """Wait for a message of an engine's process.
+
+    Raises:
+        EOFError, OSError: it is gone, or sent too much.
+        ValueError, TypeError: what it sent is no message.
+    """
+    verb, *arguments = json.loads(connection.recv_bytes(MAX_BYTES))
+    return Message(str(verb), arguments, connection.recv_bytes(MAX_BYTES))
+
+
+def call(claimed: claimed_job.ClaimedJob, message: Message) -> Any:
+    """Do what an engine's process asks for; the value to reply with.
+
+    Raises:
+        LeaseLost, MeasureError: see `engine.JobAccess`.
+        EngineFailure: there is no such verb.
+    """
+    match message.verb, message.arguments:
+        case "add_trial", [fields]:
+            return claimed.add_trial(_trial(fields))
+        case "add_remeasurement", [fields]:
+            return claimed.add_remeasurement(_trial(fields))
+        case "save", [n_records, state, has_tensors, elapsed_s, breakdown]:
+            tensors = message.attachment if has_tensors else None
+            checkpoint = progress.Checkpoint(n_records, state, tensors)
+            return claimed.save(checkpoint, elapsed_s, breakdown)
+        case verb, arguments if verb in PLAIN:
+            return getattr(claimed, verb)(*arguments)
+    raise EngineFailure(f"the engine's process asked for {message.verb[:50]!r}")
+
+
+def error_of(name: str, message: str) -> Exception:
+    """The error that an engine's process reports, of a class that `server.tuner.retry` knows."""
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.FelixError):
+        return kind(message)
+    if name == "MemoryError":
+        return MemoryError(message)
+    if name == "OSError":
+        return OSError(message)
+    return EngineFailure(f"{name}: {message}")
+
+
+def name_of(error: BaseException) -> str:
+    """The class of an error as `error_of` knows it."""
+    return "OSError" if isinstance(error, OSError) else type(error).__name__
+
+
+def _trial(fields: dict[str, Any]) -> trials.NewTrial:
+    return trials.NewTrial(**{**fields, "decisions": tuple(fields["decisions"])})

@@ -1,0 +1,157 @@
+"""A claimed job in the engine's process: every verb is a message to the tuner's process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from server.store import progress, rows, trials
+from server.tuner import engine
+from server.tuner.process import messages
+
+#: How often an engine that computes says that it is alive, in seconds.
+ALIVE_S = 0.5
+
+
+class Refused(Exception):
+    """The tuner could not do what the engine asked for; it knows why."""
+
+
+class RemoteJob:
+    """An `engine.JobAccess` over a pipe; used by one thread."""
+
+    def __init__(self, connection: Connection, job: rows.Job) -> None:
+        self.job = job
+        self._connection = connection
+        self._is_stopped = self._is_yielding = False
+        self._said_s = time.monotonic()
+
+    def should_stop(self) -> bool:
+        """Whether the tuner said so."""
+        while not self._is_stopped and self._connection.poll():
+            self._take()
+        if time.monotonic() - self._said_s >= ALIVE_S:
+            self._say(messages.Verb.ALIVE)
+        return self._is_stopped
+
+    def should_yield(self) -> bool:
+        """Whether the tuner said that it is another key's turn."""
+        self.should_stop()
+        return self._is_yielding
+
+    def begin_step(self, step: str) -> None:
+        """Say what is done from now on."""
+        self._say(messages.Verb.STEP, step)
+
+    def programs(self) -> list[str]:
+        """The tensor programs as `felix.Task.to_json`, in order."""
+        return list(self._ask("programs"))
+
+    def tasks(self) -> list[rows.Task]:
+        """The job's tasks, in order."""
+        return list(self._ask("tasks"))
+
+    def known_schedules(self, task: int) -> list[str]:
+        """Records that an earlier job has of a task's program, fastest first."""
+        return list(self._ask("known_schedules", task))
+
+    def known_imports(self, task: int) -> list[rows.ImportedSchedule]:
+        """Schedules that an imported database has of a task's program, fastest first."""
+        return list(self._ask("known_imports", task))
+
+    def begin(self, target_key: str, resolved_target: str) -> None:
+        """Say for which device exactly the job is tuned."""
+        self._ask("begin", target_key, resolved_target)
+
+    def load(self) -> tuple[Sequence[str], progress.Checkpoint | None]:
+        """Records of all trials so far, and the last checkpoint."""
+        lines, checkpoint = self._ask("load")
+        return lines, checkpoint
+
+    def add_trial(self, new: trials.NewTrial) -> trials.Written:
+        """Write a trial."""
+        written: trials.Written = self._ask("add_trial", dataclasses.asdict(new))
+        return written
+
+    def add_remeasurement(self, new: trials.NewTrial) -> None:
+        """Write a longer measurement of a candidate at the end of the run."""
+        self._ask("add_remeasurement", dataclasses.asdict(new))
+
+    def save(
+        self, checkpoint: progress.Checkpoint, elapsed_s: float, breakdown: Mapping[str, Any]
+    ) -> None:
+        """Replace the checkpoint."""
+        tensors = checkpoint.tensors
+        arguments = (checkpoint.n_records, checkpoint.state, tensors is not None, elapsed_s)
+        self._ask("save", *arguments, dict(breakdown), attachment=tensors or b"")
+
+    def started(self, task_keys: Sequence[str], payload: Mapping[str, Any]) -> None:
+        """Tuning begins or goes on."""
+        self._ask("started", list(task_keys), dict(payload))
+
+    def opened(
+        self, task: int, n_sketches: int, extract_s: float, decisions: Mapping[str, Any]
+    ) -> None:
+        """The sketches of a task are ready."""
+        self._ask("opened", task, n_sketches, extract_s, dict(decisions))
+
+    def chosen(
+        self, task: int, tuned_us: float, unscheduled_us: float, ships_unscheduled: bool
+    ) -> None:
+        """Which of the best schedule and the unscheduled program of a task ships."""
+        self._ask("chosen", task, tuned_us, unscheduled_us, ships_unscheduled)
+
+    def baseline(self, task: int, latency_us: float | None, message: str) -> None:
+        """The unscheduled program of a task was timed."""
+        self._ask("baseline", task, latency_us, message)
+
+    def round_started(
+        self,
+        task: int,
+        number: int,
+        counts: Mapping[str, Any],
+        steps: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Candidates of a round were chosen."""
+        self._ask("round_started", task, number, dict(counts), [dict(step) for step in steps])
+
+    def trained(self, values: Mapping[str, Any]) -> None:
+        """The cost model learnt."""
+        self._ask("trained", dict(values))
+
+    def warn(self, message: str) -> None:
+        """Write something a person should know."""
+        self._ask("warn", message)
+
+    def _say(self, verb: str, *arguments: Any, attachment: bytes = b"") -> None:
+        messages.send(self._connection, verb, *arguments, attachment=attachment)
+        self._said_s = time.monotonic()
+
+    def _ask(self, verb: str, *arguments: Any, attachment: bytes = b"") -> Any:
+        self._say(verb, *arguments, attachment=attachment)
+        while (reply := self._take()) is None:
+            pass
+        kind, content = reply
+        if kind == "refused":
+            raise Refused(content)
+        return content
+
+    def _take(self) -> tuple[str, Any] | None:
+        """The next message of the tuner; None if it was one to stop or yield."""
+        kind, *content = self._connection.recv()
+        if kind == "yield":
+            self._is_yielding = True
+            return None
+        if kind == "stop":
+            self._is_stopped = True
+            return None
+        return kind, content[0]
+
+
+if TYPE_CHECKING:
+
+    def _conforms(implementation: RemoteJob) -> engine.JobAccess:
+        return implementation

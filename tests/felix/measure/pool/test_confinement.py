@@ -1,0 +1,281 @@
+"""Attacks from inside workers of a pool: machine code of a candidate, and whole workers taken."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pathlib
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from felix import workloads
+from felix.measure import protocol
+from felix.measure.pool import inbox, local, rights
+from felix.measure.pool import worker as pool_worker
+from felix.task import Task
+from tests.support.hostile import besieged
+
+N = 8
+#: The pipe of a worker, and a function that sends a message as one.
+_PIPE = "[int(n) for n in os.listdir('/proc/self/fd') if int(n) > 2][0]"
+_SEND = f"send = lambda text: os.write({_PIPE}, struct.pack('!i', len(text)) + text); "
+
+
+def candidate_that_runs(code: str) -> tvm.IRModule:
+    """A candidate whose kernel calls into the worker's interpreter."""
+    python = f"exec(bytes.fromhex('{code.encode().hex()}'))"
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a: T.Buffer((N, N), "float32"),
+        b: T.Buffer((N, N), "float32"),
+        c: T.Buffer((N, N), "float32"),
+    ):
+        for _i in T.serial(1):
+            with T.sblock("c"):
+                T.reads()
+                T.writes(c[0, 0])
+                T.evaluate(T.call_extern("int32", "PyGILState_Ensure"))
+                T.evaluate(T.call_extern("int32", "PyRun_SimpleString", python))
+                T.evaluate(T.call_extern("int32", "PyGILState_Release", 1))  # as it was: unlocked
+                c[0, 0] = a[0, 0] + b[0, 0]
+
+    return tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
+
+
+class Takeover:
+    """A request that runs code in the worker that reads it."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
+        return exec, (self._code, {})
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return workloads.gemm(N, N, N, target="llvm -num-cores 2")
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path) -> Iterator[besieged.Besieged]:
+    made = besieged.Besieged.make(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pool(task: Task) -> Iterator[local.LocalPool]:
+    options = local.LocalOptions(builders=1, run_timeout_s=30, scratch_bytes=64 << 20)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FELIX_DATABASE_URL", besieged.SECRET)
+        patched.setenv("AWS_SECRET_ACCESS_KEY", besieged.SECRET)
+        with local.LocalPool(task, options) as opened:
+            assert opened.measure([task.mod])[0].ok  # the run worker is idle now
+            yield opened
+
+
+def others(pool: local.LocalPool, but: str) -> list[int]:
+    """The parent, the fork server and the other workers."""
+    pids = {name: pid for name, pid in pool.worker_pids().items() if pid is not None}
+    return [os.getpid(), *(pid for name, pid in pids.items() if name != but)]
+
+
+def log_of(pool: local.LocalPool, name: str) -> str:
+    return (pool._fork_server.work_dir / f"{name}.log").read_text()
+
+
+def take(worker: pool_worker.Worker, code: str) -> pool_worker.WorkerLost:
+    """Run code in a worker, which does not survive that."""
+    request: Any = Takeover(code)
+    with pytest.raises(pool_worker.WorkerLost) as caught:
+        worker.call(request, 30.0)
+    return caught.value
+
+
+def test_a_kernel_that_is_an_intruder_gets_nothing(
+    pool: local.LocalPool, place: besieged.Besieged, task: Task
+) -> None:
+    code = place.code(pids=others(pool, "runner"))
+    pool.measure([candidate_that_runs(code)])
+    assert place.harm(log_of(pool, "runner")) == {}
+    assert pool.measure([task.mod])[0].ok
+
+
+def test_a_builder_that_is_taken_over_gets_nothing(
+    pool: local.LocalPool, place: besieged.Besieged, task: Task
+) -> None:
+    facts = {"pids": others(pool, "builder-0"), "programs": True}
+    take(pool._builders[0], place.code(**facts))
+    assert place.harm(log_of(pool, "builder-0")) == {}
+    assert pool.measure([task.mod])[0].ok
+
+
+def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
+    pool: local.LocalPool, place: besieged.Besieged
+) -> None:
+    worker = pool._worker("gpu-runner", rights.cuda_runner(pool._folders), threads=1, nice=0)
+    take(worker, place.code(pids=others(pool, "gpu-runner")))
+    assert place.harm(log_of(pool, "gpu-runner")) == {}
+
+
+def test_a_pickle_in_place_of_a_reply_is_not_read(
+    pool: local.LocalPool, tmp_path: pathlib.Path
+) -> None:
+    """It would run code in the tuner, which has all rights."""
+    written = tmp_path / "written-by-the-tuner"
+    pickled = pickle.dumps(("done", Takeover(f"open({str(written)!r}, 'w')")))
+    worker = pool._builders[0]
+    error = take(
+        worker, f"import os, struct; {_SEND}send({pickled!r}); import time; time.sleep(9)"
+    )
+    assert isinstance(error, pool_worker.WorkerMisbehaved)
+    assert not written.exists()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"[" * 100_000,
+        b"7",
+        b'["done"]',
+        b'["done", []]',
+        b'["resting", -1]',
+        b'["resting", NaN]',
+        b'["resting", ' + b"9" * 4000 + b"]",
+        b'["nothing", null]',
+        b'[["done"], null]',
+        b"\xff",
+    ],
+)
+def test_nonsense_is_no_message(sent: bytes) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        theirs.send_bytes(sent)
+        reader = inbox.Inbox(ours)
+        with pytest.raises(inbox.Nonsense):
+            while reader.receive(0.1) is None:
+                pass
+
+
+def test_half_a_message_delays_nobody(pool: local.LocalPool) -> None:
+    worker = pool._builders[0]
+    code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]')"
+    code += f"; os.write({_PIPE}, struct.pack('!i', 99) + b'[\"done\"'); time.sleep(60)"
+    request: Any = Takeover(code)
+    begun = time.monotonic()
+    with pytest.raises(pool_worker.WorkerTimeout):
+        worker.call(request, 0.5)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_rest_that_never_ends_is_cut(pool: local.LocalPool) -> None:
+    worker = pool._builders[0]
+    rest = "send(b'[\"resting\", 1e6]')"
+    code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); {rest}; time.sleep(99)"
+    request: Any = Takeover(code)
+    begun = time.monotonic()
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(pool_worker.WorkerTimeout):
+        patched.setattr(pool_worker, "_MAX_REST_S", 0.5)
+        worker.call(request, 0.5)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_builder_cannot_have_the_tuner_delete_a_file(
+    pool: local.LocalPool, task: Task, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tuner deletes the library that the reply names."""
+    victim = tmp_path / "felix.db"
+    victim.write_text("data")
+    reply = json.dumps(["done", {"library": str(victim), "seconds": 0.1}]).encode()
+    taken = Takeover(
+        f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); send({reply!r});"
+        "time.sleep(60)"
+    )
+    builder = pool._builders[0]
+    call = builder.call
+    monkeypatch.setattr(builder, "call", lambda _, *rest, **named: call(taken, *rest, **named))
+    result = pool.measure([task.mod.with_attr("felix.fresh", "a library elsewhere")])[0]
+    assert result.error is protocol.ErrorClass.BUILD and "library elsewhere" in result.message
+    assert victim.read_text() == "data"
+
+
+@pytest.mark.parametrize("victim", ["runner", "builder-0"])
+@pytest.mark.parametrize("way", ["one file", "many files", "files without a name", "its log"])
+def test_scratch_has_a_limit(pool: local.LocalPool, task: Task, victim: str, way: str) -> None:
+    """64 MiB here: the worker is ended, and what it wrote is gone or small."""
+    code = {
+        "one file": "f = open('a', 'wb')\nfor _ in range(512): f.write(chunk)",
+        "many files": "for n in range(512): open(f'{n}', 'wb').write(chunk); time.sleep(.002)",
+        "files without a name": (
+            "fs = []\nfor n in range(120):\n"
+            " fs.append(open(f'{n}', 'wb', 0)); os.unlink(f'{n}'); fs[-1].write(chunk)"
+        ),
+        "its log": "for _ in range(512): os.write(2, chunk)",
+    }[way]
+    code = f"import os, time\nchunk = bytes(1 << 20)\n{code}\ntime.sleep(60)"
+    workers = {worker.name: worker for worker in [pool._runner, *pool._builders]}
+    error = take(workers[victim], code)
+    left = [path for path in pool._fork_server.work_dir.rglob("*") if path.is_file()]
+    if isinstance(error, pool_worker.WorkerMisbehaved):
+        assert "wrote more than 64 MiB" in str(error)
+        assert sum(path.stat().st_size for path in left) < 8 << 20
+    else:  # the kernel refused the write, and the worker ended of it
+        assert way in ("one file", "its log")
+        assert max(path.stat().st_size for path in left) <= 64 << 20
+    workers[victim].clear()
+    pool._runs._forget_references()
+    assert pool.measure([task.mod.with_attr("felix.fresh", f"{victim} {way}")])[0].ok
+
+
+def test_a_fork_bomb_is_bounded(pool: local.LocalPool) -> None:
+    code = "import os, time\nfor _ in range(60): os.fork() or time.sleep(60)\ntime.sleep(60)"
+    begun = time.monotonic()
+    error = take(pool._builders[0], code)
+    assert "started more than" in str(error)
+    assert time.monotonic() - begun < 10
+    assert _soon_empty(pool._folders.builds)
+
+
+def _soon_empty(folder: pathlib.Path) -> bool:
+    """Whether the last process that works in a folder ends within seconds."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not any(_works_in(process, folder) for process in psutil.process_iter()):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _works_in(process: psutil.Process, folder: pathlib.Path) -> bool:
+    try:
+        return process.cwd().startswith(str(folder))
+    except psutil.Error:  # it has ended
+        return False
+
+
+def test_what_a_builder_started_ends_with_it(pool: local.LocalPool) -> None:
+    """It cannot leave the group that is killed, and nothing it leaves behind goes on."""
+    code = (
+        "import os, time, sys\n"
+        "if os.fork() == 0:\n"
+        "    for leave in (os.setsid, os.setpgrp):\n"
+        "        try: leave()\n"
+        "        except OSError: pass\n"
+        "    if os.fork() == 0: time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "time.sleep(0.3); os.abort()"
+    )
+    begun = time.monotonic()
+    take(pool._builders[0], code)
+    assert time.monotonic() - begun < 10  # though what it started holds its pipe
+    assert _soon_empty(pool._folders.builds)

@@ -1,0 +1,202 @@
+"""What ships is never slower than the unscheduled program, and every output says which it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from concurrent import futures
+from typing import Any
+
+import pytest
+import tvm
+from rich import console
+from tvm.s_tir import meta_schedule as ms
+
+import felix
+from felix import events, workloads
+from felix.cli import main, numpy_baseline, report
+from felix.measure import protocol
+from felix.tuning import options, pending, results
+from tests.support import tuning_fakes as fakes
+
+
+def _tune(unscheduled_us: list[float], tuned_us: list[float] | None = None, **more: Any) -> Any:
+    """A run whose measurements of the unscheduled program are those, one after the other."""
+    baseline, tuned = iter(unscheduled_us), iter(tuned_us or [])
+
+    def latency_of(mod: Any) -> float:
+        if isinstance(mod, fakes.Program):
+            return next(tuned, None) or fakes.latency_us(mod)
+        return next(baseline)
+
+    chosen = fakes.small(fakes.Pool(latency_of), **({"n_finalists": 3, "final_turns": 3} | more))
+    emitted: list[events.Event] = []
+    result = felix.tune(
+        fakes.task(), 24, model=fakes.Model(), options=chosen, on_event=emitted.append
+    )
+    return result, emitted
+
+
+@pytest.fixture
+def fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.use(monkeypatch)
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_the_faster_unscheduled_program_ships() -> None:
+    result, emitted = _tune([4.0] * 4)
+    assert result.ships_unscheduled and result.best.latency_us == 4.0
+    assert result.tuned_or_none.latency_us > 4.0 * (1 + results.TIE)
+    assert result.speedup == 1.0 and result.unscheduled_us == 4.0
+    assert result.curve[-1][2] == 4.0
+    assert result.best.sketch_index is None and result.best.decisions == ()
+    (chosen,) = (event for event in emitted if isinstance(event, events.Chosen))
+    assert chosen.ships_unscheduled and chosen.tuned_us == result.tuned_or_none.latency_us
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_one_lucky_measurement_does_not_decide() -> None:
+    """It seemed fast once; measured again in turns with the best, it is slow."""
+    result, _ = _tune([4.0, 90.0, 91.0, 92.0])
+    assert not result.ships_unscheduled and result.unscheduled_us == 91.0
+    assert result.best is result.tuned_or_none and result.speedup > 1
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_a_program_that_is_far_slower_is_not_measured_again() -> None:
+    result, _ = _tune([5000.0])  # a second measurement would raise
+    assert not result.ships_unscheduled and result.unscheduled_us == 5000.0
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_a_tie_goes_to_the_schedule_and_is_no_slowdown() -> None:
+    plain, _ = _tune([5000.0])
+    tie_us = plain.best.latency_us / (1 + 0.5 * results.TIE)
+    result, _ = _tune([tie_us] * 4)
+    assert not result.ships_unscheduled
+    assert result.best.latency_us > result.unscheduled_us and result.speedup == 1.0
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_without_measuring_again_the_single_measurements_decide() -> None:
+    result, _ = _tune([4.0], n_finalists=0)
+    assert result.ships_unscheduled and result.best.latency_us == 4.0
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_both_are_timed_in_turns() -> None:
+    order: list[str] = []
+
+    def latency_of(mod: Any) -> float:
+        order.append("tuned" if isinstance(mod, fakes.Program) else "unscheduled")
+        return fakes.latency_us(mod) if isinstance(mod, fakes.Program) else 4.0
+
+    chosen = fakes.small(fakes.Pool(latency_of), n_finalists=1, final_turns=3)
+    felix.tune(fakes.task(), 8, model=fakes.Model(), options=chosen)
+    assert order[-6:] == ["tuned", "unscheduled"] * 3
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_the_report_says_it() -> None:
+    result, _ = _tune([4.0] * 4)
+    out = io.StringIO()
+    untimed = numpy_baseline.NumpyTime(None, "not timed")
+    report.show(console.Console(file=out, width=200), [result], [untimed], result.breakdown)
+    assert "the unscheduled program was faster" in out.getvalue()
+    assert "it is what ships" in out.getvalue() and "1.00x" in out.getvalue()
+    network = results.network([result], result.reason, result.breakdown)
+    (task,) = report.to_json(network, [untimed], [None])["tasks"]
+    assert task["ships"] == "unscheduled" and task["best"]["latency_us"] == 4.0
+    assert task["best"]["sketch_index"] is None and task["tuned_us"] > 4.0
+    assert network.latency_us == 4.0
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[felix.TuneResult, pathlib.Path]:
+    """A real run, as if its unscheduled program had been faster, and its bundle."""
+    task = workloads.elementwise((64,), ops=("relu",), target="llvm -num-cores 1")
+    out = tmp_path_factory.mktemp("unscheduled")
+    tuned = felix.tune(
+        task, trials=2, strategy="random", out=out, options=options.TuneOptions(n_finalists=0)
+    )
+    assert tuned.tuned_or_none is not None
+    state = json.loads((out / "tuning" / "state.json").read_text())
+    state["jobs"][0]["unscheduled"] = {"latency_us": 1e-3, "message": ""}
+    (out / "tuning" / "state.json").write_text(json.dumps(state))
+    assert main.main(["compile", str(out)]) == 0
+    return tuned, out
+
+
+def test_the_bundle_ships_the_unscheduled_program(
+    shipped: tuple[felix.TuneResult, pathlib.Path],
+) -> None:
+    tuned, out = shipped
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["ships"] == "unscheduled" and manifest["best"]["latency_us"] == 1e-3
+    assert manifest["best"]["sketch_index"] is None and manifest["best"]["decisions"] == []
+    assert manifest["tuned"]["latency_us"] == tuned.tuned_or_none.latency_us  # type: ignore
+    assert any("it is what ships" in note for note in manifest["notes"])
+    database = ms.database.JSONDatabase(work_dir=str(out / "database"))
+    applied = ms.tir_integration.compile_tir(database, tuned.task.mod, tuned.task.target)
+    tvm.ir.assert_structural_equal(applied.mod["main"].body, tuned.task.func.body)
+    done = subprocess.run(
+        [sys.executable, str(out / "run.py"), "--json", "--repeats", "2"], capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tuned_us"] == 1e-3
+
+
+def test_a_bundle_compiled_again_ships_the_same(
+    shipped: tuple[felix.TuneResult, pathlib.Path], tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    _, out = shipped
+    assert main.main(["compile", str(out / "records.jsonl"), "--out", str(tmp_path)]) == 0
+    assert "it is what ships" in capsys.readouterr().out
+    assert json.loads((tmp_path / "manifest.json").read_text())["ships"] == "unscheduled"
+
+
+def test_a_failed_baseline_changes_nothing() -> None:
+    failed = protocol.Measurement(error=protocol.ErrorClass.BUILD)
+    task = fakes.task()
+    assert results.faster(task, None, protocol.Measurement(latency_us=1.0)) is None
+    tuned = results.Best.__new__(results.Best)
+    assert results.faster(task, tuned, failed) is tuned
+    assert results.faster(task, tuned, None) is tuned
+
+
+class _Endless(fakes.Pool):
+    """Never answers about the unscheduled program."""
+
+    def for_task(self, task: Any) -> Any:
+        measurer = super().for_task(task)
+        submit = measurer.submit
+
+        def endless(mod: Any, thorough: bool = False) -> Any:
+            return submit(mod) if isinstance(mod, fakes.Program) else futures.Future()
+
+        measurer.submit = endless  # type: ignore[method-assign]
+        return measurer
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_an_endless_baseline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "BASELINE_WAIT_S", 0.3)
+    result = felix.tune(fakes.task(), 8, model=fakes.Model(), options=fakes.small(_Endless()))
+    assert result.reason == "trials" and result.unscheduled_us is None
+    assert not result.ships_unscheduled and result.speedup is None
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_the_wait_for_a_baseline_hears_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "BASELINE_WAIT_S", 60.0)
+    pool = _Endless()
+    options = fakes.small(pool, should_stop=lambda: len(pool.measured) >= 8)
+    start = time.monotonic()
+    result = felix.tune(fakes.task(), 8, model=fakes.Model(), options=options)
+    assert result.reason == "interrupted" and time.monotonic() - start < 30
+    assert result.best.latency_us > 0

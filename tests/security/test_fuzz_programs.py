@@ -1,0 +1,40 @@
+"""The fuzz of TIR programs in small, and that its instruments see what they are there for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+
+import pytest
+import tvm
+
+from felix.tir import bounds
+from tests.security import fuzz_programs
+from tests.support import tir_programs
+from tests.support.hostile import guarded
+
+
+def test_two_hundred_mutated_programs_kill_no_worker():
+    report = fuzz_programs.fuzz(200, seed=2)
+    assert report.passed(), report.lines()
+    assert report.counts["refused"] > 50 and report.counts["run"] > 5
+
+
+@pytest.mark.parametrize("index", ["v + 1", "v - 1"])
+def test_one_element_too_far_is_a_segmentation_fault(index):
+    """The pages around the arrays see the smallest overrun of a program that is not proved."""
+    func = tir_programs.copy(f"A[{index}]")
+    library = tvm.tirx.build(tvm.IRModule({"main": func}), "llvm")
+    process = multiprocessing.get_context("fork").Process(
+        target=guarded.run, args=(library["main"], func.params)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGSEGV
+
+
+def test_the_fuzz_sees_what_a_missing_proof_lets_through(monkeypatch):
+    """Without the proof of bounds, the same inputs kill workers."""
+    monkeypatch.setattr(bounds, "prove", lambda func: None)
+    report = fuzz_programs.fuzz(40, seed=1)
+    assert any(death.startswith("SIG") for death in report.deaths)

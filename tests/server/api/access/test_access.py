@@ -1,0 +1,321 @@
+"""Who may do what: every route with every scope, keys, logins, CSRF, headers, audit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from server import app
+from server.store import keys
+from server.web import auth
+from tests.server.api.conftest import Service, testclient
+from tests.support import api_rows
+
+#: The scope that each route needs; None: no key at all, "any": any valid key.
+NEEDS: dict[tuple[str, str], str | None] = {
+    ("POST", "/v1/jobs"): "submit",
+    ("POST", "/v1/jobs/upload"): "submit",
+    ("GET", "/v1/jobs"): "read",
+    ("GET", "/v1/jobs/{job_id}"): "read",
+    ("PATCH", "/v1/jobs/{job_id}"): "submit",
+    ("DELETE", "/v1/jobs/{job_id}"): "submit",
+    ("POST", "/v1/jobs/{job_id}/pause"): "submit",
+    ("POST", "/v1/jobs/{job_id}/resume"): "submit",
+    ("POST", "/v1/jobs/{job_id}/cancel"): "submit",
+    ("POST", "/v1/jobs/{job_id}/stop"): "submit",
+    ("POST", "/v1/jobs/{job_id}/retry"): "submit",
+    ("GET", "/v1/jobs/{job_id}/tasks"): "read",
+    ("GET", "/v1/jobs/{job_id}/tasks/{number}/code"): "read",
+    ("GET", "/v1/jobs/{job_id}/trials"): "read",
+    ("GET", "/v1/jobs/{job_id}/trials/{number}"): "read",
+    ("GET", "/v1/jobs/{job_id}/trials.csv"): "read",
+    ("GET", "/v1/jobs/{job_id}/trials.jsonl"): "read",
+    ("GET", "/v1/jobs/{job_id}/curve"): "read",
+    ("GET", "/v1/curves"): "read",
+    ("GET", "/v1/jobs/{job_id}/predicted"): "read",
+    ("GET", "/v1/jobs/{job_id}/search"): "read",
+    ("GET", "/v1/jobs/{job_id}/events"): "read",
+    ("GET", "/v1/jobs/{job_id}/events/stream"): "read",
+    ("GET", "/v1/events/stream"): "read",
+    ("GET", "/v1/jobs/{job_id}/artifacts"): "read",
+    ("GET", "/v1/jobs/{job_id}/artifacts/{name}"): "read",
+    ("GET", "/v1/jobs/{job_id}/similar"): "read",
+    ("POST", "/v1/batches"): "submit",
+    ("GET", "/v1/batches/{batch_id}"): "read",
+    ("GET", "/v1/templates"): "submit",
+    ("PUT", "/v1/templates/{name}"): "submit",
+    ("DELETE", "/v1/templates/{name}"): "submit",
+    ("POST", "/v1/templates/{name}/jobs"): "submit",
+    ("POST", "/v1/estimate"): "submit",
+    ("POST", "/v1/databases"): "submit",
+    ("GET", "/v1/database"): "read",
+    ("GET", "/v1/operators"): "read",
+    ("GET", "/v1/operators/{name}"): "read",
+    ("GET", "/v1/devices"): "read",
+    ("GET", "/v1/workers"): "read",
+    ("GET", "/v1/models"): "read",
+    ("GET", "/v1/jobs.csv"): "read",
+    ("GET", "/v1/jobs/{job_id}/log"): "read",
+    ("GET", "/v1/projects"): "read",
+    ("POST", "/v1/projects"): "admin",
+    ("GET", "/v1/projects/{name}"): "read",
+    ("PUT", "/v1/projects/{name}"): "admin",
+    # or read and submit together, which none of these keys has
+    ("GET", "/v1/webhooks"): "admin",
+    ("POST", "/v1/webhooks"): "admin",
+    ("DELETE", "/v1/webhooks/{webhook_id}"): "admin",
+    ("POST", "/v1/webhooks/{webhook_id}/test"): "admin",
+    ("GET", "/v1/webhooks/{webhook_id}/deliveries"): "admin",
+    ("POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/retry"): "admin",
+    ("GET", "/v1/me"): "any",
+    ("GET", "/v1/keys"): "admin",
+    ("POST", "/v1/keys"): "admin",
+    ("GET", "/v1/keys/{key_id}"): "admin",
+    ("DELETE", "/v1/keys/{key_id}"): "admin",
+    ("GET", "/v1/audit"): "admin",
+    ("POST", "/v1/session"): None,
+    ("DELETE", "/v1/session"): "any",
+    ("GET", "/healthz"): None,
+    ("GET", "/readyz"): None,
+    ("GET", "/metrics"): "read",
+}
+
+GEMM = {"workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}}
+
+
+def test_every_route_with_every_scope(service: Service) -> None:
+    """A refused scope is a 403 and no key a 401, whatever else is wrong with the request."""
+    with service.db.write() as tx:
+        only = {
+            scope: keys.create(
+                tx, keys.NewKey(name=scope, can_read=False, **{f"can_{scope}": True})
+            )
+            for scope in ("submit", "admin")
+        }
+        only["read"] = keys.create(tx, keys.NewKey(name="read"))
+    job = api_rows.finished(service.db, service.blobs, only["submit"].key.id)
+    service.client.headers.pop("Authorization")
+    wrong: list[tuple[str, str, str | None, int]] = []
+    for (method, template), scope in NEEDS.items():
+        path = template.format(
+            job_id=job.id, number=1, name="job.zip", key_id=99, webhook_id=99, delivery_id=99,
+            batch_id=99,
+        )  # fmt: skip
+        for presented in (None, "read", "submit", "admin"):
+            headers = {}
+            if presented is not None:
+                headers["Authorization"] = f"Bearer {only[presented].text}"
+            if method == "DELETE" and presented == scope and "jobs" in path:
+                continue  # it would take the job away from the others
+            status = service.client.request(method, path, headers=headers).status_code
+            if scope is None:
+                right = status not in (401, 403)
+            elif presented is None:
+                right = status == 401
+            elif scope == "any" or presented in (scope, "admin"):
+                right = status not in (401, 403) and status < 500
+            else:
+                right = status == 403
+            if not right:
+                wrong.append((method, path, presented, status))
+            if presented == "admin" and method == "DELETE" and "jobs" in path:
+                job = api_rows.finished(service.db, service.blobs, only["submit"].key.id)
+    assert wrong == []
+
+
+def test_the_matrix_has_every_route(service: Service) -> None:
+    paths = service.client.get("/v1/openapi.json").json()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert routes == set(NEEDS)
+
+
+def test_jobs_of_other_keys_are_not_changed(service: Service) -> None:
+    job = api_rows.queued(service.db, service.keys["admin"].key.id)
+    for method, verb in (("POST", "/pause"), ("POST", "/cancel"), ("PATCH", ""), ("DELETE", "")):
+        body = {"json": {"name": "x"}} if method == "PATCH" else {}
+        response = service.client.request(method, f"/v1/jobs/{job.id}{verb}", **body)
+        assert response.status_code == 403 and "another key" in response.json()["detail"]
+    assert service.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer nonsense", "Bearer felix_000000000000_x", "Basic YTpi", "Bearer", "Bearer felix_é_x"],
+)
+def test_wrong_keys_are_refused_and_leave_nothing(service: Service, header: str) -> None:
+    headers = {"Authorization": header.encode()}
+    before = service.client.get("/v1/jobs").json()
+    response = service.client.post("/v1/jobs", json=GEMM, headers=headers)
+    assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
+    assert response.json()["type"] == "urn:felix:problem:unauthenticated"
+    assert service.client.get("/v1/jobs").json() == before
+
+
+def test_revoked_and_expired_keys_are_wrong_keys(service: Service) -> None:
+    admin = service.auth("admin")
+    made = service.client.post("/v1/keys", json={"name": "k"}, headers=admin).json()
+    headers = {"Authorization": f"Bearer {made['text']}"}
+    assert service.client.get("/v1/me", headers=headers).json()["key"]["name"] == "k"
+    revoked = service.client.delete(f"/v1/keys/{made['key']['id']}", headers=admin)
+    assert revoked.json()["revoked_at"] is not None
+    assert service.client.get("/v1/me", headers=headers).status_code == 401
+    with service.db.write() as tx:
+        gone = keys.create(tx, keys.NewKey(name="gone", expires_s=-1.0))
+    headers = {"Authorization": f"Bearer {gone.text}"}
+    assert service.client.get("/v1/me", headers=headers).status_code == 401
+
+
+def test_only_some_keys_let_their_jobs_go_first(service: Service) -> None:
+    with service.db.write() as tx:
+        plain = keys.create(tx, keys.NewKey(name="plain", can_submit=True))
+    headers = {"Authorization": f"Bearer {plain.text}"}
+    refused = service.client.post("/v1/jobs", json=GEMM | {"priority": 1}, headers=headers)
+    assert refused.status_code == 403, refused.text
+    assert "priority 1 is above the default, 0" in refused.json()["detail"]
+    assert "the scope priority" in refused.json()["detail"]
+    job = api_rows.queued(service.db, plain.key.id)
+    where = f"/v1/jobs/{job.id}"
+
+    def change(priority: int, by: dict[str, str]) -> int:
+        changed = service.client.patch(where, json={"priority": priority}, headers=by)
+        return int(changed.status_code)
+
+    assert [change(priority, headers) for priority in (0, -5, 0, 1)] == [200, 200, 200, 403]
+    assert service.client.get(where).json()["priority"] == 0
+    assert change(9, service.auth("admin")) == 200
+    assert [change(priority, headers) for priority in (9, 8, 9)] == [200, 200, 403]
+    ask = {"name": "urgent", "scopes": ["read", "submit", "priority"]}
+    made = service.client.post("/v1/keys", json=ask, headers=service.auth("admin")).json()
+    assert made["key"]["can_priority"]
+    urgent = {"Authorization": f"Bearer {made['text']}"}
+    submitted = service.client.post("/v1/jobs", json=GEMM | {"priority": 1}, headers=urgent)
+    assert submitted.status_code == 201 and submitted.json()["priority"] == 1
+
+
+def test_a_key_is_shown_once(service: Service) -> None:
+    admin = service.auth("admin")
+    ask = {"name": "ci", "scopes": ["submit"], "max_trials": 5, "expires_s": 60}
+    made = service.client.post("/v1/keys", json=ask, headers=admin).json()
+    secret = made["text"].rsplit("_", 1)[1]
+    assert made["key"]["can_submit"] and not made["key"]["can_read"]
+    assert made["key"]["max_trials"] == 5 and made["key"]["expires_at"] is not None
+    for path in ("/v1/keys", f"/v1/keys/{made['key']['id']}", "/v1/audit"):
+        assert secret not in service.client.get(path, headers=admin).text
+
+
+def test_the_audit_names_who_did_what(service: Service) -> None:
+    job = api_rows.queued(service.db, service.keys["submit"].key.id)
+    service.client.post(f"/v1/jobs/{job.id}/pause")
+    entry = service.client.get("/v1/audit", headers=service.auth("admin")).json()["items"][0]
+    assert entry["action"] == "job.pause" and entry["subject"] == f"job {job.id}"
+    assert entry["key_name"] == "submitter" and entry["remote"] == "testclient"
+    assert entry["detail"] == {"before": "queued", "after": "paused"}
+
+
+def _login(service: Service, scope: str = "submit") -> Any:
+    service.client.headers.pop("Authorization", None)
+    return service.client.post("/v1/session", json={"key": service.keys[scope].text})
+
+
+def test_a_login_reads_by_cookie_and_writes_with_the_token(service: Service) -> None:
+    job = api_rows.queued(service.db, service.keys["submit"].key.id)
+    response = _login(service)
+    assert response.status_code == 201
+    cookie = response.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/" in cookie
+    assert "Secure" not in cookie and service.keys["submit"].text not in cookie
+    token = response.json()["csrf_token"]
+    assert service.client.get("/v1/me").json()["csrf_token"] == token
+    verb = f"/v1/jobs/{job.id}/pause"
+    assert service.client.post(verb).status_code == 403
+    assert service.client.post(verb, headers={auth.CSRF_HEADER: "wrong"}).status_code == 403
+    assert service.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
+    assert service.client.post(verb, headers={auth.CSRF_HEADER: token}).status_code == 200
+    ended = service.client.delete("/v1/session", headers={auth.CSRF_HEADER: token})
+    assert ended.status_code == 204
+    assert service.client.get("/v1/me").status_code == 401
+
+
+def test_a_stolen_cookie_ends_with_the_login(service: Service) -> None:
+    token = _login(service).json()["csrf_token"]
+    stolen = dict(service.client.cookies)
+    service.client.delete("/v1/session", headers={auth.CSRF_HEADER: token})
+    service.client.cookies.update(stolen)
+    assert service.client.get("/v1/me").status_code == 401
+
+
+def test_cookies_under_https_are_secure(service: Service, monkeypatch: Any) -> None:
+
+    settings = service.settings.model_copy(update={"public_url": "https://felix.example"})
+    with testclient.TestClient(app.create_app(settings), base_url="https://felix.example") as to:
+        response = to.post("/v1/session", json={"key": service.keys["read"].text})
+        cookie = response.headers["Set-Cookie"]
+        assert cookie.startswith("__Host-felix_login=") and "Secure" in cookie
+        assert "max-age" in response.headers["Strict-Transport-Security"]
+        assert to.get("/v1/me").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://testserver.evil.example"}, 403),
+        ({"Origin": "http://testserver"}, 201),
+        ({"Origin": "http://127.0.0.1:8000"}, 201),  # where users reach the service
+        ({"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}, 201),
+        ({}, 201),
+    ],
+)
+def test_another_sites_page_logs_nobody_in(
+    service: Service, headers: dict[str, str], status: int
+) -> None:
+    service.client.headers.pop("Authorization")
+    body = {"key": service.keys["read"].text}
+    response = service.client.post("/v1/session", json=body, headers=headers)
+    assert response.status_code == status
+    assert ("Set-Cookie" in response.headers) is (status == 201)
+
+
+def test_failed_logins_are_throttled_and_audited(service: Service) -> None:
+    service.client.headers.pop("Authorization")
+    statuses = [
+        service.client.post("/v1/session", json={"key": f"felix_0_{i}"}).status_code
+        for i in range(12)
+    ]
+    assert statuses == [401] * 10 + [429] * 2
+    assert _login(service).status_code == 429  # the right key has to wait, too
+    page = service.client.get("/v1/audit", headers=service.auth("admin")).json()["items"]
+    assert [entry["action"] for entry in page].count("login.failed") == 10
+
+
+def test_every_response_has_security_headers(service: Service) -> None:
+    for path in ("/v1/jobs", "/nope", "/healthz", "/v1/jobs/x"):
+        headers = service.client.get(path).headers
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY" and headers["X-Request-Id"]
+        assert headers["Cache-Control"] == "no-store"
+    page = service.client.get("/dashboard/nothing").headers["Content-Security-Policy"]
+    assert "script-src 'self' 'nonce-" in page and "'unsafe-eval'" not in page
+
+
+def test_no_secret_is_logged(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        service.client.get("/v1/jobs", params={"q": "hidden-query"})
+        service.client.get("/v1/me", headers={"Authorization": "Bearer felix_00_wrongsecret"})
+        login = _login(service)
+        service.client.post("/v1/session", json={"key": "felix_00_othersecret"})
+    ours = "\n".join(
+        f"{record.getMessage()} {record.__dict__}"
+        for record in caplog.records
+        if record.name.startswith("server")
+    )
+    assert "GET /v1/jobs 200" in ours
+    secrets = [service.keys["submit"].text, "wrongsecret", "othersecret", "hidden-query"]
+    secrets += [login.json()["csrf_token"], next(iter(service.client.cookies.values()))]
+    assert [secret for secret in secrets if secret in ours] == []

@@ -1,0 +1,102 @@
+"""The client and the command line with batches, templates, estimates, databases and reuse."""
+
+# ruff: noqa: F811  (fixtures)
+from __future__ import annotations
+
+import pathlib
+import re
+import zipfile
+from typing import Any
+
+import pytest
+
+from felix import client, errors
+from felix.cli import main
+from felix.cli.remote import submit, watch
+from felix.client import _rows
+from server.store import jobs
+from tests.server.api.conftest import testclient  # noqa: F401  (silences its warning)
+from tests.server.api.test_client import Served, Shell, felix, served, shell  # noqa: F401
+from tests.server.api.test_teams import _bundle
+from tests.support import api_rows
+
+GEMM: dict[str, Any] = {
+    "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}},
+    "trials": 4,
+}
+
+
+def test_batches_templates_and_estimates(felix: client.Client) -> None:
+    batch = felix.submit_batch([GEMM, GEMM | {"trials": -1}])
+    assert [item["problem"] is None for item in batch.items] == [True, False]
+    assert felix.batch(batch.id) == batch
+    felix.save_template("t", GEMM)
+    assert [template.name for template in felix.templates()] == ["t"]
+    job = felix.submit_template("t", workload={"params": {"m": 16}}, name="changed")
+    assert (job.name, job.workload["params"]["m"]) == ("changed", 16)
+    assert job.estimate is not None and job.estimate["position"] >= 2
+    assert [other["id"] for other in felix.similar(job.id)] == [batch.items[0]["job_id"]]
+    assert felix.estimate(GEMM).position > job.estimate["position"]
+    felix.delete_template("t")
+    with pytest.raises(errors.RemoteError, match="no template"):
+        felix.submit_template("t")
+    for number in (job.id, batch.items[0]["job_id"]):
+        felix.cancel(number)
+
+
+def test_databases(felix: client.Client, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "in.zip").write_bytes(_bundle())
+    job = felix.import_database(tmp_path / "in.zip")
+    assert (job.kind, job.state, job.reason) == ("database", "succeeded", "imported")
+    with pytest.raises(errors.RemoteError, match="no artifact"):
+        felix.export_database(tmp_path / "out.zip", [job.id])
+    assert not (tmp_path / "out.zip").exists()
+    with pytest.raises(errors.WorkloadError, match="cannot read"):
+        felix.import_database(tmp_path / "missing.zip")
+
+
+def test_a_database_of_results(
+    served: Served,
+    felix: client.Client,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_rows, "CONTENT", _bundle())
+    done = api_rows.finished(served.db, served.blobs, tags=("db",))
+    path = felix.export_database(tmp_path / "out.zip", tag="db")
+    with zipfile.ZipFile(path) as archive:
+        assert sorted(archive.namelist()) == [
+            "database_tuning_record.json",
+            "database_workload.json",
+        ]
+    assert felix.export_database(tmp_path / "b.zip", [done.id]).read_bytes() == path.read_bytes()
+
+
+def test_the_command_line_says_what_is_reused(
+    served: Served,
+    shell: Shell,
+    felix: client.Client,
+) -> None:
+    code, out, _ = shell("submit", "gemm:8,8,8", "--trials", "4", "--no-reuse")
+    place = r"number \d+ in the queue, begins in about \d+ s, takes about \d+ s"
+    assert code == 0 and re.search(place, out), out
+    for flags, refused in (([], None), (["--no-reuse"], False)):
+        arguments = main._parser().parse_args(["submit", "gemm:8,8,8", *flags])
+        assert submit._settings(arguments).get("reuse") is refused
+    done = api_rows.finished(served.db, served.blobs)
+    with served.db.write() as tx:
+        row = tx.get_one(jobs.models.Job, done.id)
+        row.reused_from, row.n_unscheduled = 3, 1
+    assert f"job 3 has tuned it; get it: felix get {done.id}" in submit._line(felix.job(done.id))
+    text = watch.summary(felix.job(done.id))
+    assert "answered by job 3" in text and "it is what ships" in text
+
+
+def test_rows_of_older_services_are_read() -> None:
+    content = {field: None for field in _rows.Task.__dataclass_fields__}
+    for name in ("program_key", "reused_from", "settled", "ships_unscheduled"):
+        del content[name]
+    task = _rows.of(_rows.Task, content)
+    assert (task.program_key, task.settled, task.ships_unscheduled) == (None, False, False)
+    with pytest.raises(errors.RemoteError, match="another version"):
+        _rows.of(_rows.Task, {})

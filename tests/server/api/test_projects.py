@@ -1,0 +1,253 @@
+"""Projects, webhooks, the list as CSV and logs over the API, the client and the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from felix import client, errors
+from felix.cli import main
+from felix.cli.remote import connection
+from server import app
+from server.store import control, events, keys, leases
+from tests.server.api.conftest import Service, testclient
+from tests.support import api_rows
+
+
+@pytest.fixture
+def url(tmp_path: pathlib.Path) -> str:
+    """The store's verbs and the isolation are tested on PostgreSQL elsewhere."""
+    return f"sqlite:///{tmp_path / 'felix.db'}"
+
+
+GEMM = {"workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}}
+
+
+def test_an_admin_makes_limits_and_fills_a_project(service: Service) -> None:
+    http, admin = service.client, service.auth("admin")
+    body = {"name": "vision", "max_bytes": 100, "retention_days": 7}
+    made = http.post("/v1/projects", json=body, headers=admin)
+    assert made.status_code == 201 and made.json()["max_bytes"] == 100
+    again = http.post("/v1/projects", json=body, headers=admin)
+    assert again.status_code == 409 and "take another name" in again.json()["detail"]
+    key = http.post(
+        "/v1/keys", json={"name": "k", "project": "vision", "scopes": ["read", "submit"]},
+        headers=admin,
+    ).json()  # fmt: skip
+    assert key["key"]["project"] == "vision"
+    theirs = {"Authorization": f"Bearer {key['text']}"}
+    job = http.post("/v1/jobs", json=GEMM, headers=theirs).json()
+    assert job["project"] == "vision"
+    usage = http.get("/v1/projects/vision", headers=theirs).json()
+    assert (usage["n_running_jobs"], usage["n_bytes"], usage["retention_days"]) == (1, 0, 7)
+    limited = http.put("/v1/projects/vision", json={"max_trials": 8}, headers=admin).json()
+    assert limited["max_trials"] == 8 and limited["max_bytes"] is None
+    assert http.get("/v1/me", headers=theirs).json()["quota"]["max_trials"] == 8
+    refused = http.post("/v1/jobs", json={**GEMM, "trials": 9}, headers=theirs)
+    assert refused.status_code == 429 and "more than the 8" in refused.json()["detail"]
+    default = http.post("/v1/jobs", json={**GEMM, "seconds": 9.0}, headers=theirs)
+    assert default.status_code == 201 and default.json()["trials"] == 8
+    actions = [entry["action"] for entry in http.get("/v1/audit", headers=admin).json()["items"]]
+    assert {"project.create", "project.change"} <= set(actions)
+
+
+def test_names_that_projects_cannot_have(service: Service) -> None:
+    for name in ("", "Vision", "a b", "../x", "-x", "x" * 65, "é", "a/b"):
+        response = service.client.post(
+            "/v1/projects", json={"name": name}, headers=service.auth("admin")
+        )
+        assert response.status_code == 422, name
+
+
+def test_a_key_needs_a_project_that_exists(service: Service) -> None:
+    response = service.client.post(
+        "/v1/keys", json={"name": "k", "project": "nowhere"}, headers=service.auth("admin")
+    )
+    assert response.status_code == 404 and "no such project" in response.json()["detail"]
+
+
+def test_an_upload_over_the_projects_space_is_refused_and_leaves_nothing(
+    service: Service,
+) -> None:
+    service.client.put("/v1/projects/default", json={"max_bytes": 10},
+                       headers=service.auth("admin"))  # fmt: skip
+    response = service.client.post("/v1/jobs/upload", files={"file": ("m.onnx", b"x" * 11)})
+    assert response.status_code == 507
+    problem = response.json()
+    assert problem["type"] == "urn:felix:problem:storage-full"
+    assert "delete jobs" in problem["detail"]
+    assert service.files() == [] and service.client.get("/v1/jobs").json()["items"] == []
+
+
+def webhook(service: Service, **changes: Any) -> Any:
+    body = {"url": "https://ci.invalid/felix"} | changes
+    return service.client.post("/v1/webhooks", json=body)
+
+
+def test_webhooks_from_making_to_deleting(service: Service) -> None:
+    http = service.client
+    response = webhook(service)
+    assert response.status_code == 201
+    made = response.json()
+    hook, secret = made["webhook"], made["secret"]
+    assert secret.startswith("whsec_") and hook["states"][0] == "running"
+    assert secret not in http.get("/v1/webhooks").text
+    sent = http.post(f"/v1/webhooks/{hook['id']}/test").json()
+    assert sent["state"] == "pending" and json.loads(sent["body"])["type"] == "test"
+    listed = http.get(f"/v1/webhooks/{hook['id']}/deliveries").json()["items"]
+    assert [each["id"] for each in listed] == [sent["id"]]
+    again = http.post(f"/v1/webhooks/{hook['id']}/deliveries/{sent['id']}/retry")
+    assert again.status_code == 202 and again.json()["event_id"] == sent["event_id"]
+    assert http.delete(f"/v1/webhooks/{hook['id']}").status_code == 204
+    assert http.get(f"/v1/webhooks/{hook['id']}/deliveries").status_code == 404
+    audit = http.get("/v1/audit", headers=service.auth("admin")).text
+    assert "webhook.create" in audit and "webhook.delete" in audit and secret not in audit
+
+
+def test_addresses_that_webhooks_cannot_have(service: Service) -> None:
+    for address in (
+        "http://ci.example/", "https://127.0.0.1/", "https://169.254.169.254/latest/meta-data",
+        "https://[::1]/", "file:///etc/passwd", "https://u:p@ci.example/", "nonsense",
+    ):  # fmt: skip
+        assert webhook(service, url=address).status_code == 422, address
+    assert service.client.get("/v1/webhooks").json()["items"] == []
+
+
+def test_a_key_that_may_not_read_cannot_be_told(service: Service) -> None:
+    with service.db.write() as tx:
+        only = keys.create(tx, keys.NewKey(name="s", can_read=False, can_submit=True))
+    service.client.headers["Authorization"] = f"Bearer {only.text}"
+    assert webhook(service).status_code == 403
+
+
+def test_a_project_has_so_many_webhooks(service: Service) -> None:
+    statuses = [webhook(service).status_code for _ in range(21)]
+    assert statuses == [201] * 20 + [429]
+
+
+def test_the_application_delivers(service: Service) -> None:
+    """The loop of the API server itself, to a receiver that is not there: noted, tried later."""
+    settings = service.settings.model_copy(update={"webhook_poll_s": 0.05})
+    with testclient.TestClient(app.create_app(settings)) as http:
+        http.headers.update(service.auth("submit"))
+        hook = http.post("/v1/webhooks", json={"url": "https://no-such-host.invalid/"}).json()
+        number = hook["webhook"]["id"]
+        http.post(f"/v1/webhooks/{number}/test")
+        for _ in range(200):
+            (sent,) = http.get(f"/v1/webhooks/{number}/deliveries").json()["items"]
+            if sent["last_error"]:
+                break
+            time.sleep(0.05)
+    assert sent["last_error"] == "cannot connect to the host" and sent["attempts"] == 1
+    assert sent["state"] == "pending" and sent["not_before"] > sent["created_at"]
+
+
+def test_the_list_as_csv(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.api.jobs.listing.BATCH", 2)
+    formulas = ["=cmd()", "+1", "-1", "@x", "\tx", " =x", "＝x", 'plain, "quoted"\nname']
+    for text in formulas:
+        api_rows.queued(service.db, name=text, note=text, op=text, tags=(text,))
+    with service.db.write() as tx:
+        control.cancel(tx, 1)
+    response = service.client.get("/v1/jobs.csv")
+    assert response.headers["content-type"] == "text/csv; charset=utf-8"
+    table = list(csv.DictReader(io.StringIO(response.text, newline="")))
+    assert [row["id"] for row in table] == [str(n) for n in range(8, 0, -1)]
+    for row in table:
+        for cell in row.values():
+            assert not cell.lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "＝")), cell
+    assert table[0]["name"] == formulas[-1] and table[-1]["name"] == "'=cmd()"
+    assert table[-1]["state"] == "cancelled" and table[0]["state"] == "queued"
+    chosen = service.client.get("/v1/jobs.csv?state=cancelled").text
+    assert len(list(csv.DictReader(io.StringIO(chosen, newline="")))) == 1
+
+
+def test_the_log_as_text(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.api.jobs.log.BATCH", 3)
+    claim = api_rows.running(service.db)
+    with service.db.write() as tx:
+        message = "the clock\n2026-01-01T00:00:00Z 99 state to=succeeded \u202e"
+        events.append(tx, claim.job.id, events.Type.WARNING, {"message": message})
+        leases.fail(tx, claim.fence, "engine", "out of memory", None)
+    text = service.client.get(f"/v1/jobs/{claim.job.id}/log").text
+    lines = text.splitlines()
+    assert " 1 state to=queued" in lines[0] and "where the time went: " in lines[-1]
+    assert "search_s=1" in lines[-1]
+    (warning,) = (line for line in lines if " warning " in line)
+    assert "\\n2026" in warning and "\u202e" not in text
+    (failed,) = (line for line in lines if "to=failed" in line)
+    assert 'message="out of memory"' in failed and "error=engine" in failed
+    assert not any(" trial " in line for line in lines)
+    complete = service.client.get(f"/v1/jobs/{claim.job.id}/log?all=1").text
+    assert complete.count(" trial ") == 12
+    assert service.client.get("/v1/jobs/99/log").status_code == 404
+
+
+@pytest.fixture
+def remote(service: Service, monkeypatch: pytest.MonkeyPatch) -> client.Client:
+    """The client of the command line, which reaches the application in process, as an admin."""
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(
+            (got := service.client.request(
+                request.method, str(request.url), content=request.content,
+                headers=dict(request.headers),
+            )).status_code,
+            content=got.content,
+        )
+    )  # fmt: skip
+
+    def connect(*_: Any) -> client.Client:
+        return client.Client("http://testserver", service.keys["admin"].text, transport=transport)
+
+    monkeypatch.setattr(connection, "connect", connect)
+    return connect()
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main.main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_line(
+    service: Service, remote: client.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "projects", "create", "vision", "--max-bytes", "10000000000")
+    run(capsys, "projects", "limit", "vision", "--retention-days", "30")
+    (project,) = (p for p in remote.projects() if p.name == "vision")
+    assert (project.max_bytes, project.retention_days) == (None, 30)
+    table = run(capsys, "projects", "ls")
+    assert "vision" in table and "30" in table and "default" in table
+    text = run(capsys, "keys", "create", "k", "--project", "vision").strip()
+    with service.db.read() as tx:
+        assert keys.find(tx, text).project == "vision"
+    assert "vision" in run(capsys, "keys", "ls")
+    secret = run(capsys, "webhooks", "create", "https://ci.invalid/", "--state", "failed").strip()
+    assert secret.startswith("whsec_")
+    (hook,) = remote.webhooks()
+    assert hook.states == ["failed"]
+    assert "test-" in run(capsys, "webhooks", "test", str(hook.id))
+    assert "pending" in run(capsys, "webhooks", "deliveries", str(hook.id))
+    assert [each.webhook_id for each in remote.deliveries(hook.id)] == [hook.id]
+    run(capsys, "webhooks", "delete", str(hook.id))
+    assert run(capsys, "webhooks", "ls") == ""
+    assert main.main(["projects", "create"]) == 1 and main.main(["webhooks", "test", "x"]) == 1
+
+
+def test_a_client_reads_a_service_without_projects() -> None:
+    from felix.client import _rows
+
+    fields = {"id": 1, "name": "k", "public": "p", "can_read": True, "can_submit": False,
+              "can_admin": False, "max_running_jobs": None, "max_trials": None,
+              "max_upload_bytes": None, "created_at": "2026-01-01T00:00:00+00:00",
+              "last_used_at": None, "expires_at": None, "revoked_at": None}  # fmt: skip
+    assert _rows.of(_rows.Key, fields).project == "default"
+    del fields["name"]
+    with pytest.raises(errors.RemoteError, match="another version"):
+        _rows.of(_rows.Key, fields)

@@ -1,0 +1,101 @@
+"""Names from right to left stand alone: they move nothing on the pages."""
+
+from __future__ import annotations
+
+import re
+from html import parser
+from typing import Any
+
+import pytest
+
+from server.store import jobs, keys
+from tests.server.dashboard.conftest import Pages
+from tests.support import api_rows
+from tests.support.dashboard import growing
+
+HEBREW = "שלום עולם 12"
+ISOLATED = f"\u2068{HEBREW}\u2069"
+
+#: Elements that `base.css` isolates, and those that browsers do.
+INLINE = {"a", "b", "strong", "span", "code", "summary", "label", "button", "option", "bdi"}
+VOID = {"meta", "link", "input", "img", "br"}
+
+PLACES = ("", "/compare?job=1&job=2", "/jobs/1", "/jobs/1/trials", "/jobs/1/trials/2",
+          "/jobs/1/search", "/jobs/1/code", "/jobs/1/log", "/submit?like=1", "/keys", "/audit",
+          "/devices")  # fmt: skip
+
+
+class Texts(parser.HTMLParser):
+    """Texts with the names of their elements; all text of a block element is one text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self._open: list[tuple[str, list[str]]] = [("", [])]
+        self.texts: list[tuple[str, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in VOID:
+            self._open.append((tag, []))
+
+    def handle_endtag(self, tag: str) -> None:
+        while tag in [name for name, _ in self._open]:
+            name, parts = self._open.pop()
+            self.texts.append((name, " ".join("".join(parts).split())))
+            if name in INLINE:
+                self._open[-1][1].append("\ufffc")  # stands for the element
+            if name == tag:
+                return
+
+    def handle_data(self, data: str) -> None:
+        self._open[-1][1].append(data)
+
+
+def not_isolated(page: str) -> list[tuple[str, str]]:
+    """Elements in which a name stands beside other text, without a direction of its own."""
+    named = [(tag, text) for tag, text in Texts(page).texts if HEBREW in text]
+    assert named
+    return [(tag, text) for tag, text in named
+            if tag not in ("script", "textarea") and text != HEBREW
+            and HEBREW in text.replace(ISOLATED, "")]  # fmt: skip
+
+
+@pytest.fixture
+def filled(pages: Pages) -> Pages:
+    """A job of two tasks, a key and a tag with such names."""
+    db = pages.service.db
+    worker = growing.tuner(db)
+    with db.write() as tx:
+        made = keys.create(tx, keys.NewKey(name=HEBREW, can_submit=True, can_admin=True))
+    tasks = tuple(
+        jobs.NewTask(name=HEBREW, weight=1.0, flops=1e6, min_bytes=1e3, program=f"{number}")
+        for number in range(2)
+    )
+    changes = {"name": HEBREW, "tags": (HEBREW,), "note": HEBREW, "tasks": tasks}
+    for _ in range(2):
+        api_rows.queued(db, made.key.id, trials=64, **changes)
+        growing.Growing(db, worker).step(10)
+    pages.client.cookies.clear()
+    assert pages.client.post("/dashboard/login", data={"key": made.text}).status_code == 303
+    return pages
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_names_stand_alone(filled: Pages, place: str) -> None:
+    assert not_isolated(filled.get(f"/dashboard{place}")) == []
+
+
+def test_the_check_sees_a_name_beside_other_text() -> None:
+    assert not_isolated(f"<p>{HEBREW} · job 7</p>") and not_isolated(f"<b>1 · {HEBREW}</b>")
+    assert not_isolated(f"<p><bdi>{HEBREW}</bdi> · job 7</p>") == []
+    assert not_isolated(f"<title>{ISOLATED} · job 7</title>") == []
+
+
+def test_the_style_isolates_inline_elements(filled: Pages) -> None:
+    address = re.search(r'href="([^"]+/base\.css)"', filled.get("/dashboard"))
+    assert address is not None
+    style = filled.get(address.group(1))
+    rule = re.search(r"([^{}/]*)\{ unicode-bidi: isolate; \}", style)
+    assert rule is not None
+    selectors = {each.strip() for each in rule.group(1).split(",")}
+    assert selectors >= INLINE - {"bdi"}

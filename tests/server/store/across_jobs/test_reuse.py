@@ -1,0 +1,283 @@
+"""What earlier jobs measured, for new ones: answered at once, started from, or only hinted at."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+import pytest
+
+from server import states
+from server.database import database, visibility
+from server.store import (
+    artifacts,
+    blobs,
+    control,
+    events,
+    jobs,
+    keys,
+    leases,
+    progress,
+    rows,
+    trials,
+)
+from server.store.across_jobs import reuse
+from server.store.projects import projects
+from tests.support import service_fakes
+
+VERSIONS = {"felix": "1", "apache-tvm": "2", "apache-tvm-ffi": "3", "python": "4"}
+DEVICE = "llvm/test"
+
+
+def tasks(*programs: str) -> tuple[jobs.NewTask, ...]:
+    return tuple(
+        jobs.NewTask(name=p, weight=1.0, flops=1e6, min_bytes=1e3, program=p, program_key=p)
+        for p in programs
+    )
+
+
+def record(number: int) -> str:
+    return json.dumps({"record": number, "elapsed_s": 5.0})
+
+
+def measured(
+    db: database.Database,
+    *programs: str,
+    n_trials: int = 8,
+    versions: dict[str, str] | None = None,
+    end: str = "succeed",
+    key_id: int | None = None,
+    **changes: Any,
+) -> rows.Job:
+    """An ended job with so many trials of each task."""
+    new = service_fakes.new_job(
+        tasks=tasks(*programs), **({"trials": n_trials * len(programs)} | changes)
+    )
+    with db.write() as tx:
+        job = jobs.create(tx, new, key_id).job
+        control.change(tx, job.id, priority=999)
+        claim = leases.claim(
+            tx, service_fakes.worker_row(tx), [*service_fakes.TARGET_KEYS, DEVICE], 60.0
+        )
+        assert claim is not None and claim.job.id == job.id
+        leases.begin(tx, claim.fence, DEVICE, '{"kind": "llvm"}')
+        about = {"model": "m", "versions": versions or VERSIONS}
+        progress.started(tx, claim.fence, [f"key of {p}" for p in programs], about)
+        for number in range(n_trials * len(programs)):
+            task = number % len(programs)
+            latency = None if number == 1 else 100.0 / (number + 1)
+            new_trial = service_fakes.new_trial(
+                number, latency, task=task, record=record(number), elapsed_s=5.0
+            )
+            trials.append(tx, claim.fence, new_trial)
+        if end == "succeed":
+            _bundle(tx, claim, job.id)
+            leases.succeed(tx, claim.fence, changes.get("reason", "trials"))
+        else:
+            leases.fail(tx, claim.fence, "broken", "broken", None)
+    return service_fakes.get(db, job.id)
+
+
+def _bundle(tx: Any, claim: leases.Claim, job_id: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "zip")
+        path.write_bytes(f"bundle of {job_id}".encode())
+        stored = blobs.LocalStore(pathlib.Path(folder, "blobs")).put(path)
+    artifacts.add(
+        tx, claim.fence,
+        artifacts.NewArtifact(name="a.zip", kind="bundle", media_type="application/zip",
+                              sha256=stored.sha256, size_bytes=stored.size_bytes),
+    )  # fmt: skip
+    artifacts.store_code(tx, claim.fence, 0, "schedule", "source")
+
+
+def submit(
+    db: database.Database,
+    *programs: str,
+    versions: dict[str, str] | None = None,
+    project: str = "default",
+    key_id: int | None = None,
+    alive: tuple[str, ...] = (DEVICE,),
+    **changes: Any,
+) -> rows.Job:
+    """A new job, with what is reused."""
+    new = service_fakes.new_job(
+        tasks=tasks(*programs), **({"trials": 8 * len(programs)} | changes)
+    )
+    with db.write() as tx:
+        job = jobs.create(tx, new, key_id).job
+        reuse.apply(
+            tx,
+            reuse.Request(job_id=job.id, new=new, versions=versions or VERSIONS,
+                          device_keys=alive, project=project),
+        )  # fmt: skip
+    return service_fakes.get(db, job.id)
+
+
+def of(db: database.Database, job_id: int) -> list[rows.Task]:
+    with db.read() as tx:
+        return jobs.tasks(tx, job_id)
+
+
+def test_a_known_job_is_answered_at_once(db: database.Database) -> None:
+    first = measured(db, "a", "b")
+    job = submit(db, "a", "b")
+    assert (job.state, job.reason, job.reused_from) == (states.State.SUCCEEDED, "reused", first.id)
+    assert (job.best_us, job.n_trials, job.target_key) == (first.best_us, 0, DEVICE)
+    assert job.finished_at is not None and job.versions == VERSIONS
+    with db.read() as tx:
+        (bundle,), (original,) = artifacts.of_job(tx, job.id), artifacts.of_job(tx, first.id)
+        assert jobs.code(tx, job.id, 0) == ("schedule", "source")
+        kinds = [event.type for event in events.after(tx, job.id)]
+    assert bundle.sha256 == original.sha256 and bundle.name == f"felix-job-{job.id}.zip"
+    assert kinds == ["state", "artifact", "reused", "state", "state"]
+    assert [t.best_us for t in of(db, job.id)] == [t.best_us for t in of(db, first.id)]
+    with db.write() as tx:
+        assert control.delete(tx, first.id) == []  # the artifact is the new job's, too
+        assert control.delete(tx, job.id) == [bundle.sha256]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"target": "llvm -num-cores 2"}, {"strategy": "random"}, {"seed": 1},
+     {"target_key": "cuda", "target": "cuda"}, {"versions": {**VERSIONS, "apache-tvm": "9"}},
+     {"versions": {**VERSIONS, "felix": "9"}}],
+)  # fmt: skip
+def test_another_request_is_not_answered(db: database.Database, changes: dict[str, Any]) -> None:
+    measured(db, "a")
+    job = submit(db, "a", **changes)
+    assert (job.state, job.n_trials, job.reused_from) == (states.State.QUEUED, 0, None)
+
+
+def test_other_python_versions_are_comparable(db: database.Database) -> None:
+    measured(db, "a")
+    assert submit(db, "a", versions={**VERSIONS, "python": "9"}).reused_from is not None
+
+
+def test_more_trials_start_from_the_earlier_ones(db: database.Database) -> None:
+    first = measured(db, "a")
+    job = submit(db, "a", trials=20)
+    assert (job.state, job.n_trials, job.n_failed) == (states.State.QUEUED, 8, 1)
+    assert (job.best_us, job.elapsed_s) == (first.best_us, 0.0)
+    assert (job.target_key, job.resolved_target) == (DEVICE, '{"kind": "llvm"}')
+    (task,) = of(db, job.id)
+    assert (task.reused_from, task.settled, task.best_trial) == (first.id, False, 8)
+    with db.read() as tx:
+        lines = [json.loads(line) for line in trials.records(tx, job.id)]
+        copies, originals = (list(trials.stream(tx, n)) for n in (job.id, first.id))
+        curve = [t.number for t in copies if t.is_best]
+    assert lines == [{"record": n, "elapsed_s": 0.0} for n in range(8)]
+    assert [t.latency_us for t in copies] == [t.latency_us for t in originals]
+    assert curve == [t.number for t in originals if t.is_best]
+    same = {"job_id", "elapsed_s", "measured_s"}
+    assert {k: v for k, v in vars(copies[3]).items() if k not in same} == {
+        k: v for k, v in vars(originals[3]).items() if k not in same
+    }
+
+
+def test_trials_of_a_started_job_follow_the_copies(db: database.Database) -> None:
+    measured(db, "a")
+    job = submit(db, "a", trials=20)
+    with db.write() as tx:
+        claim = leases.claim(tx, service_fakes.worker_row(tx), [DEVICE], 60.0)
+        assert claim is not None and claim.job.id == job.id
+        progress.started(tx, claim.fence, ["key of a"], {"versions": VERSIONS})
+        again = trials.append(tx, claim.fence, service_fakes.new_trial(3, 25.0, record=record(3)))
+        fresh = trials.append(tx, claim.fence, service_fakes.new_trial(8, 1.0, record=record(8)))
+    assert (again.is_new, again.number) == (False, 4)
+    assert (fresh.is_new, fresh.number) == (True, 9)
+    after = service_fakes.get(db, job.id)
+    assert (after.n_trials, after.best_us, after.versions) == (9, 1.0, VERSIONS)
+
+
+def test_a_device_that_is_gone_does_not_hold_a_job(db: database.Database) -> None:
+    measured(db, "a")
+    job = submit(db, "a", trials=20, alive=())
+    assert (job.n_trials, job.target_key, job.resolved_target) == (0, "llvm", None)
+    assert of(db, job.id)[0].reused_from is not None  # its schedules are still worth a try
+
+
+def test_known_tasks_of_a_network_cost_nothing(db: database.Database) -> None:
+    """`a` is known from one job, `b` from another with fewer trials, `c` is new."""
+    known = measured(db, "a")
+    short = measured(db, "b", n_trials=4)
+    job = submit(db, "a", "b", "c")
+    assert (job.state, job.n_trials, job.best_us) == (states.State.QUEUED, 12, None)
+    made = of(db, job.id)
+    assert [t.reused_from for t in made] == [known.id, short.id, None]
+    assert [t.settled for t in made] == [True, False, False]
+    assert [t.n_trials for t in made] == [8, 4, 0]
+    with db.read() as tx:
+        assert [t.number for t in trials.stream(tx, job.id)] == list(range(1, 13))
+
+
+def test_other_versions_give_schedules_only(db: database.Database) -> None:
+    old = measured(db, "a", versions={**VERSIONS, "felix": "0"})
+    job = submit(db, "a")
+    (task,) = of(db, job.id)
+    assert (job.n_trials, job.best_us, task.reused_from) == (0, None, old.id)
+    with db.read() as tx:
+        lines = [json.loads(line)["record"] for line in reuse.known_schedules(tx, job.id, 0)]
+    assert lines == [7, 6, 5, 4, 3, 2, 0]  # the fastest first; one failed
+
+
+def test_measurements_of_several_versions_are_no_answer(db: database.Database) -> None:
+    first = measured(db, "a", end="fail")
+    with db.write() as tx:
+        control.retry(tx, first.id)
+        claim = leases.claim(tx, service_fakes.worker_row(tx), [DEVICE], 60.0)
+        assert claim is not None
+        progress.started(tx, claim.fence, ["key of a"], {"versions": {**VERSIONS, "felix": "9"}})
+        leases.succeed(tx, claim.fence, "trials")
+    assert service_fakes.get(db, first.id).versions == {}
+    assert submit(db, "a").n_trials == 0
+
+
+def test_failed_jobs_are_a_start_but_no_answer(db: database.Database) -> None:
+    measured(db, "a", end="fail")
+    job = submit(db, "a")
+    assert (job.state, job.n_trials) == (states.State.QUEUED, 8)
+    assert of(db, job.id)[0].settled
+
+
+def test_jobs_of_another_project_do_not_exist(db: database.Database) -> None:
+    with db.write() as tx:
+        projects.create(tx, "b")
+        mine, other = (
+            keys.create(tx, keys.NewKey(name=name, project=name)).key.id
+            for name in ("default", "b")
+        )
+    first = measured(db, "a", key_id=other)
+    job = submit(db, "a", key_id=mine)
+    assert job.state is states.State.QUEUED and of(db, job.id)[0].reused_from is None
+    with db.read(visibility.Visibility("default")) as tx:
+        assert reuse.similar(tx, job.id) == []
+    with db.read() as tx:
+        assert [each.id for each in reuse.similar(tx, job.id)] == [first.id]
+
+
+def test_similar_jobs_share_the_operator_or_a_program(db: database.Database) -> None:
+    first = service_fakes.create(db, tasks=tasks("a"), op="gemm")
+    other = service_fakes.create(db, tasks=tasks("b"), op="gemm")
+    service_fakes.create(db, tasks=tasks("c"), op="softmax")
+    same = service_fakes.create(db, tasks=tasks("a"), op="p.json", kind="tir")
+    with db.read() as tx:
+        assert [j.id for j in reuse.similar(tx, first.id)] == [same.id, other.id]
+        assert [j.id for j in reuse.similar(tx, same.id)] == [first.id]
+
+
+def test_enough_is_what_the_budget_asks() -> None:
+    from types import SimpleNamespace
+
+    def enough(job: dict[str, Any], **new: Any) -> bool:
+        fields = {"reason": "trials", "n_trials": 64, "elapsed_s": 30.0, "options": {}} | job
+        asked = service_fakes.new_job(**({"trials": 64} | new))
+        return reuse._is_enough(SimpleNamespace(**fields), asked)  # type: ignore[arg-type]
+
+    assert enough({}) and not enough({}, trials=65)
+    assert enough({}, trials=20_000, seconds=30.0) and not enough({}, trials=20_000, seconds=31.0)
+    assert enough({"reason": "exhausted"}, trials=10**4)
+    assert enough({"reason": "converged", "options": {"p": 3}}, trials=99, options={"p": 3})
+    assert not enough({"reason": "converged", "options": {"p": 3}}, trials=99, options={"p": 9})

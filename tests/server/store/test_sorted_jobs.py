@@ -1,0 +1,121 @@
+"""The sorted table of jobs: complete, in order, and steady while rows change between its pages."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import sqlalchemy as sa
+
+from server import errors
+from server.database import database, keyset, models
+from server.store import control, jobs, keys, rows
+from tests.support import service_fakes
+
+N = 23
+
+
+@pytest.fixture
+def numbers(db: database.Database) -> list[int]:
+    """Jobs with equal and unknown values in every column."""
+    draw = random.Random(3)
+    with db.write() as tx:
+        owners = [keys.create(tx, keys.NewKey(name=name)).key.id for name in ("bob", "Ann")]
+        made = [
+            jobs.create(
+                tx,
+                service_fakes.new_job(name=draw.choice("aBcü"), priority=draw.randrange(-2, 3)),
+                draw.choice([None, *owners]),
+            ).job.id
+            for _ in range(N)
+        ]
+        for number in made:
+            values = {
+                "n_trials": draw.randrange(4),
+                "best_us": draw.choice([None, 0.1, 1 / 3, 2e7]),
+                "unscheduled_us": draw.choice([None, 0.7, 5.0]),
+            }
+            tx.execute(sa.update(models.Job).where(models.Job.id == number).values(**values))
+        for number in made[::5]:
+            control.cancel(tx, number)
+    return made
+
+
+def every_page(
+    db: database.Database, sort: jobs.Sort, descending: bool, limit: int
+) -> list[rows.Job]:
+    listed: list[rows.Job] = []
+    cursor: keyset.Cursor | None = None
+    while True:
+        with db.read() as tx:
+            page = jobs.sorted_page(tx, jobs.Filter(), sort, descending, limit, cursor)
+        listed += page.jobs
+        if page.next is None:
+            return listed
+        cursor = keyset.Cursor.of(str(page.next), sort.kind)  # as an address has it
+        assert cursor == page.next
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("sort", jobs.Sort)
+def test_pages_are_the_whole_list(
+    db: database.Database, numbers: list[int], sort: jobs.Sort, descending: bool
+) -> None:
+    whole = every_page(db, sort, descending, 1000)
+    assert sorted(job.id for job in whole) == numbers
+    assert every_page(db, sort, descending, 4) == whole
+    values = [_value(job, sort) for job in whole]
+    known = [value for value in values if value is not None]
+    assert values == known + [None] * (len(values) - len(known))
+    if sort is not jobs.Sort.OWNER and sort is not jobs.Sort.NAME:  # collations differ
+        assert known == sorted(known, reverse=descending)
+    for one, other in itertools.pairwise(whole):
+        if _value(one, sort) == _value(other, sort):
+            assert one.id > other.id
+
+
+def test_a_page_goes_on_where_the_one_before_ended_though_rows_change(
+    db: database.Database, numbers: list[int]
+) -> None:
+    whole = every_page(db, jobs.Sort.TRIALS, True, 1000)
+    with db.read() as tx:
+        first = jobs.sorted_page(tx, jobs.Filter(), jobs.Sort.TRIALS, True, 6)
+    assert first.next is not None
+    last = first.jobs[-1]
+    with db.write() as tx:  # the last row of the page goes, and the first one moves to the end
+        control.cancel(tx, last.id) if last.state == "queued" else None
+        control.delete(tx, last.id)
+        moved = sa.update(models.Job).where(models.Job.id == first.jobs[0].id)
+        tx.execute(moved.values(n_trials=0))
+    with db.read() as tx:
+        second = jobs.sorted_page(tx, jobs.Filter(), jobs.Sort.TRIALS, True, 6, first.next)
+    expected = [job.id for job in whole[6:12]]
+    assert [job.id for job in second.jobs if job.id != first.jobs[0].id] == expected[:6]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", int), ("x", int), ("-1", int), ("4:", int), ('4:"a"', int), ("4:1.5", int),
+        ("4:true", int), ("4:99999999999", int), ("99999999999", int), ("4:NaN", float),
+        ("4:Infinity", float), ("4:[1]", str), ('4:"\\u0000"', str), ("4:" + "[" * 5000, str),
+    ],
+)  # fmt: skip
+def test_cursors_that_are_none_are_refused(text: str, kind: type) -> None:
+    with pytest.raises(errors.InvalidRequest, match="this page of the list does not exist"):
+        keyset.Cursor.of(text, kind)
+
+
+def _value(job: rows.Job, sort: jobs.Sort) -> object:
+    order = {state: rank for rank, state in enumerate(type(job.state))}
+    return {
+        jobs.Sort.NUMBER: job.id,
+        jobs.Sort.NAME: job.name.lower(),
+        jobs.Sort.STATE: order[job.state],
+        jobs.Sort.OWNER: job.key_id,
+        jobs.Sort.PRIORITY: job.priority,
+        jobs.Sort.TRIALS: job.n_trials,
+        jobs.Sort.LATENCY: job.best_us,
+        jobs.Sort.SPEEDUP: job.speedup,
+    }[sort]

@@ -1,0 +1,331 @@
+"""Jobs that would hold their tuner: deaf, endless, greedy, crashing; tuners that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from server import settings, states
+from server.database import database
+from server.store import (
+    artifacts,
+    blobs,
+    control,
+    events,
+    jobs,
+    keys,
+    leases,
+    progress,
+    trials,
+)  # fmt: skip
+from server.tuner import tuner
+from server.tuner.process import engine_process, limits, zygote
+from tests.support import engine_fakes, service_fakes
+
+State = states.State
+
+FAST = settings.Settings(
+    lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=3, stop_s=0.5,
+    task_open_s=1.0, step_s=2.0, engine_bytes=400 << 20,
+)  # fmt: skip
+
+
+@pytest.fixture
+def url(tmp_path: pathlib.Path) -> str:
+    """What a tuner does to its engine does not depend on the database."""
+    return f"sqlite:///{tmp_path / 'felix.db'}"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[engine_process.EngineProcess]:
+    """One for all tests: it is to survive what its jobs do."""
+    made = engine_process.EngineProcess(limits.Limits.of(FAST), factory=engine_fakes.FACTORY)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def working(
+    db: database.Database,
+    engine: engine_process.EngineProcess,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuner.Tuner]:
+    made = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, FAST)
+    yield made
+    monkeypatch.setattr(engine, "close", lambda: None)
+    made.close()
+
+
+def submit(db: database.Database, act: str = "", **changes: object) -> int:
+    return service_fakes.create(db, options={"act": act}, **{"trials": 8} | changes).id
+
+
+def work(working: tuner.Tuner) -> None:
+    """Work on one job; the engine may have to be made again first."""
+    deadline_s = time.monotonic() + 60
+    while not working.work_once():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def wait_for_trials(db: database.Database, job_id: int, n: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while service_fakes.get(db, job_id).n_trials < n:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def at_work(working: tuner.Tuner) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=work, args=(working,))
+    thread.start()
+    yield thread
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_job_goes_through(db: database.Database, working: tuner.Tuner) -> None:
+    job_id = submit(db, trials=10)
+    work(working)
+    after = service_fakes.get(db, job_id)
+    assert (after.state, after.reason, after.n_trials) == (State.SUCCEEDED, "trials", 10)
+    assert after.target_key == "llvm/test"
+    with db.read() as tx:
+        assert progress.checkpoint(tx, job_id) == progress.Checkpoint(8, {"n": 8}, b"tensors")
+        assert trials.records(tx, job_id) == [f"record {number}" for number in range(10)]
+        assert jobs.code(tx, job_id, 0) == ("def main(): ...", "; llvm")
+        assert len(artifacts.of_job(tx, job_id)) == 1
+
+
+def test_a_deaf_job_is_cancelled_and_the_next_one_runs(
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess
+) -> None:
+    job_id, other_id = submit(db, "deaf"), submit(db)
+    with at_work(working):
+        wait_for_trials(db, job_id, 4)
+        time.sleep(0.1)
+        engine_pid = engine._child.pid
+        started_s = time.monotonic()
+        with db.write() as tx:
+            control.cancel(tx, job_id)
+    assert time.monotonic() - started_s < 5.0
+    assert engine_pid is not None and not psutil.pid_exists(engine_pid)
+    after = service_fakes.get(db, job_id)
+    assert (after.state, after.n_trials) == (State.CANCELLED, 4)
+    work(working)
+    assert service_fakes.get(db, other_id).state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(("order", "state"), [(control.pause, State.PAUSED), (None, State.QUEUED)])
+def test_a_deaf_job_is_put_down(
+    db: database.Database, working: tuner.Tuner, order: Callable[..., object] | None, state: State
+) -> None:
+    job_id = submit(db, "deaf")
+    with at_work(working):
+        wait_for_trials(db, job_id, 4)
+        with db.write() as tx:
+            if order is not None:
+                order(tx, job_id)
+        if order is None:
+            working.leaving.set()
+    after = service_fakes.get(db, job_id)
+    assert (after.state, after.n_trials, after.attempts) == (state, 4, 0)
+
+
+def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) -> int:
+    job_id = submit(db, act, trials=trials)
+    with db.write() as tx:
+        key_id = keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
+        tx.get_one(jobs.models.Job, job_id).key_id = key_id
+    return job_id
+
+
+@pytest.mark.parametrize(("act", "trials"), [("deaf", 8), ("", 400)])
+def test_a_job_yields_to_a_new_one(
+    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch,
+    act: str, trials: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(limits, "ROUND_S", 0.5)
+    working._settings = FAST.model_copy(update={"slice_s": 0.2})
+    engine: Any = working._engine  # its turn ends before its limit does, however fast the machine
+    engine._limits = dataclasses.replace(engine._limits, task_open_s=60.0)
+    long_id = submit_as(db, "long", act, trials)
+    with at_work(working):
+        wait_for_trials(db, long_id, 4)
+        new_id = submit_as(db, "new")
+    put_back = service_fakes.get(db, long_id)
+    assert (put_back.state, put_back.error) == (State.QUEUED, None)
+    assert put_back.n_trials == 4 if act else put_back.n_trials % 4 == 0  # whole rounds
+    with db.read() as tx:
+        moves = events.after(tx, long_id, kinds=[events.Type.STATE])
+    assert moves[-1].payload["yielded"]
+    work(working)
+    assert service_fakes.get(db, new_id).state is State.SUCCEEDED
+
+
+def test_an_artifact_is_dropped_when_its_job_is_cancelled(
+    db: database.Database, working: tuner.Tuner
+) -> None:
+    job_id = submit(db, "deaf export")
+    with at_work(working):
+        wait_for_trials(db, job_id, 8)
+        time.sleep(0.2)
+        with db.write() as tx:
+            control.cancel(tx, job_id)
+    assert service_fakes.get(db, job_id).state is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        ("deaf", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
+        ("long", "TimeLimit", "building the formulas of task 'gemm' took longer than 1 s"),
+        ("deaf export", "TimeLimit", "making the artifact took longer than 2 s"),
+        ("hoard", "MemoryLimit", "needs more than 400 MiB of memory"),
+        ("workload error", "WorkloadError", "it cannot be scheduled"),
+    ],
+)
+def test_a_job_beyond_its_limits_fails_and_says_why(
+    db: database.Database, working: tuner.Tuner, act: str, error: str, message: str
+) -> None:
+    job_id = submit(db, act)
+    work(working)
+    after = service_fakes.get(db, job_id)
+    assert (after.state, after.error) == (State.FAILED, error)
+    assert after.message is not None and message in after.message
+    assert after.n_trials == (8 if act == "deaf export" else 4)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ("die", "EngineDied: the engine's process ended"),
+        ("our error", "ValueError: a defect"),
+        ("bad verb", "asked for 'write'"),
+        ("no message", "EngineDied"),
+    ],
+)
+def test_a_broken_engine_is_the_machines_fault(
+    db: database.Database, working: tuner.Tuner, act: str, message: str
+) -> None:
+    job_id, other_id = submit(db, act), submit(db)
+    work(working)
+    after = service_fakes.get(db, job_id)
+    assert (after.state, after.error, after.n_trials) == (State.QUEUED, "infrastructure", 4)
+    assert after.message is not None and message in after.message
+    work(working)
+    assert service_fakes.get(db, other_id).state is State.SUCCEEDED
+
+
+def test_a_job_of_few_seconds_has_few_for_its_formulas(
+    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MIN_STEP_S", 0.2)
+    job_id = submit(db, "deaf", seconds=0.5)
+    work(working)
+    after = service_fakes.get(db, job_id)
+    assert after.message is not None and "took longer than 0." in after.message
+
+
+def test_a_lost_lease_ends_a_deaf_job(db: database.Database, working: tuner.Tuner) -> None:
+    job_id = submit(db, "deaf")
+    with at_work(working):
+        wait_for_trials(db, job_id, 4)
+        with db.write() as tx:
+            tx.get_one(jobs.models.Job, job_id).lease_token = "another tuner's"
+    assert service_fakes.get(db, job_id).state is State.RUNNING
+
+
+def test_a_stopped_job_has_an_artifact(db: database.Database, working: tuner.Tuner) -> None:
+    job_id = submit(db, trials=1000)
+    with at_work(working):
+        wait_for_trials(db, job_id, 3)
+        with db.write() as tx:
+            control.stop(tx, job_id)
+    after = service_fakes.get(db, job_id)
+    assert (after.state, after.reason) == (State.SUCCEEDED, "stopped")
+    with db.read() as tx:
+        assert len(artifacts.of_job(tx, job_id)) == 1
+
+
+def test_the_engine_knows_no_secret(
+    db: database.Database, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = ("FELIX_DATABASE_URL", "FELIX_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD")
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
+    engine = engine_process.EngineProcess(limits.Limits.of(FAST), factory=engine_fakes.FACTORY)
+    with contextlib.closing(tuner.Tuner(db, blobs.LocalStore(tmp_path), engine, FAST)) as working:
+        job_id = submit(db)
+        work(working)
+    with db.read() as tx:
+        (started,) = events.after(tx, job_id, kinds=[events.Type.STARTED])
+    names = started.payload["model"].split(",")
+    assert "FELIX_CACHE_DIR" in names and not set(secrets) & set(names)
+
+
+def test_an_engine_that_cannot_be_made_is_an_error() -> None:
+    with pytest.raises(zygote.EngineDied):
+        engine_process.EngineProcess(limits.Limits.of(FAST), factory="tests.support:missing")
+
+
+def test_a_killed_fork_server_is_replaced(db: database.Database, working: tuner.Tuner) -> None:
+    engine = working._engine
+    assert isinstance(engine, engine_process.EngineProcess)
+    process = engine._zygote._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    while engine.is_ready():  # until its end is seen
+        time.sleep(0.01)
+    job_id = submit(db)
+    work(working)
+    assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+
+
+TUNER = """
+import pathlib, sys
+from server import settings
+from server.database import database
+from server.store import blobs
+from server.tuner import tuner
+from server.tuner.process import engine_process, limits
+from tests.support import engine_fakes
+chosen = settings.Settings(lease_s=1.0, beat_s=0.1, poll_s=0.02, reap_s=0.1)
+engine = engine_process.EngineProcess(limits.Limits.of(chosen), factory=engine_fakes.FACTORY)
+db = database.Database(sys.argv[1])
+tuner.Tuner(db, blobs.LocalStore(pathlib.Path(sys.argv[2])), engine, chosen).run()
+"""
+
+
+@pytest.mark.parametrize("act", ["deaf", ""])
+def test_no_process_outlives_a_killed_tuner(
+    db: database.Database, url: str, tmp_path: pathlib.Path, act: str
+) -> None:
+    job_id = submit(db, act, trials=10_000)
+    process = subprocess.Popen([sys.executable, "-c", TUNER, url, str(tmp_path / "blobs")])
+    try:
+        wait_for_trials(db, job_id, 4)
+        engines = psutil.Process(process.pid).children(recursive=True)
+        assert len(engines) == 2
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    gone, alive = psutil.wait_procs(engines, timeout=5)
+    assert not alive and len(gone) == 2
+    with db.write() as tx:
+        assert leases.any_expired(tx) or service_fakes.get(db, job_id).state is State.RUNNING

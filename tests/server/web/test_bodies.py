@@ -1,0 +1,140 @@
+"""Bodies without a key, over sockets: refused unread, so they cost the others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from server.web.edge import bodies
+from tests.support import live_service
+from tests.support.live_service import Live
+
+N_POSTS = 30
+POST_BYTES = 11_000_000
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with live_service.serving(tmp_path_factory.mktemp("live")) as made:
+        yield made
+
+
+def head(path: str, n_bytes: int | None, more: str = "", kind: str = "application/json") -> str:
+    """The head of a request with a body, in chunks if its length is None."""
+    length = "Transfer-Encoding: chunked" if n_bytes is None else f"Content-Length: {n_bytes}"
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Type: {kind}\r\n{length}\r\n\r\n"
+
+
+FORM = "multipart/form-data; boundary=x"
+
+
+def flood(connection: socket.socket, n_bytes: int) -> int:
+    """Send as much of a body as is taken; how much it was."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < n_bytes:
+            sent += connection.send(bytes(min(1 << 16, n_bytes - sent)))
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "status"),
+    [
+        ("/v1/jobs", "application/json", b"401"),
+        ("/v1/jobs/upload", FORM, b"401"),
+        ("/v1/keys", "application/json", b"401"),
+        ("/v1/jobs/1/pause", "application/json", b"401"),
+        ("/v1/nothing", "application/json", b"401"),
+        ("/dashboard/submit", "application/x-www-form-urlencoded", b"303"),
+        ("/dashboard/keys", FORM, b"303"),
+    ],
+)
+@pytest.mark.parametrize("length", [POST_BYTES, None])
+def test_a_body_without_a_key_is_not_read(
+    live: Live, path: str, kind: str, status: bytes, length: int | None
+) -> None:
+    """The response comes before any of the body was sent, and ends the connection."""
+    for credentials in ("", "Authorization: Bearer felix_0123456789ab_x\r\n",
+                        "Cookie: felix_login=x\r\n"):  # fmt: skip
+        with live.connect() as connection:
+            connection.sendall(head(path, length, credentials, kind).encode())
+            response = live_service.read_to_end(connection)
+        assert response.startswith(b"HTTP/1.1 " + status)
+        assert b"connection: close" in response.lower()
+
+
+def test_a_client_that_sends_on_still_gets_the_response(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(head("/v1/jobs", POST_BYTES).encode())
+        assert flood(connection, POST_BYTES) < POST_BYTES
+        assert b" 401 " in live_service.read_to_end(connection)
+
+
+def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
+    """Each is what took the service tens of milliseconds to parse as JSON."""
+    body = b'{"workload": [' + b"[]," * (POST_BYTES // 3) + b"[]]}"
+    statuses: list[bytes] = []
+
+    def post() -> None:
+        with live.connect() as connection, contextlib.suppress(OSError):
+            connection.sendall(head("/v1/jobs", len(body)).encode())
+            with contextlib.suppress(OSError):
+                connection.sendall(body)
+            statuses.append(live_service.read_to_end(connection)[9:12])
+
+    attackers = [threading.Thread(target=post) for _ in range(N_POSTS)]
+    for attacker in attackers:
+        attacker.start()
+    slowest_s = 0.0
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    with live.connect() as connection:
+        for _ in range(20):
+            began_s = time.perf_counter()
+            connection.sendall(request)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            slowest_s = max(slowest_s, time.perf_counter() - began_s)
+            time.sleep(0.01)
+    for attacker in attackers:
+        attacker.join(30)
+    assert statuses == [b"401"] * N_POSTS
+    assert slowest_s < 1.0
+
+
+@pytest.mark.parametrize("path", ["/v1/session", bodies.LOGIN_PAGE])
+def test_a_login_takes_a_small_body_only(live: Live, path: str) -> None:
+    """Announced, and counted while it comes."""
+    large = bodies.MAX_LOGIN_BYTES + 1
+    kind = "application/json" if path == "/v1/session" else "application/x-www-form-urlencoded"
+    with live.connect() as connection:
+        connection.sendall(head(path, large, kind=kind).encode())
+        assert b" 413 " in live_service.read_to_end(connection)
+    with live.connect() as connection:
+        connection.sendall(head(path, None, kind=kind).encode())
+        with contextlib.suppress(OSError):
+            for _ in range(bodies.MAX_LOGIN_BYTES // 4096 + 2):
+                connection.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+        assert b" 413 " in live_service.read_to_end(connection)
+
+
+def test_a_known_caller_has_larger_bodies(live: Live) -> None:
+    body = b'{"workload": "' + b"x" * (bodies.MAX_LOGIN_BYTES * 2) + b'"}'
+    more = f"{live.authorization}Connection: close\r\n"
+    with live.connect() as connection:
+        connection.sendall(head("/v1/jobs", len(body), more).encode() + body)
+        assert b" 422 " in live_service.read_to_end(connection)
+    with live.connect() as connection:
+        connection.sendall(head("/v1/jobs", bodies.MAX_BODY_BYTES + 1, more).encode())
+        assert b" 413 " in live_service.read_to_end(connection)
+
+
+def test_a_refusal_after_the_key_leaves_the_rest_unread(live: Live) -> None:
+    """A route that is not there: the body is not drained for minutes, the connection ends."""
+    with live.connect() as connection:
+        connection.sendall(head("/v1/nothing", POST_BYTES, live.authorization).encode())
+        assert b" 404 " in live_service.read_to_end(connection)
+        assert flood(connection, POST_BYTES) < POST_BYTES

@@ -1,0 +1,108 @@
+"""Engines for `server.tuner.process` without TVM: one that behaves, and ones that do not.
+
+A job's `options["act"]` says what its engine does before it measures; the process of
+`make` is ready within a second.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import time
+from typing import Any
+
+from felix import errors
+from server.store import progress
+from server.tuner import engine
+from tests.support import service_fakes
+
+FACTORY = "tests.support.engine_fakes:Engine"
+
+#: What a job of `act` "hoard" takes at a time, in bytes.
+BLOCK_BYTES = 32 << 20
+
+
+class Engine:
+    """Measures `job.trials` candidates, 10 ms each, with a checkpoint every four."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        """See `engine.Engine`."""
+        return [{"name": "test cpu", "kind": "llvm", "target_keys": service_fakes.TARGET_KEYS}]
+
+    def versions(self) -> dict[str, str]:
+        """See `engine.Engine`."""
+        return {"felix": "test"}
+
+    def run(self, claimed: engine.JobAccess) -> engine.Outcome:
+        """See `engine.Engine`."""
+        lines, checkpoint = claimed.load()
+        assert checkpoint is None or checkpoint.tensors == b"tensors"
+        claimed.begin("llvm/test", "resolved")
+        claimed.started(["key"], {"model": ",".join(sorted(os.environ))})
+        known = {int(line.split()[1]) for line in lines}
+        for number in (n for n in range(claimed.job.trials or 0) if n not in known):
+            if number == 4:
+                misbehave(claimed, str(claimed.job.options.get("act", "")))
+            if claimed.should_stop() or (number % 4 == 0 and claimed.should_yield()):
+                return engine.Outcome(reason="interrupted", failure=None, result=None)
+            time.sleep(0.01)
+            claimed.add_trial(service_fakes.new_trial(number))
+            if number % 4 == 3:
+                saved = progress.Checkpoint(number + 1, {"n": number + 1}, b"tensors")
+                claimed.save(saved, number + 1.0, {})
+        return engine.Outcome(reason="trials", failure=None, result=None)
+
+    def export(
+        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+    ) -> list[engine.Code]:
+        """See `engine.Engine`."""
+        claimed.begin_step("making the artifact")
+        if claimed.job.options.get("act") == "deaf export":
+            compute_forever()
+        path.write_bytes(f"artifact of job {claimed.job.id}".encode())
+        return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
+
+    def close(self) -> None:
+        """See `engine.Engine`."""
+
+
+def misbehave(claimed: engine.JobAccess, act: str) -> None:
+    """Do what a hostile or broken job does."""
+    match act:
+        case "deaf":
+            claimed.begin_step("building the formulas of task 'gemm'")
+            compute_forever()
+        case "long":  # it listens, but gets nowhere
+            claimed.begin_step("building the formulas of task 'gemm'")
+            while not claimed.should_stop():
+                compute(0.01)
+        case "hoard":
+            hoard: list[bytes] = []
+            while not claimed.should_stop():
+                hoard.append(os.urandom(1) * BLOCK_BYTES)
+                time.sleep(0.02)
+        case "die":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "workload error":
+            raise errors.WorkloadError("it cannot be scheduled")
+        case "our error":
+            raise ValueError("a defect")
+        case "bad verb":
+            claimed._ask("write")  # type: ignore[attr-defined]
+        case "no message":
+            claimed._connection.send_bytes(b"\x80\x04N.")  # type: ignore[attr-defined]
+            compute_forever()
+
+
+def compute(seconds: float) -> None:
+    """Use the processor for so long."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        pass
+
+
+def compute_forever() -> None:
+    """As formulas of a chain of reductions do: no call of `should_stop`."""
+    while True:
+        pass

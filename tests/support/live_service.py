@@ -1,0 +1,106 @@
+"""The service behind a real server on a port of this machine, for tests that need sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from server import app
+from server import settings as service_settings
+from server.database import database, schema
+from server.parsing import parser
+from server.store import keys
+from server.web import uvicorn_server
+from server.web.edge import connections
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A service that is served."""
+
+    port: int
+    db: database.Database
+    settings: service_settings.Settings
+    key: keys.Made
+    server: uvicorn.Server
+
+    @property
+    def authorization(self) -> str:
+        """The header line of a key that may all."""
+        return f"Authorization: Bearer {self.key.text}\r\n"
+
+    def connect(self) -> socket.socket:
+        """A new connection, whose reads and writes give up after some seconds."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20.0)
+
+    def send(self, text: str) -> bytes:
+        """All that comes back on a connection of its own until the service closes it."""
+        with self.connect() as connection:
+            connection.sendall(text.encode())
+            return read_to_end(connection)
+
+
+@contextlib.contextmanager
+def serving(
+    folder: pathlib.Path, limits: connections.Limits | None = None, **changes: Any
+) -> Iterator[Live]:
+    """Serve while the block runs; `changes` are settings."""
+    settings = service_settings.Settings(data_dir=folder, port=free_port(), **changes)
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(parser.Parser, "warm", lambda _: None)
+        db = database.Database(settings.database)
+        stack.callback(db.close)
+        schema.upgrade(db)
+        with db.write() as tx:
+            key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
+        config = uvicorn_server.config(app.create_app(settings), settings, limits)
+        server = stack.enter_context(run(config))
+        yield Live(settings.port, db, settings, key, server)
+
+
+@contextlib.contextmanager
+def run(config: uvicorn.Config) -> Iterator[uvicorn.Server]:
+    """Serve in a thread while the block runs."""
+    server = uvicorn_server._Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server
+    finally:
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """What comes until the other side closes; a reset counts as closed."""
+    received = b""
+    while True:
+        try:
+            part = connection.recv(1 << 16)
+        except ConnectionResetError:
+            return received
+        if not part:
+            return received
+        received += part

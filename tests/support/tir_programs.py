@@ -1,0 +1,91 @@
+"""Small TIR programs from script, and their JSON with parts changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tvm
+from tvm.script import ir as I
+from tvm.script import tirx as T
+
+A16 = 'A: T.Buffer((16,), "float32")'
+B16 = 'B: T.Buffer((16,), "float32")'
+
+
+def function(body: str, *params: str, name: str = "main") -> Any:
+    """Parse `@T.prim_func(s_tir=True) def name(params): body`.
+
+    TVM's parser evaluates annotations, which our files postpone; so it is given text.
+    """
+    lines = "\n    ".join(body.strip("\n").splitlines())
+    source = f"@T.prim_func(s_tir=True)\ndef {name}({', '.join(params)}):\n    {lines}\n"
+    return tvm.script.from_source(source, {"T": T, "I": I})
+
+
+def copy(value: str, store: str = "B[v]", *, loop: int = 16, domain: int = 16, binding: str = "i",
+         where: str = "True", params: tuple[str, ...] = (A16, B16)) -> Any:  # fmt: skip
+    """A loop around one block of one iterator `v`, which stores `value`."""
+    predicate = f"T.where({where})\n        " if where != "True" else ""
+    body = f"""
+for i in range({loop}):
+    with T.sblock("copy"):
+        v = T.axis.spatial({domain}, {binding})
+        {predicate}{store} = {value}
+"""
+    return function(body, *params)
+
+
+class Document:
+    """The JSON of a program, from the program or its text; nodes can be changed and added."""
+
+    def __init__(self, func: Any) -> None:
+        self.root: dict[str, Any] = json.loads(
+            func if isinstance(func, str) else tvm.ir.save_json(func)
+        )
+        self.nodes: list[dict[str, Any]] = self.root["nodes"]
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        """The fields of every node of a type."""
+        return [node["data"] for node in self.nodes if node["type"] == kind]
+
+    def add(self, kind: str, data: Any = None) -> int:
+        """A new node; its index."""
+        self.nodes.append({"type": kind} if data is None else {"type": kind, "data": data})
+        return len(self.nodes) - 1
+
+    def number(self, value: int, dtype: str = "int32") -> int:
+        """A new constant; its index."""
+        ty = self.add("ir.PrimType", {"span": self.none(), "dtype": dtype})
+        fields = {"span": self.none(), "ty": ty, "value": self.add("int", value)}
+        return self.add("ir.IntImm", fields)
+
+    def string(self, value: str) -> int:
+        """A new string; its index."""
+        return self.add("ffi.String", value)
+
+    def none(self) -> int:
+        """The index of a None."""
+        return next(i for i, node in enumerate(self.nodes) if node["type"] == "None")
+
+    def call(self, operator: int, *arguments: int, dtype: str = "int32") -> int:
+        """A new call; its index."""
+        fields = {
+            "span": self.none(),
+            "ty": self.add("ir.PrimType", {"span": self.none(), "dtype": dtype}),
+            "op": operator,
+            "args": self.add("ffi.Array", list(arguments)),
+            "attrs": self.none(),
+            "ty_args": self.add("ffi.Array", []),
+        }
+        return self.add("ir.Call", fields)
+
+    def extern(self) -> int:
+        """A new call of the C library's `system`; its index."""
+        name = self.add("ir.StringImm", {"span": self.none(), "ty": self.add("ir.StringType", {
+            "span": self.none()}), "value": self.string("system")})  # fmt: skip
+        return self.call(self.add("ir.Op", "tirx.call_extern"), name)
+
+    def text(self) -> str:
+        """The JSON text."""
+        return json.dumps(self.root)
