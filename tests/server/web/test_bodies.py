@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 
 import pytest
 
@@ -75,21 +75,8 @@ def test_a_client_that_sends_on_still_gets_the_response(live: Live) -> None:
         assert b" 401 " in live_service.read_to_end(connection)
 
 
-def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
-    """Each is what took the service tens of milliseconds to parse as JSON."""
-    body = b'{"workload": [' + b"[]," * (POST_BYTES // 3) + b"[]]}"
-    statuses: list[bytes] = []
-
-    def post() -> None:
-        with live.connect() as connection, contextlib.suppress(OSError):
-            connection.sendall(head("/v1/jobs", len(body)).encode())
-            with contextlib.suppress(OSError):
-                connection.sendall(body)
-            statuses.append(live_service.read_to_end(connection)[9:12])
-
-    attackers = [threading.Thread(target=post) for _ in range(N_POSTS)]
-    for attacker in attackers:
-        attacker.start()
+def slowest_health_s(live: Live) -> float:
+    """The longest of 20 requests that need next to nothing."""
     slowest_s = 0.0
     request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     with live.connect() as connection:
@@ -99,10 +86,29 @@ def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
             slowest_s = max(slowest_s, time.perf_counter() - began_s)
             time.sleep(0.01)
-    for attacker in attackers:
-        attacker.join(30)
-    assert statuses == [b"401"] * N_POSTS
-    assert slowest_s < 1.0
+    return slowest_s
+
+
+def test_many_large_bodies_without_a_key_slow_nobody(live: Live) -> None:
+    """Each is what took the service tens of milliseconds to parse as JSON, all 0.6 s; none is
+    read. A busy machine is slow at times, a defect always: the best of five attacks counts."""
+    body = b'{"workload": [' + b"[]," * (POST_BYTES // 3) + b"[]]}"
+
+    def post() -> bytes:
+        with live.connect() as connection, contextlib.suppress(OSError):
+            connection.sendall(head("/v1/jobs", len(body)).encode())
+            with contextlib.suppress(OSError):
+                connection.sendall(body)
+            return live_service.read_to_end(connection)[9:12]
+        return b""
+
+    slowest_s = []
+    while len(slowest_s) < 5 and min(slowest_s, default=1.0) >= 0.3:
+        with futures.ThreadPoolExecutor(N_POSTS) as attackers:
+            statuses = [attackers.submit(post) for _ in range(N_POSTS)]
+            slowest_s.append(slowest_health_s(live))
+        assert [status.result() for status in statuses] == [b"401"] * N_POSTS
+    assert min(slowest_s) < 0.3
 
 
 @pytest.mark.parametrize("path", ["/v1/session", bodies.LOGIN_PAGE])

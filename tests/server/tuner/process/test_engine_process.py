@@ -161,7 +161,7 @@ def test_a_job_yields_to_a_new_one(
     monkeypatch.setattr(limits, "ROUND_S", 0.5)
     working._settings = FAST.model_copy(update={"slice_s": 0.2})
     engine: Any = working._engine  # its turn ends before its limit does, however fast the machine
-    engine._limits = dataclasses.replace(engine._limits, task_open_s=60.0)
+    monkeypatch.setattr(engine, "_limits", dataclasses.replace(engine._limits, task_open_s=60.0))
     long_id = submit_as(db, "long", act, trials)
     with at_work(working):
         wait_for_trials(db, long_id, 4)
