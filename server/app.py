@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Collection, Mapping
 
 import anyio
 import fastapi
+from starlette import routing
 
 from felix import version
 from server import janitor, private_files, reaper
@@ -66,6 +68,7 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        routes=_routes(),
     )
     app.state.services, app.state.metrics = services, metrics
     problems.install(app)
@@ -77,11 +80,19 @@ def create_app(settings: settings_module.Settings | None = None) -> fastapi.Fast
         invalidate=services.invalidate_caches,
     )
     app.add_middleware(proxies.TrustedProxies, trusted=settings.trusted_proxies)
-    for router in routers.ALL:
-        app.include_router(router, responses=description.problems())
-    dashboard.install(app)
     app.openapi = lambda: description.document(app)  # type: ignore[method-assign]
     return app
+
+
+@functools.cache
+def _routes() -> list[routing.BaseRoute]:
+    """Those of the API and of the pages; FastAPI analyses each once, so all apps share them."""
+    root = fastapi.APIRouter()
+    for router in routers.ALL:
+        root.include_router(router, responses=description.problems())
+    for router in dashboard.ALL:
+        root.include_router(router)
+    return root.routes
 
 
 def _services(settings: settings_module.Settings) -> dependencies.Services:

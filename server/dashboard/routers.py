@@ -36,11 +36,14 @@ def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
     raise errors.NotFound("there is no such page")
 
 
-def install(app: fastapi.FastAPI) -> None:
-    """Add the dashboard to an application."""
-    for module in (
-        assets, logins, jobs, selection, changes, job, points, compare, devices, submit, access,
-        reference,
-    ):  # fmt: skip
-        app.include_router(module.router)
-    app.include_router(_rest)
+#: The last one takes what no other does.
+ALL = (
+    *(
+        module.router
+        for module in (
+            assets, logins, jobs, selection, changes, job, points, compare, devices, submit,
+            access, reference,
+        )
+    ),
+    _rest,
+)  # fmt: skip

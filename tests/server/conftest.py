@@ -6,12 +6,14 @@ tried with the user postgres. Tests on PostgreSQL are skipped, saying why, where
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import shutil
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -55,6 +57,30 @@ def postgres() -> Iterator[str]:
     with engine.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
     engine.dispose()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _statements_compiled_once() -> Iterator[None]:
+    """All engines of a backend share a dialect, hence the statements that SQLAlchemy compiled.
+
+    A test has a database of its own, and would compile the statements of the service anew.
+    """
+    first: dict[str, sa.Engine] = {}
+
+    def create_engine(url: str | sa.URL, **options: Any) -> sa.Engine:
+        engine = sa_create_engine(url, **options)
+        if engine.dialect.name in first:
+            shared = first[engine.dialect.name]
+            engine.dialect, engine._compiled_cache = shared.dialect, shared._compiled_cache
+        else:
+            with contextlib.suppress(sa.exc.OperationalError), engine.connect():
+                first[engine.dialect.name] = engine  # its dialect knows the server's version
+        return engine
+
+    sa_create_engine = sa.create_engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sa, "create_engine", create_engine)
+        yield
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
