@@ -13,7 +13,7 @@ from felix.errors import UnsupportedSchedule
 from felix.sketch import legality, sampling
 from felix.sketch.sketch import ROOT, Sketch
 
-DRAWN = 4096
+DRAWN, FIRST = 4096, 128
 
 
 def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
@@ -31,9 +31,17 @@ def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
     rows = [np.empty((0, len(sketch.variables)), dtype=np.int64)]
     for structure in structures:
         drawn = sampling.random_rows(sketch.variables, structure, DRAWN, rng)
-        legal = legality.is_legal(sketch.formulas.constraints_exact(drawn))
-        rows.append(drawn[legal][:n])
+        rows.append(_first_legal(sketch, drawn, n))
     return np.concatenate(rows)
+
+
+def _first_legal(sketch: Sketch, drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """The first n rows that are legal; later rows are judged only if there are too few."""
+    for part in (drawn[:FIRST], drawn):
+        legal = part[legality.is_legal(sketch.formulas.constraints_exact(part))][:n]
+        if len(legal) == n:
+            break
+    return legal
 
 
 def _is_modelled(sketch: Sketch, structure: tuple[int, ...]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from concurrent import futures
 from typing import Any
 
 import tvm
@@ -20,7 +22,14 @@ def function(body: str, *params: str, name: str = "main") -> Any:
     """
     lines = "\n    ".join(body.strip("\n").splitlines())
     source = f"@T.prim_func(s_tir=True)\ndef {name}({', '.join(params)}):\n    {lines}\n"
-    return tvm.script.from_source(source, {"T": T, "I": I})
+    return _parsed(source)
+
+
+@functools.cache
+def _parsed(source: str) -> Any:
+    """TVM's parser reads the source of every caller up the stack, so it has a thread of its own."""
+    with futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(tvm.script.from_source, source, {"T": T, "I": I}).result()
 
 
 def copy(value: str, store: str = "B[v]", *, loop: int = 16, domain: int = 16, binding: str = "i",

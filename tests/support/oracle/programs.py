@@ -106,6 +106,10 @@ class Nest:
 
     def slots(self) -> list[tuple[Any, list[Access], bool, bool]]:
         """(buffer, accesses, read, written): the destination, then operands as loaded."""
+        return self._slots
+
+    @functools.cached_property
+    def _slots(self) -> list[tuple[Any, list[Access], bool, bool]]:
         target = self.store.buffer
         slots = {target.name: (target, [Access(target, tuple(self.store.indices))], False, True)}
         for access in loads(self.store.value, ()):
@@ -386,14 +390,16 @@ class Points:
 
 def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
     points = nest.points(nest.axes)
-    offsets = []
+    shape = [int(extent) for extent in accesses[0].buffer.shape]
+    is_touched = np.zeros(math.prod(shape), dtype=bool)
     for access in accesses:
-        happens = points.executed(access)
         flat = np.zeros(points.shape, dtype=np.int64)
-        for index, extent in zip(points.indices(access), access.buffer.shape, strict=True):
-            flat = flat * int(extent) + index
-        offsets.append(np.unique(flat[happens]))
-    return len(np.unique(np.concatenate(offsets)))
+        for index, extent in zip(points.indices(access), shape, strict=True):
+            flat = flat * extent + index
+        touched = flat[points.executed(access)]
+        assert touched.size == 0 or touched.min() >= 0
+        is_touched[touched] = True
+    return int(is_touched.sum())
 
 
 def address(nest: Nest, access: Access, shape: Sequence[int], axis: Axis | None, at: int) -> int:
