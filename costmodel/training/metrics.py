@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # loads `stats` when it is used
 from numpy.typing import NDArray
-from scipy import stats
 
 #: Pairs whose latencies differ by less than this ratio are noise and are not counted.
 NOISE = math.log(1.02)
@@ -79,7 +79,7 @@ def score(p: Vector, y: Vector) -> Scores:
         pairwise_accuracy(p, y),
         peak_score(p, y, 1),
         peak_score(p, y, 5),
-        float(stats.spearmanr(p, y).statistic) if varies else math.nan,
+        float(scipy.stats.spearmanr(p, y).statistic) if varies else math.nan,
         float(np.sqrt(np.mean(error**2))),
         float(np.sqrt(np.mean((error - error.mean()) ** 2))),
         *line(p, y),

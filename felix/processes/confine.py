@@ -140,11 +140,11 @@ def _of_python() -> Iterator[str]:
     }
     yield from (*site.getsitepackages(), site.getusersitepackages())
     yield str(pathlib.Path(sys.base_prefix, "lib"))
-    for name, module in list(sys.modules.items()):
+    # Not of submodules: to ask one that loads when it is used (`tvm.relax`) for its spec is a use.
+    for module in [module for name, module in sys.modules.items() if "." not in name]:
         spec = getattr(module, "__spec__", None)
-        if "." in name or spec is None:
-            continue
-        yield from spec.submodule_search_locations or ()
+        if spec is not None:
+            yield from spec.submodule_search_locations or ()
 
 
 def _of_variables() -> Iterator[str]:
