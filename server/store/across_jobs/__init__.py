@@ -1,4 +1,4 @@
-"""Verbs that look at several jobs: reuse, similar jobs, the queue, batches, templates, imports.
+"""Verbs that look at several jobs: reuse, queue, batches, templates, imports, how long files stay.
 
 Each that reads jobs of others takes a `Scope`, which says whose.
 """
