@@ -27,6 +27,6 @@ def escaped(text: str) -> str:
     )
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A name in a line of a terminal or log: escaped and isolated."""
     return isolated(escaped(text))

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from felix import errors as engine_errors
 from server.database import database
 from server.store import blobs
-from server.store.projects import retention
+from server.store.across_jobs import retention
 
 _log = logging.getLogger(__name__)
 

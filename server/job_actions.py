@@ -13,7 +13,8 @@ from sqlalchemy import orm
 
 from server import errors, states
 from server.store import control, jobs, rows
-from server.store.projects import projects, retention
+from server.store.across_jobs import retention
+from server.store.projects import projects
 from server.web import auth, dependencies, request_bodies
 
 #: Higher goes first.

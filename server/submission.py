@@ -22,8 +22,7 @@ from server import errors, job_actions
 from server.parsing import databases
 from server.parsing import parser as parsing
 from server.store import artifacts, jobs, workers
-from server.store.across_jobs import imports, reuse
-from server.store.projects import retention
+from server.store.across_jobs import imports, retention, reuse
 from server.web import auth, dependencies, request_bodies, uploads
 
 T = TypeVar("T")

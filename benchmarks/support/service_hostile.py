@@ -23,6 +23,7 @@ from felix.task import Task
 from felix.workloads import catalogue
 from server import states
 from server.store import control, events, jobs, keys
+from server.store.across_jobs import job_lists
 
 N_HOSTILE = 30
 N_HOSTILE_KEYS = 2
@@ -123,7 +124,7 @@ def _queue(service: service_process.Service, key_id: int, task: Task, trials: in
 def _running(service: service_process.Service) -> int | None:
     """The job that has the tuner."""
     with service.db.read() as tx:
-        page = jobs.page(tx, jobs.Filter(states=(states.State.RUNNING,)), limit=1)
+        page = job_lists.page(tx, job_lists.Filter(states=(states.State.RUNNING,)), limit=1)
     return page.jobs[0].id if page.jobs else None
 
 

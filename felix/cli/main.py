@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: errors.FelixError) -> str:
-    return display.shown(" ".join(str(error).split()))
+    return display.printable(" ".join(str(error).split()))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,20 +9,18 @@ import secrets
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import httpx
 
 from felix import errors, files
-from felix.client import _events, _http, _rows, _teams
+from felix.client import _administration, _events, _http, _rows, _teams
 
 if TYPE_CHECKING:
     import pandas
 
-Row = TypeVar("Row")
 
-
-class Client(_teams.Teams):
+class Client(_teams.Teams, _administration.Administration):
     """A service and a key; safe to share between threads, to be closed.
 
     Args:
@@ -149,7 +147,7 @@ class Client(_teams.Teams):
             filters: state, tag (one or a list), q, kind, op, target_key, program, mine,
                 oldest_first.
         """
-        return self._pages(_rows.Job, "/v1/jobs", limit, filters)
+        return (_rows.of(_rows.Job, item) for item in self._http.items("/v1/jobs", limit, filters))
 
     def wait(self, job_id: int, timeout_s: float | None = None) -> _rows.Job:
         """The job, when it has ended.
@@ -181,7 +179,8 @@ class Client(_teams.Teams):
         self, job_id: int, limit: int | None = None, **filters: Any
     ) -> Iterator[_rows.Trial]:
         """Trials of a job by number; filters: task, ok, error, round, best_only."""
-        return self._pages(_rows.Trial, f"/v1/jobs/{job_id}/trials", limit, filters)
+        path = f"/v1/jobs/{job_id}/trials"
+        return (_rows.of(_rows.Trial, item) for item in self._http.items(path, limit, filters))
 
     def best(self, job_id: int) -> list[_rows.Trial]:
         """The fastest trial of each task that has one, in the order of tasks."""
@@ -293,82 +292,6 @@ class Client(_teams.Teams):
         schemas: dict[str, dict[str, Any]] = self._http.get("/v1/operators")
         return schemas
 
-    def devices(self) -> list[_rows.Device]:
-        """What tuners measure on."""
-        return [_rows.of(_rows.Device, item) for item in self._http.get("/v1/devices")["items"]]
-
-    def workers(self) -> list[_rows.Worker]:
-        """Tuners, newest first."""
-        return [_rows.of(_rows.Worker, item) for item in self._http.get("/v1/workers")["items"]]
-
-    def keys(self) -> list[_rows.Key]:
-        """All API keys; needs the scope admin."""
-        return [_rows.of(_rows.Key, item) for item in self._http.get("/v1/keys")["items"]]
-
-    def create_key(
-        self, name: str, scopes: Sequence[str] = ("read",), **limits: Any
-    ) -> _rows.MadeKey:
-        """Make an API key.
-
-        Args:
-            name: who or what will use it.
-            scopes: of read, submit and admin.
-            limits: project, max_running_jobs, max_trials, max_upload_bytes, expires_s.
-        """
-        body = {"name": name, "scopes": list(scopes), **limits}
-        created = self._http.send("POST", "/v1/keys", json=body).json()
-        return _rows.MadeKey(_rows.of(_rows.Key, created["key"]), str(created["text"]))
-
-    def revoke_key(self, key_id: int) -> _rows.Key:
-        """End an API key."""
-        return _rows.of(_rows.Key, self._http.send("DELETE", f"/v1/keys/{key_id}").json())
-
-    def projects(self) -> list[_rows.Project]:
-        """The projects that the key sees: its own; an admin all."""
-        return [_rows.of(_rows.Project, item) for item in self._http.get("/v1/projects")["items"]]
-
-    def create_project(self, name: str, **limits: int | None) -> _rows.Project:
-        """Make a project, as an admin.
-
-        Args:
-            name: permanent.
-            limits: max_running_jobs, max_trials, max_bytes, retention_days.
-        """
-        response = self._http.send("POST", "/v1/projects", json={"name": name, **limits})
-        return _rows.of(_rows.Project, response.json())
-
-    def limit_project(self, name: str, **limits: int | None) -> _rows.Project:
-        """Replace all limits of a project, as an admin; those left out are the service's."""
-        quoted = urllib.parse.quote(name, safe="")
-        response = self._http.send("PUT", f"/v1/projects/{quoted}", json=limits)
-        return _rows.of(_rows.Project, response.json())
-
-    def webhooks(self) -> list[_rows.Webhook]:
-        """Who is told of changes of the project's jobs."""
-        return [_rows.of(_rows.Webhook, item) for item in self._http.get("/v1/webhooks")["items"]]
-
-    def create_webhook(self, url: str, states: Sequence[str] | None = None) -> _rows.MadeWebhook:
-        """Make a webhook; `states` are those that it reports, None: all but queued."""
-        body: dict[str, Any] = {"url": url} | ({"states": list(states)} if states else {})
-        made = self._http.send("POST", "/v1/webhooks", json=body).json()
-        return _rows.MadeWebhook(_rows.of(_rows.Webhook, made["webhook"]), str(made["secret"]))
-
-    def delete_webhook(self, webhook_id: int) -> None:
-        """Remove a webhook and its notifications."""
-        self._http.send("DELETE", f"/v1/webhooks/{webhook_id}")
-
-    def test_webhook(self, webhook_id: int) -> _rows.Delivery:
-        """Send a notification that reports nothing; `deliveries` says what came of it."""
-        response = self._http.send("POST", f"/v1/webhooks/{webhook_id}/test")
-        return _rows.of(_rows.Delivery, response.json())
-
-    def deliveries(
-        self, webhook_id: int, *, limit: int | None = None, **filters: Any
-    ) -> Iterator[_rows.Delivery]:
-        """Notifications of a webhook, newest first; filters: state."""
-        path = f"/v1/webhooks/{webhook_id}/deliveries"
-        return self._pages(_rows.Delivery, path, limit, filters)
-
     def log(self, job_id: int) -> str:
         """What happened to a job, a line an event."""
         return self._http.send("GET", f"/v1/jobs/{job_id}/log").text
@@ -383,19 +306,6 @@ class Client(_teams.Teams):
 
     def _do(self, job_id: int, verb: str) -> _rows.Job:
         return _rows.of(_rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
-
-    def _pages(
-        self, kind: type[Row], path: str, limit: int | None, filters: Mapping[str, Any]
-    ) -> Iterator[Row]:
-        after, left = None, limit
-        while left is None or left > 0:
-            size = 200 if left is None else min(200, left)
-            page = self._http.get(path, **filters, limit=size, after=after)
-            yield from (_rows.of(kind, item) for item in page["items"])
-            after = page["next"]
-            left = None if left is None else left - len(page["items"])
-            if after is None:
-                return
 
     def _find_artifact(self, job_id: int, name: str | None) -> _rows.Artifact:
         matching = [

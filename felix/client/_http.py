@@ -18,6 +18,9 @@ from felix import errors, version
 TRIES = 4
 WAIT_S = 0.5
 
+#: Items of a page.
+MAX_PAGE = 200
+
 _PASSING = frozenset({502, 503, 504})
 
 
@@ -64,6 +67,18 @@ class Http:
         """The JSON at a path; parameters that are None are left out."""
         query = {name: value for name, value in params.items() if value is not None}
         return self.send("GET", path, params=query).json()
+
+    def items(self, path: str, limit: int | None, filters: Mapping[str, Any]) -> Iterator[Any]:
+        """What a path lists, page after page: at most `limit` items, None: all."""
+        after, left = None, limit
+        while left is None or left > 0:
+            size = MAX_PAGE if left is None else min(MAX_PAGE, left)
+            page = self.get(path, **filters, limit=size, after=after)
+            yield from page["items"]
+            after = page["next"]
+            left = None if left is None else left - len(page["items"])
+            if after is None:
+                return
 
     def send(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any

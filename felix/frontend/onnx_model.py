@@ -78,12 +78,12 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     Raises:
         WorkloadError: the shapes do not fit the model, or TVM cannot import it.
     """
-    given = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
-    _check_shapes(proto.graph, given)
+    shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
+    _check_shapes(proto.graph, shape_of)
     renamed = _rename(proto)
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     importer = onnx_frontend.ONNXGraphImporter(
-        {renamed[name]: shape for name, shape in given.items()},
+        {renamed[name]: shape for name, shape in shape_of.items()},
         "float32",
         keep_params_in_input=True,
     )

@@ -91,7 +91,7 @@ def parse(spec: TargetLike) -> Target:
     Raises:
         TargetError: an unknown kind, tag or option, or a bad value.
     """
-    return _complete(given(spec))
+    return _complete(explicit_attributes(spec))
 
 
 def parse_of_client(text: str) -> Target:
@@ -100,13 +100,13 @@ def parse_of_client(text: str) -> Target:
     Raises:
         TargetError: see `parse`, or an option that clients may not set.
     """
-    config = given(text)
+    config = explicit_attributes(text)
     usual = _plain(_complete({"kind": config["kind"]}).export())
     attributes.check_client(config, usual)
     return _complete(config)
 
 
-def given(spec: TargetLike) -> dict[str, Any]:
+def explicit_attributes(spec: TargetLike) -> dict[str, Any]:
     """The attributes that a specification sets itself, before `parse` completes them.
 
     Raises:

@@ -93,14 +93,14 @@ def check(config: Mapping[str, Any], *, is_host: bool = False) -> None:
             raise errors.TargetError(f"target: {name} must be true or false")
 
 
-def check_client(given: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+def check_client(explicit: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
     """Refuse what a client of the service may not set, unless it is what is `usual` anyway.
 
     Raises:
         TargetError
     """
-    allowed = CLIENT[str(given["kind"])]
-    for name, value in given.items():
+    allowed = CLIENT[str(explicit["kind"])]
+    for name, value in explicit.items():
         is_usual = usual.get(name) == value or (name == "keys" and _CLIENT_KEYS.issuperset(value))
         if name not in allowed and not is_usual:
             raise errors.TargetError(

@@ -100,7 +100,7 @@ def _realize(realize: Any, scopes: list[Scope]) -> None:
             form = Evaluation(scope).linear(value)
             check(scope.proves(form, domains[iterator.var]),
                   f"block {quoted(block.name_hint)} binds {quoted(iterator.var.name)} to "
-                  f"{evaluation.shown(value)}, which is not proved to lie in its domain "
+                  f"{evaluation.text_of(value)}, which is not proved to lie in its domain "
                   f"[0, {iterator.dom.extent}): it takes "
                   f"{evaluation.values_of(scope, form)}")  # fmt: skip
     budget = scopes[0].budget if scopes else Budget(0)
@@ -128,7 +128,7 @@ def _access(buffer: Any, indices: Sequence[Any], scopes: list[Scope]) -> None:
             form = Evaluation(scope).linear(index)
             check(scope.proves(form, Interval(0, extent - 1)),
                   f"buffer {quoted(buffer.name)} may be accessed out of bounds: index {number}, "
-                  f"{evaluation.shown(index)}, is not proved to lie in [0, {extent}): it takes "
+                  f"{evaluation.text_of(index)}, is not proved to lie in [0, {extent}): it takes "
                   f"{evaluation.values_of(scope, form)}")  # fmt: skip
 
 
@@ -157,5 +157,5 @@ def _check_division(expr: Any, scope: Scope) -> None:
     positive = Interval(1, evaluation.limits_of(expr).high)
     if not scope.proves(divisor, positive):
         check(scope.proves(divisor, Interval(evaluation.limits_of(expr).low, -1)),
-              f"{evaluation.shown(expr)} divides by a value that may be 0")  # fmt: skip
+              f"{evaluation.text_of(expr)} divides by a value that may be 0")  # fmt: skip
         Evaluation(scope).linear(expr)

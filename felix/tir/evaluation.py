@@ -51,7 +51,7 @@ class Evaluation:
         result = self._linear(expr)
         limits = limits_of(expr)
         check(self._scope.proves(result, limits),
-              f"{shown(expr)} is not proved to fit {grammar.dtype(expr)}: it takes "
+              f"{text_of(expr)} is not proved to fit {grammar.dtype(expr)}: it takes "
               f"{values_of(self._scope, result)}")  # fmt: skip
         return result
 
@@ -107,7 +107,7 @@ class Evaluation:
         low, high = self._float(expr.value)
         limits = limits_of(expr)
         check(limits.low < low and high < limits.high,
-              f"{shown(expr)} is not proved to fit {grammar.dtype(expr)}")  # fmt: skip
+              f"{text_of(expr)} is not proved to fit {grammar.dtype(expr)}")  # fmt: skip
         return Interval(math.floor(low), math.ceil(high))
 
     def _float(self, expr: Any) -> tuple[float, float]:
@@ -143,7 +143,7 @@ class Evaluation:
             return Linear.of(ranges.Unknown(Interval(0, grammar.bits(grammar.dtype(expr))), expr))
         if name == "if_then_else":
             return self._guarded(expr)
-        raise errors.WorkloadError(f"{shown(expr)} is an index, or a part of one; unsupported")
+        raise errors.WorkloadError(f"{text_of(expr)} is an index, or a part of one; unsupported")
 
     def _guarded(self, expr: Any) -> Linear:
         """The values of if_then_else, each under its condition."""
@@ -161,7 +161,7 @@ class Evaluation:
         a, b = self.linear(expr.a), self.linear(expr.b)
         dividend, divisor = self._scope.interval(a), self._scope.interval(b)
         check(divisor.low > 0 or divisor.high < 0,
-              f"{shown(expr)} divides by a value that may be 0")  # fmt: skip
+              f"{text_of(expr)} divides by a value that may be 0")  # fmt: skip
         floored = kind in ("FloorDiv", "FloorMod")
         if not b.terms and b.constant > 0 and (floored or dividend.low >= 0):
             function = ranges.floor_div if kind.endswith("Div") else ranges.floor_mod
@@ -280,7 +280,8 @@ def limits_of(expr: Any) -> Interval:
     return Interval(0, 2**bits - 1)
 
 
-def shown(expr: Any) -> str:
+def text_of(expr: Any) -> str:
+    """An expression as a message quotes it."""
     return quoted(grammar.text(expr))
 
 

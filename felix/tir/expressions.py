@@ -77,17 +77,17 @@ class ExpressionReader:
 
     def _indices(self, buffer: Any, index: int, access: str) -> list[Any]:
         """Indices of a buffer; data must not choose addresses: it would leave the buffer."""
-        shown = quoted(buffer.name)
+        label = quoted(buffer.name)
         indices = [self._expression(item) for item in self._graph.array(index)]
         check(len(indices) == len(buffer.ty.shape),
-              f"buffer {shown} has {len(buffer.ty.shape)} dimensions and is accessed with "
+              f"buffer {label} has {len(buffer.ty.shape)} dimensions and is accessed with "
               f"{len(indices)} indices")  # fmt: skip
         for item in indices:
             check(not any(grammar.is_load(part) for part in grammar.expressions(item)),
-                  f"an index of {shown} depends on data ({access}); unsupported")  # fmt: skip
+                  f"an index of {label} depends on data ({access}); unsupported")  # fmt: skip
             check(
                 grammar.dtype(item) in INDEX_DTYPES,
-                f"an index of {shown} is a {grammar.dtype(item)}, neither int32 nor int64",
+                f"an index of {label} is a {grammar.dtype(item)}, neither int32 nor int64",
             )
         return indices
 

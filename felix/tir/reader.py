@@ -110,20 +110,20 @@ class _Reader(ExpressionReader):
         graph = self._graph
         fields = graph.fields(index, ("ty", "name"))
         name = self._name(fields["name"], self._buffer_names)
-        shown = quoted(name)
-        check(index not in self._buffers, f"buffer {shown} is declared twice")
+        label = quoted(name)
+        check(index not in self._buffers, f"buffer {label} is declared twice")
         check(graph.type_of(fields["ty"]) == "tirx.BufferType",
-              f"parameter {shown} is a scalar; dynamic shapes and scalar arguments are not "
+              f"parameter {label} is a scalar; dynamic shapes and scalar arguments are not "
               "supported")  # fmt: skip
         parts = graph.fields(fields["ty"], _BUFFER)
-        shape = [self._extent(item, f"buffer {shown}") for item in graph.array(parts["shape"])]
+        shape = [self._extent(item, f"buffer {label}") for item in graph.array(parts["shape"])]
         dtype = self._dtype(parts["dtype"])
-        check(dtype in grammar.DTYPES, f"buffer {shown} has the unsupported dtype "
+        check(dtype in grammar.DTYPES, f"buffer {label} has the unsupported dtype "
               f"{quoted(dtype)[1:-1]}; supported: {', '.join(grammar.DTYPES)}")  # fmt: skip
         elements = math.prod(int(extent) for extent in shape)
         check(elements * grammar.element_bytes(dtype) <= MAX_BUFFER_BYTES,
-              f"buffer {shown} is larger than 1 TiB")  # fmt: skip
-        self._check_memory(parts, shown)
+              f"buffer {label} is larger than 1 TiB")  # fmt: skip
+        self._check_memory(parts, label)
         start = tirx.IntImm(grammar.dtype(shape[0]) if shape else "int32", 0)
         buffer = tirx.decl_buffer(shape, dtype, name, elem_offset=start, scope="global",
                                   data_alignment=_ALIGNMENT, offset_factor=1,
@@ -131,19 +131,19 @@ class _Reader(ExpressionReader):
         self._buffers[index] = buffer
         return buffer
 
-    def _check_memory(self, parts: Mapping[str, Any], shown: str) -> None:
+    def _check_memory(self, parts: Mapping[str, Any], label: str) -> None:
         """A buffer is compact, starts where its memory starts, and lies in plain memory."""
         graph = self._graph
         scope = graph.string(parts["storage_scope"])
-        check(scope in ("", "global"), f"buffer {shown} has the storage scope {quoted(scope)}")
+        check(scope in ("", "global"), f"buffer {label} has the storage scope {quoted(scope)}")
         check(not graph.array(parts["strides"]),
-              f"buffer {shown} has explicit strides; it must be compact")  # fmt: skip
-        check(not graph.array(parts["allocated_addr"]), f"buffer {shown} has a fixed address")
+              f"buffer {label} has explicit strides; it must be compact")  # fmt: skip
+        check(not graph.array(parts["allocated_addr"]), f"buffer {label} has a fixed address")
         offset = parts["elem_offset"]
         if not graph.is_none(offset):
             check(graph.type_of(offset) == "ir.IntImm" and int(self._constant(offset)) == 0,
-                  f"buffer {shown} has an element offset")  # fmt: skip
-        check(graph.is_none(parts["layout"]), f"buffer {shown} has a layout; it must be compact")
+                  f"buffer {label} has an element offset")  # fmt: skip
+        check(graph.is_none(parts["layout"]), f"buffer {label} has a layout; it must be compact")
 
     def _extent(self, index: int, owner: str) -> Any:
         check(self._graph.type_of(index) == "ir.IntImm",
@@ -317,9 +317,9 @@ class _Reader(ExpressionReader):
         fields = self._graph.fields(index, ("buffer", "value", "indices"))
         buffer = self._buffer(fields["buffer"])
         value = self._expression(fields["value"])
-        shown = quoted(buffer.name)
+        label = quoted(buffer.name)
         check(grammar.dtype(value) == grammar.dtype(buffer),
-              f"buffer {shown} holds {grammar.dtype(buffer)} and is given a "
+              f"buffer {label} holds {grammar.dtype(buffer)} and is given a "
               f"{grammar.dtype(value)}")  # fmt: skip
         self._stores += 1
         return tirx.BufferStore(buffer, value, self._indices(buffer, fields["indices"], "scatter"))

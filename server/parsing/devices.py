@@ -26,13 +26,13 @@ def key_of(spec: str) -> str:
     Raises:
         TargetError: it is no target, or has attributes that clients may not set.
     """
-    given = target.given(spec)
+    explicit = target.explicit_attributes(spec)
     kind, family, full = keys(target.parse_of_client(spec))
     if kind == "llvm":
-        return family if "mcpu" in given else kind
-    if "model" in given:
+        return family if "mcpu" in explicit else kind
+    if "model" in explicit:
         return full
-    return family if "arch" in given else kind
+    return family if "arch" in explicit else kind
 
 
 def keys(parsed: Any) -> tuple[str, str, str]:
@@ -62,7 +62,7 @@ def capacity(spec: str, devices: Sequence[Mapping[str, Any]]) -> limits.Capacity
     key = key_of(spec)
     able = [device for device in devices if key in device.get("target_keys", ())]
     hardware = [device.get("hardware", {}) for device in able]  # a tuner may say less
-    refuse_cores(target.given(spec).get("num-cores", 1), able)
+    refuse_cores(target.explicit_attributes(spec).get("num-cores", 1), able)
     unknown, usual_gflops = limits.UNKNOWN_MEMORY_BYTES, target.hardware(spec).peak_fp32_gflops
     peaks = [float(each.get("peak_fp32_gflops", usual_gflops)) for each in hardware]
     return limits.Capacity(

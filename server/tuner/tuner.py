@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from server import errors, reaper, settings, states
 from server.database import database
 from server.store import artifacts, blobs, leases, rows, workers
-from server.store.projects import retention
+from server.store.across_jobs import retention
 from server.tuner import claimed_job, engine, heartbeat, retry
 
 _log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ LOGIN_S = 12 * 3600.0
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
-KEY_NEEDED = "an API key is needed: Authorization: Bearer felix_..."
+MISSING_KEY = "an API key is needed: Authorization: Bearer felix_..."
 _COOKIE = "felix_login"
 #: Where a request keeps its caller.
 _IN_SCOPE = "felix_caller"
@@ -112,7 +112,7 @@ async def caller(
     """
     identified = await identify(request, services)
     if identified is None:
-        raise errors.Unauthenticated(KEY_NEEDED)
+        raise errors.Unauthenticated(MISSING_KEY)
     for scope in scopes.scopes:
         if not identified.can(scope):
             raise errors.Forbidden(f"this needs a key with the scope {scope}")

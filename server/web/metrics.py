@@ -8,7 +8,8 @@ import prometheus_client as prometheus
 from prometheus_client import core, registry
 
 from server.database import database, visibility
-from server.store import jobs, workers
+from server.store import workers
+from server.store.across_jobs import job_lists
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 
@@ -57,7 +58,7 @@ class _Store(registry.Collector):
     def collect(self) -> Iterator[core.Metric]:
         """Jobs by state; tuners alive, and what they measured."""
         with self._db.read(self._sees) as tx:
-            counts = jobs.counts(tx)
+            counts = job_lists.counts(tx)
             tuners = workers.every(tx, self._stale_s)
         by_state = core.GaugeMetricFamily("felix_jobs", "Jobs by state", labels=["state"])
         for state, count in counts.items():

@@ -30,7 +30,7 @@ AT_ONCE = 32
 #: A lease outlives the longest try.
 LEASE_S = 3 * senders.TRY_S
 
-#: Tries of a notification; the last comes about nine hours after the first.
+#: Tries of a notification; the last comes about five hours after the first.
 MAX_ATTEMPTS = 12
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 10.0, 2 * 3600.0
 

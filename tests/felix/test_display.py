@@ -19,7 +19,7 @@ HOSTILE = "ok\x1b[2J\u202egnp.exe\r\n\ud800"
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("gemm 512×512", "gemm 512×512"),
         (HEBREW, f"\u2068{HEBREW}\u2069"),
@@ -28,9 +28,9 @@ HOSTILE = "ok\x1b[2J\u202egnp.exe\r\n\ud800"
         ("\U000e0001", "\\U000e0001"),
     ],
 )
-def test_names_are_escaped_and_isolated(text: str, shown: str) -> None:
-    assert display.shown(text) == shown
-    shown.encode()
+def test_names_are_escaped_and_isolated(text: str, expected: str) -> None:
+    assert display.printable(text) == expected
+    expected.encode()
 
 
 def test_lists_and_lines_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,7 +243,7 @@ class Mutator:
 def work(connection: Connection, first: int) -> None:
     """Read, prove and run texts until None comes; tells what it begins, then what came of it."""
     faulthandler.disable()  # the parent reports a death, once
-    seen: set[str] = set()
+    run_keys: set[str] = set()
     number = first
     while (text := connection.recv()) is not None:
         number += 1
@@ -256,8 +256,8 @@ def work(connection: Connection, first: int) -> None:
             connection.send(("done", ["unexpected error", f"{type(error).__name__}: {error}"]))
             continue
         results = ["accepted"]
-        if task.key not in seen:
-            seen.add(task.key)
+        if task.key not in run_keys:
+            run_keys.add(task.key)
             results += _run(connection, task, scheduled=number % SCHEDULED_ONE_IN == 0)
         connection.send(("done", results))
 

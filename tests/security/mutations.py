@@ -71,14 +71,14 @@ def onnx_bytes(rng: random.Random, originals: Sequence[Any]) -> bytes:
 
 
 def _messages(root: Any) -> list[Any]:
-    found, stack = [], [root]
+    messages, stack = [], [root]
     while stack:
         item = stack.pop()
-        found.append(item)
+        messages.append(item)
         for field, value in item.ListFields():
             if field.message_type is not None:
                 stack.extend([value] if isinstance(value, protobuf.Message) else value)
-    return found
+    return messages
 
 
 def _change(rng: random.Random, root: Any, originals: Sequence[Any]) -> None:

@@ -181,8 +181,8 @@ def test_names_that_clients_choose_are_lines_of_printable_text(
 @pytest.mark.parametrize("note", ["\u202eabc", "a\x1b[0m", "a\0"])
 def test_notes_have_no_control_characters(service: Service, note: str) -> None:
     refused(service.client.post("/v1/jobs", json={"workload": GEMM, "note": note}))
-    kept = service.client.post("/v1/jobs", json={"workload": GEMM, "note": "two\n\tlines"})
-    assert kept.status_code == 201 and kept.json()["note"] == "two\n\tlines"
+    response = service.client.post("/v1/jobs", json={"workload": GEMM, "note": "two\n\tlines"})
+    assert response.status_code == 201 and response.json()["note"] == "two\n\tlines"
 
 
 def test_halves_of_surrogate_pairs_are_refused(service: Service) -> None:

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from server import errors, janitor
 from server.database import database, models
 from server.store import artifacts, blobs, control, events, jobs, keys, rows
-from server.store.projects import projects, retention
+from server.store.across_jobs import retention
+from server.store.projects import projects
 from tests.support import api_rows, service_fakes
 
 

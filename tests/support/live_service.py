@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import uvicorn
 
+from felix.cli import main
 from server import app
 from server import settings as service_settings
 from server.database import database, schema
 from server.parsing import parser
-from server.store import keys
+from server.store import blobs, keys
 from server.web import uvicorn_server
 from server.web.edge import connections
 
@@ -104,3 +105,38 @@ def read_to_end(connection: socket.socket) -> bytes:
         if not part:
             return received
         received += part
+
+
+class Served:
+    """A service that may be stopped and served again on the same port, and its store."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.settings = service_settings.Settings(data_dir=folder)
+        self.db = database.Database(self.settings.database)
+        self.blobs = blobs.open_store(self.settings.blobs)
+        schema.upgrade(self.db)
+        with self.db.write() as tx:
+            self.key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Serve while the block runs."""
+        made = app.create_app(self.settings)
+        with run(uvicorn.Config(made, port=self.port, log_level="error")):
+            yield
+
+
+class Shell:
+    """Runs commands as a person would, with the key in the environment."""
+
+    def __init__(self, served: Served, patch: pytest.MonkeyPatch, capsys: Any) -> None:
+        patch.setenv("FELIX_URL", served.url)
+        patch.setenv("FELIX_API_KEY", served.key.text)
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        code = main.main(arguments)
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err

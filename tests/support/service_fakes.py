@@ -13,7 +13,7 @@ from sqlalchemy import orm
 
 from server.database import database
 from server.store import jobs, leases, progress, rows, trials, workers
-from server.tuner import claimed_job, engine
+from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
 
@@ -78,6 +78,15 @@ def claim(db: database.Database, lease_s: float = 60.0, by: int | None = None) -
         taken = leases.claim(tx, number, TARGET_KEYS, lease_s)
     assert taken is not None
     return taken
+
+
+def claim_next(db: database.Database) -> claimed_job.ClaimedJob:
+    """The next job as a tuner has it, also of the device of `service_kill_child`."""
+    with db.write() as tx:
+        next_claim = leases.claim(tx, worker_row(tx), [*TARGET_KEYS, "llvm/x/fake"], 60.0)
+    assert next_claim is not None
+    monitor = heartbeat.LeaseMonitor(next_claim.fence, 60.0)
+    return claimed_job.ClaimedJob(db, next_claim, monitor, threading.Event())
 
 
 def add(db: database.Database, fence: leases.Fence, new: trials.NewTrial) -> trials.Written:

@@ -27,7 +27,7 @@ def function(body: str, *params: str, name: str = "main") -> Any:
 
 @functools.cache
 def _parsed(source: str) -> Any:
-    """TVM's parser reads the source of every caller up the stack, so it has a thread of its own."""
+    """In a thread of its own: TVM's parser reads the source of every caller up the stack."""
     with futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(tvm.script.from_source, source, {"T": T, "I": I}).result()
 

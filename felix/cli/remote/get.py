@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
                     json.dumps([dataclasses.asdict(a) for a in artifacts], default=str, indent=1)
                 )
             for artifact in [] if arguments.json else artifacts:
-                name = display.shown(artifact.name)
+                name = display.printable(artifact.name)
                 print(f"{name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
             return 0
         path = service.download(arguments.job, arguments.out, arguments.name)

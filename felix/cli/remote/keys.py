@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
                     raise errors.FelixError("which key? felix keys revoke ID")
                 key = remote.revoke_key(int(arguments.subject))
                 print(json.dumps(dataclasses.asdict(key), default=str) if arguments.json
-                      else f"key {key.id} ({display.shown(key.name)}) is revoked")  # fmt: skip
+                      else f"key {key.id} ({display.printable(key.name)}) is revoked")  # fmt: skip
     return 0
 
 
@@ -81,7 +81,7 @@ def _show(arguments: argparse.Namespace, keys: list[client.Key]) -> None:
     for key in keys:
         used = "never" if key.last_used_at is None else f"{connection.age(key.last_used_at)} ago"
         state = "valid" if key.revoked_at is None else "revoked"
-        name, scopes = display.shown(key.name), " ".join(key.scopes)
+        name, scopes = display.printable(key.name), " ".join(key.scopes)
         rows.add_row(str(key.id), name, key.project, scopes, key.public, used, state)
     out = console.Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 120, markup=False

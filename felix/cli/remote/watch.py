@@ -66,7 +66,7 @@ def summary(job: client.Job) -> str:
         result += f" ({which} faster: it is what ships)"
     if job.reused_from is not None:
         trials = f"answered by job {job.reused_from}"
-    why = "" if job.message is None else f": {display.shown(job.message)}"
+    why = "" if job.message is None else f": {display.printable(job.message)}"
     then = f"; get it: felix get {job.id}" if job.state == "succeeded" else ""
     return f"job {job.id} {job.state}, {trials}, {result}{why}{then}"
 
@@ -97,7 +97,7 @@ def line(event: client.Event) -> str | None:
             text = f"artifact {payload.get('name')}"
         case "warning":
             text = f"warning: {payload.get('message')}"
-    return None if text is None else f"{time} {display.shown(text)}"
+    return None if text is None else f"{time} {display.printable(text)}"
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

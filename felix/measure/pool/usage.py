@@ -58,8 +58,8 @@ class Allowance:
 def descendants(pid: int, limit: int) -> list[int]:
     """Processes that a process and its children have started and that are there; about `limit`."""
     waiting: list[int] = [pid]
-    seen: list[int] = []
-    while waiting and len(seen) < limit:
+    pids: list[int] = []
+    while waiting and len(pids) < limit:
         parent = waiting.pop()
         try:
             threads = os.listdir(f"/proc/{parent}/task")
@@ -71,8 +71,8 @@ def descendants(pid: int, limit: int) -> list[int]:
             continue  # it has ended, or this kernel does not tell
         children = [int(child) for text in texts for child in text.split()]
         waiting += children
-        seen += children
-    return seen
+        pids += children
+    return pids
 
 
 def _entries(folder: str) -> list[tuple[bool, str, int]]:

@@ -14,6 +14,7 @@ from server import errors, job_actions, states, submission
 from server.api.jobs import estimates
 from server.parsing import databases
 from server.store import artifacts, jobs, rows
+from server.store.across_jobs import job_lists
 from server.web import auth, dependencies, request_bodies, response_bodies, uploads
 
 router = fastapi.APIRouter(tags=["databases"])
@@ -87,7 +88,7 @@ async def export_database(
 
     `?job=1&job=2`, or a filter: of the jobs that succeeded, the newest 200.
     """
-    chosen = jobs.Filter(
+    chosen = job_lists.Filter(
         states=(states.State.SUCCEEDED,),
         tags=tuple(tag or ()),
         op=op,
@@ -104,7 +105,7 @@ def _export(
     services: dependencies.Services,
     caller: auth.Caller,
     job_ids: list[int] | None,
-    chosen: jobs.Filter,
+    chosen: job_lists.Filter,
 ) -> bytes:
     with caller.read() as tx:
         bundles = _bundles(tx, job_ids, chosen)
@@ -121,11 +122,11 @@ def _export(
 
 
 def _bundles(
-    tx: orm.Session, job_ids: list[int] | None, chosen: jobs.Filter
+    tx: orm.Session, job_ids: list[int] | None, chosen: job_lists.Filter
 ) -> list[rows.Artifact]:
     """Artifacts of the jobs; those named must have one."""
     if job_ids is None:
-        numbers = [job.id for job in jobs.page(tx, chosen, MAX_JOBS).jobs]
+        numbers = [job.id for job in job_lists.page(tx, chosen, MAX_JOBS).jobs]
     else:
         numbers = [jobs.get(tx, number).id for number in dict.fromkeys(job_ids)]
     bundles, size_bytes = [], 0

@@ -11,7 +11,7 @@ from server import job_actions, states, submission
 from server.api import paging
 from server.api.jobs import estimates
 from server.store import jobs
-from server.store.across_jobs import reuse
+from server.store.across_jobs import job_lists, reuse
 from server.web import (
     auth,
     dependencies,
@@ -90,9 +90,9 @@ async def chosen_jobs(
     q: Annotated[_Text, fastapi.Query(description="part of name or operator")] = None,
     mine: Annotated[bool, fastapi.Query(description="only jobs of this key")] = False,
     project: Annotated[_Text, fastapi.Query(description="for admins: only this project")] = None,
-) -> jobs.Filter:
+) -> job_lists.Filter:
     """The filter of a request for jobs."""
-    return jobs.Filter(
+    return job_lists.Filter(
         states=tuple(state or ()),
         target_key=target_key,
         kind=kind,
@@ -105,7 +105,7 @@ async def chosen_jobs(
     )
 
 
-Chosen = Annotated[jobs.Filter, fastapi.Depends(chosen_jobs)]
+Chosen = Annotated[job_lists.Filter, fastapi.Depends(chosen_jobs)]
 
 
 @router.get("")
@@ -120,7 +120,7 @@ def find(
 ) -> response_bodies.Page[response_bodies.Job]:
     """Jobs by number, newest first. Several states mean any of them, several tags all of them."""
     with caller.read() as tx:
-        page = jobs.page(tx, chosen, limit, after, oldest_first)
+        page = job_lists.page(tx, chosen, limit, after, oldest_first)
     paging.link(request, response, page.next)
     items = [response_bodies.Job.model_validate(job) for job in page.jobs]
     return response_bodies.Page(items=items, next=page.next)

@@ -12,7 +12,8 @@ from starlette import responses
 
 from server.api import cells
 from server.api.jobs import jobs as job_routes
-from server.store import jobs, rows
+from server.store import rows
+from server.store.across_jobs import job_lists
 from server.web import auth
 
 router = fastapi.APIRouter(tags=["jobs"])
@@ -40,12 +41,12 @@ def as_csv(caller: auth.Reader, chosen: job_routes.Chosen) -> fastapi.Response:
     )
 
 
-def _lines(caller: auth.Caller, chosen: jobs.Filter) -> Iterator[str]:
+def _lines(caller: auth.Caller, chosen: job_lists.Filter) -> Iterator[str]:
     yield _written([COLUMNS])
     after: int | None = None
     while True:
         with caller.read() as tx:
-            page = jobs.page(tx, chosen, BATCH, after)
+            page = job_lists.page(tx, chosen, BATCH, after)
         yield _written([[_cell(job, name) for name in COLUMNS] for job in page.jobs])
         after = page.next
         if after is None:

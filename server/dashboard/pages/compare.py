@@ -10,6 +10,7 @@ import fastapi
 from server import errors, states
 from server.dashboard import chart_data, render
 from server.store import jobs, rows
+from server.store.across_jobs import job_lists
 from server.web import dependencies, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
@@ -29,7 +30,7 @@ def compare(
     compared: list[rows.Job] = []
     missing: list[int] = []
     with viewer.read() as tx:
-        recent = jobs.page(tx, limit=40).jobs
+        recent = job_lists.page(tx, limit=40).jobs
         for number in numbers[: request_bodies.MAX_COMPARED]:
             try:
                 compared.append(jobs.get(tx, number))

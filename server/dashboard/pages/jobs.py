@@ -13,7 +13,8 @@ from server import job_actions, states
 from server.dashboard import render
 from server.dashboard.pages import job as job_page
 from server.database import keyset
-from server.store import jobs, keys, rows, workers
+from server.store import keys, rows, workers
+from server.store.across_jobs import job_lists
 from server.web import auth, dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
@@ -26,17 +27,19 @@ _S = states.State
 GROUPS = {"active": frozenset(set(_S) - states.ENDED), "ended": states.ENDED}
 
 #: Orders of the table, in words; those of `DESCENDING` begin with the largest.
-SORTS: Mapping[jobs.Sort, str] = {
-    jobs.Sort.NUMBER: "newest",
-    jobs.Sort.NAME: "name",
-    jobs.Sort.STATE: "state",
-    jobs.Sort.OWNER: "owner",
-    jobs.Sort.PRIORITY: "priority",
-    jobs.Sort.TRIALS: "trials",
-    jobs.Sort.LATENCY: "best latency",
-    jobs.Sort.SPEEDUP: "speed-up",
+SORTS: Mapping[job_lists.Sort, str] = {
+    job_lists.Sort.NUMBER: "newest",
+    job_lists.Sort.NAME: "name",
+    job_lists.Sort.STATE: "state",
+    job_lists.Sort.OWNER: "owner",
+    job_lists.Sort.PRIORITY: "priority",
+    job_lists.Sort.TRIALS: "trials",
+    job_lists.Sort.LATENCY: "best latency",
+    job_lists.Sort.SPEEDUP: "speed-up",
 }
-DESCENDING = frozenset({jobs.Sort.NUMBER, jobs.Sort.PRIORITY, jobs.Sort.TRIALS, jobs.Sort.SPEEDUP})
+DESCENDING = frozenset(
+    {job_lists.Sort.NUMBER, job_lists.Sort.PRIORITY, job_lists.Sort.TRIALS, job_lists.Sort.SPEEDUP}
+)
 
 _Text = Annotated[str, fastapi.Query(max_length=200)]
 _Cursor = Annotated[str, fastapi.Query(max_length=1000)]
@@ -46,7 +49,7 @@ _Cursor = Annotated[str, fastapi.Query(max_length=1000)]
 class Filter:
     """The filter as the form has it; empty fields select all.
 
-    `sort` is a `jobs.Sort` in its usual direction, with a `-` before it in the other one.
+    `sort` is a `job_lists.Sort` in its usual direction, with a `-` before it in the other one.
     """
 
     q: str = ""
@@ -62,10 +65,10 @@ class Filter:
         return dataclasses.replace(self, sort="") == Filter()
 
     @property
-    def sorted_by(self) -> jobs.Sort:
+    def sorted_by(self) -> job_lists.Sort:
         """What the table is sorted by; by number if that is unknown."""
         name = self.sort.removeprefix("-")
-        return jobs.Sort(name) if name in set(jobs.Sort) else jobs.Sort.NUMBER
+        return job_lists.Sort(name) if name in set(job_lists.Sort) else job_lists.Sort.NUMBER
 
     @property
     def descending(self) -> bool:
@@ -82,7 +85,7 @@ class Filter:
         """The address of the table sorted by a column; the other way round if it is already."""
         again = self.sorted_by == name and not self.sort.startswith("-")
         text = f"-{name}" if again else name
-        return self.link(sort="" if text == jobs.Sort.NUMBER else text)
+        return self.link(sort="" if text == job_lists.Sort.NUMBER else text)
 
 
 async def _filter(
@@ -105,7 +108,7 @@ def table(
     after: _Cursor | None = None,
 ) -> fastapi.Response:
     """Jobs, counts by state, whether tuners are alive."""
-    selection = jobs.Filter(
+    selection = job_lists.Filter(
         states=tuple(chosen_states(filter_.state)),
         target_key=filter_.target or None,
         tags=(filter_.tag,) if filter_.tag else (),
@@ -115,9 +118,9 @@ def table(
     sort = filter_.sorted_by
     cursor = None if after is None else keyset.Cursor.of(after, sort.kind)
     with viewer.read() as tx:
-        page = jobs.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
+        page = job_lists.sorted_page(tx, selection, sort, filter_.descending, LIMIT, cursor)
         owners = keys.names(tx, (job.key_id for job in page.jobs))
-        counts = jobs.counts(tx)
+        counts = job_lists.counts(tx)
         tuners = workers.every(tx, services.settings.stale_s)
     return render.page(
         request, "jobs.html", viewer,

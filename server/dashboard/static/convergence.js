@@ -29,14 +29,14 @@ function figure() {
   const chosen = task();
   const lines = chosen === null ? linesOfAll() : [lineOf(data.tasks.find((one) => one.number === chosen), 1)];
   const candidates = chosen === null ? [] : candidatesOf(chosen);
-  const shown = [...lines.flatMap((line) => line.best_us), ...candidates.map((one) => one.latency_us)];
-  if (!shown.length) {
+  const latencies_us = [...lines.flatMap((line) => line.best_us), ...candidates.map((one) => one.latency_us)];
+  if (!latencies_us.length) {
     const follow = "follow" in document.body.dataset;
     return { empty: follow ? "Nothing measured yet: the curve begins with the first trial." : "Nothing was measured." };
   }
   const base_us = withBase.checked ? unscheduled(chosen) : null;
-  const ceiling_us = isWhole.checked ? Math.max(...shown) : upperFence(shown);
-  const unit = unitOf(lines.at(-1)?.best_us.length ? lines.at(-1).best_us : shown);
+  const ceiling_us = isWhole.checked ? Math.max(...latencies_us) : upperFence(latencies_us);
+  const unit = unitOf(lines.at(-1)?.best_us.length ? lines.at(-1).best_us : latencies_us);
   const curves = lines.map((line) => curveTrace(line, unit));
   const traces = [...trialTraces(candidates, ceiling_us, unit), ...curves].filter((trace) => trace.x.length);
   const last = Math.max(...traces.flatMap((trace) => trace.x));
@@ -46,7 +46,7 @@ function figure() {
     showlegend: chosen === null,
     xaxis: progressAxis(xOf.value, last),
     yaxis: latencyAxis(
-      chosen === null ? "Latency × weight" : "Latency", unit, Math.min(...shown) / unit.us, high / unit.us, isLog.checked,
+      chosen === null ? "Latency × weight" : "Latency", unit, Math.min(...latencies_us) / unit.us, high / unit.us, isLog.checked,
     ),
   };
   if (base_us !== null) layout.shapes = [baseline(base_us / unit.us)];

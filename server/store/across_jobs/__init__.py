@@ -1,4 +1,4 @@
-"""Verbs that look at several jobs: reuse, similar jobs, the queue, batches, templates, imports.
+"""Verbs that look at several jobs: lists, reuse, queue, batches, templates, imports, retention.
 
 Each that reads jobs of others takes a `Scope`, which says whose.
 """

@@ -148,12 +148,12 @@ def _is_comparable(earlier: models.Job, request: Request) -> bool:
     """Whether latencies of the earlier job are what the new one would measure."""
     new = request.new
     is_same_device = f"{earlier.target_key}/".startswith(f"{new.target_key}/")
-    asked = (new.target, new.strategy, new.seed)
+    new_settings = (new.target, new.strategy, new.seed)
     measured, now = earlier.versions or {}, request.versions
     return (
         earlier.resolved_target is not None
         and is_same_device
-        and (earlier.target, earlier.strategy, earlier.seed) == asked
+        and (earlier.target, earlier.strategy, earlier.seed) == new_settings
         and all(measured.get(name, "") == now.get(name) for name in COMPARED_VERSIONS)
     )
 

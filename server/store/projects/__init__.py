@@ -1,3 +1,3 @@
-"""What belongs to a project besides its jobs: limits, how long files stay, webhooks."""
+"""What belongs to a project besides its jobs: limits, webhooks and what is sent to them."""
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class _Conversation:
     ) -> None:
         self._child, self._claimed = child, claimed
         is_export = request[0] == "export"
-        self._watch = job_limits.Watch(limits, claimed, child, is_export)
+        self._monitor = job_limits.EngineMonitor(limits, claimed, child, is_export)
         self._may_yield = self._can_stop = not is_export
         self._last = _Verb.EXPORTED if is_export else _Verb.ENDED
         #: what ended the run here
@@ -185,8 +185,8 @@ class _Conversation:
                 if message.verb in (self._last, _Verb.FAILED):
                     return message
                 self._serve(message)
-                self._watch.heard()
-            self._watch.check()
+                self._monitor.heard()
+            self._monitor.check()
 
     def _instruct(self) -> None:
         """Tell the engine what it has to do, once."""
@@ -194,7 +194,7 @@ class _Conversation:
         if self._may_yield and instruction is states.Instruction.YIELD:
             self._child.send("yield")
             self._may_yield = False
-        stops = instruction is states.Instruction.STOP or self._watch.must_end()
+        stops = instruction is states.Instruction.STOP or self._monitor.must_end()
         if self._can_stop and stops:
             self._child.send("stop")
             self._can_stop = False
@@ -203,13 +203,13 @@ class _Conversation:
         if message.verb == _Verb.ALIVE:
             return
         if message.verb == _Verb.STEP:
-            self._watch.begin_step(str(message.arguments[0]))
+            self._monitor.begin_step(str(message.arguments[0]))
             return
         try:
             value = messages.call(self._claimed, message)
         except Exception as error:  # the edge between the engine and the database
             self.raised = error
-            self._watch.end_now()
+            self._monitor.end_now()
             self._child.send("refused", str(error))
         else:
             self._child.send("value", value)

@@ -67,7 +67,7 @@ class Usage(Protocol):
         ...
 
 
-class Watch:
+class EngineMonitor:
     """Judges an engine by when it was last heard, what it was told and what it uses.
 
     A step's limit is on CPU seconds, so that a loaded machine does not fail what an idle one

@@ -62,7 +62,7 @@ class KnownCallers:
         try:
             if await auth.identify(request, self._services) is not None:
                 return None
-            raise errors.Unauthenticated(auth.KEY_NEEDED)
+            raise errors.Unauthenticated(auth.MISSING_KEY)
         except problems.EXPECTED as error:
             is_unknown = isinstance(error, errors.Unauthenticated)
             if is_unknown and request.url.path.startswith("/dashboard"):

@@ -6,15 +6,18 @@ import dataclasses
 import pathlib
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from felix import client as felix_client
 from server import app
 from server import settings as service_settings
 from server.database import database
 from server.parsing import parser as parsing
 from server.store import blobs, keys
 from tests.server.conftest import db, postgres, url  # noqa: F401  (fixtures)
+from tests.support.live_service import Served, Shell
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about the HTTP library that the client prefers
@@ -95,3 +98,25 @@ def service(
         running_service = Service(client, db, store, settings, made)
         client.headers.update(running_service.auth("submit"))
         yield running_service
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(parsing.Parser, "warm", lambda _: None)
+    made = Served(tmp_path_factory.mktemp("served"))
+    with made.running():
+        yield made
+    made.db.close()
+    patch.undo()
+
+
+@pytest.fixture
+def felix(served: Served) -> Iterator[felix_client.Client]:
+    with felix_client.Client(served.url, served.key.text) as made:
+        yield made
+
+
+@pytest.fixture
+def shell(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Shell:
+    return Shell(served, monkeypatch, capsys)

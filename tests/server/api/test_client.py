@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,70 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from felix import client, errors, workloads
-from felix.cli import main
 from felix.cli.remote import watch
 from felix.client import _events, _http
-from server import app
-from server import settings as service_settings
 from server.api.jobs import events as api_events
-from server.database import database, schema
-from server.parsing import parser
-from server.store import blobs, keys, leases
-from server.web import uvicorn_server
+from server.store import leases
 from tests.support import api_rows, service_fakes
-
-
-class Served:
-    """A service on a port of this machine, and its store."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.settings = service_settings.Settings(data_dir=folder)
-        self.db = database.Database(self.settings.database)
-        self.blobs = blobs.open_store(self.settings.blobs)
-        schema.upgrade(self.db)
-        with self.db.write() as tx:
-            self.key = keys.create(tx, keys.NewKey(name="all", can_submit=True, can_admin=True))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Serve while the block runs."""
-        config = uvicorn.Config(app.create_app(self.settings), port=self.port, log_level="error")
-        server = uvicorn_server._Server(config)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        try:
-            yield
-        finally:
-            server.handle_exit(signal.SIGTERM, None)
-            thread.join(30)
-            assert not thread.is_alive()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(parser.Parser, "warm", lambda _: None)
-    made = Served(tmp_path_factory.mktemp("served"))
-    with made.running():
-        yield made
-    made.db.close()
-    patch.undo()
-
-
-@pytest.fixture
-def felix(served: Served) -> Iterator[client.Client]:
-    with client.Client(served.url, served.key.text) as made:
-        yield made
+from tests.support.live_service import Served, Shell
 
 
 def test_a_job_from_submitting_to_the_artifact(
@@ -308,25 +250,6 @@ def test_sparklines() -> None:
     assert watch.sparkline([8.0, 1.0]) == "█▁"
     drawn = watch.sparkline([float(v) for v in range(100, 0, -1)])
     assert len(drawn) == watch.WIDTH and drawn[0] == "█" and drawn[-1] == "▁"
-
-
-class Shell:
-    """Runs commands as a person would, with the key in the environment."""
-
-    def __init__(self, served: Served, patch: pytest.MonkeyPatch, capsys: Any) -> None:
-        patch.setenv("FELIX_URL", served.url)
-        patch.setenv("FELIX_API_KEY", served.key.text)
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        code = main.main(arguments)
-        printed = self._capsys.readouterr()
-        return code, printed.out, printed.err
-
-
-@pytest.fixture
-def shell(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Shell:
-    return Shell(served, monkeypatch, capsys)
 
 
 def test_commands_from_submit_to_get(served: Served, shell: Shell, tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,5 @@
 """The client and the command line with batches, templates, estimates, databases and reuse."""
 
-# ruff: noqa: F811  (fixtures)
 from __future__ import annotations
 
 import pathlib
@@ -15,10 +14,9 @@ from felix.cli import main
 from felix.cli.remote import submit, watch
 from felix.client import _rows
 from server.store import jobs
-from tests.server.api.conftest import testclient  # noqa: F401  (silences its warning)
-from tests.server.api.test_client import Served, Shell, felix, served, shell  # noqa: F401
 from tests.server.api.test_teams import _bundle
 from tests.support import api_rows
+from tests.support.live_service import Served, Shell
 
 GEMM: dict[str, Any] = {
     "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}},

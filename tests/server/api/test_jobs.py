@@ -10,6 +10,7 @@ import pytest
 from felix import workloads
 from tests.server.api.conftest import Service
 from tests.support import api_rows
+from tests.support.hostile import onnx_models
 
 GEMM: dict[str, Any] = {
     "workload": {"kind": "operator", "name": "gemm", "params": {"m": 64, "n": 32, "k": 48}},
@@ -64,7 +65,7 @@ def test_a_program_becomes_a_job(service: Service) -> None:
 
 
 def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -> None:
-    content = _onnx_model()
+    content = onnx_models.matmul_relu()
     response = service.client.post("/v1/jobs/upload", files={"file": ("net.onnx", content)})
     assert response.status_code == 201, response.text
     made = response.json()
@@ -215,23 +216,3 @@ def test_deleting_takes_blobs_that_nothing_names(service: Service) -> None:
     assert service.files() == []
     alive = api_rows.queued(service.db, mine)
     assert service.client.delete(f"/v1/jobs/{alive.id}").status_code == 409
-
-
-def _onnx_model() -> bytes:
-    import onnx
-    from onnx import TensorProto, helper
-
-    def value(name: str, shape: list[int]) -> Any:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["y"]),
-        helper.make_node("Relu", ["y"], ["z"]),
-    ]
-    graph = helper.make_graph(
-        nodes, "net", [value("x", [4, 8]), value("w", [8, 16])], [value("z", [4, 16])]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    content: bytes = model.SerializeToString()
-    return content

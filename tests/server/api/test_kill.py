@@ -21,7 +21,8 @@ import pytest
 from felix import client
 from server import settings
 from server.database import database
-from server.store import jobs, keys, leases
+from server.store import keys, leases
+from server.store.across_jobs import job_lists
 from tests.server.conftest import db, postgres, url  # noqa: F401  (fixtures)
 from tests.support import api_rows, service_fakes
 
@@ -126,7 +127,7 @@ def test_a_killed_api_loses_and_doubles_nothing(api: Api, db: database.Database)
     assert [event.seq for event in received] == list(range(1, len(received) + 1))
     assert received[-1].to_state == "succeeded"
     with db.read() as tx:
-        all_jobs = jobs.page(tx, limit=1000).jobs
+        all_jobs = job_lists.page(tx, limit=1000).jobs
     by_name = collections.Counter(job.name for job in all_jobs if job.id != claim.job.id)
     assert by_name == {f"job-{number}": 1 for number in range(N_SUBMITTED)}
     assert {job.name: job.id for job in all_jobs if job.id != claim.job.id} == dict(made)

@@ -227,8 +227,8 @@ def test_queued_jobs_say_when_they_begin(service: Service) -> None:
         workers.leave(tx, 1)
     alone = service.client.get(f"/v1/jobs/{second['id']}").json()["estimate"]
     assert (alone["n_tuners"], alone["begins_in_s"]) == (0, None)  # nobody is there to do it
-    asked = service.client.post("/v1/estimate", json=GEMM | {"trials": 6}).json()
-    assert asked["position"] == 4 and asked["duration_s"] == 3.0
+    estimate = service.client.post("/v1/estimate", json=GEMM | {"trials": 6}).json()
+    assert estimate["position"] == 4 and estimate["duration_s"] == 3.0
     listed = service.client.get("/v1/jobs").json()["items"]
     assert all(job["estimate"] is None for job in listed)
     assert service.client.get(f"/v1/jobs/{done['id']}").json()["estimate"] is None
@@ -268,9 +268,9 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
 def test_an_imported_database_is_a_start(service: Service) -> None:
     task = workloads.gemm(32, 32, 32, target=TARGET)
     with zipfile.ZipFile(io.BytesIO(_bundle())) as archive:
-        found = databases.unpack(io.BytesIO(_bundle()))
+        databases_of_zip = databases.unpack(io.BytesIO(_bundle()))
         assert len(archive.namelist()) == 3
-    content = databases.pack(databases.merge(found))
+    content = databases.pack(databases.merge(databases_of_zip))
     response = service.client.post("/v1/databases", files={"file": ("best.zip", content)})
     assert response.status_code == 201, response.text
     imported = response.json()

@@ -15,6 +15,7 @@ import pytest
 from server import errors
 from server.store import control, jobs, keys
 from server.store import points as store_points
+from server.store.across_jobs import job_lists
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
 from tests.support.dashboard.browser import Site, points, until
@@ -223,7 +224,7 @@ def test_upload_puts_errors_at_their_fields(page: Any, site: Site) -> None:
     assert response.value.status == 422
     form.get_by_role("alert").wait_for()
     with site.db.read() as tx:
-        assert not jobs.page(tx).jobs
+        assert not job_lists.page(tx).jobs
 
 
 @pytest.mark.slow

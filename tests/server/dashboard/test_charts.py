@@ -125,11 +125,11 @@ def test_a_network_is_seen_from_its_first_task_on(page: Any, site: Site) -> None
     assert page.evaluate(names) == ["task-0", "sum of 1 of 3"]
     grows.step(19)
     until(page, f"{names}.includes('all 3 tasks')")
-    shown = page.evaluate(
+    x_and_tiles = page.evaluate(
         "[document.getElementById('convergence').data.at(-1).x.at(-1),"
         " document.querySelector('.tiles').textContent]"
     )
-    assert f"{shown[0]} of 64" in " ".join(shown[1].split())
+    assert f"{x_and_tiles[0]} of 64" in " ".join(x_and_tiles[1].split())
 
 
 @in_a_browser

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from server import states
-from server.store import jobs, leases
+from server.store import leases
+from server.store.across_jobs import job_lists
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 
@@ -89,7 +90,7 @@ def test_what_cannot_be_undone_is_asked_for_first(pages: Pages) -> None:
     assert service_fakes.get(db, one).state is S.CANCELLED
     client.post("/dashboard/selection", data=chosen(pages, "delete", one, sure="1"))
     with db.read() as tx:
-        assert [job.id for job in jobs.page(tx).jobs] == [two]
+        assert [job.id for job in job_lists.page(tx).jobs] == [two]
 
 
 def test_a_selection_is_refused_as_single_jobs_are(pages: Pages) -> None:

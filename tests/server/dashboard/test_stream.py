@@ -50,14 +50,14 @@ def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
     api_rows.queued(site.db, trials=64)
     grows = growing.Growing(site.db, worker)
     number = grows.claim.job.id
-    count = "window.seen = []; document.addEventListener('felix:event', " \
-            "({ detail }) => window.seen.push(detail.seq))"  # fmt: skip
+    count = "window.eventNumbers = []; document.addEventListener('felix:event', " \
+            "({ detail }) => window.eventNumbers.push(detail.seq))"  # fmt: skip
     page.add_init_script(count)
     page.goto(f"/dashboard/jobs/{number}/log")
     grows.step(6)
     with site.db.read() as tx:
         last = jobs.get(tx, number).last_seq
-    until(page, f"window.seen.includes({last})")
+    until(page, f"window.eventNumbers.includes({last})")
     second = page.context.new_page()
     second.add_init_script(count)
     second.goto(f"/dashboard/jobs/{number}/log")
@@ -65,9 +65,9 @@ def test_two_pages_of_a_job_see_every_event_once(page: Any, site: Site) -> None:
     with site.db.read() as tx:
         newest = jobs.get(tx, number).last_seq
     for each, first in ((page, None), (second, last + 1)):
-        until(each, f"window.seen.includes({newest})")
-        seen = each.evaluate("window.seen")
-        assert seen == list(range(first or seen[0], newest + 1))
+        until(each, f"window.eventNumbers.includes({newest})")
+        numbers = each.evaluate("window.eventNumbers")
+        assert numbers == list(range(first or numbers[0], newest + 1))
 
 
 def test_a_stream_that_ends_is_renewed_until_the_login_is_over(

@@ -10,6 +10,7 @@ import pytest
 from server.dashboard import fields, formats
 from server.dashboard.pages import job
 from server.store import jobs
+from server.store.across_jobs import job_lists
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows
 
@@ -122,7 +123,7 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
     assert again.headers["location"] == response.headers["location"]
     with pages.service.db.read() as tx:
         made = jobs.get(tx, int(response.headers["location"].rsplit("/", 1)[1]))
-        assert len(jobs.page(tx).jobs) == 1
+        assert len(job_lists.page(tx).jobs) == 1
     params = {"m": 16, "n": 16, "k": 16, "epilogue": ["bias", "relu"], "dtype": "float32"}
     assert made.workload["params"] == params
     assert (made.trials, made.tags, made.seed) == (12, ("a", "b"), 3)
@@ -145,7 +146,7 @@ def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> N
     assert 'id="f-p.n-wrong"' not in page and 'value="my &lt;name&gt;"' in page
     assert "5 fields need a correction" in text
     with pages.service.db.read() as tx:
-        assert not jobs.page(tx).jobs
+        assert not job_lists.page(tx).jobs
 
 
 def test_what_only_the_engine_knows_is_told_above(pages: Pages) -> None:

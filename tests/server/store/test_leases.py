@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from server import errors, reaper, states
 from server.database import columns, database, models
 from server.store import control, events, jobs, leases, progress, trials
+from server.store.across_jobs import job_lists
 from tests.support import service_fakes
 
 State = states.State
@@ -244,7 +245,7 @@ def test_twelve_tuners_with_zombies_and_a_reaper(db: database.Database) -> None:
     deadline_s = time.monotonic() + 90
     while time.monotonic() < deadline_s and not problems:
         with db.read() as tx:
-            if jobs.counts(tx)[State.SUCCEEDED] == N_JOBS:
+            if job_lists.counts(tx)[State.SUCCEEDED] == N_JOBS:
                 break
         time.sleep(0.05)
     done.set()

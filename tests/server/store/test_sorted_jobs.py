@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from server import errors
 from server.database import database, keyset, models
 from server.store import control, jobs, keys, rows
+from server.store.across_jobs import job_lists
 from tests.support import service_fakes
 
 N = 23
@@ -43,13 +44,13 @@ def numbers(db: database.Database) -> list[int]:
 
 
 def every_page(
-    db: database.Database, sort: jobs.Sort, descending: bool, limit: int
+    db: database.Database, sort: job_lists.Sort, descending: bool, limit: int
 ) -> list[rows.Job]:
     listed: list[rows.Job] = []
     cursor: keyset.Cursor | None = None
     while True:
         with db.read() as tx:
-            page = jobs.sorted_page(tx, jobs.Filter(), sort, descending, limit, cursor)
+            page = job_lists.sorted_page(tx, job_lists.Filter(), sort, descending, limit, cursor)
         listed += page.jobs
         if page.next is None:
             return listed
@@ -58,9 +59,9 @@ def every_page(
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("sort", jobs.Sort)
+@pytest.mark.parametrize("sort", job_lists.Sort)
 def test_pages_are_the_whole_list(
-    db: database.Database, numbers: list[int], sort: jobs.Sort, descending: bool
+    db: database.Database, numbers: list[int], sort: job_lists.Sort, descending: bool
 ) -> None:
     whole = every_page(db, sort, descending, 1000)
     assert sorted(job.id for job in whole) == numbers
@@ -68,7 +69,7 @@ def test_pages_are_the_whole_list(
     values = [_value(job, sort) for job in whole]
     known = [value for value in values if value is not None]
     assert values == known + [None] * (len(values) - len(known))
-    if sort is not jobs.Sort.OWNER and sort is not jobs.Sort.NAME:  # collations differ
+    if sort is not job_lists.Sort.OWNER and sort is not job_lists.Sort.NAME:  # collations differ
         assert known == sorted(known, reverse=descending)
     for one, other in itertools.pairwise(whole):
         if _value(one, sort) == _value(other, sort):
@@ -78,9 +79,9 @@ def test_pages_are_the_whole_list(
 def test_a_page_goes_on_where_the_one_before_ended_though_rows_change(
     db: database.Database, numbers: list[int]
 ) -> None:
-    whole = every_page(db, jobs.Sort.TRIALS, True, 1000)
+    whole = every_page(db, job_lists.Sort.TRIALS, True, 1000)
     with db.read() as tx:
-        first = jobs.sorted_page(tx, jobs.Filter(), jobs.Sort.TRIALS, True, 6)
+        first = job_lists.sorted_page(tx, job_lists.Filter(), job_lists.Sort.TRIALS, True, 6)
     assert first.next is not None
     last = first.jobs[-1]
     with db.write() as tx:  # the last row of the page goes, and the first one moves to the end
@@ -89,7 +90,9 @@ def test_a_page_goes_on_where_the_one_before_ended_though_rows_change(
         moved = sa.update(models.Job).where(models.Job.id == first.jobs[0].id)
         tx.execute(moved.values(n_trials=0))
     with db.read() as tx:
-        second = jobs.sorted_page(tx, jobs.Filter(), jobs.Sort.TRIALS, True, 6, first.next)
+        second = job_lists.sorted_page(
+            tx, job_lists.Filter(), job_lists.Sort.TRIALS, True, 6, first.next
+        )
     expected = [job.id for job in whole[6:12]]
     assert [job.id for job in second.jobs if job.id != first.jobs[0].id] == expected[:6]
 
@@ -107,15 +110,15 @@ def test_cursors_that_are_none_are_refused(text: str, kind: type) -> None:
         keyset.Cursor.of(text, kind)
 
 
-def _value(job: rows.Job, sort: jobs.Sort) -> object:
+def _value(job: rows.Job, sort: job_lists.Sort) -> object:
     order = {state: rank for rank, state in enumerate(type(job.state))}
     return {
-        jobs.Sort.NUMBER: job.id,
-        jobs.Sort.NAME: job.name.lower(),
-        jobs.Sort.STATE: order[job.state],
-        jobs.Sort.OWNER: job.key_id,
-        jobs.Sort.PRIORITY: job.priority,
-        jobs.Sort.TRIALS: job.n_trials,
-        jobs.Sort.LATENCY: job.best_us,
-        jobs.Sort.SPEEDUP: job.speedup,
+        job_lists.Sort.NUMBER: job.id,
+        job_lists.Sort.NAME: job.name.lower(),
+        job_lists.Sort.STATE: order[job.state],
+        job_lists.Sort.OWNER: job.key_id,
+        job_lists.Sort.PRIORITY: job.priority,
+        job_lists.Sort.TRIALS: job.n_trials,
+        job_lists.Sort.LATENCY: job.best_us,
+        job_lists.Sort.SPEEDUP: job.speedup,
     }[sort]

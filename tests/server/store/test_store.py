@@ -13,6 +13,7 @@ from server import errors, states
 from server.database import database
 from server.store import artifacts, control, events, jobs, keys, leases, progress, trials, workers
 from server.store import points as store_points
+from server.store.across_jobs import job_lists
 from tests.support import service_fakes
 
 State = states.State
@@ -58,7 +59,7 @@ def test_a_repeated_request_makes_one_job(db: database.Database) -> None:
         other = jobs.IdempotencyKey(key="once", request_sha256="b")
         jobs.create(tx, service_fakes.new_job(), key.id, other)
     with db.read() as tx:
-        assert len(jobs.page(tx).jobs) == 1
+        assert len(job_lists.page(tx).jobs) == 1
 
 
 def test_quotas(db: database.Database) -> None:
@@ -90,16 +91,16 @@ def test_pages_and_filters(db: database.Database) -> None:
     with db.write() as tx:
         control.cancel(tx, 3)
     with db.read() as tx:
-        first = jobs.page(tx, limit=3)
-        second = jobs.page(tx, limit=3, after=first.next)
-        third = jobs.page(tx, limit=3, after=second.next)
+        first = job_lists.page(tx, limit=3)
+        second = job_lists.page(tx, limit=3, after=first.next)
+        third = job_lists.page(tx, limit=3, after=second.next)
         assert [j.id for p in (first, second, third) for j in p.jobs] == [7, 6, 5, 4, 3, 2, 1]
         assert third.next is None
-        oldest = jobs.page(tx, limit=2, oldest_first=True)
+        oldest = job_lists.page(tx, limit=2, oldest_first=True)
         assert [j.id for j in oldest.jobs] == [1, 2] and oldest.next == 2
 
         def ids(**fields: object) -> list[int]:
-            return [j.id for j in jobs.page(tx, jobs.Filter(**fields)).jobs]  # type: ignore[arg-type]
+            return [j.id for j in job_lists.page(tx, job_lists.Filter(**fields)).jobs]  # type: ignore[arg-type]
 
         assert ids(op="softmax") == [7, 5, 3, 1]
         assert ids(states=(State.CANCELLED,)) == [3]
@@ -108,17 +109,17 @@ def test_pages_and_filters(db: database.Database) -> None:
         assert ids(text="100%") == [7, 6, 5, 4, 3, 2, 1]
         assert ids(text="_") == []
         assert ids(target_key="cuda") == []
-        assert jobs.counts(tx)[State.QUEUED] == 6
+        assert job_lists.counts(tx)[State.QUEUED] == 6
 
 
 def test_pages_are_stable_while_jobs_come(db: database.Database) -> None:
     for _ in range(4):
         service_fakes.create(db)
     with db.read() as tx:
-        first = jobs.page(tx, limit=2)
+        first = job_lists.page(tx, limit=2)
     service_fakes.create(db)
     with db.read() as tx:
-        second = jobs.page(tx, limit=2, after=first.next)
+        second = job_lists.page(tx, limit=2, after=first.next)
     assert [j.id for j in (*first.jobs, *second.jobs)] == [4, 3, 2, 1]
 
 

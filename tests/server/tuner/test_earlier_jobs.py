@@ -13,10 +13,9 @@ from server.database import database
 from server.store import artifacts, jobs, leases, rows, trials
 from server.store.across_jobs import reuse
 from server.tuner import claimed_job
-from tests.server.tuner import test_session
-from tests.support import service_fakes, tuning_fakes
+from tests.support import service_fakes, service_kill_child, tuning_fakes
 
-TARGET, DEVICE = test_session.TARGET, "llvm/x/fake"
+TARGET, DEVICE = "llvm -num-cores 2", "llvm/x/fake"
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +50,8 @@ def submit(db: database.Database, new: jobs.NewJob, versions: dict[str, str]) ->
 
 def run(db: database.Database) -> claimed_job.ClaimedJob:
     """Work on the next job until it succeeds."""
-    at = test_session.sit_down(db)
-    assert test_session.run(at).failure is None
+    at = service_fakes.claim_next(db)
+    assert service_kill_child.FakeDeviceEngine().run(at).failure is None
     bundle = artifacts.NewArtifact(
         name="a.zip", kind="bundle", media_type="application/zip", sha256="0" * 64, size_bytes=1
     )

@@ -20,6 +20,7 @@ from felix import workloads
 from server import states
 from server.database import database
 from server.store import artifacts, events, jobs, trials
+from server.store.across_jobs import job_lists
 from tests.support import service_fakes
 
 #: On each of the two databases.
@@ -85,7 +86,7 @@ def submit(db: database.Database) -> int:
 
 def n_open(db: database.Database) -> int:
     with db.read() as tx:
-        counts = jobs.counts(tx)
+        counts = job_lists.counts(tx)
     return sum(count for state, count in counts.items() if state not in states.ENDED)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 
 import pytest
 
@@ -13,7 +12,7 @@ from felix import workloads
 from felix.tuning import task_run as engine_jobs
 from server.database import database
 from server.store import control, events, jobs, leases, points, progress, rows, trials
-from server.tuner import claimed_job, engine, event_recorder, heartbeat, session
+from server.tuner import claimed_job, engine, event_recorder, session
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 
 TARGET = "llvm -num-cores 2"
@@ -37,17 +36,6 @@ def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
     )  # fmt: skip
 
 
-def sit_down(db: database.Database) -> claimed_job.ClaimedJob:
-    """Claim the next job."""
-    with db.write() as tx:
-        keys = [*service_fakes.TARGET_KEYS, "llvm/x/fake"]
-        claim = leases.claim(tx, service_fakes.worker_row(tx), keys, 60.0)
-    assert claim is not None
-    return claimed_job.ClaimedJob(
-        db, claim, heartbeat.LeaseMonitor(claim.fence, 60.0), threading.Event()
-    )
-
-
 def run(at: claimed_job.ClaimedJob) -> engine.Outcome:
     return service_kill_child.FakeDeviceEngine().run(at)
 
@@ -69,7 +57,7 @@ def stopped_after(at: claimed_job.ClaimedJob, n: int) -> None:
 
 def test_a_run_tells_everything(db: database.Database) -> None:
     job = submit(db)
-    outcome = run(sit_down(db))
+    outcome = run(service_fakes.claim_next(db))
     assert (outcome.reason, outcome.failure) == ("trials", None)
     after = service_fakes.get(db, job.id)
     best_us = outcome.result.results[0].best.latency_us
@@ -92,12 +80,12 @@ def test_a_run_tells_everything(db: database.Database) -> None:
 
 def test_another_tuner_goes_on_as_if_nothing_had_been(db: database.Database) -> None:
     whole = submit(db)
-    run(sit_down(db))
+    run(service_fakes.claim_next(db))
     halves = submit(db)
-    stopped_after(sit_down(db), 11)
+    stopped_after(service_fakes.claim_next(db), 11)
     n_before = service_fakes.get(db, halves.id).n_trials
     assert 11 <= n_before < 24
-    run(sit_down(db))
+    run(service_fakes.claim_next(db))
     with db.read() as tx:
         both = [list(trials.stream(tx, job.id)) for job in (whole, halves)]
     assert [len(each) for each in both] == [24, 24]
@@ -110,14 +98,14 @@ def test_a_checkpoint_of_other_versions_is_left_aside(
     db: database.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(db)
-    stopped_after(sit_down(db), 9)
+    stopped_after(service_fakes.claim_next(db), 9)
     with db.write() as tx:
         row = tx.get_one(jobs.models.Checkpoint, job.id)
         saved = progress.checkpoint(tx, job.id)
         assert saved is not None
         saved.state["identity"]["versions"]["felix"] = "0.0.0"
         row.state = progress.zlib.compress(progress.json.dumps(saved.state).encode())
-    run(sit_down(db))
+    run(service_fakes.claim_next(db))
     with db.read() as tx:
         warned = events.after(tx, job.id, kinds=[events.Type.WARNING])
         rows_ = list(trials.stream(tx, job.id))
@@ -129,7 +117,7 @@ def test_a_lost_lease_ends_a_run_at_the_next_write(db: database.Database) -> Non
     from server import errors
 
     job = submit(db)
-    at = sit_down(db)
+    at = service_fakes.claim_next(db)
     with db.write() as tx:
         tx.get_one(jobs.models.Job, job.id).lease_token = "another tuner's"
     with pytest.raises(errors.LeaseLost):
@@ -139,7 +127,7 @@ def test_a_lost_lease_ends_a_run_at_the_next_write(db: database.Database) -> Non
 
 def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
     job = submit(db)
-    stopped_after(sit_down(db), 9)
+    stopped_after(service_fakes.claim_next(db), 9)
     with db.write() as tx:
         control.cancel(tx, job.id)
         assert control.retry(tx, job.id).n_trials >= 9
@@ -147,7 +135,7 @@ def test_a_cancelled_run_keeps_its_trials(db: database.Database) -> None:
 
 def test_infinite_losses_become_null(db: database.Database) -> None:
     submit(db)
-    at = sit_down(db)
+    at = service_fakes.claim_next(db)
     report = event_recorder.EventRecorder(at, ["key"], {})
     lost = engine_events.Trained(
         n_records=4, loss_before=math.inf, loss_after=math.nan, accepted=False

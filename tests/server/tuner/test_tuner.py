@@ -27,6 +27,7 @@ from server.store import (
     trials,
     workers,
 )  # fmt: skip
+from server.store.across_jobs import job_lists
 from server.store.sharing import usage
 from server.tuner import heartbeat, retry, tuner
 from tests.support import service_fakes
@@ -276,7 +277,7 @@ def test_several_tuners_share_the_queue(db: database.Database, store: blobs.Loca
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         with db.read() as tx:
-            if jobs.counts(tx)[State.SUCCEEDED] == 6:
+            if job_lists.counts(tx)[State.SUCCEEDED] == 6:
                 break
         time.sleep(0.05)
     for each in tuners:

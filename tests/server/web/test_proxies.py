@@ -71,7 +71,7 @@ def test_a_named_proxy_is_believed(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_the_last_hop_that_is_not_ours(peer: str, forwarded: list[str], client: str) -> None:
-    scope = seen(peer, [("x-forwarded-for", line) for line in forwarded])
+    scope = scope_behind(peer, [("x-forwarded-for", line) for line in forwarded])
     assert scope["client"][0] == client
 
 
@@ -84,10 +84,10 @@ def test_the_last_hop_that_is_not_ours(peer: str, forwarded: list[str], client: 
     ],
 )
 def test_the_scheme_is_a_trusted_proxys_to_say(peer: str, proto: str, scheme: str) -> None:
-    assert seen(peer, [("x-forwarded-proto", proto)])["scheme"] == scheme
+    assert scope_behind(peer, [("x-forwarded-proto", proto)])["scheme"] == scheme
 
 
-def seen(peer: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
+def scope_behind(peer: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
     """The scope that the application gets."""
     scopes: list[Any] = []
 

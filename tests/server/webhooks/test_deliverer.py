@@ -269,15 +269,15 @@ def test_a_name_that_resolves_to_this_machine_is_not_connected_to(receiver: Rece
 
 def test_a_name_is_resolved_once_for_a_try(receiver: Receiver) -> None:
     """The attack: the name has another address when it is asked for the second time."""
-    asked = []
+    resolved_hosts = []
 
     async def rebinding(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
-        return ["127.0.0.1"] if len(asked) == 1 else ["127.0.0.2"]
+        resolved_hosts.append(host)
+        return ["127.0.0.1"] if len(resolved_hosts) == 1 else ["127.0.0.2"]
 
     by = sender.Sender(True, rebinding, lambda: NOW_S)
     assert reply(f"http://no-such-host.invalid:{receiver.port}/", by).status == 200
-    assert asked == ["no-such-host.invalid"]
+    assert resolved_hosts == ["no-such-host.invalid"]
 
 
 def test_redirects_are_not_followed(receiver: Receiver) -> None:

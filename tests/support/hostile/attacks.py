@@ -56,7 +56,7 @@ def run(facts: dict[str, Any]) -> dict[str, str | None]:
         "outlive the parent": lambda: _prctl(_PR_SET_PDEATHSIG),
         "a namespace": lambda: _unshare(),
         "mount": lambda: _mount(),
-        "a program of its own": lambda: _own_program(),
+        "a program of its own": lambda: _script(),
         "privileges": lambda: _privileges(),
     }
     if not facts["programs"]:
@@ -171,7 +171,7 @@ def _mount() -> str:
     return "it may ask"
 
 
-def _own_program() -> Any:
+def _script() -> Any:
     """Runs a script that it wrote itself."""
     path = os.path.abspath("program")
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o755)

@@ -55,6 +55,20 @@ def model(
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)])
 
 
+def matmul_relu() -> bytes:
+    """A right model of two operators, serialized."""
+    nodes = [node("MatMul", ["x", "w"], ["z"]), node("Relu", ["z"], ["y"])]
+    inputs, outputs = [value("x", [4, 8]), value("w", [8, 16])], [value("y", [4, 16])]
+    made = helper.make_model(
+        helper.make_graph(nodes, "net", inputs, outputs),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    onnx.checker.check_model(made)
+    content: bytes = made.SerializeToString()
+    return content
+
+
 def external(location: str, dims: Sequence[int] = (1, 8), name: str = "w") -> Any:
     """A tensor whose data are a file's."""
     tensor = onnx.TensorProto(name=name, data_type=FLOAT, dims=dims)

@@ -302,12 +302,12 @@ def test_tolerance_is_wider_where_fast_math_approximates(text: str, limit: float
 def test_outputs_and_workspaces_hold_nothing_useful_before_the_check(bench: Bench) -> None:
     poisoned: list[bool] = []
 
-    def looks(args: Sequence[int]) -> None:
+    def spacious(args: Sequence[int]) -> None:
         poisoned.append(all(np.isnan(array(word(args[i]), N)).all() for i in (2, 3)))
         _add(args[:3])
         array(word(args[3]), N)[:] = 0
 
-    bench.driver.kernels["spacious"] = looks
+    bench.driver.kernels["spacious"] = spacious
     folder = bench.prepare(add)
     for _ in range(2):
         poisoned.clear()

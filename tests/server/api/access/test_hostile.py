@@ -15,8 +15,8 @@ import pytest
 from server import errors
 from server.store import leases, trials
 from tests.server.api.conftest import Service
-from tests.server.api.test_jobs import _onnx_model
 from tests.support import api_rows, service_fakes
+from tests.support.hostile import onnx_models
 
 GEMM: dict[str, Any] = {
     "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
@@ -118,12 +118,12 @@ def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     ["../../etc/passwd", "..", "a/b.onnx", "a\\b.onnx", "/etc/passwd", "a\u202eb", "x" * 300],
 )
 def test_names_with_paths_are_refused(clean: Service, name: str) -> None:
-    problem = _is_problem(_upload(clean, name, _onnx_model()), 422)
+    problem = _is_problem(_upload(clean, name, onnx_models.matmul_relu()), 422)
     assert problem["errors"][0]["where"] == "#/file/filename"
 
 
 def test_truncated_models_are_refused(clean: Service) -> None:
-    content = _onnx_model()
+    content = onnx_models.matmul_relu()
     for length in (1, len(content) // 2, len(content) - 1):
         _is_problem(_upload(clean, "cut.onnx", content[:length]), 422)
 
@@ -231,7 +231,7 @@ def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("server.store.jobs.page", fail)
+    monkeypatch.setattr("server.store.across_jobs.job_lists.page", fail)
     response = service.client.get("/v1/jobs")
     problem = _is_problem(response, 500)
     assert (
@@ -245,14 +245,14 @@ def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> 
     def fail(*_: object) -> None:
         raise sa.exc.OperationalError("SELECT secret", {}, Exception("gone"))
 
-    monkeypatch.setattr("server.store.jobs.page", fail)
+    monkeypatch.setattr("server.store.across_jobs.job_lists.page", fail)
     response = service.client.get("/v1/jobs")
     assert "secret" not in response.text and response.headers["Retry-After"]
     _is_problem(response, 503)
 
 
 def test_uploads_stay_in_their_folder(service: Service) -> None:
-    response = _upload(service, "..model.onnx", _onnx_model())
+    response = _upload(service, "..model.onnx", onnx_models.matmul_relu())
     assert response.status_code == 201
     folder = service.settings.data_dir / "blobs"
     assert all(folder in path.parents for path in service.files())

@@ -399,6 +399,6 @@ def test_who_may_see_all_projects() -> None:
     }
     assert users == {
         "app.py", "job_actions.py", "api/health.py", "web/auth.py", "web/dependencies.py",
-        "database/visibility.py", "store/control.py", "store/projects/retention.py",
+        "database/visibility.py", "store/control.py", "store/across_jobs/retention.py",
         "store/across_jobs/queue.py", "submission.py",
     }  # fmt: skip

@@ -273,8 +273,8 @@ def test_enough_is_what_the_budget_asks() -> None:
 
     def enough(job: dict[str, Any], **new: Any) -> bool:
         fields = {"reason": "trials", "n_trials": 64, "elapsed_s": 30.0, "options": {}} | job
-        asked = service_fakes.new_job(**({"trials": 64} | new))
-        return reuse._is_enough(SimpleNamespace(**fields), asked)  # type: ignore[arg-type]
+        new_job = service_fakes.new_job(**({"trials": 64} | new))
+        return reuse._is_enough(SimpleNamespace(**fields), new_job)  # type: ignore[arg-type]
 
     assert enough({}) and not enough({}, trials=65)
     assert enough({}, trials=20_000, seconds=30.0) and not enough({}, trials=20_000, seconds=31.0)

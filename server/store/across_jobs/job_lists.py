@@ -1,0 +1,170 @@
+"""Lists of jobs: filtered, by number or sorted by a column, page by page, and counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from server import states
+from server.database import keyset, models
+from server.store import jobs, rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which jobs; empty fields select all. `text` is a part of the name or the operator; a
+    `target_key` also finds the keys of the devices of its kind (`llvm`: `llvm/znver4`, ...)."""
+
+    states: tuple[states.State, ...] = ()
+    target_key: str | None = None
+    kind: str | None = None
+    op: str | None = None
+    tags: tuple[str, ...] = ()
+    text: str | None = None
+    key_id: int | None = None
+    project: str | None = None
+    #: `program_key` or `task_key` of a task
+    program: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs; `next` is the `after` of the next page, None on the last."""
+
+    jobs: tuple[rows.Job, ...]
+    next: int | None
+
+
+class Sort(enum.StrEnum):
+    """What a table of jobs is sorted by."""
+
+    NUMBER = "number"
+    NAME = "name"
+    STATE = "state"
+    OWNER = "owner"
+    PRIORITY = "priority"
+    TRIALS = "trials"
+    LATENCY = "latency"
+    SPEEDUP = "speedup"
+
+    @property
+    def kind(self) -> type:
+        """The type of the values."""
+        if self in (Sort.NAME, Sort.OWNER):
+            return str
+        return float if self in (Sort.LATENCY, Sort.SPEEDUP) else int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SortedPage:
+    """Some jobs in an order; `next` is the `after` of the next page, None on the last."""
+
+    jobs: tuple[rows.Job, ...]
+    next: keyset.Cursor | None
+
+
+#: States in the order of a table: what works, what waits, what ended.
+_STATE_RANKS: Mapping[states.State, int] = types.MappingProxyType(
+    {state: rank for rank, state in enumerate(states.State)}
+)
+
+
+def page(
+    tx: orm.Session,
+    chosen: Filter | None = None,
+    limit: int = 50,
+    after: int | None = None,
+    oldest_first: bool = False,
+) -> Page:
+    """Jobs by number, newest first; `after` is the last number of the page before."""
+    number = models.Job.id
+    query = _filtered(sa.select(models.Job), chosen or Filter())
+    if after is not None:
+        query = query.where(number > after if oldest_first else number < after)
+    order = number.asc() if oldest_first else number.desc()
+    listed = list(tx.scalars(query.order_by(order).limit(limit + 1)))
+    next_after = listed[limit - 1].id if len(listed) > limit else None
+    return Page(tuple(jobs.as_rows(tx, listed[:limit])), next_after)
+
+
+def sorted_page(
+    tx: orm.Session,
+    chosen: Filter,
+    sort: Sort,
+    descending: bool,
+    limit: int,
+    after: keyset.Cursor | None = None,
+) -> SortedPage:
+    """Jobs in the order of `sort`; unknown values come last, equal ones newest first."""
+    value = _sorted_by(sort)
+    query = _filtered(sa.select(models.Job, value), chosen)
+    query = keyset.ordered(query, value, models.Job.id.expression, descending, after)
+    listed = tx.execute(query.limit(limit + 1)).all()
+    listed_rows = jobs.as_rows(tx, [job for job, _ in listed[:limit]])
+    if len(listed) <= limit:
+        return SortedPage(tuple(listed_rows), None)
+    last, last_value = listed[limit - 1]
+    return SortedPage(tuple(listed_rows), keyset.Cursor(last_value, last.id))
+
+
+def counts(tx: orm.Session) -> dict[states.State, int]:
+    """How many jobs are in each state."""
+    grouped = tx.execute(sa.select(models.Job.state, sa.func.count()).group_by(models.Job.state))
+    by_state = {states.State(state): int(count) for state, count in grouped}
+    return {state: by_state.get(state, 0) for state in states.State}
+
+
+def _sorted_by(sort: Sort) -> sa.ColumnElement[Any]:
+    job = models.Job
+    owner = sa.select(sa.func.lower(models.Key.name)).where(models.Key.id == job.key_id)
+    expressions: dict[Sort, sa.ColumnElement[Any]] = {
+        Sort.NUMBER: job.id.expression,
+        Sort.NAME: sa.func.lower(job.name),
+        Sort.STATE: sa.case(
+            *((job.state == str(state), rank) for state, rank in _STATE_RANKS.items())
+        ),
+        Sort.OWNER: owner.scalar_subquery(),
+        Sort.PRIORITY: job.priority.expression,
+        Sort.TRIALS: job.n_trials.expression,
+        Sort.LATENCY: job.best_us.expression,
+        Sort.SPEEDUP: job.unscheduled_us / job.best_us,
+    }
+    return expressions[sort]
+
+
+def _filtered(query: sa.Select[Any], chosen: Filter) -> sa.Select[Any]:
+    job = models.Job
+    if chosen.states:
+        query = query.where(job.state.in_([str(state) for state in chosen.states]))
+    for column, value in (
+        (job.kind, chosen.kind),
+        (job.op, chosen.op),
+        (job.key_id, chosen.key_id),
+        (job.project, chosen.project),
+    ):
+        if value is not None:
+            query = query.where(column == value)
+    if chosen.target_key is not None:  # with all devices of that kind
+        below = job.target_key.startswith(f"{chosen.target_key}/", autoescape=True)
+        query = query.where(sa.or_(job.target_key == chosen.target_key, below))
+    if chosen.program is not None:
+        task = models.Task
+        is_of_program = sa.or_(task.program_key == chosen.program, task.task_key == chosen.program)
+        query = query.where(job.id.in_(sa.select(task.job_id).where(is_of_program)))
+    for tag in chosen.tags:
+        tagged = sa.select(models.JobTag.job_id).where(models.JobTag.tag == tag)
+        query = query.where(job.id.in_(tagged))
+    if chosen.text:
+        query = query.where(
+            sa.or_(
+                job.name.icontains(chosen.text, autoescape=True),
+                job.op.icontains(chosen.text, autoescape=True),
+            )
+        )
+    return query
