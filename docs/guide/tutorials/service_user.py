@@ -43,20 +43,21 @@ def service(folder: pathlib.Path) -> Iterator[str]:
     process = subprocess.Popen(command, env=environment)
     address = f"http://127.0.0.1:{port}"
     try:
-        while not is_ready(address):
-            if process.poll() is not None:
-                raise SystemExit(f"felix serve ended with {process.returncode}")
-            time.sleep(0.1)
+        with httpx.Client(base_url=address) as http:
+            while not is_ready(http):
+                if process.poll() is not None:
+                    raise SystemExit(f"felix serve ended with {process.returncode}")
+                time.sleep(0.1)
         yield address
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
 
-def is_ready(address: str) -> bool:
+def is_ready(http: httpx.Client) -> bool:
     """Whether the API answers and has its database."""
     with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{address}/readyz").status_code == 200
+        return http.get("/readyz").status_code == 200
     return False
 
 

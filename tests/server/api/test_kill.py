@@ -53,11 +53,12 @@ class Api:
             env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until_s = time.monotonic() + 120
-        while time.monotonic() < until_s:
-            with contextlib.suppress(httpx.TransportError):
-                httpx.get(f"{self.url}/healthz")
-                return
-            time.sleep(0.1)
+        with httpx.Client(base_url=self.url) as http:  # its set-up takes longer than the request
+            while time.monotonic() < until_s:
+                with contextlib.suppress(httpx.TransportError):
+                    http.get("/healthz")
+                    return
+                time.sleep(0.1)
         pytest.fail("the API does not answer")
 
     def kill(self) -> None:
