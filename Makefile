@@ -8,6 +8,8 @@ ARGS    ?=
 # Three workers for two cores, because many tests wait for other processes, and at most eight; one
 # thread of OpenMP each. A worker that has no tests left takes some of another's.
 WORKERS  := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n > 8 ? 8 : n)))
+# Bytecode is written, whatever the shell says: tests start some hundred processes.
+TESTING  := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1
 PARALLEL ?= -n $(WORKERS) --dist worksteal
 # What `make check` compares with, e.g. origin/main.
 BASE    ?= HEAD
@@ -35,10 +37,10 @@ serve: $(STAMP) ## run the service on this machine: API, dashboard, one tuner (d
 	$(BIN)/felix serve --upgrade $(ARGS)
 
 test: $(STAMP) ## run the tests on all cores (ARGS: options of pytest)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(TESTING) $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: lint ## lint, and the quick tests of what changed since BASE (default HEAD)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
+	$(TESTING) $(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" \
 		$$($(BIN)/python -m tests.support.touched $(BASE)) $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import contracts: what CI checks
