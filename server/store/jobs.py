@@ -304,7 +304,7 @@ def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | N
 
 
 def assembly(tx: orm.Session, job_id: int, number: int) -> str | None:
-    """Assembly of a task's best schedule; None before the artifact, and for a GPU."""
+    """Assembly (of a GPU PTX) of a task's best schedule; None before the artifact."""
     where = (models.Task.job_id == job_id, models.Task.number == number)
     return tx.scalar(sa.select(models.Task.assembly).where(*where))
 

@@ -191,7 +191,7 @@ class Code(ResponseBody):
 
     schedule: str | None = pydantic.Field(description="TVMScript")
     source: str | None = pydantic.Field(description="generated code: LLVM IR or CUDA")
-    assembly: str | None = pydantic.Field(description="of a CPU; null for a GPU")
+    assembly: str | None = pydantic.Field(description="of a CPU; of a GPU the PTX")
 
 
 class Trial(ResponseBody):

@@ -174,19 +174,21 @@ def code_page(
     services: dependencies.ServicesDep,
     task: _Task = None,
 ) -> fastapi.Response:
-    """TVMScript and generated source of a task's best schedule."""
+    """TVMScript, generated source and assembly of a task's best schedule."""
     with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         number = _existing(head["tasks"], task)
         schedule, source = jobs.code(tx, job_id, number)
         assembly = jobs.assembly(tx, job_id, number)
     language = highlight.language_of(source or "", head["job"].target)
-    written = {"cuda": "Generated code (CUDA)", "llvm": "Generated code (LLVM IR)"}[language]
+    is_gpu = language == "cuda"
     listings = [
         Listing("schedule", "Schedule (TVMScript)", "python", schedule or ""),
-        Listing("source", written, language, source or ""),
-        Listing("assembly", "Assembly", "gas", assembly or ""),
-    ]
+        Listing("source", f"Generated code ({'CUDA' if is_gpu else 'LLVM IR'})", language,
+                source or ""),
+        Listing("assembly", "PTX" if is_gpu else "Assembly", "ptx" if is_gpu else "gas",
+                assembly or ""),
+    ]  # fmt: skip
     return render.page(
         request, "job/code.html", viewer, tab="code", **head,
         number=number,

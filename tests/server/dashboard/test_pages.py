@@ -8,7 +8,7 @@ import re
 import pytest
 
 from server import errors
-from server.store import control, keys, points, progress, trials
+from server.store import artifacts, control, keys, points, progress, trials
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -164,6 +164,18 @@ def test_assembly_stands_beside_the_generated_code(pages: Pages) -> None:
     assert "Assembly 10 lines" in words(page)
     code = pages.client.get(f"/v1/jobs/{job.id}/tasks/0/code").json()
     assert code["assembly"] == growing.ASSEMBLY
+
+
+def test_ptx_stands_beside_cuda_code(pages: Pages) -> None:
+    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=1)
+    source, ptx = 'extern "C" __global__ void main_kernel() {}', ".visible .entry main_kernel()\n"
+    with pages.service.db.write() as tx:
+        artifacts.store_code(tx, claim.fence, 0, growing.SCHEDULE, source, ptx)
+    page = pages.get(f"/dashboard/jobs/{claim.job.id}/code")
+    assert "Generated code (CUDA) 1 line PTX 1 line" in words(page)
+    assert '<h2 id="h-assembly">PTX</h2>' in page and '<span class="k">.entry</span>' in page
+    code = pages.client.get(f"/v1/jobs/{claim.job.id}/tasks/0/code").json()
+    assert (code["source"], code["assembly"]) == (source, ptx)
 
 
 def test_decisions_have_names(pages: Pages) -> None:
