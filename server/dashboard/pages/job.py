@@ -16,11 +16,11 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server import errors, job_actions, states
-from server.dashboard import chart_data, formats, highlight, render
+from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
 from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
 from server.store.across_jobs import reuse
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, decisions, dependencies, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
@@ -135,7 +135,7 @@ def trial_page(
         request, "job/trial.html", viewer, tab="trials", **head,
         trial=trial,
         task=task,
-        decisions=decisions_of(task, trial),
+        decisions=decisions.named([task], trial),
     )  # fmt: skip
 
 
@@ -274,27 +274,6 @@ class Listing:
     def n_lines(self) -> int:
         """Lines of the program."""
         return len(self.text.splitlines())
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Decision:
-    """What a trial decided: the label of it, and the value in words."""
-
-    label: str
-    value: str
-
-
-def decisions_of(task: rows.Task, trial: rows.Trial) -> list[Decision]:
-    """A trial's decisions by name; empty where the names are not known."""
-    groups = (task.decisions or {}).get(str(trial.sketch_index))
-    if groups is None or sum(n for _, n in groups) != len(trial.decisions):
-        return []
-    decisions, begin = [], 0
-    for label, n in groups:
-        values = trial.decisions[begin : begin + n]
-        decisions.append(Decision(label, formats.decision(label, values)))
-        begin += n
-    return decisions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
