@@ -22,7 +22,7 @@ from felix import records
 from felix.artifact import convergence, export
 from felix.cli import report
 from felix.tuning import results
-from server.store import rows
+from server.store import artifacts, rows
 from server.tuner import artifact_run_script, engine
 
 #: Code for viewers is cut after so many characters.
@@ -73,19 +73,7 @@ def write(
 
 def describe(job: rows.Job, result: results.NetworkResult) -> dict[str, Any]:
     """What the user submitted and how the run ended."""
-    return {
-        "id": job.id,
-        "name": job.name,
-        "kind": job.kind,
-        "operator": job.op,
-        "workload": job.workload,
-        "target": job.target,
-        "trials": job.trials,
-        "seconds": job.seconds,
-        "seed": job.seed,
-        "strategy": job.strategy,
-        "options": job.options,
-        "created": job.created_at.isoformat(),
+    return artifacts.description(job) | {
         "reason": result.reason,
         "latency_us": result.latency_us,
         "unscheduled_us": _unscheduled(result),

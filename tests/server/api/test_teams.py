@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pathlib
@@ -57,7 +58,7 @@ def _bundle(m: int = 32, latency_us: float = 3.0) -> bytes:
     return out.getvalue()
 
 
-def _tune(service: Service, bundle: bytes = b"PK", n_trials: int = 8) -> int:
+def _tune(service: Service, bundle: bytes = service_fakes.bundle(), n_trials: int = 8) -> int:
     """Do what a tuner does to the next job; its number."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "zip")
@@ -93,7 +94,11 @@ def test_a_tuned_workload_submitted_again_ends_in_two_seconds(service: Service) 
     content = service.client.get(f"/v1/jobs/{again['id']}/artifacts/{bundle['name']}").content
     assert time.monotonic() - start < 2.0
     assert (again["state"], again["reason"]) == ("succeeded", "reused")
-    assert again["reused_from"] == first["id"] and content == b"PK"
+    assert again["reused_from"] == first["id"]
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        about = json.loads(archive.read(f"felix-job-{again['id']}/manifest.json"))["job"]
+    assert (about["id"], about["reused_from"]) == (again["id"], first["id"])
+    assert hashlib.sha256(content).hexdigest() == bundle["sha256"]
     assert again["best_us"] == pytest.approx(50 / 8) and again["progress"] == 1.0
 
 
