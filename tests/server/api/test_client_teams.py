@@ -48,9 +48,13 @@ def test_databases(felix: client.Client, tmp_path: pathlib.Path) -> None:
     (tmp_path / "in.zip").write_bytes(_bundle())
     job = felix.import_database(tmp_path / "in.zip")
     assert (job.kind, job.state, job.reason) == ("database", "succeeded", "imported")
+    exported = felix.export_database(tmp_path / "again.zip", [job.id])
+    assert felix.import_database(exported).workload["n_records"] == 1
+    queued = felix.submit_batch([GEMM | {"reuse": False}]).items[0]["job_id"]
     with pytest.raises(errors.RemoteError, match="no artifact"):
-        felix.export_database(tmp_path / "out.zip", [job.id])
+        felix.export_database(tmp_path / "out.zip", [job.id, queued])
     assert not (tmp_path / "out.zip").exists()
+    felix.cancel(queued)
     with pytest.raises(errors.WorkloadError, match="cannot read"):
         felix.import_database(tmp_path / "missing.zip")
 

@@ -20,8 +20,9 @@ from felix import records, workloads
 from felix.metaschedule import trace_text
 from felix.tuning import task_run
 from server.parsing import databases
-from server.store import artifacts, leases, progress, rows, trials, workers
+from server.store import artifacts, keys, leases, progress, rows, trials, workers
 from server.store.across_jobs import reuse
+from server.store.projects import projects
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -268,6 +269,40 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
     queued = _submit(service, reuse=False)
     refused = service.client.get("/v1/database", params={"job": [first["id"], queued["id"]]})
     assert refused.status_code == 409 and f"job {queued['id']}" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_imported_databases_are_part_of_the_export(service: Service) -> None:
+    _submit(service)
+    _tune(service, _bundle(latency_us=3.0))
+
+    def imported(content: bytes, headers: dict[str, str]) -> int:
+        zipped = databases.pack(databases.merge(databases.unpack(io.BytesIO(content))))
+        file = {"file": ("theirs.zip", zipped)}
+        response = service.client.post("/v1/databases", files=file, headers=headers)
+        assert response.status_code == 201, response.text
+        return int(response.json()["id"])
+
+    def records_of(headers: dict[str, str], **query: Any) -> list[str]:
+        response = service.client.get("/v1/database", params=query, headers=headers)
+        assert response.status_code == 200, response.text
+        (exported,) = databases.unpack(io.BytesIO(response.content))
+        assert len(exported.workloads.splitlines()) == len(set(exported.workloads.splitlines()))
+        return exported.records.splitlines()
+
+    with service.db.write() as tx:
+        projects.create(tx, "elsewhere")
+        foreign = keys.create(tx, keys.NewKey(name="f", project="elsewhere", can_submit=True))
+    ours, theirs = service.auth("submit"), {"Authorization": f"Bearer {foreign.text}"}
+    same, other = (imported(_bundle(32, us), ours) for us in (3.0, 2.0))
+    foreign_job = imported(_bundle(64, 5.0), theirs)
+    assert len(records_of(ours)) == 2  # that of the job and of one import are equal
+    assert len(records_of(ours, job=[same])) == 1 and len(records_of(ours, job=[same, other])) == 2
+    assert len(records_of(theirs)) == 1
+    for headers, number in ((ours, foreign_job), (theirs, same)):
+        assert service.client.get(
+            "/v1/database", params={"job": number}, headers=headers
+        ).status_code == 404  # fmt: skip
 
 
 def test_an_imported_database_is_a_start(service: Service) -> None:
