@@ -236,6 +236,12 @@ def projects_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, str]:
     return {number: project for number, project in tx.execute(query)}
 
 
+def states_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, states.State]:
+    """The state of each of these jobs that exists."""
+    query = sa.select(models.Job.id, models.Job.state).where(models.Job.id.in_(job_ids))
+    return {number: states.State(state) for number, state in tx.execute(query)}
+
+
 def page(
     tx: orm.Session,
     chosen: Filter | None = None,

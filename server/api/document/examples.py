@@ -185,6 +185,7 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("get", "/v1/jobs"): _page(JOB),
     ("get", "/v1/jobs/{job_id}/similar"): _list(_SIMILAR),
     ("post", "/v1/batches"): _BATCH,
+    ("get", "/v1/batches"): _page(_BATCH),
     ("get", "/v1/batches/{batch_id}"): _BATCH,
     ("get", "/v1/templates"): _list(_TEMPLATE),
     ("put", "/v1/templates/{name}"): _TEMPLATE,

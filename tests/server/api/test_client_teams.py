@@ -29,7 +29,7 @@ GEMM: dict[str, Any] = {
 def test_batches_templates_and_estimates(felix: client.Client) -> None:
     batch = felix.submit_batch([GEMM, GEMM | {"trials": -1}])
     assert [item["problem"] is None for item in batch.items] == [True, False]
-    assert felix.batch(batch.id) == batch
+    assert felix.batch(batch.id) == batch and felix.batches(limit=1) == [batch]
     felix.save_template("t", GEMM)
     assert [template.name for template in felix.templates()] == ["t"]
     job = felix.submit_template("t", workload={"params": {"m": 16}}, name="changed")

@@ -169,6 +169,24 @@ def test_a_batch_reports_each_item(service: Service) -> None:
     assert service.client.get(where, headers=service.auth("admin")).status_code == 200
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_batches_are_listed_newest_first(service: Service) -> None:
+    made = []
+    for n_refused in range(3):
+        body = {"jobs": [GEMM] * (n_refused == 2) + [{"nonsense": 1}] * n_refused or [{}]}
+        made.append(service.client.post("/v1/batches", json=body).json())
+    listed = service.client.get("/v1/batches", params={"limit": 2})
+    assert listed.json() == {"items": [made[2], made[1]], "next": made[1]["id"]}
+    assert made[2]["items"][0]["state"] == "queued"
+    following = re.match(r'<([^>]+)>; rel="next"', listed.headers["Link"])
+    assert following is not None
+    assert service.client.get(following[1]).json() == {"items": [made[0]], "next": None}
+    reader, admin = service.auth("read"), service.auth("admin")
+    assert service.client.get("/v1/batches", headers=reader).json()["items"] == []
+    assert len(service.client.get("/v1/batches", headers=admin).json()["items"]) == 3
+    assert service.client.get("/v1/batches", params={"limit": 101}).status_code == 422
+
+
 def test_a_batch_is_made_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from server.store.across_jobs import batches
 
