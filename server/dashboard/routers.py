@@ -20,6 +20,7 @@ from server.dashboard.pages import (
     selection,
     submit,
 )
+from server.dashboard.pages.teams import batches, projects, templates, webhooks
 
 _rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -39,8 +40,8 @@ def nothing(path: str, viewer: render.Viewer) -> fastapi.Response:
 def install(app: fastapi.FastAPI) -> None:
     """Add the dashboard to an application."""
     for module in (
-        assets, logins, jobs, selection, changes, job, points, compare, devices, submit, access,
-        reference,
+        assets, logins, jobs, selection, changes, job, points, compare, devices, submit, batches,
+        templates, projects, webhooks, access, reference,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(_rest)

@@ -20,6 +20,7 @@ from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
 from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
 from server.store.across_jobs import reuse
+from server.teams import templates as team_templates
 from server.web import auth, decisions, dependencies, request_bodies
 
 router = fastapi.APIRouter(
@@ -80,6 +81,7 @@ def overview(
         chart=chart,
         artifacts=files,
         similar=similar,
+        can_save=viewer.can("submit") and team_templates.can_be_template(head["job"]),
         parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
     )  # fmt: skip
 

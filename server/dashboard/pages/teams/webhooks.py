@@ -123,9 +123,7 @@ async def retry(
     return responses.RedirectResponse(f"{WEBHOOKS}/{webhook_id}", 303)
 
 
-def _list(
-    request: fastapi.Request, viewer: auth.Caller, filled: forms.Filled
-) -> fastapi.Response:
+def _list(request: fastapi.Request, viewer: auth.Caller, filled: forms.Filled) -> fastapi.Response:
     with viewer.read() as tx:
         visible = webhooks.every(tx)
         owners = keys.names(tx, (webhook.key_id for webhook in visible))
