@@ -281,7 +281,7 @@ def test_pages_of_the_dashboard(two: Two) -> None:
     assert len(templates) > 30
     for method, template in sorted(templates):
         is_team_s = any(name in template for name in ("{webhook_id}", "{batch_id}", "ts/{name}"))
-        other_id, absent_id = (TEAM_ID, MISSING_ID) if is_team_s else (1, 1)
+        other_id, absent_id = (TEAM_ID, TEAM_ID + 9) if is_team_s else (1, 1)
         for job in (two.finished, two.running):
             send = {"data": {"csrf_token": token, "name": "x"}} if method == "post" else {}
             response = client.request(method, addresses(two, template, job.id, other_id), **send)
@@ -300,6 +300,14 @@ def test_pages_of_the_dashboard(two: Two) -> None:
             text = re.sub(r'(value|href|action|name="tag"[^>]*)="[^"]*"', "", response.text)
             text = text.replace(str(job.id), "").replace(f"{MARK}tag", "")
             assert_no_trace(two, f"{method} {template}", text)
+    form = {"csrf_token": token, "name": "stolen"}
+    saved, missing = (
+        client.post("/dashboard/templates", data={**form, "job": str(number)})
+        for number in (two.finished.id, MISSING_ID)
+    )
+    assert saved.status_code == 404
+    assert plain(saved, two.finished.id) == plain(missing, MISSING_ID)
+    assert client.get(f"/dashboard/submit?template={MARK}-template").status_code == 404
     assert client.get(f"/dashboard/jobs/{two.our_job.id}").status_code == 200
 
 
