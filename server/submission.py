@@ -241,6 +241,7 @@ def _parse_and_make(
                     versions=parsed.versions,
                     device_keys=alive,
                     project=caller.key.project,
+                    store=services.blobs,
                 )
                 reuse.apply(tx, request)
             made = jobs.Made(jobs.get(tx, made.job.id), True)

@@ -7,7 +7,7 @@ calm.py            tells `run.py` when the cores are at full speed (`felix.measu
 oracle.py          the numpy reference, where the program is plain (`felix.tir.to_numpy`)
 workload.json      the unscheduled program as TVM reads it
 schedule.py        TVMScript of the scheduled program
-source/            generated code: LLVM IR and assembly, or CUDA
+source/            generated code: LLVM IR and assembly, or CUDA and PTX
 database/          MetaSchedule JSON database that stock TVM applies
 records.jsonl      all measurements of the task
 convergence.csv    trial, elapsed seconds, best latency (.svg: the picture, with matplotlib)
@@ -34,6 +34,8 @@ from felix import errors, files, records, target
 from felix.artifact import convergence, run_script
 from felix.measure import build, reference
 from felix.measure.cpu import contention
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import nvrtc
 from felix.tir import to_numpy
 
 if TYPE_CHECKING:
@@ -145,7 +147,8 @@ def _clear(folder: pathlib.Path) -> None:
         "schedule.py",
     )
     data = ("manifest.json", "records.jsonl", "convergence.csv", "convergence.svg")
-    inner = ("source/kernel.ll", "source/kernel.s", "source/kernel.cu", "source/host.ll")
+    code = ("kernel.ll", "kernel.s", "kernel.cu", "kernel.ptx", "host.ll")
+    inner = tuple(f"source/{name}" for name in code)
     tables = ("database/database_workload.json", "database/database_tuning_record.json")
     for name in (*names, *data, *inner, *tables):
         (folder / name).unlink(missing_ok=True)
@@ -165,7 +168,12 @@ def _library(
         return None
     if len(module.imports):
         (source / "host.ll").write_text(module.inspect_source("ll"))
-        (source / "kernel.cu").write_text(module.imports[0].inspect_source())
+        code = str(module.imports[0].inspect_source())
+        (source / "kernel.cu").write_text(code)
+        try:
+            (source / "kernel.ptx").write_text(cuda_build.ptx(code, built_for))
+        except nvrtc.CompileError as error:
+            notes.append(f"no PTX: {str(error).splitlines()[0]}")
     else:
         (source / "kernel.ll").write_text(module.inspect_source("ll"))
         (source / "kernel.s").write_text(module.inspect_source("s"))

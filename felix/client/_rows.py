@@ -175,6 +175,8 @@ class Trial:
     run_s: float
     device: str
     measured_at: Time
+    #: name, values and text of each decision; None where the names were not stored
+    named_decisions: list[dict[str, Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,11 @@ class Teams:
         """A batch, with its jobs as they stand."""
         return _rows.of(_rows.Batch, self._http.get(f"/v1/batches/{batch_id}"))
 
+    def batches(self, limit: int = 20) -> list[_rows.Batch]:
+        """The newest batches of this key, at most 100, with their jobs as they stand."""
+        items = self._http.get("/v1/batches", limit=limit)["items"]
+        return [_rows.of(_rows.Batch, item) for item in items]
+
     def save_template(self, name: str, job: Mapping[str, Any]) -> _rows.Template:
         """Save a body of `POST /v1/jobs` under a name; an earlier one is replaced."""
         response = self._http.send("PUT", f"/v1/templates/{name}", json=dict(job))

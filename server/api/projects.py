@@ -7,6 +7,7 @@ from typing import Annotated
 import fastapi
 
 from server.store.projects import projects
+from server.teams import projects as team_projects
 from server.web import auth, project_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/projects", tags=["projects"])
@@ -27,11 +28,7 @@ def every(caller: auth.Reader) -> response_bodies.Listed[project_bodies.Project]
 @router.post("", status_code=201)
 def create(body: project_bodies.NewProject, caller: auth.Admin) -> project_bodies.Project:
     """Make a project; its name is permanent."""
-    limits = projects.Limits(**body.model_dump(exclude={"name"}))
-    with caller.write() as tx:
-        project = projects.create(tx, body.name, limits)
-        caller.audit(tx, "project.create", f"project {project.name}")
-    return project_bodies.Project.model_validate(project)
+    return project_bodies.Project.model_validate(team_projects.create(caller, body))
 
 
 @router.get("/{name}")
@@ -51,7 +48,4 @@ def change(
     name: _Name, body: project_bodies.ProjectLimits, caller: auth.Admin
 ) -> project_bodies.Project:
     """Replace the limits of a project; a limit that is left out is the service's."""
-    with caller.write() as tx:
-        project = projects.change(tx, name, projects.Limits(**body.model_dump()))
-        caller.audit(tx, "project.change", f"project {name}", **body.model_dump())
-    return project_bodies.Project.model_validate(project)
+    return project_bodies.Project.model_validate(team_projects.change(caller, name, body))

@@ -11,8 +11,8 @@ import fastapi
 
 from server.store import rows
 from server.store.projects import webhooks
+from server.teams import webhooks as team_webhooks
 from server.web import auth, dependencies, project_bodies, request_bodies, response_bodies
-from server.webhooks import addresses
 
 router = fastapi.APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
@@ -33,26 +33,20 @@ def create(
     body: project_bodies.NewWebhook, caller: auth.Manager, services: dependencies.ServicesDep
 ) -> project_bodies.MadeWebhook:
     """Make a webhook; the response is the only place where its secret ever is."""
-    addresses.check_url(body.url, services.settings.webhook_allow_private)
-    with caller.write() as tx:
-        made = webhooks.create(tx, caller.key.project, body.url, body.reported, caller.key.id)
-        caller.audit(tx, "webhook.create", f"webhook {made.webhook.id}", url=body.url)
+    made = team_webhooks.create(services, caller, body)
     return project_bodies.MadeWebhook(webhook=_webhook(made.webhook), secret=made.secret)
 
 
 @router.delete("/{webhook_id}", status_code=204)
 def delete(webhook_id: _Id, caller: auth.Manager) -> None:
     """Remove a webhook and its notifications."""
-    with caller.write() as tx:
-        webhooks.delete(tx, webhook_id)
-        caller.audit(tx, "webhook.delete", f"webhook {webhook_id}")
+    team_webhooks.delete(caller, webhook_id)
 
 
 @router.post("/{webhook_id}/test", status_code=202)
 def send_test(webhook_id: _Id, caller: auth.Manager) -> project_bodies.Delivery:
     """Send a notification of the type `test`; the list of deliveries says what came of it."""
-    with caller.write() as tx:
-        return project_bodies.Delivery.model_validate(webhooks.send_test(tx, webhook_id))
+    return project_bodies.Delivery.model_validate(team_webhooks.send_test(caller, webhook_id))
 
 
 @router.get("/{webhook_id}/deliveries")
@@ -73,8 +67,8 @@ def deliveries(
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202)
 def retry(webhook_id: _Id, delivery_id: _Id, caller: auth.Manager) -> project_bodies.Delivery:
     """Send a notification again, with all its tries."""
-    with caller.write() as tx:
-        return project_bodies.Delivery.model_validate(webhooks.retry(tx, webhook_id, delivery_id))
+    sent = team_webhooks.retry(caller, webhook_id, delivery_id)
+    return project_bodies.Delivery.model_validate(sent)
 
 
 def _webhook(webhook: rows.Webhook) -> project_bodies.Webhook:

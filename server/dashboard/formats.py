@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
 from typing import Any
 
 NONE = "–"
@@ -96,16 +95,6 @@ def ago(then: datetime.datetime | None) -> str:
 def moment(then: datetime.datetime | None) -> str:
     """A time, to the second."""
     return NONE if then is None else then.strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def decision(label: str, values: Sequence[int]) -> str:
-    """A decision's value: factors from the outermost on, or where a block is computed."""
-    if len(values) > 1:
-        return " × ".join(map(str, values))
-    value = values[0]
-    if not label.startswith("location of "):
-        return str(value)
-    return {-2: "inlined", -1: "loops of its own"}.get(value, f"in loop {value} of its reader")
 
 
 def label(name: str) -> str:

@@ -15,7 +15,7 @@ MAX_MARKED = 150_000
 
 
 def marked(text: str, language: str) -> markupsafe.Markup:
-    """HTML of a program: `python`, `llvm`, `cuda`, `gas` (assembly) or `json`."""
+    """HTML of a program: `python`, `llvm`, `cuda`, `gas` (assembly), `ptx` or `json`."""
     if len(text) > MAX_MARKED:
         return markupsafe.escape(text)
     lexer = lexers.get_lexer_by_name(language, stripnl=False)

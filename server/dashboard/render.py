@@ -69,8 +69,12 @@ class Link:
 NAVIGATION = (
     Link("/dashboard", "Jobs", others=("/dashboard/jobs/", "/dashboard/selection")),
     Link("/dashboard/submit", "New job"),
+    Link("/dashboard/batches", "Batches", scope="submit"),
+    Link("/dashboard/templates", "Templates", scope="submit"),
     Link("/dashboard/compare", "Compare"),
     Link("/dashboard/devices", "Devices"),
+    Link("/dashboard/projects", "Projects"),
+    Link("/dashboard/webhooks", "Webhooks", scope="submit"),
     Link(
         "/dashboard/keys", "Keys", scope="admin", others=("/dashboard/keys/", "/dashboard/audit")
     ),

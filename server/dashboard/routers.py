@@ -20,6 +20,7 @@ from server.dashboard.pages import (
     selection,
     submit,
 )
+from server.dashboard.pages.teams import batches, projects, templates, webhooks
 
 _rest = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
@@ -42,7 +43,7 @@ ALL = (
         module.router
         for module in (
             assets, logins, jobs, selection, changes, job, points, compare, devices, submit,
-            access, reference,
+            batches, templates, projects, webhooks, access, reference,
         )
     ),
     _rest,

@@ -142,7 +142,7 @@ class Task(fields.Task, Base):
     schedule: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
     #: generated code: LLVM IR or CUDA
     source: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
-    #: the CPU's instructions
+    #: the CPU's instructions, or the PTX of a GPU
     assembly: orm.Mapped[str | None] = orm.mapped_column(deferred=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -90,3 +91,25 @@ def get(tx: orm.Session, job_id: int, name: str) -> rows.Artifact:
     if artifact is None:
         raise errors.NotFound(f"job {job_id} has no artifact {name!r}")
     return rows.Artifact.of(artifact)
+
+
+def description(job: rows.Job) -> dict[str, Any]:
+    """What the bundle of a job says of it: what was submitted, and how it ended."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "kind": job.kind,
+        "operator": job.op,
+        "workload": job.workload,
+        "target": job.target,
+        "trials": job.trials,
+        "seconds": job.seconds,
+        "seed": job.seed,
+        "strategy": job.strategy,
+        "options": job.options,
+        "created": job.created_at.isoformat(),
+        "reused_from": job.reused_from,
+        "reason": job.reason,
+        "latency_us": job.best_us,
+        "unscheduled_us": job.unscheduled_us,
+    }

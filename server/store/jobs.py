@@ -175,6 +175,12 @@ def projects_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, str]:
     return {number: project for number, project in tx.execute(query)}
 
 
+def states_of(tx: orm.Session, job_ids: Collection[int]) -> dict[int, states.State]:
+    """The state of each of these jobs that exists."""
+    query = sa.select(models.Job.id, models.Job.state).where(models.Job.id.in_(job_ids))
+    return {number: states.State(state) for number, state in tx.execute(query)}
+
+
 def tasks(tx: orm.Session, job_id: int) -> list[rows.Task]:
     """The tasks of a job, in order."""
     query = sa.select(models.Task).where(models.Task.job_id == job_id)
@@ -198,7 +204,7 @@ def code(tx: orm.Session, job_id: int, number: int) -> tuple[str | None, str | N
 
 
 def assembly(tx: orm.Session, job_id: int, number: int) -> str | None:
-    """Assembly of a task's best schedule; None before the artifact, and for a GPU."""
+    """Assembly (of a GPU PTX) of a task's best schedule; None before the artifact."""
     where = (models.Task.job_id == job_id, models.Task.number == number)
     return tx.scalar(sa.select(models.Task.assembly).where(*where))
 

@@ -114,7 +114,7 @@ class JobAccess(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The best schedule of a task: TVMScript, generated source, assembly (empty for a GPU)."""
+    """The best schedule of a task: TVMScript, generated source, assembly (of a GPU PTX)."""
 
     task: int
     schedule: str

@@ -2,7 +2,8 @@
 
 A job of one task has that task's artifact (`felix.artifact`). A job of several has one folder a
 task, a manifest of all, the convergence of the whole, and a `run.py` that checks and times each.
-`job.json` has what the user submitted and how the run ended; no key and no address is part of it.
+The entry `job` of the manifest has what the user submitted and how the run ended; no key and no
+address is part of it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from felix import records
 from felix.artifact import convergence, export
 from felix.cli import report
 from felix.tuning import results
-from server.store import rows
+from server.store import artifacts, rows
 from server.tuner import artifact_run_script, engine
 
 #: Code for viewers is cut after so many characters.
@@ -30,7 +31,8 @@ MAX_CODE = 1 << 20
 #: The generated source of a task, whichever there is.
 SOURCES = ("source/kernel.cu", "source/kernel.ll")
 
-ASSEMBLY = "source/kernel.s"
+#: The assembly of a task, whichever there is: the CPU's, or PTX of a GPU.
+ASSEMBLIES = ("source/kernel.s", "source/kernel.ptx")
 
 #: Time stamp of all files in the zip: equal contents make equal zips.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -71,19 +73,7 @@ def write(
 
 def describe(job: rows.Job, result: results.NetworkResult) -> dict[str, Any]:
     """What the user submitted and how the run ended."""
-    return {
-        "id": job.id,
-        "name": job.name,
-        "kind": job.kind,
-        "operator": job.op,
-        "workload": job.workload,
-        "target": job.target,
-        "trials": job.trials,
-        "seconds": job.seconds,
-        "seed": job.seed,
-        "strategy": job.strategy,
-        "options": job.options,
-        "created": job.created_at.isoformat(),
+    return artifacts.description(job) | {
         "reason": result.reason,
         "latency_us": result.latency_us,
         "unscheduled_us": _unscheduled(result),
@@ -147,13 +137,18 @@ def _unscheduled(result: results.NetworkResult) -> float | None:
 
 
 def _code(number: int, folder: pathlib.Path) -> engine.Code:
-    source = next((folder / name for name in SOURCES if (folder / name).exists()), None)
     return engine.Code(
         task=number,
         schedule=_text(folder / "schedule.py"),
-        source="" if source is None else _text(source),
-        assembly=_text(folder / ASSEMBLY) if (folder / ASSEMBLY).exists() else "",
+        source=_first_text(folder, SOURCES),
+        assembly=_first_text(folder, ASSEMBLIES),
     )
+
+
+def _first_text(folder: pathlib.Path, names: Sequence[str]) -> str:
+    """The text of the first of these files that there is; empty without one."""
+    path = next((folder / name for name in names if (folder / name).exists()), None)
+    return "" if path is None else _text(path)
 
 
 def _text(path: pathlib.Path) -> str:

@@ -191,7 +191,18 @@ class Code(ResponseBody):
 
     schedule: str | None = pydantic.Field(description="TVMScript")
     source: str | None = pydantic.Field(description="generated code: LLVM IR or CUDA")
-    assembly: str | None = pydantic.Field(description="of a CPU; null for a GPU")
+    assembly: str | None = pydantic.Field(description="of a CPU; of a GPU the PTX")
+
+
+class NamedDecision(ResponseBody):
+    """One decision of a schedule."""
+
+    name: str = pydantic.Field(examples=["tile of i in gemm"])
+    values: list[int] = pydantic.Field(
+        description="its part of `decisions`; of a tile the factors, from the outermost on",
+        examples=[[8, 4, 2, 8]],
+    )
+    text: str = pydantic.Field(description="the values in words", examples=["8 × 4 × 2 × 8"])
 
 
 class Trial(ResponseBody):
@@ -202,6 +213,9 @@ class Trial(ResponseBody):
     round: int
     sketch_index: int
     decisions: list[int]
+    named_decisions: list[NamedDecision] | None = pydantic.Field(
+        default=None, description="the same by name; null: the names were not stored"
+    )
     latency_us: float | None
     error: str | None = pydantic.Field(
         description="build, launch, timeout, wrong_result or infrastructure"

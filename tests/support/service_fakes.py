@@ -3,19 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
+import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import orm
 
+from server import errors
 from server.database import database
-from server.store import jobs, leases, progress, rows, trials, workers
+from server.store import blobs, jobs, leases, progress, rows, trials, workers
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
+
+
+class MemoryStore:
+    """A `BlobStore` in memory."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+
+    def put(self, path: pathlib.Path) -> blobs.Stored:
+        """See `BlobStore.put`."""
+        content = path.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.contents[sha256] = content
+        return blobs.Stored(sha256, len(content))
+
+    def read(self, sha256: str) -> Iterator[bytes]:
+        """See `BlobStore.read`."""
+        if sha256 not in self.contents:
+            raise errors.NotFound("the content is not in the blob store")
+        return iter([self.contents[sha256]])
+
+    def has(self, sha256: str) -> bool:
+        """See `BlobStore.has`."""
+        return sha256 in self.contents
+
+    def delete(self, sha256: str) -> None:
+        """See `BlobStore.delete`."""
+        self.contents.pop(sha256, None)
+
+
+def bundle(job_id: int = 1, name: str = "a job") -> bytes:
+    """The zip of a job: a folder with a manifest, a library and a text."""
+    out = io.BytesIO()
+    manifest = {"felix_artifact": 1, "job": {"id": job_id, "name": name}, "files": {"a": "b"}}
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, text, mode in (("kernel.so", "library" * 500, 0o755), ("a/b.txt", "", 0o644),
+                                 ("manifest.json", json.dumps(manifest), 0o644)):  # fmt: skip
+            info = zipfile.ZipInfo(f"felix-job-{job_id}/{file}")
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = mode << 16
+            archive.writestr(info, text)
+    return out.getvalue()
 
 
 def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:

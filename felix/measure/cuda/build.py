@@ -157,6 +157,17 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
         return tvm.tirx.build(mod, target)
 
 
+def ptx(code: str, target: tvm.target.Target) -> str:
+    """The PTX of CUDA source that TVM generated, compiled as it is measured.
+
+    Raises:
+        CompileError: NVRTC refuses it.
+        MeasureError: there is no NVRTC here, or headers are needed and there are none.
+    """
+    source = cuda_source.slim(code)
+    return nvrtc.compile_ptx(source.text, str(target.attrs["arch"]), headers=source.headers)
+
+
 def _source(kernels: tvm.IRModule, target: tvm.target.Target) -> str:
     """CUDA source of lowered kernels, without TVM's own compilation."""
     texts: list[str] = []

@@ -1,8 +1,9 @@
 """NVRTC through ctypes: CUDA source to a cubin, without a driver, a device or a CUDA toolkit.
 
 `compile_cubin` uses the options TVM gives NVRTC, fast math and ptxas options included, so a
-kernel measured here is the kernel that TVM builds later. `check` says once, before there are
-candidates, whether it will do for a GPU.
+kernel measured here is the kernel that TVM builds later. `compile_ptx` gives the PTX of the same
+compilation, for people. `check` says once, before there are candidates, whether it will do for a
+GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import importlib.util
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from felix import errors
 
@@ -40,6 +42,28 @@ def compile_cubin(
         CompileError: the source does not compile.
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
+    return _compile("CUBIN", source, arch, options, headers)
+
+
+def compile_ptx(
+    source: str, arch: str, options: Sequence[str] = FAST, headers: bool = False
+) -> str:
+    """The PTX that `compile_cubin` with the same arguments makes its cubin of.
+
+    Raises:
+        CompileError, MeasureError: as `compile_cubin`.
+    """
+    return _compile("PTX", source, arch, options, headers).rstrip(b"\0").decode()
+
+
+def _compile(
+    output: Literal["CUBIN", "PTX"],
+    source: str,
+    arch: str,
+    options: Sequence[str],
+    headers: bool,
+) -> bytes:
+    """What `nvrtcGet{output}` gives for a source."""
     library = load()
     if headers and not include_paths():
         major, minor = _version(library)
@@ -59,10 +83,11 @@ def compile_cubin(
         if library.nvrtcCompileProgram(program, len(texts), array):
             raise CompileError(_log(library, program)[:500])
         size = ctypes.c_size_t()
-        _check(library, library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
-        cubin = ctypes.create_string_buffer(size.value)
-        _check(library, library.nvrtcGetCUBIN(program, cubin))
-        return cubin.raw
+        read_size = getattr(library, f"nvrtcGet{output}Size")
+        _check(library, read_size(program, ctypes.byref(size)))
+        content = ctypes.create_string_buffer(size.value)
+        _check(library, getattr(library, f"nvrtcGet{output}")(program, content))
+        return content.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

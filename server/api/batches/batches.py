@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import fastapi
 import pydantic
-from sqlalchemy import orm
 
 from felix import errors as engine_errors
 from server import errors, job_actions, submission
-from server.store import jobs, rows
+from server.api import paging
+from server.store import jobs
 from server.store.across_jobs import batches
+from server.teams import batches as team_batches
 from server.web import auth, dependencies, problems, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -42,10 +43,10 @@ async def submit(
     if idempotency is not None:
         with caller.read() as tx:
             earlier = batches.made_before(tx, caller.key.id, idempotency)
-            if earlier is not None:
-                response.headers["Location"] = f"/v1/batches/{earlier.id}"
-                response.status_code = 200
-                return _body(tx, earlier)
+        if earlier is not None:
+            response.headers["Location"] = f"/v1/batches/{earlier.id}"
+            response.status_code = 200
+            return _body(team_batches.get(caller, earlier.id))
     items = [
         await _submit(services, caller, item, _item_key(idempotency, number))
         for number, item in enumerate(body.jobs)
@@ -56,8 +57,24 @@ async def submit(
         caller.audit(
             tx, "batch.create", f"batch {batch.id}", n_jobs=len(items), n_refused=n_refused
         )
-        response.headers["Location"] = f"/v1/batches/{batch.id}"
-        return _body(tx, batch)
+    response.headers["Location"] = f"/v1/batches/{batch.id}"
+    return _body(team_batches.get(caller, batch.id))
+
+
+@router.get("")
+def every(
+    request: fastapi.Request,
+    response: fastapi.Response,
+    caller: auth.Reader,
+    limit: Annotated[int, fastapi.Query(ge=1, le=100, description="items of a page at most")] = 20,
+    after: request_bodies.After = None,
+) -> response_bodies.Page[response_bodies.Batch]:
+    """Batches of this key (an admin's: of all), newest first, with their jobs as they stand."""
+    listed = team_batches.page(caller, limit + 1, after)
+    following = listed[limit - 1].row.id if len(listed) > limit else None
+    paging.link(request, response, following)
+    items = [_body(batch) for batch in listed[:limit]]
+    return response_bodies.Page(items=items, next=following)
 
 
 @router.get("/{batch_id}")
@@ -65,9 +82,7 @@ def get(
     batch_id: _Id, caller: auth.Reader, services: dependencies.ServicesDep
 ) -> response_bodies.Batch:
     """A batch of this key (an admin's: of any), with its jobs as they stand."""
-    key_id = None if caller.key.can_admin else caller.key.id
-    with caller.read() as tx:
-        return _body(tx, batches.get(tx, batch_id, key_id))
+    return _body(team_batches.get(caller, batch_id))
 
 
 async def _submit(
@@ -90,19 +105,10 @@ async def _submit(
     return {"job_id": made.job.id}
 
 
-def _body(tx: orm.Session, batch: rows.Batch) -> response_bodies.Batch:
-    items = []
-    for item in batch.items:
-        job_id, state = item.get("job_id"), None
-        if job_id is not None:
-            try:
-                state = jobs.get(tx, job_id).state
-            except errors.NotFound:  # deleted meanwhile
-                state = None
-        items.append(
-            response_bodies.BatchItem(job_id=job_id, state=state, problem=item.get("problem"))
-        )
-    return response_bodies.Batch(id=batch.id, created_at=batch.created_at, items=items)
+def _body(batch: team_batches.Batch) -> response_bodies.Batch:
+    items = [response_bodies.BatchItem.model_validate(item) for item in batch.items]
+    row = batch.row
+    return response_bodies.Batch(id=row.id, created_at=row.created_at, items=items)
 
 
 def _idempotency(key: str | None, body: request_bodies.NewBatch) -> jobs.IdempotencyKey | None:

@@ -12,6 +12,7 @@ from fastapi import exceptions
 from server import job_actions, submission
 from server.api.jobs import estimates
 from server.store.across_jobs import templates
+from server.teams import templates as team_templates
 from server.web import auth, dependencies, request_bodies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1/templates", tags=["templates"])
@@ -30,11 +31,7 @@ def save(
     services: dependencies.ServicesDep,
 ) -> response_bodies.Template:
     """Save the body of `POST /v1/jobs` under a name of this key; an earlier one is replaced."""
-    submission.refuse_long(body, job_actions.upload_limit(services, caller))
-    content = body.model_dump(mode="json", exclude_unset=True)
-    with caller.write() as tx:
-        template = templates.save(tx, caller.key.id, name, content)
-        caller.audit(tx, "template.save", f"template {name}")
+    template = team_templates.save(services, caller, name, body)
     return response_bodies.Template.model_validate(template)
 
 
@@ -53,9 +50,7 @@ def every(
 @router.delete("/{name}", status_code=204)
 def delete(name: _Name, caller: auth.Submitter, services: dependencies.ServicesDep) -> None:
     """Remove a template of this key; its jobs stay."""
-    with caller.write() as tx:
-        templates.delete(tx, caller.key.id, name)
-        caller.audit(tx, "template.delete", f"template {name}")
+    team_templates.delete(caller, name)
 
 
 @router.post("/{name}/jobs", status_code=201, responses=request_bodies.MADE_JOB)
@@ -73,20 +68,10 @@ async def submit(
     """
     with caller.read() as tx:
         template = templates.get(tx, caller.key.id, name)
-    body = _job(merged(template.job, changes.job))
+    body = _job(team_templates.merged(template.job, changes.job))
     submission.refuse_long(body, job_actions.upload_limit(services, caller))
     made = await submission.submit(services, caller, submission.from_json(body, idempotency_key))
     return estimates.made_body(services, caller, response, made)
-
-
-def merged(job: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A request with changes; objects are merged, anything else is replaced."""
-    result = dict(job)
-    for name, value in changes.items():
-        before = result.get(name)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        result[name] = merged(before, value) if both else value  # type: ignore[arg-type]
-    return result
 
 
 def _job(content: Mapping[str, Any]) -> request_bodies.NewJob:

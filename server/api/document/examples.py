@@ -54,6 +54,14 @@ _TRIAL = response_bodies.Trial(
     latency_us=1268.1, error=None, message="", spread=0.012, predicted_us=1190.4, best_us=1268.1,
     is_best=True, elapsed_s=15.6, measured_s=4.1, build_s=0.4, run_s=0.1, device=_DEVICE,
     measured_at=_ENDED,
+    named_decisions=[
+        response_bodies.NamedDecision(name=name, values=values, text=text)
+        for name, values, text in (
+            ("tile of i in gemm", [2, 32, 4, 2], "2 × 32 × 4 × 2"),
+            ("tile of j in gemm", [16, 1, 1, 32], "16 × 1 × 1 × 32"),
+            ("tile of k in gemm", [64, 8], "64 × 8"), ("unroll_explicit", [512], "512"),
+        )
+    ],
 )  # fmt: skip
 _CURVE = response_bodies.Curve(
     job_id=7, name="gemm 512", state=states.State.SUCCEEDED, unscheduled_us=149013.2,
@@ -177,6 +185,7 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("get", "/v1/jobs"): _page(JOB),
     ("get", "/v1/jobs/{job_id}/similar"): _list(_SIMILAR),
     ("post", "/v1/batches"): _BATCH,
+    ("get", "/v1/batches"): _page(_BATCH),
     ("get", "/v1/batches/{batch_id}"): _BATCH,
     ("get", "/v1/templates"): _list(_TEMPLATE),
     ("put", "/v1/templates/{name}"): _TEMPLATE,

@@ -86,7 +86,8 @@ async def export_database(
 ) -> fastapi.Response:
     """The best schedules of several jobs as one MetaSchedule database, a zip that plain TVM loads.
 
-    `?job=1&job=2`, or a filter: of the jobs that succeeded, the newest 200.
+    `?job=1&job=2`, or a filter: of the jobs that succeeded, the newest 200. An imported database
+    gives the records that were imported. Equal records are one.
     """
     chosen = job_lists.Filter(
         states=(states.State.SUCCEEDED,),
@@ -108,11 +109,11 @@ def _export(
     chosen: job_lists.Filter,
 ) -> bytes:
     with caller.read() as tx:
-        bundles = _bundles(tx, job_ids, chosen)
-    if not bundles:
+        sources = _sources(tx, job_ids, chosen)
+    if not sources:
         raise errors.NotFound("no job of these has an artifact with a database")
     merged = []
-    for sha256 in dict.fromkeys(bundle.sha256 for bundle in bundles):
+    for sha256 in dict.fromkeys(source.sha256 for source in sources):
         with tempfile.TemporaryFile() as file:
             for chunk in services.blobs.read(sha256):
                 file.write(chunk)
@@ -121,23 +122,24 @@ def _export(
     return databases.pack(databases.merge(merged))
 
 
-def _bundles(
+def _sources(
     tx: orm.Session, job_ids: list[int] | None, chosen: job_lists.Filter
 ) -> list[rows.Artifact]:
-    """Artifacts of the jobs; those named must have one."""
+    """The files of the jobs that have their databases; jobs that are named must have one."""
     if job_ids is None:
-        numbers = [job.id for job in job_lists.page(tx, chosen, MAX_JOBS).jobs]
+        selected = list(job_lists.page(tx, chosen, MAX_JOBS).jobs)
     else:
-        numbers = [jobs.get(tx, number).id for number in dict.fromkeys(job_ids)]
-    bundles, size_bytes = [], 0
-    for number in numbers:
-        of_job = [each for each in artifacts.of_job(tx, number) if each.kind == "bundle"]
+        selected = [jobs.get(tx, number) for number in dict.fromkeys(job_ids)]
+    sources, size_bytes = [], 0
+    for job in selected:
+        kind = "input" if job.kind == "database" else "bundle"
+        of_job = [each for each in artifacts.of_job(tx, job.id) if each.kind == kind]
         if job_ids is not None and not of_job:
-            raise errors.Conflict(f"job {number} has no artifact: leave it out")
-        bundles += of_job
-        size_bytes += sum(bundle.size_bytes for bundle in of_job)
+            raise errors.Conflict(f"job {job.id} has no artifact: leave it out")
+        sources += of_job
+        size_bytes += sum(source.size_bytes for source in of_job)
         if size_bytes > MAX_READ_BYTES:
             raise errors.InvalidRequest(
                 f"the artifacts of these jobs have more than {MAX_READ_BYTES} bytes: take fewer"
             )
-    return bundles
+    return sources

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import fastapi
@@ -16,10 +16,13 @@ from starlette import responses
 
 from server.api import cells, paging
 from server.store import jobs, rows, trials
-from server.web import auth, dependencies, request_bodies
+from server.web import auth, decisions, dependencies, request_bodies
 from server.web import response_bodies as response_models
 
 router = fastapi.APIRouter(prefix="/v1/jobs/{job_id}", tags=["trials"])
+
+#: Trials, the tasks of their job, and whether they are the first, as text.
+_Lines = Callable[[tuple[rows.Trial, ...], Sequence[rows.Task], bool], str]
 
 _Error = Literal["build", "launch", "timeout", "wrong_result", "infrastructure"]
 
@@ -59,8 +62,9 @@ def page(
     with caller.read() as tx:
         jobs.get(tx, job_id)
         selected = trials.page(tx, job_id, chosen, limit, after or 0)
+        tasks = jobs.tasks(tx, job_id)
     paging.link(request, response, selected.next)
-    items = [response_models.Trial.model_validate(trial) for trial in selected.trials]
+    items = [decisions.body(tasks, trial) for trial in selected.trials]
     return response_models.Page(items=items, next=selected.next)
 
 
@@ -73,7 +77,8 @@ def get(
 ) -> response_models.Trial:
     """One trial."""
     with caller.read() as tx:
-        return response_models.Trial.model_validate(trials.get(tx, job_id, number))
+        trial = trials.get(tx, job_id, number)
+        return decisions.body(jobs.tasks(tx, job_id), trial)
 
 
 @router.get("/trials.csv", response_class=responses.StreamingResponse,
@@ -106,7 +111,7 @@ def _stream(
     chosen: trials.Filter,
     suffix: str,
     media_type: str,
-    lines: Callable[[tuple[rows.Trial, ...], bool], str],
+    lines: _Lines,
 ) -> fastapi.Response:
     with caller.read() as tx:
         jobs.get(tx, job_id)
@@ -122,18 +127,21 @@ def _pages(
     caller: auth.Caller,
     job_id: int,
     chosen: trials.Filter,
-    lines: Callable[[tuple[rows.Trial, ...], bool], str],
+    lines: _Lines,
 ) -> Iterator[str]:
     after: int | None = 0
     is_first = True
     while after is not None:
         with caller.read() as tx:
             selected = trials.page(tx, job_id, chosen, trials.BATCH, after)
-        yield lines(selected.trials, is_first)
+            tasks = jobs.tasks(tx, job_id)
+        yield lines(selected.trials, tasks, is_first)
         after, is_first = selected.next, False
 
 
-def _csv_lines(selected: tuple[rows.Trial, ...], with_head: bool) -> str:
+def _csv_lines(
+    selected: tuple[rows.Trial, ...], tasks: Sequence[rows.Task], with_head: bool
+) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     if with_head:
@@ -154,7 +162,7 @@ def _cell(trial: rows.Trial, name: str) -> object:
     return cells.safe(value)
 
 
-def _json_lines(selected: tuple[rows.Trial, ...], with_head: bool) -> str:
-    return "".join(
-        f"{response_models.Trial.model_validate(trial).model_dump_json()}\n" for trial in selected
-    )
+def _json_lines(
+    selected: tuple[rows.Trial, ...], tasks: Sequence[rows.Task], with_head: bool
+) -> str:
+    return "".join(f"{decisions.body(tasks, trial).model_dump_json()}\n" for trial in selected)

@@ -16,11 +16,12 @@ from sqlalchemy import orm
 from starlette import responses
 
 from server import errors, job_actions, states
-from server.dashboard import chart_data, formats, highlight, render
+from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
 from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
 from server.store.across_jobs import reuse
-from server.web import auth, dependencies, request_bodies
+from server.teams import templates as team_templates
+from server.web import auth, decisions, dependencies, request_bodies
 
 router = fastapi.APIRouter(
     prefix="/dashboard/jobs/{job_id}", route_class=render.Page, include_in_schema=False
@@ -80,6 +81,7 @@ def overview(
         chart=chart,
         artifacts=files,
         similar=similar,
+        can_save=viewer.can("submit") and team_templates.can_be_template(head["job"]),
         parts=time_parts(head["job"].breakdown, head["job"].elapsed_s),
     )  # fmt: skip
 
@@ -135,7 +137,7 @@ def trial_page(
         request, "job/trial.html", viewer, tab="trials", **head,
         trial=trial,
         task=task,
-        decisions=decisions_of(task, trial),
+        decisions=decisions.named([task], trial),
     )  # fmt: skip
 
 
@@ -174,19 +176,21 @@ def code_page(
     services: dependencies.ServicesDep,
     task: _Task = None,
 ) -> fastapi.Response:
-    """TVMScript and generated source of a task's best schedule."""
+    """TVMScript, generated source and assembly of a task's best schedule."""
     with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         number = _existing(head["tasks"], task)
         schedule, source = jobs.code(tx, job_id, number)
         assembly = jobs.assembly(tx, job_id, number)
     language = highlight.language_of(source or "", head["job"].target)
-    written = {"cuda": "Generated code (CUDA)", "llvm": "Generated code (LLVM IR)"}[language]
+    is_gpu = language == "cuda"
     listings = [
         Listing("schedule", "Schedule (TVMScript)", "python", schedule or ""),
-        Listing("source", written, language, source or ""),
-        Listing("assembly", "Assembly", "gas", assembly or ""),
-    ]
+        Listing("source", f"Generated code ({'CUDA' if is_gpu else 'LLVM IR'})", language,
+                source or ""),
+        Listing("assembly", "PTX" if is_gpu else "Assembly", "ptx" if is_gpu else "gas",
+                assembly or ""),
+    ]  # fmt: skip
     return render.page(
         request, "job/code.html", viewer, tab="code", **head,
         number=number,
@@ -272,27 +276,6 @@ class Listing:
     def n_lines(self) -> int:
         """Lines of the program."""
         return len(self.text.splitlines())
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Decision:
-    """What a trial decided: the label of it, and the value in words."""
-
-    label: str
-    value: str
-
-
-def decisions_of(task: rows.Task, trial: rows.Trial) -> list[Decision]:
-    """A trial's decisions by name; empty where the names are not known."""
-    groups = (task.decisions or {}).get(str(trial.sketch_index))
-    if groups is None or sum(n for _, n in groups) != len(trial.decisions):
-        return []
-    decisions, begin = [], 0
-    for label, n in groups:
-        values = trial.decisions[begin : begin + n]
-        decisions.append(Decision(label, formats.decision(label, values)))
-        begin += n
-    return decisions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

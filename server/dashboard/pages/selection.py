@@ -21,8 +21,8 @@ from server.web import auth, dependencies, request_bodies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)
 
-#: Jobs of a selection at most: those of a page of the table.
-MAX_SELECTED = 50
+#: Jobs of a selection at most: those of a batch, and more than those of a page of the table.
+MAX_SELECTED = request_bodies.MAX_BATCH
 
 #: What a selection can do besides comparing: as it is asked for, and as it was done.
 VERBS: Mapping[str, tuple[str, str]] = {

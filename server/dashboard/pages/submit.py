@@ -1,16 +1,15 @@
 """The form for new jobs: an operator's fields from its JSON Schema, or a file.
 
-It is one form with two sources, and what both need stands in it once. It comes in as an ordinary
-form and is checked here, so that errors stand at their fields; the page's script sends large files
-straight to `/v1/jobs/upload`, which reads them under the key's limit. All end in
-`server.submission`.
+It is one form with several sources (a template of a program is one, too), and what all need stands
+in it once. It comes in as an ordinary form and is checked here, so that errors stand at their
+fields; the page's script sends large files straight to `/v1/jobs/upload`, which reads them under
+the key's limit. All end in `server.submission`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -24,10 +23,11 @@ from starlette import datastructures, responses
 
 from felix.search import strategies
 from server import errors, job_actions, submission
-from server.dashboard import fields, render
+from server.dashboard import fields, job_form, render
 from server.dashboard.pages import logins
 from server.parsing import parser
 from server.store import jobs, workers
+from server.store.across_jobs import templates
 from server.web import auth, dependencies, request_bodies, uploads
 
 router = fastapi.APIRouter(
@@ -35,13 +35,7 @@ router = fastapi.APIRouter(
 )
 
 FIRST = "gemm"
-OPERATOR, FILE = "operator", "file"
-
-#: Fields of the form that all workloads have; parameters of operators begin with `p.`.
-COMMON = ("name", "target", "trials", "seconds", "tags", "priority", "seed", "strategy", "note")
-OPTIONS = ("round_size", "patience_rounds")
-_OF_FILES = ("kind", "shapes", "file")
-_PARAM = "p."
+OPERATOR, FILE, TEMPLATE = "operator", "file", "template"
 
 #: Choices of the target field besides the devices that are there.
 TARGETS = ("llvm", "cuda", "h100", "a100")
@@ -57,6 +51,8 @@ class _Form:
     source: str
     op: str
     texts: Mapping[str, str]
+    #: the name of the template whose program it submits; empty without one
+    template: str = ""
     wrong: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problem: str = ""
 
@@ -78,23 +74,30 @@ def form(
     like: Annotated[int | None, fastapi.Query(ge=1, le=request_bodies.MAX_INT)] = None,
     target: Annotated[str, fastapi.Query(max_length=200)] = "",
     source: Annotated[str, fastapi.Query(max_length=20)] = OPERATOR,
+    template: Annotated[str, fastapi.Query(max_length=100)] = "",
 ) -> fastapi.Response:
-    """An empty form of a source, or one with the settings of another job."""
+    """An empty form of a source, or one with the settings of another job or a template."""
     texts = {"target": target} if target else {}
+    source = FILE if source == FILE else OPERATOR
     if like is not None:
         with viewer.read() as tx:
             job = jobs.get(tx, like)
         if job.kind == "operator":
-            op = job.op
-            texts = _texts_of(job)
+            op, texts = job.op, job_form.of_job(job)
+    elif template:
+        with viewer.read() as tx:
+            request_body = templates.get(tx, viewer.key.id, template).job
+        texts = job_form.of_request(request_body)
+        if request_body["workload"]["kind"] == OPERATOR:
+            op = request_body["workload"]["name"]
+        else:
+            source = TEMPLATE
     operators = services.parser.operators()
     op = op or (FIRST if FIRST in operators else next(iter(operators)))
     if op not in operators:
         raise errors.NotFound(f"there is no operator {op!r}")
-    if like is None:
-        texts |= {f"{_PARAM}{k}": v for k, v in fields.defaults(operators[op]).items()}
-    source = FILE if source == FILE else OPERATOR
-    return _page(request, viewer, services, _Form(source, op, texts))
+    texts = job_form.of_params(fields.defaults(operators[op])) | texts
+    return _page(request, viewer, services, _Form(source, op, texts, template))
 
 
 @router.post("")
@@ -105,8 +108,10 @@ async def submit(
     form_fields = await logins.checked_form(request, viewer, max_files=1)
     texts = {name: values[-1] for name, values in form_fields.items()}
     operators = await anyio.to_thread.run_sync(services.parser.operators)
-    source = FILE if texts.get("source") == FILE else OPERATOR
-    op = texts.get("op", FIRST if source == FILE else "")
+    source = texts.get("source", OPERATOR)
+    if source not in (FILE, TEMPLATE):
+        source = OPERATOR
+    op = texts.get("op", "" if source == OPERATOR else FIRST)
     if op not in operators:
         raise errors.NotFound("there is no such operator")
     if not viewer.can("submit"):
@@ -114,10 +119,13 @@ async def submit(
     try:
         if source == FILE:
             made = await _submit_file(request, viewer, services, texts)
+        elif source == TEMPLATE:
+            made = await _submit_template(viewer, services, texts)
         else:
             made = await _submit_operator(viewer, services, op, operators[op], texts)
     except _Refused as refused:
-        filled = _Form(source, op, texts, refused.wrong, refused.problem)
+        template = texts.get("template", "")
+        filled = _Form(source, op, texts, template, refused.wrong, refused.problem)
         return await anyio.to_thread.run_sync(_page, request, viewer, services, filled)
     return responses.RedirectResponse(f"/dashboard/jobs/{made.job.id}", 303)
 
@@ -129,18 +137,38 @@ async def _submit_operator(
     schema: fields.Schema,
     texts: Mapping[str, str],
 ) -> jobs.Made:
-    params = {name[len(_PARAM) :]: text for name, text in texts.items() if name.startswith(_PARAM)}
+    params = job_form.params(texts)
     reading = fields.read(schema, params)
-    wrong = {f"{_PARAM}{name}": message for name, message in reading.wrong.items()}
+    wrong = job_form.of_params(reading.wrong)
     workload = {"kind": "operator", "name": op, "params": reading.params}
     try:
-        body = request_bodies.NewJob.model_validate({**_settings(texts), "workload": workload})
+        body = request_bodies.NewJob.model_validate(
+            {**job_form.settings(texts), "workload": workload}
+        )
     except pydantic.ValidationError as error:
-        raise _Refused(wrong | _wrong(error.errors())) from error
+        raise _Refused(wrong | job_form.wrong(error.errors())) from error
     if wrong:
         raise _Refused(wrong)
-    from_form = submission.from_json(body, _idempotency_key(body, texts))
-    return await _queue(viewer, services, from_form, [f"{_PARAM}{name}" for name in params])
+    from_form = submission.from_json(body, job_form.idempotency_key(body, texts))
+    return await _queue(viewer, services, from_form, list(job_form.of_params(params)))
+
+
+async def _submit_template(
+    viewer: auth.Caller, services: dependencies.Services, texts: Mapping[str, str]
+) -> jobs.Made:
+    """Submit the program of a template with the settings of the form."""
+    name = texts.get("template", "")
+    with viewer.read() as tx:
+        workload = templates.get(tx, viewer.key.id, name).job["workload"]
+    try:
+        body = request_bodies.NewJob.model_validate(
+            {**job_form.settings(texts), "workload": workload}
+        )
+    except pydantic.ValidationError as error:
+        raise _Refused(job_form.wrong(error.errors())) from error
+    submission.refuse_long(body, job_actions.upload_limit(services, viewer))
+    from_form = submission.from_json(body, job_form.idempotency_key(body, texts))
+    return await _queue(viewer, services, from_form, [])
 
 
 async def _submit_file(
@@ -149,7 +177,7 @@ async def _submit_file(
     services: dependencies.Services,
     texts: Mapping[str, str],
 ) -> jobs.Made:
-    settings = _settings(texts) | {"kind": texts.get("kind", "onnx")}
+    settings = job_form.settings(texts) | {"kind": texts.get("kind", "onnx")}
     try:
         if settings["kind"] == "onnx":
             settings["shapes"] = fields.shapes_of(texts.get("shapes", ""))
@@ -157,12 +185,12 @@ async def _submit_file(
     except fields.Wrong as error:
         raise _Refused({"shapes": str(error)}) from error
     except pydantic.ValidationError as error:
-        raise _Refused(_wrong(error.errors())) from error
+        raise _Refused(job_form.wrong(error.errors())) from error
     file = (await request.form()).get("file")
     if not isinstance(file, datastructures.UploadFile) or not file.filename:
         raise _Refused({"file": "is needed: a model or a program"})
     async with _received(file, body, job_actions.upload_limit(services, viewer)) as upload:
-        key = _idempotency_key(body, {**texts, "sha256": upload.sha256})
+        key = job_form.idempotency_key(body, {**texts, "sha256": upload.sha256})
         return await _queue(viewer, services, submission.from_upload(upload, key), ["file"])
 
 
@@ -174,7 +202,7 @@ async def _received(
         async with uploads.stored(file, body, limit_bytes) as upload:
             yield upload
     except exceptions.RequestValidationError as error:
-        raise _Refused({"file": _words(error.errors()[0]["msg"])}) from error
+        raise _Refused({"file": job_form.words(error.errors()[0]["msg"])}) from error
     except (errors.TooLarge, errors.InvalidRequest) as error:
         raise _Refused({"file": str(error)}) from error
 
@@ -219,7 +247,7 @@ def _about(sources: list[str], message: str) -> str:
     places = {
         match.start(): name
         for name in sources
-        if (match := re.search(rf"\b{re.escape(name.removeprefix(_PARAM))}\b", message))
+        if (match := re.search(rf"\b{re.escape(name.removeprefix(job_form.PARAM))}\b", message))
     }
     return places[min(places)] if places else ""
 
@@ -242,6 +270,7 @@ def _page(
         about=operators[filled.op].get("description", ""),
         fields=fields.of_schema(operators[filled.op]),
         texts=filled.texts,
+        template_name=filled.template,
         wrong=filled.wrong,
         problem=filled.problem,
         targets=sorted({*TARGETS, *_alive_kinds(tuners)}),
@@ -259,47 +288,3 @@ def _alive_kinds(tuners: Any) -> set[str]:
     """The kinds of the devices that are there."""
     alive = (device for tuner in tuners if tuner.is_alive for device in tuner.devices)
     return {str(device["kind"]) for device in alive if "kind" in device}
-
-
-def _settings(texts: Mapping[str, str]) -> dict[str, Any]:
-    """What all sources have, as the API has it; empty fields are left out."""
-    settings: dict[str, Any] = {
-        name: texts[name].strip() for name in COMMON if texts.get(name, "").strip()
-    }
-    if "tags" in settings:
-        settings["tags"] = [tag.strip() for tag in settings["tags"].split(",") if tag.strip()]
-    options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
-    return settings | {"options": options}
-
-
-def _wrong(validation_errors: Any) -> dict[str, str]:
-    return {_place(each["loc"]): _words(each["msg"]) for each in validation_errors}
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """The field an error belongs to; the choice of the operator, if to none."""
-    names = [part for part in location if part in (*COMMON, *OPTIONS, *_OF_FILES)]
-    return str(names[-1]) if names else "op"
-
-
-def _words(message: str) -> str:
-    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
-    return message.split(", unable to parse")[0]
-
-
-def _idempotency_key(body: pydantic.BaseModel, texts: Mapping[str, str]) -> str:
-    """An idempotency key: a form that is sent twice unchanged makes one job."""
-    sha256 = texts.get("sha256", "")
-    identity = f"{texts.get('form_id', '')}\n{body.model_dump_json()}\n{sha256}"
-    return f"form-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
-
-
-def _texts_of(job: Any) -> dict[str, str]:
-    """The fields of a form for a job like this one."""
-    params = fields.texts_of(job.workload.get("params", {}))
-    texts = {f"{_PARAM}{name}": text for name, text in params.items()}
-    for name in COMMON:
-        value = getattr(job, name)
-        if value is not None:
-            texts[name] = fields.text_of(value)
-    return texts | {name: str(value) for name, value in job.options.items() if name in OPTIONS}

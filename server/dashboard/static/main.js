@@ -126,7 +126,15 @@ function selection() {
   show();
 }
 
+// The entry of this page, where the navigation is longer than the screen.
+function navigation() {
+  const nav = document.querySelector(".top nav");
+  const current = nav?.querySelector("[aria-current]");
+  if (current) nav.scrollLeft = current.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+}
+
 theme();
+navigation();
 actions();
 copying();
 document.getElementById("problem")?.focus();

@@ -17,6 +17,7 @@ function job(fields) {
   for (const name of OPTIONS) if (text(name)) body.options[name] = Number(text(name));
   const tags = text("tags").split(",").map((tag) => tag.trim()).filter(Boolean);
   if (tags.length) body.tags = tags;
+  if (fields.get("begin_anew")) body.reuse = false;
   if (body.kind === "onnx") body.shapes = shapes(text("shapes"));
   return body;
 }

@@ -74,3 +74,18 @@ def get(tx: orm.Session, batch_id: int, key_id: int | None) -> rows.Batch:
     if batch is None or key_id not in (None, batch.key_id):
         raise errors.NotFound(f"there is no batch {batch_id}")
     return rows.Batch.of(batch)
+
+
+def page(
+    tx: orm.Session, key_id: int | None, limit: int, before: int | None = None
+) -> list[rows.Batch]:
+    """Batches of a key (None: of any), newest first; `before` is the last number of the page
+    before.
+    """
+    batch = models.Batch
+    query = sa.select(batch).order_by(batch.id.desc()).limit(limit)
+    if key_id is not None:
+        query = query.where(batch.key_id == key_id)
+    if before is not None:
+        query = query.where(batch.id < before)
+    return [rows.Batch.of(row) for row in tx.scalars(query)]

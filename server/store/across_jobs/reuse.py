@@ -3,7 +3,7 @@
 Three things may happen to a new job, tried in this order:
 
 - It is *answered*: an earlier job of the same programs, target, strategy, seed and versions spent
-  at least its budget, so it ends at once with that job's artifact.
+  at least its budget, so it ends at once with that job's artifact, made its own.
 - It *starts* from measurements: those of its tasks that jobs of the same versions measured on one
   device are copied and count as its trials. A task whose share of the budget they cover is
   settled: it costs nothing more.
@@ -16,13 +16,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server import states
 from server.database import columns, models
-from server.store import artifacts, events, jobs, rows, transitions, trials
+from server.store import artifacts, blobs, events, jobs, rows, transitions, trials
+from server.store.across_jobs import answered_bundle
 
 #: Software whose versions must be equal for latencies to be comparable.
 COMPARED_VERSIONS = ("felix", "apache-tvm", "apache-tvm-ffi")
@@ -45,6 +47,8 @@ class Request:
     device_keys: Collection[str]
     #: the only project whose measurements it may take
     project: str
+    #: has the artifacts
+    store: blobs.BlobStore
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +64,7 @@ def apply(tx: orm.Session, request: Request) -> None:
     earlier = _earlier_tasks(tx, request)
     same = [each for each in earlier if _is_comparable(each.job, request)]
     answer = _answer(tx, request, same)
-    if answer is not None:
-        _finish(tx, request.job_id, answer)
+    if answer is not None and _finish(tx, request, *answer):
         return
     copied = _start(tx, request, same)
     if copied:
@@ -199,29 +202,27 @@ def _is_enough(job: models.Job, new: jobs.NewJob) -> bool:
     return new.trials is not None and job.n_trials >= new.trials
 
 
-def _finish(tx: orm.Session, job_id: int, answer: tuple[models.Job, models.Artifact]) -> None:
-    """End a queued job with the results and the artifact of an earlier one."""
-    source, bundle = answer
+def _finish(
+    tx: orm.Session, request: Request, source: models.Job, bundle: models.Artifact
+) -> bool:
+    """End a queued job with the results and the artifact of an earlier one, if that is usable."""
+    job_id = request.job_id
     same = ("target_key", "resolved_target", "best_us", "unscheduled_us", "n_unscheduled",
             "versions", "model")  # fmt: skip
-    changes = {name: getattr(source, name) for name in same}
+    changes: dict[str, Any] = {name: getattr(source, name) for name in same}
+    changes["reason"] = "reused"
+    ended = rows.Job(**vars(jobs.get(tx, job_id)) | changes | {"reused_from": source.id})
+    own = answered_bundle.make(tx, request.store, ended, rows.Artifact.of(bundle))
+    if own is None:
+        return False
     _copy_tasks(tx, job_id, source.id)
-    artifacts.attach(
-        tx,
-        job_id,
-        artifacts.NewArtifact(
-            name=f"felix-job-{job_id}.zip",
-            kind=bundle.kind,
-            media_type=bundle.media_type,
-            sha256=bundle.sha256,
-            size_bytes=bundle.size_bytes,
-        ),
-    )
+    artifacts.attach(tx, job_id, own)
     events.append(tx, job_id, events.Type.REUSED, {"jobs": [source.id], "n_trials": 0})
     job = transitions.lock(tx, job_id)
     transitions.move(tx, job, _S.STOPPING, started_at=columns.db_now(), reused_from=source.id)
     reason = {"reason": "reused", "job": source.id}
-    transitions.move(tx, job, _S.SUCCEEDED, reason, reason="reused", **changes)
+    transitions.move(tx, job, _S.SUCCEEDED, reason, **changes)
+    return True
 
 
 def _copy_tasks(tx: orm.Session, job_id: int, source_id: int) -> None:

@@ -104,6 +104,25 @@ def usage(tx: orm.Session, name: str) -> Usage:
     return Usage(int(n_jobs or 0), int(n_bytes or 0))
 
 
+def usages(tx: orm.Session) -> dict[str, Usage]:
+    """`usage` of every project, by name."""
+    artifact, job = models.Artifact, models.Job
+    active = job.state.in_(map(str, states.ACTIVE))
+    counted = sa.select(job.project, sa.func.count()).where(active).group_by(job.project)
+    n_jobs = {name: int(count) for name, count in tx.execute(counted)}
+    contents = (
+        sa.select(job.project, artifact.sha256, artifact.size_bytes)
+        .join(job, job.id == artifact.job_id)
+        .distinct()
+        .subquery()
+    )
+    summed = sa.select(contents.c.project, sa.func.sum(contents.c.size_bytes))
+    sums = tx.execute(summed.group_by(contents.c.project))
+    n_bytes = {name: int(size_bytes) for name, size_bytes in sums}
+    names = (project.name for project in every(tx))
+    return {name: Usage(n_jobs.get(name, 0), n_bytes.get(name, 0)) for name in names}
+
+
 def check_quota(tx: orm.Session, name: str, trials: int | None, n_bytes: int = 0) -> None:
     """Whether a project may have one more job of so many trials and bytes.
 

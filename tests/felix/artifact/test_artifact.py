@@ -19,6 +19,8 @@ from tvm.s_tir import meta_schedule as ms
 from felix import errors, records, workloads
 from felix.artifact import convergence, export
 from felix.measure import build, protocol
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import nvrtc
 from felix.task import Task
 
 
@@ -194,18 +196,39 @@ def test_unwritable_folder_is_an_output_error(tmp_path: pathlib.Path) -> None:
     assert made.is_dir() and not list(made.iterdir())
 
 
-def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:
+def _cuda_result() -> _Result:
     task = workloads.parse("elementwise:64x32,ops=relu", "nvidia/nvidia-h100")
     sch = tvm.s_tir.Schedule(task.mod)
     block = sch.get_child_blocks(sch.get_sblock("root"))[0]
     rows, columns = sch.get_loops(block)
     sch.bind(rows, "blockIdx.x")
     sch.bind(columns, "threadIdx.x")
-    export.export(_Result(task, _Best(3.0, sch, 0, ()), [(1, 1.0, 3.0)], []), tmp_path)
+    return _Result(task, _Best(3.0, sch, 0, ()), [(1, 1.0, 3.0)], [])
+
+
+def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:
+    export.export(_cuda_result(), tmp_path)
     assert "__global__" in (tmp_path / "source" / "kernel.cu").read_text()
+    ptx = (tmp_path / "source" / "kernel.ptx").read_text()
+    assert ".target sm_90" in ptx and ".visible .entry main_kernel(" in ptx and "\0" not in ptx
+    assert "source/kernel.ptx" in json.loads((tmp_path / "manifest.json").read_text())["files"]
     if not tvm.runtime.device("cuda", 0).exist:
         done = _run(tmp_path)
         assert done.returncode == 1 and "needs a cuda device" in done.stderr
+
+
+def test_ptx_that_cannot_be_made_is_a_note(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(code: str, target: tvm.target.Target) -> str:
+        raise nvrtc.CompileError("kernel.cu(1): error: no\nmore")
+
+    monkeypatch.setattr(cuda_build, "ptx", refuse)
+    export.export(_cuda_result(), tmp_path)
+    notes = json.loads((tmp_path / "manifest.json").read_text())["notes"]
+    assert "no PTX: kernel.cu(1): error: no" in notes
+    assert (tmp_path / "source" / "kernel.cu").exists()
+    assert not (tmp_path / "source" / "kernel.ptx").exists()
 
 
 def test_the_picture_is_the_same_for_the_same_curve(tmp_path: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ GEMM: dict[str, Any] = {
 def test_batches_templates_and_estimates(felix: client.Client) -> None:
     batch = felix.submit_batch([GEMM, GEMM | {"trials": -1}])
     assert [item["problem"] is None for item in batch.items] == [True, False]
-    assert felix.batch(batch.id) == batch
+    assert felix.batch(batch.id) == batch and felix.batches(limit=1) == [batch]
     felix.save_template("t", GEMM)
     assert [template.name for template in felix.templates()] == ["t"]
     job = felix.submit_template("t", workload={"params": {"m": 16}}, name="changed")
@@ -46,9 +46,13 @@ def test_databases(felix: client.Client, tmp_path: pathlib.Path) -> None:
     (tmp_path / "in.zip").write_bytes(_bundle())
     job = felix.import_database(tmp_path / "in.zip")
     assert (job.kind, job.state, job.reason) == ("database", "succeeded", "imported")
+    exported = felix.export_database(tmp_path / "again.zip", [job.id])
+    assert felix.import_database(exported).workload["n_records"] == 1
+    queued = felix.submit_batch([GEMM | {"reuse": False}]).items[0]["job_id"]
     with pytest.raises(errors.RemoteError, match="no artifact"):
-        felix.export_database(tmp_path / "out.zip", [job.id])
+        felix.export_database(tmp_path / "out.zip", [job.id, queued])
     assert not (tmp_path / "out.zip").exists()
+    felix.cancel(queued)
     with pytest.raises(errors.WorkloadError, match="cannot read"):
         felix.import_database(tmp_path / "missing.zip")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pathlib
@@ -19,8 +20,9 @@ from felix import records, workloads
 from felix.metaschedule import trace_text
 from felix.tuning import task_run
 from server.parsing import databases
-from server.store import artifacts, leases, progress, rows, trials, workers
+from server.store import artifacts, keys, leases, progress, rows, trials, workers
 from server.store.across_jobs import reuse
+from server.store.projects import projects
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -57,7 +59,7 @@ def _bundle(m: int = 32, latency_us: float = 3.0) -> bytes:
     return out.getvalue()
 
 
-def _tune(service: Service, bundle: bytes = b"PK", n_trials: int = 8) -> int:
+def _tune(service: Service, bundle: bytes = service_fakes.bundle(), n_trials: int = 8) -> int:
     """Do what a tuner does to the next job; its number."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "zip")
@@ -93,7 +95,11 @@ def test_a_tuned_workload_submitted_again_ends_in_two_seconds(service: Service) 
     content = service.client.get(f"/v1/jobs/{again['id']}/artifacts/{bundle['name']}").content
     assert time.monotonic() - start < 2.0
     assert (again["state"], again["reason"]) == ("succeeded", "reused")
-    assert again["reused_from"] == first["id"] and content == b"PK"
+    assert again["reused_from"] == first["id"]
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        about = json.loads(archive.read(f"felix-job-{again['id']}/manifest.json"))["job"]
+    assert (about["id"], about["reused_from"]) == (again["id"], first["id"])
+    assert hashlib.sha256(content).hexdigest() == bundle["sha256"]
     assert again["best_us"] == pytest.approx(50 / 8) and again["progress"] == 1.0
 
 
@@ -161,6 +167,24 @@ def test_a_batch_reports_each_item(service: Service) -> None:
     assert (gone["job_id"], gone["state"]) == (job["id"], None)
     assert service.client.get(where, headers=service.auth("read")).status_code == 404
     assert service.client.get(where, headers=service.auth("admin")).status_code == 200
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_batches_are_listed_newest_first(service: Service) -> None:
+    made = []
+    for n_refused in range(3):
+        body = {"jobs": [GEMM] * (n_refused == 2) + [{"nonsense": 1}] * n_refused or [{}]}
+        made.append(service.client.post("/v1/batches", json=body).json())
+    listed = service.client.get("/v1/batches", params={"limit": 2})
+    assert listed.json() == {"items": [made[2], made[1]], "next": made[1]["id"]}
+    assert made[2]["items"][0]["state"] == "queued"
+    following = re.match(r'<([^>]+)>; rel="next"', listed.headers["Link"])
+    assert following is not None
+    assert service.client.get(following[1]).json() == {"items": [made[0]], "next": None}
+    reader, admin = service.auth("read"), service.auth("admin")
+    assert service.client.get("/v1/batches", headers=reader).json()["items"] == []
+    assert len(service.client.get("/v1/batches", headers=admin).json()["items"]) == 3
+    assert service.client.get("/v1/batches", params={"limit": 101}).status_code == 422
 
 
 def test_a_batch_is_made_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +287,40 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
     queued = _submit(service, reuse=False)
     refused = service.client.get("/v1/database", params={"job": [first["id"], queued["id"]]})
     assert refused.status_code == 409 and f"job {queued['id']}" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_imported_databases_are_part_of_the_export(service: Service) -> None:
+    _submit(service)
+    _tune(service, _bundle(latency_us=3.0))
+
+    def imported(content: bytes, headers: dict[str, str]) -> int:
+        zipped = databases.pack(databases.merge(databases.unpack(io.BytesIO(content))))
+        file = {"file": ("theirs.zip", zipped)}
+        response = service.client.post("/v1/databases", files=file, headers=headers)
+        assert response.status_code == 201, response.text
+        return int(response.json()["id"])
+
+    def records_of(headers: dict[str, str], **query: Any) -> list[str]:
+        response = service.client.get("/v1/database", params=query, headers=headers)
+        assert response.status_code == 200, response.text
+        (exported,) = databases.unpack(io.BytesIO(response.content))
+        assert len(exported.workloads.splitlines()) == len(set(exported.workloads.splitlines()))
+        return exported.records.splitlines()
+
+    with service.db.write() as tx:
+        projects.create(tx, "elsewhere")
+        foreign = keys.create(tx, keys.NewKey(name="f", project="elsewhere", can_submit=True))
+    ours, theirs = service.auth("submit"), {"Authorization": f"Bearer {foreign.text}"}
+    same, other = (imported(_bundle(32, us), ours) for us in (3.0, 2.0))
+    foreign_job = imported(_bundle(64, 5.0), theirs)
+    assert len(records_of(ours)) == 2  # that of the job and of one import are equal
+    assert len(records_of(ours, job=[same])) == 1 and len(records_of(ours, job=[same, other])) == 2
+    assert len(records_of(theirs)) == 1
+    for headers, number in ((ours, foreign_job), (theirs, same)):
+        assert service.client.get(
+            "/v1/database", params={"job": number}, headers=headers
+        ).status_code == 404  # fmt: skip
 
 
 def test_an_imported_database_is_a_start(service: Service) -> None:

@@ -6,6 +6,7 @@ a tuner, in seconds.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from server import errors
 from server.store import control, jobs, keys
 from server.store import points as store_points
-from server.store.across_jobs import job_lists
+from server.store.across_jobs import batches, job_lists
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
 from tests.support.dashboard.browser import Site, points, until
@@ -244,8 +245,19 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     form.get_by_label("Trials").fill("7")
     form.get_by_text("Name, tags, search options").click()
     form.get_by_label("Tags").fill("from a file, tir")
+    form.get_by_label("Begin anew").check()
+    page.evaluate(
+        """() => {
+          const append = FormData.prototype.append;
+          FormData.prototype.append = function (name, value) {
+            if (name === "job") sessionStorage.setItem("job", value);
+            append.apply(this, arguments);
+          };
+        }"""
+    )
     form.get_by_role("button", name="Upload").click()
     page.wait_for_url(re.compile(r"/dashboard/jobs/\d+$"))
+    assert json.loads(page.evaluate("sessionStorage.getItem('job')"))["reuse"] is False
     number = int(page.url.rsplit("/", 1)[1])
     job = service_fakes.get(site.db, number)
     assert (job.kind, job.trials, job.tags) == ("tir", 7, ("from a file", "tir"))
@@ -255,6 +267,22 @@ def test_upload_makes_a_job(page: Any, site: Site) -> None:
     assert page.locator("#e-note").input_value() == "stays while the page is live"
     page.get_by_role("button", name="Save").click()
     page.wait_for_selector("#submitted >> text=stays while the page is live")
+
+
+def test_a_batch_stays_live_and_cancels_what_is_unfinished_then(page: Any, site: Site) -> None:
+    numbers = [api_rows.queued(site.db, site.key.key.id).id for _ in range(3)]
+    with site.db.write() as tx:
+        items = [{"job_id": number} for number in numbers]
+        batch = batches.create(tx, site.key.key.id, items, None)
+    page.goto(f"/dashboard/batches/{batch.id}")
+    with site.db.write() as tx:
+        control.cancel(tx, numbers[0])
+    page.get_by_role("button", name="Cancel 2 unfinished").click()
+    assert page.locator(".plain-list li").count() == 2
+    page.get_by_role("button", name="Cancel them").click()
+    page.wait_for_url(f"**/dashboard/batches/{batch.id}")
+    assert {service_fakes.get(site.db, number).state for number in numbers} == {"cancelled"}
+    assert page.get_by_role("button", name="unfinished").count() == 0
 
 
 def test_a_key_is_made_and_revoked(page: Any, site: Site) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from server.store import jobs, keys
+from server.store.across_jobs import batches
+from server.store.projects import webhooks
 from tests.server.dashboard.conftest import Pages
 from tests.support import api_rows
 from tests.support.dashboard import growing
@@ -22,7 +24,8 @@ VOID = {"meta", "link", "input", "img", "br"}
 
 PLACES = ("", "/compare?job=1&job=2", "/jobs/1", "/jobs/1/trials", "/jobs/1/trials/2",
           "/jobs/1/search", "/jobs/1/code", "/jobs/1/log", "/submit?like=1", "/keys", "/audit",
-          "/devices")  # fmt: skip
+          "/devices", "/batches", "/batches/1", "/webhooks", "/webhooks/1",
+          "/projects/default")  # fmt: skip
 
 
 class Texts(parser.HTMLParser):
@@ -75,6 +78,9 @@ def filled(pages: Pages) -> Pages:
     for _ in range(2):
         api_rows.queued(db, made.key.id, trials=64, **changes)
         growing.Growing(db, worker).step(10)
+    with db.write() as tx:
+        batches.create(tx, made.key.id, [{"job_id": 1}, {"problem": {"detail": HEBREW}}], None)
+        webhooks.create(tx, "default", "https://a.example/", [webhooks.REPORTED[0]], made.key.id)
     pages.client.cookies.clear()
     assert pages.client.post("/dashboard/login", data={"key": made.text}).status_code == 303
     return pages

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 
 import pytest
 
 from server import errors
-from server.store import control, keys, points, progress, trials
+from server.store import artifacts, control, keys, points, progress, trials
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -166,6 +167,18 @@ def test_assembly_stands_beside_the_generated_code(pages: Pages) -> None:
     assert code["assembly"] == growing.ASSEMBLY
 
 
+def test_ptx_stands_beside_cuda_code(pages: Pages) -> None:
+    claim = api_rows.running(pages.service.db, key_id(pages), n_trials=1)
+    source, ptx = 'extern "C" __global__ void main_kernel() {}', ".visible .entry main_kernel()\n"
+    with pages.service.db.write() as tx:
+        artifacts.store_code(tx, claim.fence, 0, growing.SCHEDULE, source, ptx)
+    page = pages.get(f"/dashboard/jobs/{claim.job.id}/code")
+    assert "Generated code (CUDA) 1 line PTX 1 line" in words(page)
+    assert '<h2 id="h-assembly">PTX</h2>' in page and '<span class="kr">.entry</span>' in page
+    code = pages.client.get(f"/v1/jobs/{claim.job.id}/tasks/0/code").json()
+    assert (code["source"], code["assembly"]) == (source, ptx)
+
+
 def test_decisions_have_names(pages: Pages) -> None:
     db = pages.service.db
     claim = api_rows.running(db, key_id(pages), n_trials=1)
@@ -178,6 +191,18 @@ def test_decisions_have_names(pages: Pages) -> None:
     assert "tile of i in <gemm> 8 × 4 unroll_explicit 64 location of pad loops of its own" in text
     older = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/1"))
     assert "their names were not stored" in older and "[0, 2]" in older
+    where = f"/v1/jobs/{claim.job.id}/trials"
+    trial = pages.client.get(f"{where}/{number}").json()
+    assert trial["decisions"] == [8, 4, 64, -1]
+    assert trial["named_decisions"] == [
+        {"name": "tile of i in <gemm>", "values": [8, 4], "text": "8 × 4"},
+        {"name": "unroll_explicit", "values": [64], "text": "64"},
+        {"name": "location of pad", "values": [-1], "text": "loops of its own"},
+    ]
+    listed = pages.client.get(where).json()["items"]
+    lines = pages.client.get(f"{where}.jsonl").text.splitlines()
+    assert listed == [json.loads(line) for line in lines] and listed[number - 1] == trial
+    assert listed[0]["named_decisions"] is None
 
 
 def test_log_is_paged_newest_first(pages: Pages) -> None:

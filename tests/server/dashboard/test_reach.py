@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from tests.support import api_rows, service_fakes
-from tests.support.dashboard import browser, growing
+from tests.support.dashboard import browser, demo, growing
 from tests.support.dashboard.browser import Site, until
 
 pytestmark = browser.MARKS
 
 PLACES = ("", "/submit?op=conv2d", "/compare?job=1&job=2", "/devices", "/jobs/1",
           "/jobs/1/trials", "/jobs/1/trials/2", "/jobs/1/search", "/jobs/1/code", "/jobs/1/log",
-          "/keys", "/audit", "/reference", "/submit?source=file")  # fmt: skip
+          "/keys", "/audit", "/reference", "/submit?source=file", "/submit?template=attention",
+          "/batches", "/batches/1", "/templates", "/projects", "/projects/default", "/webhooks",
+          "/webhooks/2")  # fmt: skip
 
 #: Roles of what a person acts on.
 CONTROLS = {"link", "button", "textbox", "searchbox", "combobox", "checkbox", "radio",
@@ -29,6 +31,7 @@ def test_everything_to_act_on_has_a_name_and_is_reached_by_key(page: Any, site: 
     grows = growing.Growing(site.db, worker)
     grows.step(24)
     api_rows.queued(site.db)
+    demo.teams(site.db, site.key.key.id, [1, 2, 999])
     tree = page.context.new_cdp_session(page)
     n_nodes = 0
     for place in PLACES:
@@ -83,6 +86,7 @@ def test_a_phone_needs_no_sideways_scrolling(page: Any, site: Site) -> None:
     grows.step(12)
     grows.finish(site.blobs)
     api_rows.queued(site.db)
+    demo.teams(site.db, site.key.key.id, [1, 2, 999])
     page.set_viewport_size({"width": 390, "height": 844})
     for place in PLACES:
         page.goto(f"/dashboard{place}")

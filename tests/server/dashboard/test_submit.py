@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server import submission
 from server.dashboard import fields, formats
 from server.dashboard.pages import job
 from server.store import jobs
@@ -132,6 +133,29 @@ def test_a_form_makes_one_job(pages: Pages) -> None:
     assert other.headers["location"] != response.headers["location"]
     like = pages.get(f"/dashboard/submit?like={made.id}")
     assert 'value="bias, relu"' in like and 'value="12"' in like and 'value="a, b"' in like
+
+
+def test_begin_anew_is_the_api_s_reuse_false(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = []
+    from_json = submission.from_json
+    monkeypatch.setattr(
+        submission, "from_json", lambda body, key: (bodies.append(body), from_json(body, key))[1]
+    )
+    form = filled(pages)
+    page = pages.get("/dashboard/submit")
+    assert 'name="begin_anew" value="on"  aria' in page and "Measure everything again" in page
+    places = [
+        pages.client.post("/dashboard/submit", data=each).headers["location"]
+        for each in (form, form | {"begin_anew": "on"}, form | {"begin_anew": "on"})
+    ]
+    assert [body.reuse for body in bodies] == [True, False, False]
+    assert places[0] != places[1] == places[2]
+    refused = pages.client.post(
+        "/dashboard/submit", data=form | {"begin_anew": "on", "trials": "0"}
+    )
+    assert 'name="begin_anew" value="on" checked' in refused.text
 
 
 def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> None:

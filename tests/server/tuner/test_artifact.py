@@ -71,3 +71,14 @@ def test_the_artifact_of_several_tasks(home: pathlib.Path, network: felix.Networ
     assert len(report["tasks"]) == 2 and report["failed"] == 0
     (home / manifest["tasks"][0]["folder"] / "oracle.py").write_text("broken")
     assert subprocess.run(command, capture_output=True).returncode == 1
+
+
+def test_the_code_of_a_gpu_s_task_is_cuda_and_ptx(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "source").mkdir()
+    for name, text in (("schedule.py", "main"), ("source/kernel.cu", "cu"),
+                       ("source/kernel.ptx", "ptx"), ("source/host.ll", "ll")):  # fmt: skip
+        (tmp_path / name).write_text(text)
+    code = job_artifact._code(1, tmp_path)
+    assert (code.task, code.schedule, code.source, code.assembly) == (1, "main", "cu", "ptx")
+    (tmp_path / "source" / "kernel.ptx").unlink()
+    assert job_artifact._code(1, tmp_path).assembly == ""

@@ -42,8 +42,9 @@ def submit(db: database.Database, new: jobs.NewJob, versions: dict[str, str]) ->
     with db.write() as tx:
         job = jobs.create(tx, new).job
         request = reuse.Request(
-            job_id=job.id, new=new, versions=versions, device_keys=[DEVICE], project="default"
-        )
+            job_id=job.id, new=new, versions=versions, device_keys=[DEVICE], project="default",
+            store=service_fakes.MemoryStore(),
+        )  # fmt: skip
         reuse.apply(tx, request)
         return jobs.get(tx, job.id)
 

@@ -13,6 +13,8 @@ from sqlalchemy import orm
 
 from server.database import database
 from server.store import blobs, control, jobs, keys, leases, progress, rows, trials, workers
+from server.store.across_jobs import batches, templates
+from server.store.projects import projects, webhooks
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
 
@@ -45,7 +47,38 @@ def fill(db: database.Database, store: blobs.BlobStore, key_id: int) -> dict[str
     for number in range(8):
         api_rows.queued(db, team.id, name=f"queued {number}", op="softmax", priority=number % 3)
     made["queued"] = api_rows.queued(db, key_id, name="dense 4096", target_key="cuda/sm_90").id
-    return made
+    return made | teams(db, key_id, [3, 4, 5, made["failed"], made["queued"], 999])
+
+
+def teams(db: database.Database, key_id: int, job_ids: list[int]) -> dict[str, int]:
+    """Projects, notifications in each state, a batch of these jobs and one refused, templates."""
+    refused = {"title": "Invalid request", "status": 422, "detail": "the request is not valid",
+               "errors": [{"where": "#/trials", "message": "must be greater than 0"}]}  # fmt: skip
+    items = [{"job_id": number} for number in job_ids]
+    gemm = {"kind": "operator", "name": "gemm", "params": {"m": 512, "n": 512, "k": 512}}
+    with db.write() as tx:
+        limits = projects.Limits(max_running_jobs=8, max_bytes=50 * 10**9, retention_days=90)
+        projects.create(tx, "vision", limits)
+        projects.change(tx, "default", projects.Limits(max_running_jobs=40, max_bytes=10**6))
+        keys.create(tx, keys.NewKey(name="vision ci", project="vision", can_submit=True))
+        batch = batches.create(tx, key_id, [*items, {"problem": refused}], None)
+        for name, more in (("nightly", {"trials": 256, "tags": ["nightly"], "reuse": False}),
+                           ("quick-look", {"seconds": 20.0})):  # fmt: skip
+            templates.save(tx, key_id, name, {"workload": gemm, **more})
+        program = {"kind": "tir", "name": "fused_attention.json", "program": "{}"}
+        templates.save(tx, key_id, "attention", {"workload": program, "target": "cuda"})
+        for url in ("https://ci.example/felix", "https://chat.example/" + "a-long-path/" * 9):
+            reported = list(webhooks.REPORTED[1:])
+            webhook = webhooks.create(tx, "default", url, reported, key_id).webhook
+    refusal = webhooks.Reply(None, "the connection was refused")
+    replies = ((webhooks.Reply(204, None), None), (webhooks.Reply(503, None), 40), (refusal, None))
+    with db.write() as tx:
+        for reply, retry_s in replies:
+            webhooks.send_test(tx, webhook.id)
+            (due,) = webhooks.lease(tx, 1, 60.0)
+            webhooks.note(tx, due, reply, retry_s)
+        webhooks.send_test(tx, webhook.id)
+    return {"batch": batch.id, "webhook": webhook.id}
 
 
 def _network(

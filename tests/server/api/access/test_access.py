@@ -43,6 +43,7 @@ NEEDS: dict[tuple[str, str], str | None] = {
     ("GET", "/v1/jobs/{job_id}/artifacts/{name}"): "read",
     ("GET", "/v1/jobs/{job_id}/similar"): "read",
     ("POST", "/v1/batches"): "submit",
+    ("GET", "/v1/batches"): "read",
     ("GET", "/v1/batches/{batch_id}"): "read",
     ("GET", "/v1/templates"): "submit",
     ("PUT", "/v1/templates/{name}"): "submit",

@@ -32,8 +32,13 @@ from server.dashboard.pages import (
 from server.dashboard.pages import (
     jobs as jobs_page,
 )
+from server.dashboard.pages.teams import batches as batches_page
+from server.dashboard.pages.teams import projects as projects_page
+from server.dashboard.pages.teams import templates as templates_page
+from server.dashboard.pages.teams import webhooks as webhooks_page
 from server.database import database, models, visibility
 from server.store import control, jobs, keys, leases, rows
+from server.store.across_jobs import batches, templates
 from server.store.projects import projects, webhooks
 from tests.server.api.conftest import Service, testclient
 from tests.support import api_rows, service_fakes
@@ -42,6 +47,8 @@ MARK = "quark"
 SHA256 = hashlib.sha256(api_rows.CONTENT).hexdigest()
 FIRST_ID = 770_001
 MISSING_ID = 770_999
+#: Number of the webhook and of the batch of the first project.
+TEAM_ID = 660_001
 
 GEMM = {"workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}}
 
@@ -71,20 +78,21 @@ class Two:
     queued: rows.Job
     webhook: rows.Webhook
     delivery: rows.Delivery
+    batch: rows.Batch
     key: rows.Key
     our_job: rows.Job
 
 
-def number_jobs_from(db: database.Database, first: int) -> None:
-    """The next job gets this number."""
+def number_from(db: database.Database, table: str, first: int) -> None:
+    """The next row of a table gets this number."""
     with db.engine.begin() as connection:
         if db.is_sqlite:
-            connection.exec_driver_sql("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+            connection.exec_driver_sql(f"DELETE FROM sqlite_sequence WHERE name = '{table}'")
             connection.exec_driver_sql(
-                f"INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', {first - 1})"
+                f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{table}', {first - 1})"
             )
         else:
-            connection.exec_driver_sql(f"ALTER SEQUENCE jobs_id_seq RESTART WITH {first}")
+            connection.exec_driver_sql(f"ALTER SEQUENCE {table}_id_seq RESTART WITH {first}")
 
 
 def bearer(made: keys.Made) -> dict[str, str]:
@@ -94,6 +102,8 @@ def bearer(made: keys.Made) -> dict[str, str]:
 @pytest.fixture
 def two(service: Service) -> Iterator[Two]:
     db = service.db
+    for table in ("webhooks", "batches"):
+        number_from(db, table, TEAM_ID)
     with db.write() as tx:
         projects.create(tx, f"{MARK}-project")
         projects.create(tx, "ours")
@@ -105,7 +115,7 @@ def two(service: Service) -> Iterator[Two]:
             tx, f"{MARK}-project", f"https://{MARK}.invalid/", list(webhooks.REPORTED), a.key.id
         )
     our_job = api_rows.queued(db, b.key.id, name="our job")
-    number_jobs_from(db, FIRST_ID)
+    number_from(db, "jobs", FIRST_ID)
     marked = {
         "name": f"{MARK} job", "op": f"{MARK}op", "tags": (f"{MARK}tag",), "note": MARK,
         "workload": {"params": {MARK: 1}},
@@ -113,14 +123,18 @@ def two(service: Service) -> Iterator[Two]:
     finished = api_rows.finished(db, service.blobs, a.key.id, **marked)
     running = api_rows.running(db, a.key.id, **marked)
     queued = api_rows.queued(db, a.key.id, **marked)
-    assert finished.id == FIRST_ID
-    number_jobs_from(db, 880_001)  # what the second project makes
+    assert finished.id == FIRST_ID and hook.webhook.id == TEAM_ID
+    number_from(db, "jobs", 880_001)  # what the second project makes
+    with db.write() as tx:
+        refused = {"problem": {"title": MARK, "status": 422, "detail": MARK}}
+        batch = batches.create(tx, a.key.id, [{"job_id": FIRST_ID}, refused], None)
+        templates.save(tx, a.key.id, f"{MARK}-template", {**GEMM, "note": MARK})
     with db.read() as tx:
         delivery = webhooks.deliveries(tx, hook.webhook.id)[0]
     settings = service.settings.model_copy(update={"cache_ttl_s": 60.0})
     with testclient.TestClient(app.create_app(settings), raise_server_exceptions=False) as client:
         yield Two(service, client, bearer(a), bearer(b), finished, running.job, queued,
-                  hook.webhook, delivery, a.key, our_job)  # fmt: skip
+                  hook.webhook, delivery, batch, a.key, our_job)  # fmt: skip
 
 
 def addresses(two: Two, template: str, job_id: int, other_id: int) -> str:
@@ -133,7 +147,7 @@ def addresses(two: Two, template: str, job_id: int, other_id: int) -> str:
         "path": "x",
         "verb": "pause",
     }
-    if template.startswith("/v1/projects/"):
+    if "/projects/" in template:
         values["name"] = f"{MARK}-project"
     query = f"?job={job_id}&key_id={other_id}&like={job_id}&q=a&tag={MARK}tag"
     return template.format(**values, digest="0") + query
@@ -167,7 +181,7 @@ def test_every_route_with_the_numbers_of_the_other_project(two: Two) -> None:
             continue
         address = template.format(
             job_id=two.finished.id, number=1, name="job.zip", key_id=1, webhook_id=two.webhook.id,
-            delivery_id=two.delivery.id, batch_id=1,
+            delivery_id=two.delivery.id, batch_id=two.batch.id,
         )  # fmt: skip
         if method == "get":
             mine = two.client.get(f"{address}?job={two.finished.id}", headers=two.theirs)
@@ -183,7 +197,7 @@ def test_every_route_with_the_numbers_of_the_other_project(two: Two) -> None:
                 )
                 assert absent.status_code in (404, 403, 415, 422), (template, absent.status_code)
                 assert plain(response, job.id) == plain(absent, MISSING_ID), (method, template)
-            elif "{webhook_id}" in template:
+            elif "{webhook_id}" in template or "{batch_id}" in template:
                 assert response.status_code == 404, (method, template)
             text = response.text.replace(f"{MARK}-project", "") if body else response.text
             if response.status_code >= 400:  # errors name the address that was asked for
@@ -256,24 +270,44 @@ def test_pages_of_the_dashboard(two: Two) -> None:
     text = two.ours["Authorization"].removeprefix("Bearer ")
     assert client.post("/dashboard/login", data={"key": text}).status_code == 303
     token = client.get("/v1/me").json()["csrf_token"]
-    modules = (access, changes, compare, devices, job_pages, jobs_page, points, submit)
+    modules = (access, batches_page, changes, compare, devices, job_pages, jobs_page, points,
+               projects_page, submit, templates_page, webhooks_page)  # fmt: skip
     templates = {
         (method.lower(), route.path)
         for module in modules
         for route in module.router.routes
         for method in route.methods
     }
-    assert len(templates) > 15
+    assert len(templates) > 30
     for method, template in sorted(templates):
+        is_team_s = any(name in template for name in ("{webhook_id}", "{batch_id}", "ts/{name}"))
+        other_id, absent_id = (TEAM_ID, TEAM_ID + 9) if is_team_s else (1, 1)
         for job in (two.finished, two.running):
             send = {"data": {"csrf_token": token, "name": "x"}} if method == "post" else {}
-            response = client.request(method, addresses(two, template, job.id, 1), **send)
-            absent = client.request(method, addresses(two, template, MISSING_ID, 1), **send)
-            if "{job_id}" in template or "submit" in template:
-                assert plain(response, job.id) == plain(absent, MISSING_ID), (method, template)
+            response = client.request(method, addresses(two, template, job.id, other_id), **send)
+            missing = addresses(two, template, MISSING_ID, absent_id)
+            absent = client.request(method, missing.replace(f"{MARK}-project", "none"), **send)
+            if is_team_s:
+                assert response.status_code in (403, 404), (method, template)
+            if "{job_id}" in template or "submit" in template or is_team_s:
+                compared = (response, job.id, other_id), (absent, MISSING_ID, absent_id)
+                first, second = (
+                    (status, text.replace(str(other), "OTHER") if is_team_s else text)
+                    for each, number, other in compared
+                    for status, text in [plain(each, number)]
+                )
+                assert first == second, (method, template)
             text = re.sub(r'(value|href|action|name="tag"[^>]*)="[^"]*"', "", response.text)
             text = text.replace(str(job.id), "").replace(f"{MARK}tag", "")
             assert_no_trace(two, f"{method} {template}", text)
+    form = {"csrf_token": token, "name": "stolen"}
+    saved, missing = (
+        client.post("/dashboard/templates", data={**form, "job": str(number)})
+        for number in (two.finished.id, MISSING_ID)
+    )
+    assert saved.status_code == 404
+    assert plain(saved, two.finished.id) == plain(missing, MISSING_ID)
+    assert client.get(f"/dashboard/submit?template={MARK}-template").status_code == 404
     assert client.get(f"/dashboard/jobs/{two.our_job.id}").status_code == 200
 
 

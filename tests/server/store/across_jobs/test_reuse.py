@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 import tempfile
+import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +16,6 @@ from server import states
 from server.database import database, visibility
 from server.store import (
     artifacts,
-    blobs,
     control,
     events,
     jobs,
@@ -23,12 +25,13 @@ from server.store import (
     rows,
     trials,
 )
-from server.store.across_jobs import reuse
+from server.store.across_jobs import answered_bundle, reuse
 from server.store.projects import projects
 from tests.support import service_fakes
 
 VERSIONS = {"felix": "1", "apache-tvm": "2", "apache-tvm-ffi": "3", "python": "4"}
 DEVICE = "llvm/test"
+STORE = service_fakes.MemoryStore()
 
 
 def tasks(*programs: str) -> tuple[jobs.NewTask, ...]:
@@ -83,8 +86,8 @@ def measured(
 def _bundle(tx: Any, claim: leases.Claim, job_id: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "zip")
-        path.write_bytes(f"bundle of {job_id}".encode())
-        stored = blobs.LocalStore(pathlib.Path(folder, "blobs")).put(path)
+        path.write_bytes(service_fakes.bundle(job_id))
+        stored = STORE.put(path)
     artifacts.add(
         tx, claim.fence,
         artifacts.NewArtifact(name="a.zip", kind="bundle", media_type="application/zip",
@@ -111,7 +114,7 @@ def submit(
         reuse.apply(
             tx,
             reuse.Request(job_id=job.id, new=new, versions=versions or VERSIONS,
-                          device_keys=alive, project=project),
+                          device_keys=alive, project=project, store=STORE),
         )  # fmt: skip
     return service_fakes.get(db, job.id)
 
@@ -131,12 +134,88 @@ def test_a_known_job_is_answered_at_once(db: database.Database) -> None:
         (bundle,), (original,) = artifacts.of_job(tx, job.id), artifacts.of_job(tx, first.id)
         assert jobs.code(tx, job.id, 0) == ("schedule", "source")
         kinds = [event.type for event in events.after(tx, job.id)]
-    assert bundle.sha256 == original.sha256 and bundle.name == f"felix-job-{job.id}.zip"
+    assert bundle.sha256 != original.sha256 and bundle.name == f"felix-job-{job.id}.zip"
     assert kinds == ["state", "artifact", "reused", "state", "state"]
     assert [t.best_us for t in of(db, job.id)] == [t.best_us for t in of(db, first.id)]
     with db.write() as tx:
-        assert control.delete(tx, first.id) == []  # the artifact is the new job's, too
+        assert control.delete(tx, first.id) == [original.sha256]
         assert control.delete(tx, job.id) == [bundle.sha256]
+
+
+def _unzipped(sha256: str) -> dict[str, tuple[bytes, int]]:
+    """Contents and modes of a bundle's files."""
+    with zipfile.ZipFile(io.BytesIO(STORE.contents[sha256])) as archive:
+        assert archive.testzip() is None
+        return {
+            info.filename: (archive.read(info), info.external_attr >> 16)
+            for info in archive.infolist()
+        }
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_the_bundle_of_an_answered_job_is_its_own(db: database.Database) -> None:
+    first = measured(db, "a")
+    job = submit(db, "a", name="the second", trials=4)
+    with db.read() as tx:
+        (bundle,), (original,) = artifacts.of_job(tx, job.id), artifacts.of_job(tx, first.id)
+    before, after = _unzipped(original.sha256), _unzipped(bundle.sha256)
+    assert list(after) == [
+        name.replace(f"felix-job-{first.id}/", f"felix-job-{job.id}/") for name in before
+    ]
+    old, new = (f"felix-job-{number}/manifest.json" for number in (first.id, job.id))
+    manifests = [json.loads(files.pop(name)[0]) for files, name in ((before, old), (after, new))]
+    assert list(before.values()) == list(after.values())  # contents and modes
+    about = manifests[1].pop("job")
+    assert manifests[0].pop("job")["id"] == first.id and manifests[0] == manifests[1]
+    assert about["created"] == job.created_at.isoformat()
+    expected = {"id": job.id, "name": "the second", "reused_from": first.id, "reason": "reused",
+                "trials": 4, "operator": "gemm", "latency_us": first.best_us}  # fmt: skip
+    assert {name: about[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"PK",
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"manifest.json", b"manifest.text"),
+        lambda content: content.replace(b'"felix_artifact"', b'"felix_artefact"'),
+        lambda content: None,
+    ],
+    ids=["no zip", "cut", "no manifest", "changed", "gone"],
+)
+def test_a_damaged_bundle_answers_nothing(
+    db: database.Database, damage: Callable[[bytes], bytes | None], caplog: Any
+) -> None:
+    first = measured(db, "a")
+    with db.read() as tx:
+        sha256 = artifacts.of_job(tx, first.id)[0].sha256
+    damaged = damage(_stored(STORE.contents.pop(sha256)))
+    if damaged is not None:
+        STORE.contents[sha256] = damaged
+    job = submit(db, "a")
+    assert (job.state, job.n_trials) == (states.State.QUEUED, 8)  # it starts from measurements
+    assert "is damaged" in caplog.text
+    with db.read() as tx:
+        assert artifacts.of_job(tx, job.id) == []
+
+
+def test_a_manifest_must_be_an_object(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("felix-job-1/manifest.json", "[]")
+    with pytest.raises(ValueError, match="no object"):
+        answered_bundle.rewrite(path, tmp_path / "b.zip", "felix-job-2", {})
+
+
+def _stored(content: bytes) -> bytes:
+    """The same zip without compression, so that tests can change its texts."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w") as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    return out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""The zip of an answered job: the earlier job's, with what is said of the job made its own.
+
+The contents of a bundle do not depend on who asked for it, but for two things: the folder that all
+its files lie in, and the entry `job` of its manifest. All other files are copied as they are
+stored, compressed, so this takes as long as copying the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import pathlib
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import IO, Any
+
+from sqlalchemy import orm
+
+from server import errors
+from server.store import artifacts, blobs, rows
+from server.store.across_jobs import retention
+
+_log = logging.getLogger(__name__)
+
+_MANIFEST = "manifest.json"
+
+#: Bytes of a manifest at most.
+MAX_MANIFEST_BYTES = 64 << 20
+
+#: What a bundle that is gone, damaged or none at all raises.
+_DAMAGE = (errors.NotFound, zipfile.BadZipFile, zlib.error, struct.error, ValueError, KeyError,
+           EOFError, RuntimeError)  # fmt: skip
+
+#: Fields of a zip that this module writes, little-endian; APPNOTE.TXT has them.
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_UTF8 = 0x800
+_UNIX = 3 << 8
+_VERSION = 20
+
+
+def make(
+    tx: orm.Session, store: blobs.BlobStore, job: rows.Job, source: rows.Artifact
+) -> artifacts.NewArtifact | None:
+    """The bundle of a job that an earlier one answers, stored; None if that one's is unusable.
+
+    Args:
+        tx: writes the artifact's row, too.
+        job: as it will be when it has ended.
+        source: the earlier job's bundle.
+
+    Raises:
+        BlobError: the store cannot be read or written.
+    """
+    with tempfile.TemporaryDirectory(prefix="felix-bundle-") as folder:
+        original, copy = pathlib.Path(folder, "original"), pathlib.Path(folder, "copy")
+        try:
+            with open(original, "wb") as file:
+                file.writelines(store.read(source.sha256))
+            rewrite(original, copy, f"felix-job-{job.id}", artifacts.description(job))
+        except _DAMAGE as error:
+            _log.warning(
+                "the artifact of job %d is damaged: %s", source.job_id, error,
+                extra={"action": "reuse", "job_id": source.job_id},
+            )  # fmt: skip
+            return None
+        stored = store.put(copy)
+        retention.keep_content(tx, store, stored.sha256, copy)
+    return artifacts.NewArtifact(
+        name=f"felix-job-{job.id}.zip",
+        kind=source.kind,
+        media_type=source.media_type,
+        sha256=stored.sha256,
+        size_bytes=stored.size_bytes,
+    )
+
+
+def rewrite(
+    original: pathlib.Path, copy: pathlib.Path, folder: str, job: Mapping[str, Any]
+) -> None:
+    """Copy a bundle into another folder, with another entry `job` in its manifest.
+
+    Raises:
+        what `_DAMAGE` has: it is no bundle, is damaged, or has more than 4 GiB.
+    """
+    with zipfile.ZipFile(original) as archive, open(original, "rb") as raw, open(copy, "wb") as to:
+        entries = archive.infolist()
+        top = entries[0].filename.partition("/")[0] if entries else ""
+        manifest = archive.getinfo(f"{top}/{_MANIFEST}")
+        if manifest.file_size > MAX_MANIFEST_BYTES:
+            raise ValueError("its manifest is too long")
+        content = json.loads(archive.read(manifest))
+        if not isinstance(content, dict):
+            raise ValueError("its manifest is no object")
+        content["job"] = dict(job)
+        central = []
+        for entry in entries:
+            name = f"{folder}/{entry.filename.removeprefix(f'{top}/')}".encode()
+            if entry is manifest:
+                text = (json.dumps(content, indent=2) + "\n").encode()
+                central.append(_write(to, name, _Part.of(text, entry)))
+            else:
+                part = _Part(entry.compress_type, entry.CRC, entry.compress_size,
+                             entry.file_size, entry.external_attr)  # fmt: skip
+                _seek(raw, entry)
+                central.append(_write(to, name, part, raw))
+        begin = to.tell()
+        to.writelines(central)
+        end = to.tell()
+        n = len(central)
+        to.write(_END.pack(b"PK\5\6", 0, 0, n, n, end - begin, begin, 0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """A file of a zip, compressed; `content` is empty where it is copied."""
+
+    method: int
+    crc: int
+    compressed_bytes: int
+    size_bytes: int
+    attributes: int
+    content: bytes = b""
+
+    @classmethod
+    def of(cls, content: bytes, like: zipfile.ZipInfo) -> _Part:
+        """An uncompressed file with the attributes of another."""
+        crc = zlib.crc32(content)
+        return cls(zipfile.ZIP_STORED, crc, len(content), len(content), like.external_attr,
+                   content)  # fmt: skip
+
+
+def _write(to: IO[bytes], name: bytes, part: _Part, raw: IO[bytes] | None = None) -> bytes:
+    """Write a file, its content from `raw` if there is one; its record for the directory."""
+    place = to.tell()
+    date = 33  # 1980-01-01, as all our zips have: equal contents make equal zips
+    sizes = (part.crc, part.compressed_bytes, part.size_bytes)
+    common = (_VERSION, _UTF8, part.method, 0, date, *sizes, len(name), 0)
+    to.write(_LOCAL.pack(b"PK\3\4", *common) + name + part.content)
+    if raw is not None:
+        _copy(raw, to, part.compressed_bytes)
+    return (
+        _CENTRAL.pack(b"PK\1\2", _UNIX | _VERSION, *common, 0, 0, 0, part.attributes, place) + name
+    )
+
+
+def _seek(raw: IO[bytes], entry: zipfile.ZipInfo) -> None:
+    """Go to where the compressed content of a file begins."""
+    raw.seek(entry.header_offset)
+    head = _LOCAL.unpack(raw.read(_LOCAL.size))
+    raw.seek(head[-2] + head[-1], 1)
+
+
+def _copy(raw: IO[bytes], to: IO[bytes], n_bytes: int) -> None:
+    while n_bytes:
+        chunk = raw.read(min(n_bytes, blobs.CHUNK_BYTES))
+        if not chunk:
+            raise ValueError("a file of it is shorter than it says")
+        to.write(chunk)
+        n_bytes -= len(chunk)
