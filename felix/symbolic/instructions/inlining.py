@@ -21,7 +21,7 @@ def compute_inline(program: Program, block: Block) -> None:
                 consumer.store.target, _inlined(consumer.store.value, target, block.store.value)
             )
     placement.remove(program, block)
-    del program.buffers[target.buffer.name]
+    program.discard(target.buffer)
 
 
 def _inlined(value: ir.Value, target: Access, body: ir.Value) -> ir.Value:
@@ -76,4 +76,4 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
     indices = tuple(replace(i, mapping) for i in block.store.target.indices)
     producer.store = ir.Store(Access(block.store.target.buffer, indices), value)
     placement.remove(program, block)
-    del program.buffers[stored.buffer.name]
+    program.discard(stored.buffer)
