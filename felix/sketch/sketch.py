@@ -62,8 +62,10 @@ class Sketch:
         self.trace = trace
         self._space_generator = space_generator
         self.instructions = interpret.parse(trace)
+        program = load.load(task.mod["main"])
+        self._names = program.names()
         self.variables: tuple[Variable, ...] = decision_variables.of_trace(
-            load.load(task.mod["main"]), self.instructions
+            program, self.instructions
         )
         self._columns = decision_variables.columns_by_group(self.variables)
 
@@ -78,7 +80,11 @@ class Sketch:
 
     @functools.cached_property
     def formulas(self) -> formulas.Formulas:
-        """Feature formulas and constraints."""
+        """Feature formulas and constraints.
+
+        Their rows have names, which the key of a sketch is blind to, so the key of the cache has
+        them as well.
+        """
         limits = self.task.target.attrs
         is_gpu = self.is_gpu
         source = formulas.Source(
@@ -87,7 +93,7 @@ class Sketch:
             self.hardware,
             int(limits["max_threads_per_block"]) if is_gpu else 0,
             int(limits["max_shared_memory_per_block"]) if is_gpu else 0,
-            f"{self.key}-{self.hardware}",
+            f"{self.key}-{self.hardware}-{self._names}",
         )
         return formulas.Formulas(source)
 

@@ -272,6 +272,11 @@ class Program:
         """Take out a buffer that nothing accesses any more."""
         self.buffers = [other for other in self.buffers if other is not buffer]
 
+    def names(self) -> tuple[str, ...]:
+        """Of all buffers, then of all blocks."""
+        blocks = (block.name for _, block in self.walk())
+        return (*(buffer.name for buffer in self.buffers), *blocks)
+
     def loops_of(self, block: Block) -> list[Loop]:
         for loops, other in self.walk():
             if other is block:

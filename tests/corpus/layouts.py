@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from tests.corpus.build import Builder, apply
 
@@ -43,8 +43,6 @@ def _shapes() -> dict[str, Builder]:
         "depth_to_space_crd": apply(topi.nn.depth_to_space, _IMAGE, block_size=2, mode="CRD"),
         "space_to_batch": apply(topi.nn.space_to_batch_nd, (1, 12, 14, 3), block_shape=[2, 2],
                                 pad_before=[0, 0], pad_after=[0, 0]),
-        "batch_to_space": apply(topi.nn.batch_to_space_nd, (4, 6, 7, 3), block_shape=[2, 2],
-                                crop_begin_list=[0, 0], crop_end_list=[0, 0]),
         "meshgrid": apply(lambda a, b: topi.meshgrid([a, b], "ij"), (12,), (20,)),
         "reverse_sequence": apply(topi.reverse_sequence, (12, 5), (5,),
                                   dtypes=["float32", "int32"], seq_axis=0, batch_axis=1),
@@ -88,7 +86,7 @@ def _pieces() -> dict[str, Builder]:
         "slice_back": apply(
             topi.strided_slice, _SHAPE, begin=[0, 19, 0], end=[12, 0, 15], strides=[1, -2, 1]
         ),
-        "trilu": apply(lambda x: topi.trilu(x, 0, True), (20, 20)),
+        "trilu": apply(lambda x: topi.trilu(x, tirx.const(0, "int32"), True), (20, 20)),
         "one_hot": apply(lambda x: topi.one_hot(x, 1.0, 0.0, 10, -1, "float32"), (12,),
                          dtype="int32"),
         "sequence_mask": apply(topi.sequence_mask, (12, 5), (5,), dtypes=["float32", "int32"],
@@ -144,7 +142,8 @@ def _images() -> dict[str, Builder]:
         "grid_sample": apply(topi.image.grid_sample, _IMAGE, (1, 2, 5, 6)),
         "crop_and_resize": apply(
             topi.image.crop_and_resize, _IMAGE, (3, 4), (3,),
-            dtypes=["float32", "float32", "int32"], crop_size=(6, 6), layout="NCHW"),
+            dtypes=["float32", "float32", "int32"], crop_size=(6, 6), layout="NCHW",
+            extrapolation_value=0.0),
         "pixel_shuffle": apply(_pixel_shuffle, _IMAGE),
     }  # fmt: skip
 

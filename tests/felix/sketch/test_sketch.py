@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te, topi
 
 import felix
 from felix import errors, workloads
@@ -400,6 +401,19 @@ def test_other_hardware_or_sketch_is_another_entry(cache: pathlib.Path) -> None:
     ]):  # fmt: skip
         assert make().formulas.n_rows > 0
         assert len(list(cache.rglob("*.bin"))) == n + 1
+
+
+def test_a_program_with_other_names_has_rows_of_its_own(cache: pathlib.Path) -> None:
+    """The same program: its key is blind to names, its rows are not."""
+
+    def product(*names: str) -> sketching.Sketch:
+        x, y = (te.placeholder((16, 16), name=name) for name in names)
+        return sketching.sketches(felix.Task.from_te([x, y, topi.nn.dense(x, y)], "cuda"))[0]
+
+    first, second = product("a", "b"), product("x", "y")
+    assert first.key == second.key
+    blocks = [{row.block for row in sketch.formulas.rows} for sketch in (first, second)]
+    assert blocks[0] > {"a_shared", "b_shared"} and blocks[1] > {"x_shared", "y_shared"}
 
 
 def test_other_code_is_another_entry(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
