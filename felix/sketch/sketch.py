@@ -26,7 +26,7 @@ from felix.symbolic import expr, interpret, ir, load, postprocs
 from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
-from felix.tir import design_space
+from felix.tir import design_space, grammar
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -36,7 +36,7 @@ INLINE, ROOT = interpret.INLINE, interpret.ROOT
 #: Sampling instruction of a trace -> values of its outputs.
 _Decide = Callable[[interpret.Instruction, interpret.State], Sequence[Scalar]]
 #: What TVM raises where a trace does not apply.
-_TVM_ERRORS = (RuntimeError, ValueError, TypeError)
+_TVM_ERRORS = (RuntimeError, ValueError, TypeError, LookupError)
 
 
 class Sketch:
@@ -162,8 +162,14 @@ class Sketch:
         """
         schedule.enter_postproc()
         for postproc in self._space_generator.postprocs:
-            if not postproc.apply(schedule):
-                name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
+            name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
+            try:
+                accepted = postproc.apply(schedule)
+            except _TVM_ERRORS as error:
+                raise InvalidSchedule(
+                    f"postprocessor {name} fails: {grammar.first_line(error)}"
+                ) from error
+            if not accepted:
                 decisions = self.decisions_of(schedule.trace)
                 raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
 
@@ -300,8 +306,9 @@ def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:
     Raises:
         UnsupportedSchedule: a trace uses an instruction Felix does not model.
     """
-    context = design_space.tune_context(task.mod, task.target, name=task.name)
-    spaces = context.generate_design_space()
-    generator = context.space_generator
+    space = design_space.generate(task.mod, task.target, name=task.name)
     machine = machine or hardware(task.target)
-    return [Sketch(task, i, space.trace, generator, machine) for i, space in enumerate(spaces)]
+    return [
+        Sketch(task, i, schedule.trace, space.generator, machine)
+        for i, schedule in enumerate(space.schedules)
+    ]

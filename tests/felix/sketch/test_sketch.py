@@ -444,3 +444,18 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     monkeypatch.setenv("FELIX_CACHE_DIR", str(blocked))
     assert isinstance(gemm("llvm").formulas, formulas.Formulas)
     assert gemm("llvm").formulas.n_rows == 3
+
+
+def test_a_postprocessor_that_fails_rejects_the_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def apply(self, schedule: Any) -> bool:
+            raise IndexError("Index 6 out of bounds 6")
+
+        def __str__(self) -> str:
+            return "s_tir.meta_schedule.Broken(0x0)"
+
+    sketch = pool()
+    row = sketch.sample(1, max_structures=1)[0]
+    monkeypatch.setattr(type(sketch._space_generator), "postprocs", [Broken()])
+    with pytest.raises(errors.InvalidSchedule, match=r"Broken fails: Index 6 out of bounds"):
+        sketch.schedule(row)
