@@ -18,8 +18,8 @@ import tvm
 from numpy.typing import NDArray
 from tvm.s_tir.schedule import Instruction, Trace
 
-from felix.errors import DecisionError, InvalidSchedule
-from felix.sketch import formulas, sampling
+from felix.errors import DecisionError, InvalidSchedule, UnsupportedSchedule
+from felix.sketch import formulas, sampling, unmodelled
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, ir, load, postprocs
@@ -297,18 +297,33 @@ class Sketch:
         return rows
 
 
-def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:
-    """Every sketch of MetaSchedule's default design space for the task's target.
+def sketches(
+    task: Task,
+    machine: Hardware | None = None,
+    on_left_out: Callable[[str], None] | None = None,
+) -> list[Sketch]:
+    """The sketches of MetaSchedule's default design space for the task's target.
+
+    One that cannot be modelled is left out; the others keep their numbers.
 
     Args:
         machine: limits and rates the formulas use; by default those of the task's target here.
+        on_left_out: called with one line about each sketch that is left out.
 
     Raises:
-        UnsupportedSchedule: a trace uses an instruction Felix does not model.
+        UnsupportedSchedule: no sketch can be modelled; the message says why.
     """
     space = design_space.generate(task.mod, task.target, name=task.name)
     machine = machine or hardware(task.target)
-    return [
-        Sketch(task, i, schedule.trace, space.generator, machine)
-        for i, schedule in enumerate(space.schedules)
-    ]
+    modelled, reasons = [], []
+    for index, schedule in enumerate(space.schedules):
+        try:
+            with unmodelled.reported():
+                modelled.append(Sketch(task, index, schedule.trace, space.generator, machine))
+        except UnsupportedSchedule as error:
+            reasons.append(str(error))
+            if on_left_out is not None:
+                on_left_out(f"{task.name}: sketch {index} left out: {error}")
+    if not modelled:
+        raise UnsupportedSchedule(f"{task.name}: {'; '.join(dict.fromkeys(reasons))}")
+    return modelled
