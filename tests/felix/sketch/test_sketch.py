@@ -459,3 +459,24 @@ def test_a_postprocessor_that_fails_rejects_the_decisions(monkeypatch: pytest.Mo
     monkeypatch.setattr(type(sketch._space_generator), "postprocs", [Broken()])
     with pytest.raises(errors.InvalidSchedule, match=r"Broken fails: Index 6 out of bounds"):
         sketch.schedule(row)
+
+
+def test_a_sketch_that_cannot_be_modelled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_trace = variables.of_trace
+    refused: list[int] = []
+
+    def refuse_some(program: Any, instructions: Any) -> Any:
+        refused.append(len(refused))
+        if refused[-1] in unknown:
+            raise KeyError("a form nobody thought of")
+        return of_trace(program, instructions)
+
+    monkeypatch.setattr(variables, "of_trace", refuse_some)
+    task = workloads.gemm(64, 48, 32, target="llvm")
+    unknown, reasons = {1}, list[str]()
+    assert [s.index for s in sketching.sketches(task, on_left_out=reasons.append)] == [0, 2]
+    assert [reason.split(":")[1] for reason in reasons] == [" sketch 1 left out"]
+    assert "a form nobody thought of" in reasons[0]
+    unknown = set(range(99))
+    with pytest.raises(errors.UnsupportedSchedule, match=rf"^{task.name}: .*nobody thought of"):
+        sketching.sketches(task)
