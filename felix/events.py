@@ -63,6 +63,15 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A task of several cannot be tuned; the others go on without it."""
+
+    task: str
+    task_index: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """The unscheduled program was timed; None where it failed or took too long."""
 
@@ -140,7 +149,10 @@ class Remeasuring:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Tuning ended: why, and the weighted latency of all tasks (None if one has no result)."""
+    """Tuning ended: why, and the weighted latency of all tasks (None if one has no result).
+
+    Tasks that were skipped do not count.
+    """
 
     reason: str
     trials: int
@@ -152,6 +164,7 @@ Event: TypeAlias = (
     Started
     | Opening
     | Opened
+    | Skipped
     | Baseline
     | RoundStarted
     | Trial

@@ -38,6 +38,8 @@ def text(event: events.Event) -> str | None:
             return f"tuning {names} by {event.strategy} search; {event.model}{again}"
         case events.Opened():
             return f"{event.task}: {event.n_sketches} sketches in {event.extract_s:.1f} s"
+        case events.Skipped():
+            return f"{event.task} is skipped: {event.reason}"
         case events.Baseline() if event.latency_us is not None:
             return f"{event.task}: unscheduled {report.duration(event.latency_us)}"
         case events.Baseline():

@@ -159,4 +159,5 @@ def _task_json(
         "curve": [list(point) for point in result.curve],
         "artifact": None if folder is None else str(folder),
         "error": result.failure() if best is None else None,
+        "skipped": result.skipped,
     }

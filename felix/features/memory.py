@@ -206,12 +206,12 @@ def slot_values(
     row: stores.Row,
     slot: int,
     stack: list[Level],
-    shapes: dict[str, tuple[Scalar, ...]],
+    shapes: dict[ir.Buffer, tuple[Scalar, ...]],
     machine: Machine,
 ) -> list[Scalar]:
     """The features of one buffer slot, in the order of `spec`."""
     buffer, accesses, read, written = row.accesses[slot]
-    shape = shapes[buffer.name]
+    shape = shapes[buffer]
     element = buffer.dtype_bytes
     scope = buffer.scope.split(".")[0]
     times, trips, distance = reuse(row, stack, slot)

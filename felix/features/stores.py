@@ -23,7 +23,7 @@ from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Progra
 
 
 class RowName(NamedTuple):
-    """The store a row describes."""
+    """The store a row describes: label of the block, name of the buffer."""
 
     block: str
     buffer: str
@@ -83,12 +83,11 @@ def rows(program: Program) -> list[Row]:
         kernel = tops.setdefault(top, len(tops))
         around = distinct_threads(loops)
         if block.init is not None:
-            name = RowName(f"{block.name}_init", block.init.target.buffer.name)
+            name = RowName(f"{block.label}_init", block.init.target.buffer.name)
             outside = [lp for lp in around if not feeds_reduction(lp, block)]
             result.append(Row(name, block, block.init, tuple(outside), kernel, True))
-        is_init = block.name.endswith("_init") and not block.is_reduction
-        name = RowName(block.name, block.store.target.buffer.name)
-        result.append(Row(name, block, block.store, tuple(around), kernel, is_init))
+        name = RowName(block.label, block.store.target.buffer.name)
+        result.append(Row(name, block, block.store, tuple(around), kernel, block.is_init))
     return result
 
 

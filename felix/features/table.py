@@ -35,9 +35,9 @@ def build(program: Program, hardware: Hardware) -> Table:
         max(hardware.l3_bytes, hardware.l2_bytes),
     )
     stores = store_rows.rows(program)
-    allocated = {a.buffer.name: a for a in allocation.allocations(program)}
-    shapes = {name: b.shape for name, b in program.buffers.items()}
-    shapes |= {name: a.shape for name, a in allocated.items()}
+    allocated = {a.buffer: a for a in allocation.allocations(program)}
+    shapes = {buffer: buffer.shape for buffer in program.buffers}
+    shapes |= {buffer: a.shape for buffer, a in allocated.items()}
     body = [_row_values(row, allocated, shapes, machine) for row in stores]
     for row, features, copies in zip(stores, body, code.copies(stores), strict=True):
         features["code_copies"] = copies
@@ -57,8 +57,8 @@ SECTOR_LINE = memory.SECTOR_BYTES
 
 def _row_values(
     row: store_rows.Row,
-    allocated: dict[str, allocation.Allocation],
-    shapes: dict[str, tuple[Scalar, ...]],
+    allocated: dict[ir.Buffer, allocation.Allocation],
+    shapes: dict[ir.Buffer, tuple[Scalar, ...]],
     machine: memory.Machine,
 ) -> dict[str, Scalar]:
     values = _compute(row)
@@ -142,11 +142,11 @@ def _active(row: store_rows.Row) -> Scalar:
 
 
 def _allocation(
-    row: store_rows.Row, allocated: dict[str, allocation.Allocation]
+    row: store_rows.Row, allocated: dict[ir.Buffer, allocation.Allocation]
 ) -> dict[str, Scalar]:
     buffer = row.store.target.buffer
-    if buffer.name not in allocated:
+    if buffer not in allocated:
         return {"alloc_bytes": ir.product(buffer.shape) * buffer.dtype_bytes, "alloc_trips": 1}
-    site = allocated[buffer.name]
+    site = allocated[buffer]
     times = ir.product(lp.extent for lp in store_rows.distinct_threads(site.loops))
     return {"alloc_bytes": site.size_bytes, "alloc_trips": times}

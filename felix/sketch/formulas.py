@@ -23,7 +23,7 @@ from felix.autodiff import program as autodiff_program
 from felix.features import spec
 from felix.features import table as feature_table
 from felix.features.stores import RowName
-from felix.sketch import coordinates, formula_cache
+from felix.sketch import coordinates, formula_cache, unmodelled
 from felix.sketch.coordinates import Structure
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, kernels
@@ -125,7 +125,8 @@ class Formulas:
             key = f"{self._source.key}-{structure}"
             stored = formula_cache.load(key)
             if stored is None:
-                stored = self._compile(structure)
+                with unmodelled.reported():
+                    stored = self._compile(structure)
                 formula_cache.store(key, stored)
             rows, names, programs = stored
             self._variants[structure] = Variant(rows, *programs, names)

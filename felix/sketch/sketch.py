@@ -18,15 +18,15 @@ import tvm
 from numpy.typing import NDArray
 from tvm.s_tir.schedule import Instruction, Trace
 
-from felix.errors import DecisionError, InvalidSchedule
-from felix.sketch import formulas, sampling
+from felix.errors import DecisionError, InvalidSchedule, UnsupportedSchedule
+from felix.sketch import formulas, sampling, unmodelled
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, ir, load, postprocs
 from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
-from felix.tir import design_space
+from felix.tir import design_space, grammar
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -36,7 +36,7 @@ INLINE, ROOT = interpret.INLINE, interpret.ROOT
 #: Sampling instruction of a trace -> values of its outputs.
 _Decide = Callable[[interpret.Instruction, interpret.State], Sequence[Scalar]]
 #: What TVM raises where a trace does not apply.
-_TVM_ERRORS = (RuntimeError, ValueError, TypeError)
+_TVM_ERRORS = (RuntimeError, ValueError, TypeError, LookupError)
 
 
 class Sketch:
@@ -62,8 +62,10 @@ class Sketch:
         self.trace = trace
         self._space_generator = space_generator
         self.instructions = interpret.parse(trace)
+        program = load.load(task.mod["main"])
+        self._names = program.names()
         self.variables: tuple[Variable, ...] = decision_variables.of_trace(
-            load.load(task.mod["main"]), self.instructions
+            program, self.instructions
         )
         self._columns = decision_variables.columns_by_group(self.variables)
 
@@ -78,7 +80,11 @@ class Sketch:
 
     @functools.cached_property
     def formulas(self) -> formulas.Formulas:
-        """Feature formulas and constraints."""
+        """Feature formulas and constraints.
+
+        Their rows have names, which the key of a sketch is blind to, so the key of the cache has
+        them as well.
+        """
         limits = self.task.target.attrs
         is_gpu = self.is_gpu
         source = formulas.Source(
@@ -87,7 +93,7 @@ class Sketch:
             self.hardware,
             int(limits["max_threads_per_block"]) if is_gpu else 0,
             int(limits["max_shared_memory_per_block"]) if is_gpu else 0,
-            f"{self.key}-{self.hardware}",
+            f"{self.key}-{self.hardware}-{self._names}",
         )
         return formulas.Formulas(source)
 
@@ -156,8 +162,14 @@ class Sketch:
         """
         schedule.enter_postproc()
         for postproc in self._space_generator.postprocs:
-            if not postproc.apply(schedule):
-                name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
+            name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
+            try:
+                accepted = postproc.apply(schedule)
+            except _TVM_ERRORS as error:
+                raise InvalidSchedule(
+                    f"postprocessor {name} fails: {grammar.first_line(error)}"
+                ) from error
+            if not accepted:
                 decisions = self.decisions_of(schedule.trace)
                 raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
 
@@ -285,17 +297,33 @@ class Sketch:
         return rows
 
 
-def sketches(task: Task, machine: Hardware | None = None) -> list[Sketch]:
-    """Every sketch of MetaSchedule's default design space for the task's target.
+def sketches(
+    task: Task,
+    machine: Hardware | None = None,
+    on_left_out: Callable[[str], None] | None = None,
+) -> list[Sketch]:
+    """The sketches of MetaSchedule's default design space for the task's target.
+
+    One that cannot be modelled is left out; the others keep their numbers.
 
     Args:
         machine: limits and rates the formulas use; by default those of the task's target here.
+        on_left_out: called with one line about each sketch that is left out.
 
     Raises:
-        UnsupportedSchedule: a trace uses an instruction Felix does not model.
+        UnsupportedSchedule: no sketch can be modelled; the message says why.
     """
-    context = design_space.tune_context(task.mod, task.target, name=task.name)
-    spaces = context.generate_design_space()
-    generator = context.space_generator
+    space = design_space.generate(task.mod, task.target, name=task.name)
     machine = machine or hardware(task.target)
-    return [Sketch(task, i, space.trace, generator, machine) for i, space in enumerate(spaces)]
+    modelled, reasons = [], []
+    for index, schedule in enumerate(space.schedules):
+        try:
+            with unmodelled.reported():
+                modelled.append(Sketch(task, index, schedule.trace, space.generator, machine))
+        except UnsupportedSchedule as error:
+            reasons.append(str(error))
+            if on_left_out is not None:
+                on_left_out(f"{task.name}: sketch {index} left out: {error}")
+    if not modelled:
+        raise UnsupportedSchedule(f"{task.name}: {'; '.join(dict.fromkeys(reasons))}")
+    return modelled

@@ -38,7 +38,7 @@ class Allocation:
 def allocations(program: Program) -> list[Allocation]:
     """Every intermediate buffer that is accessed, in order of declaration."""
     result = []
-    for buffer in program.buffers.values():
+    for buffer in program.buffers:
         if buffer.is_parameter:
             continue
         uses = _uses(program, buffer)

@@ -268,7 +268,7 @@ def _reverse_compute_inline(state: State, inst: Instruction) -> list[Any]:
 
 def _set_scope(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
-    caching.set_scope(state.program, block.store.target.buffer, inst.attrs[1])
+    caching.set_scope(block.store.target.buffer, inst.attrs[1])
     return []
 
 

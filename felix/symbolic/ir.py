@@ -196,6 +196,8 @@ class Block:
 
     guards: (affine form, bound): the block runs only where form < bound (overhang of a split
         that does not divide).
+    is_init: it stores what a reduction begins with, which was moved out of the reduction.
+    number: of the blocks made before it under the same name; TVM names copies of one buffer alike.
     """
 
     name: str
@@ -205,6 +207,13 @@ class Block:
     init: Store | None = None
     guards: list[tuple[Affine, Scalar]] = dataclasses.field(default_factory=list)
     annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_init: bool = False
+    number: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name, unlike that of any other block of the program."""
+        return labelled(self.name, self.number)
 
     @property
     def writes(self) -> list[Access]:
@@ -231,12 +240,13 @@ class Block:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Program:
-    """A whole function: buffers by name and the trees of its root block.
+    """A whole function: its buffers and the trees of its root block.
 
+    A buffer is known by identity: programs and TVM's cache instructions repeat names.
     `conditions` are expressions that must be <= 0 for TVM to accept the decisions.
     """
 
-    buffers: dict[str, Buffer]
+    buffers: list[Buffer]
     body: list[Loop | Block]
     root_annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
     conditions: list[Scalar] = dataclasses.field(default_factory=list)
@@ -251,6 +261,22 @@ class Program:
                 return block
         raise KeyError(name)
 
+    def buffer(self, name: str) -> Buffer:
+        """The first buffer of this name; KeyError if there is none."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)
+
+    def discard(self, buffer: Buffer) -> None:
+        """Take out a buffer that nothing accesses any more."""
+        self.buffers = [other for other in self.buffers if other is not buffer]
+
+    def names(self) -> tuple[str, ...]:
+        """Of all buffers, then of all blocks."""
+        blocks = (block.name for _, block in self.walk())
+        return (*(buffer.name for buffer in self.buffers), *blocks)
+
     def loops_of(self, block: Block) -> list[Loop]:
         for loops, other in self.walk():
             if other is block:
@@ -260,6 +286,11 @@ class Program:
     def children(self, loops: list[Loop]) -> list[Loop | Block]:
         """The statement list directly under the innermost of `loops` (the root if empty)."""
         return loops[-1].body if loops else self.body
+
+
+def labelled(name: str, number: int) -> str:
+    """The name of the first of several; any other is told apart by its number."""
+    return f"{name}#{number}" if number else name
 
 
 def _walk(nodes: list[Loop | Block], outer: list[Loop]) -> Iterator[tuple[list[Loop], Block]]:

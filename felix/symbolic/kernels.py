@@ -123,7 +123,7 @@ def constraints(
         result.append((f"{tag}.shared_bytes", kernel.shared_bytes - max_shared_bytes))
         for block in ir.blocks_under(program.body[kernel.index]):
             low, high = block.annotations.get(LOW), block.annotations.get(HIGH)
-            if low is not None and high is not None and not block.name.endswith("_init"):
+            if low is not None and high is not None and not block.is_init:
                 result.append((f"{tag}.low_threads", low - kernel.block_threads))
                 result.append((f"{tag}.high_threads", kernel.block_threads - high))
     return [(name, g) for name, g in dict(result).items() if not _satisfied(g)]

@@ -74,6 +74,8 @@ OPERATION_KINDS = {
 }
 
 _Vars = dict[Any, sympy.Expr]
+#: TVM's buffers, by identity.
+_Buffers = dict[Any, ir.Buffer]
 
 
 def load(func: tirx.PrimFunc) -> ir.Program:
@@ -81,12 +83,12 @@ def load(func: tirx.PrimFunc) -> ir.Program:
     root = func.body
     if not isinstance(root, s_stmt.SBlockRealize):
         raise UnsupportedSchedule("the function has no root block; pass an s_tir PrimFunc")
-    buffers: dict[str, ir.Buffer] = {}
+    buffers: _Buffers = {}
     for param in func.params:
-        buffers[param.name] = make_buffer(param, is_parameter=True)
+        buffers[param] = make_buffer(param, is_parameter=True)
     for buffer in root.block.alloc_buffers:
-        buffers[buffer.name] = make_buffer(buffer)
-    return ir.Program(buffers, _load_statement(root.block.body, buffers, {}))
+        buffers[buffer] = make_buffer(buffer)
+    return ir.Program(list(buffers.values()), _load_statement(root.block.body, buffers, {}))
 
 
 def make_buffer(buffer: Any, is_parameter: bool = False) -> ir.Buffer:
@@ -110,7 +112,7 @@ def _constant(value: Any, what: str) -> int:
 
 
 def _load_statement(
-    statement: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.IterComponent]
+    statement: Any, buffers: _Buffers, loops: dict[Any, ir.IterComponent]
 ) -> list[ir.Loop | ir.Block]:
     if isinstance(statement, tirx.SeqStmt):
         nodes = [_load_statement(s, buffers, loops) for s in statement.seq]
@@ -128,9 +130,7 @@ def _load_statement(
     raise UnsupportedSchedule(f"statement {type(statement).__name__} outside of a block")
 
 
-def _load_block(
-    realize: Any, buffers: dict[str, ir.Buffer], loops: dict[Any, ir.IterComponent]
-) -> ir.Block:
+def _load_block(realize: Any, buffers: _Buffers, loops: dict[Any, ir.IterComponent]) -> ir.Block:
     block = realize.block
     if block.alloc_buffers or block.match_buffers or not _is_true(realize.predicate):
         raise UnsupportedSchedule(f"block {block.name_hint} allocates, matches or is predicated")
@@ -161,7 +161,7 @@ def _is_true(predicate: Any) -> bool:
     return isinstance(predicate, tirx.IntImm) and bool(predicate.value)
 
 
-def load_store(statement: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) -> ir.Store:
+def load_store(statement: Any, buffers: _Buffers, symbols: _Vars) -> ir.Store:
     """The Store of a BufferStore statement."""
     if not isinstance(statement, tirx.BufferStore):
         raise UnsupportedSchedule(
@@ -169,7 +169,7 @@ def load_store(statement: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) ->
             "(tuple reductions and opaque calls are not supported)"
         )
     target = ir.Access(
-        buffers[statement.buffer.name], tuple(load_index(i, symbols) for i in statement.indices)
+        buffers[statement.buffer], tuple(load_index(i, symbols) for i in statement.indices)
     )
     return ir.Store(target, load_value(statement.value, buffers, symbols))
 
@@ -194,7 +194,7 @@ def _is_float(node: Any) -> bool:
     return str(node.ty).startswith(("float", "bfloat"))
 
 
-def load_value(node: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) -> ir.Value:
+def load_value(node: Any, buffers: _Buffers, symbols: _Vars) -> ir.Value:
     """The value tree of a TIR expression."""
 
     def visit(n: Any) -> ir.Value:
@@ -207,7 +207,7 @@ def load_value(node: Any, buffers: dict[str, ir.Buffer], symbols: _Vars) -> ir.V
         return ir.Value("iter", False, expr=symbols[node])
     if isinstance(node, TensorLoad):
         access = ir.Access(
-            buffers[node.source.name], tuple(load_index(i, symbols) for i in node.indices)
+            buffers[node.source], tuple(load_index(i, symbols) for i in node.indices)
         )
         return ir.Value("load", _is_float(node), access=access)
     if isinstance(node, tirx.Cast):

@@ -108,9 +108,9 @@ def rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
     """Do to the program what the tuner's own process will do: make the spaces, postprocess."""
     mod = tvm.IRModule({"main": func})
     try:
-        context = design_space.tune_context(mod, full)
-        for schedule in context.generate_design_space():
-            all(postproc.apply(schedule) for postproc in context.space_generator.postprocs)
+        space = design_space.generate(mod, full)
+        for schedule in space.schedules:
+            all(postproc.apply(schedule) for postproc in space.generator.postprocs)
     except grammar.TVM_ERRORS as error:
         raise errors.WorkloadError(
             f"TVM cannot make schedules of the program: {grammar.first_line(error)}"

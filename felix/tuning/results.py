@@ -135,6 +135,8 @@ class TuneResult:
     repeats: tuple[Record, ...] = ()
     #: the fastest schedule: `best`, unless the unscheduled program is faster
     tuned_or_none: Best | None = None
+    #: why the task was not tuned; None if it was
+    skipped: str | None = None
 
     @property
     def ships_unscheduled(self) -> bool:
@@ -176,6 +178,8 @@ class TuneResult:
 
     def failure(self) -> str:
         """Why there is no best schedule, in one line."""
+        if self.skipped is not None:
+            return f"{self.task.name}: skipped: {self.skipped}"
         if not self.records:
             return f"{self.task.name}: nothing was measured ({self.reason})"
         kinds = collections.Counter(str(r.measurement.error) for r in self.records)
@@ -212,13 +216,22 @@ class NetworkResult:
 
     @property
     def latency_us(self) -> float | None:
-        """Sum of weight x best latency; None if a task has no result."""
+        """Sum of weight x best latency over the tasks that were not skipped.
+
+        None if one of them has no result, or there is none.
+        """
+        tuned = [result for result in self.results if result.skipped is None]
         total = 0.0
-        for result in self.results:
+        for result in tuned:
             if result.best_or_none is None:
                 return None
             total += result.task.weight * result.best_or_none.latency_us
-        return total
+        return total if tuned else None
+
+    @property
+    def skipped(self) -> tuple[TuneResult, ...]:
+        """The tasks that could not be tuned; `TuneResult.skipped` says why."""
+        return tuple(result for result in self.results if result.skipped is not None)
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
         """Write one artifact bundle a task, in folders named by number and task.
@@ -243,7 +256,7 @@ def network(
 ) -> NetworkResult:
     """The results of a run's tasks as one."""
     every = sorted((r for result in results for r in result.records), key=lambda r: r.elapsed_s)
-    weights = {result.task.key: result.task.weight for result in results}
+    weights = {r.task.key: r.task.weight for r in results if r.skipped is None}
     return NetworkResult(
         results=tuple(results),
         curve=network_curve(every, weights),

@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from felix import events, target
+from felix import errors, events, target
 from felix.autodiff import torch_threads
+from felix.measure import limits
 from felix.search import allocate, interface, strategies
 from felix.sketch import variables
 from felix.tuning import checkpoint, pacing, pending, recorder, remeasure, results, session
@@ -119,14 +120,36 @@ class Run:
         return reason
 
     def next_task(self) -> TaskRun | None:
-        """The task of the next round, opened; None if no task can improve."""
-        index = self._allocator.next()
-        if index is None:
-            return None
-        task_run = self._task_runs[index]
-        if not task_run.is_open:
+        """The task of the next round, opened; None if no task can improve.
+
+        Raises:
+            FelixError: the only task cannot be tuned.
+        """
+        while (index := self._allocator.next()) is not None:
+            task_run = self._task_runs[index]
+            if task_run.is_open or self._has_opened(task_run):
+                return task_run
+        return None
+
+    def _has_opened(self, task_run: TaskRun) -> bool:
+        """Open a task; one of several that cannot be tuned is skipped, and False.
+
+        Raises:
+            FelixError: the only task cannot be tuned.
+        """
+        try:
             self._open_task(task_run)
-        return task_run
+        except (errors.TuningError, errors.WorkloadError) as error:
+            if len(self._task_runs) == 1:
+                raise
+            task_run.skipped = str(error)
+            self._allocator.settle(task_run.index)
+            self._on_event(
+                events.Skipped(
+                    task=task_run.task.name, task_index=task_run.index, reason=str(error)
+                )
+            )
+        return task_run.is_open
 
     def search(self, task_run: TaskRun) -> list[interface.Suggestion]:
         """Choose the candidates of a round."""
@@ -285,6 +308,7 @@ class Run:
     def _open_task(self, task_run: TaskRun, is_resumed: bool = False) -> None:
         """Make a task's sketches and search; time its unscheduled program beside."""
         self._on_event(events.Opening(task=task_run.task.name, task_index=task_run.index))
+        limits.check(task_run.task, limits.of_this_machine(task_run.task))
         if self._options.baseline and not is_resumed:
             self._baselines.submit(task_run)
         before_s = self._breakdown.extract_s

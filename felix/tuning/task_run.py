@@ -55,6 +55,8 @@ class TaskRun:
         self._recent_us: float | None = None
         #: to be measured before what the search chooses
         self._first: list[interface.Suggestion] = []
+        #: why it is not tuned; None if it is
+        self.skipped: str | None = None
         #: of the unscheduled program
         self._baseline: protocol.Measurement | None = None
 
@@ -91,8 +93,12 @@ class TaskRun:
         Raises:
             TuningError: the task has no sketch with legal schedules.
         """
-        left_out = []
-        for sketch in sketches_of(self.task):
+        left_out: list[str] = []
+        try:
+            sketches = sketches_of(self.task, left_out.append)
+        except errors.UnsupportedSchedule as error:
+            raise errors.TuningError(str(error)) from error
+        for sketch in sketches:
             if before_each is not None:
                 before_each()
             try:
@@ -284,6 +290,7 @@ class TaskRun:
             unscheduled_us=None if self._baseline is None else self._baseline.latency_us,
             reason=reason,
             breakdown=breakdown,
+            skipped=self.skipped,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -347,8 +354,8 @@ def _stored_baseline(latency_us: float | None, message: str) -> protocol.Measure
     return protocol.Measurement(latency_us=latency_us, error=error, message=message)
 
 
-def sketches_of(task: Task) -> list[Sketch]:
-    """All sketches of a task."""
+def sketches_of(task: Task, on_left_out: Callable[[str], None] | None = None) -> list[Sketch]:
+    """All sketches of a task that can be modelled; see `felix.sketches`."""
     from felix.sketch import sketch as sketching
 
-    return sketching.sketches(task)
+    return sketching.sketches(task, on_left_out=on_left_out)

@@ -99,10 +99,11 @@ def tune(
         on_event: called with what happens (`felix.events`).
 
     Returns:
-        A `TuneResult` for one task, a `NetworkResult` for several.
+        A `TuneResult` for one task, a `NetworkResult` for several. One of several tasks that
+        cannot be tuned is skipped: `events.Skipped` and `TuneResult.skipped` say why.
 
     Raises:
-        WorkloadError: a task is too large to be measured on this machine.
+        WorkloadError: the only task is too large to be measured on this machine.
         FelixError: tuning cannot start, or a file cannot be written. A task without any
             schedule that runs is no error here: `result.best` raises then.
     """
@@ -116,8 +117,8 @@ def tune(
         resume=resume,
         on_event=on_event or _ignore,
     )
-    for task in request.tasks:
-        limits.check(task, limits.of_this_machine(task))
+    if len(request.tasks) == 1:  # before anything is opened; one of several is skipped later
+        limits.check(request.tasks[0], limits.of_this_machine(request.tasks[0]))
     with contextlib.closing(run_module.Run(request)) as run:
         run.start()
         try:

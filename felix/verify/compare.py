@@ -202,6 +202,7 @@ class _Comparison:
         self.module = module
         self.stages = tvm_schedule.stages(module)
         self.allocated = tvm_schedule.allocated(module)
+        self.buffer_labels = tvm_schedule.labels_of(module)
         pipelined = tvm_schedule.is_pipelined(self.stages)
         self.versions = tvm_schedule.versions(module, self.allocated) if pipelined else {}
         self.mismatches: list[Mismatch] = []
@@ -214,9 +215,9 @@ class _Comparison:
         except UnsupportedSchedule as error:
             self._differ("structure", "interpretation", "a schedule", str(error))
             return
-        self._structure(program)
+        labels = self._structure(program)
         self._buffers(program)
-        self._features(values)
+        self._features(values, labels)
 
     def _differ(self, kind: Kind, where: str, theirs: object, ours: object) -> None:
         self.mismatches.append(
@@ -225,20 +226,25 @@ class _Comparison:
 
     # ------------------------------------------------------------ structure
 
-    def _structure(self, program: ir.Program) -> None:
+    def _structure(self, program: ir.Program) -> list[str]:
+        """Compare blocks and loops; the label of each of TVM's stages."""
         theirs = [(s.name, [_loop_text(lp) for lp in s.loops]) for s in self.stages]
         ours = [(b.name, [_loop_text(_plain(lp)) for lp in loops]) for loops, b in program.walk()]
         if [name for name, _ in theirs] != [name for name, _ in ours]:
             self._differ("structure", "blocks", [n for n, _ in theirs], [n for n, _ in ours])
-            return
+            return [name for name, _ in theirs]
         for (name, a), (_, b) in zip(theirs, ours, strict=True):
             if a != b:
                 self._differ("structure", name, " ".join(a), " ".join(b))
+        return [block.label for _, block in program.walk()]
 
     # ------------------------------------------------------------ buffers
 
     def _buffers(self, program: ir.Program) -> None:
-        modelled = {a.buffer.name: a for a in allocation.allocations(program)}
+        allocations = {a.buffer: a for a in allocation.allocations(program)}
+        stored = (b.store.target.buffer for _, b in program.walk())
+        labels = tvm_schedule.labels(b for b in [*stored, *allocations] if b in allocations)
+        modelled = {label: allocations[buffer] for buffer, label in labels.items()}
         if set(modelled) != set(self.allocated):
             self._differ("buffers", "names", sorted(self.allocated), sorted(modelled))
         for name in sorted(set(modelled) & set(self.allocated)):
@@ -261,15 +267,15 @@ class _Comparison:
 
     # ------------------------------------------------------------ features
 
-    def _features(self, values: NDArray[np.float64]) -> None:
+    def _features(self, values: NDArray[np.float64], labels: Sequence[str]) -> None:
         launches = self._launches()
         expected: dict[tuple[str, str], dict[str, int]] = {}
-        for stage in self.stages:
+        for label, stage in zip(labels, self.stages, strict=True):
             block = stage.realize.block
             if block.init is not None:
-                init = (f"{stage.name}_init", str(block.init.buffer.name))
+                init = (f"{label}_init", str(block.init.buffer.name))
                 expected[init] = self._row(stage, launches, True)
-            expected[(stage.name, stage.buffer)] = self._row(stage, launches, False)
+            expected[(label, str(stage.buffer.name))] = self._row(stage, launches, False)
         column = {name: i for i, name in enumerate(spec.NAMES)}
         rows = self.sketch.formulas.rows
         for missing in sorted(set(expected) - {(r.block, r.buffer) for r in rows}):
@@ -340,7 +346,7 @@ class _Comparison:
             ),
             "serial_trips": math.prod(lp.extent for lp in loops if not _is_spread(lp)),
         }
-        buffer = self.allocated.get(stage.buffer)
+        buffer = self.allocated.get(self.buffer_labels.get(stage.buffer, ""))
         if buffer is not None:
             features["alloc_bytes"] = buffer.size_bytes
             features["alloc_trips"] = math.prod(

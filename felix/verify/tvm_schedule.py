@@ -1,8 +1,8 @@
 """What a schedule that TVM made shows: loops, launches and buffers, read from its module.
 
-This is the other side of the comparison in `felix.verify.compare`: nothing here knows Felix's own
-program form. A `Stage` is one leaf block with the loops around it; sizes of buffers are those
-TVM's own passes give.
+This is the other side of the comparison in `felix.verify.compare`: nothing here knows how Felix
+interprets a schedule. A `Stage` is one leaf block with the loops around it; sizes of buffers are
+those TVM's own passes give.
 
 Notation
     site    the loops around the place where TVM allocates a buffer, outermost first
@@ -11,9 +11,10 @@ Notation
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tvm.s_tir import stmt as s_stmt
 from tvm.s_tir import transform
 
 from felix.errors import UnsupportedSchedule
+from felix.symbolic import ir
 
 PRAGMA_STEP = "pragma_auto_unroll_max_step"
 PIPELINE = "software_pipeline_stage"
@@ -52,14 +54,18 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """A leaf block: the loops around it, the buffer it stores to, its tree of the root block."""
+    """A leaf block: the loops around it, its tree of the root block."""
 
     name: str
     loops: tuple[Loop, ...]
     variables: tuple[Any, ...]
-    buffer: str
     tree: int
     realize: Any
+
+    @property
+    def buffer(self) -> Any:
+        """The buffer it stores to."""
+        return self.realize.block.body.buffer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,10 +102,9 @@ def _stages(
     elif isinstance(node, tirx.For):
         yield from _stages(node.body, (*loops, _loop(node)), (*variables, node.loop_var), tree)
     elif isinstance(node, s_stmt.SBlockRealize):
-        body = node.block.body
-        if not isinstance(body, tirx.BufferStore):
+        if not isinstance(node.block.body, tirx.BufferStore):
             raise UnsupportedSchedule(f"block {node.block.name_hint} holds more than one store")
-        yield Stage(node.block.name_hint, loops, variables, body.buffer.name, tree, node)
+        yield Stage(str(node.block.name_hint), loops, variables, tree, node)
     else:
         raise UnsupportedSchedule(f"statement {type(node).__name__} in a scheduled module")
 
@@ -133,10 +138,32 @@ def reduction_loops(stage: Stage) -> set[int]:
 # ---------------------------------------------------------------- buffers
 
 
+def labels(buffers: Iterable[Any]) -> dict[Any, str]:
+    """Names unlike each other, of buffers in the order in which the program first stores to them.
+
+    The order is the same in Felix's program and in all forms of TVM's.
+    """
+    result: dict[Any, str] = {}
+    numbers: collections.Counter[str] = collections.Counter()
+    for buffer in buffers:
+        if buffer not in result:
+            name = str(buffer.name)
+            result[buffer] = ir.labelled(name, numbers[name])
+            numbers[name] += 1
+    return result
+
+
+def labels_of(module: tvm.IRModule) -> dict[Any, str]:
+    """The labels of the intermediate buffers of a scheduled module."""
+    known = dict.fromkeys(module["main"].body.block.alloc_buffers)
+    stored = (stage.buffer for stage in stages(module) if stage.buffer in known)
+    return labels([*stored, *known])
+
+
 def allocated(module: tvm.IRModule) -> dict[str, Allocated]:
-    """The module's intermediate buffers as TVM places and compacts them, by name."""
+    """The module's intermediate buffers as TVM places and compacts them, by label."""
     known = {str(b.name) for b in module["main"].body.block.alloc_buffers}
-    return {name: a for name, a in _allocations(_placed(module)) if name in known}
+    return _allocations(_placed(module), known)
 
 
 def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str, int]:
@@ -155,10 +182,11 @@ def versions(module: tvm.IRModule, compact: Mapping[str, Allocated]) -> dict[str
             transform.InjectSoftwarePipeline(),
         ]
     )(module)
+    known = {str(b.name) for b in module["main"].body.block.alloc_buffers}
     return {
-        name: buffer.size_bytes // compact[name].size_bytes
-        for name, buffer in _allocations(lowered)
-        if name in compact
+        label: buffer.size_bytes // compact[label].size_bytes
+        for label, buffer in _allocations(lowered, known).items()
+        if label in compact
     }
 
 
@@ -179,8 +207,10 @@ def _placed(module: tvm.IRModule) -> tvm.IRModule:
     )(module)
 
 
-def _allocations(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
-    result: list[tuple[str, Allocated]] = []
+def _allocations(module: tvm.IRModule, known: Collection[str]) -> dict[str, Allocated]:
+    """What a module allocates under a name of `known`, by label."""
+    entries: dict[Any, Allocated] = {}
+    stored: list[Any] = []
 
     def visit(node: Any, loops: tuple[Loop, ...], tree: int) -> None:
         if isinstance(node, tirx.SeqStmt):
@@ -192,9 +222,10 @@ def _allocations(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
             for buffer in node.block.alloc_buffers:
                 shape = tuple(int(x) for x in buffer.shape)
                 size = max(1, (tvm.DataType(str(buffer.dtype)).bits + 7) // 8)
-                entry = Allocated(str(buffer.scope()), shape, size, loops, tree)
-                result.append((str(buffer.name), entry))
+                entries[buffer] = Allocated(str(buffer.scope()), shape, size, loops, tree)
             visit(node.block.body, loops, tree)
+        elif isinstance(node, tirx.BufferStore):
+            stored.append(node.buffer)
         elif hasattr(node, "then_case"):
             visit(node.then_case, loops, tree)
             if node.else_case is not None:
@@ -203,19 +234,21 @@ def _allocations(module: tvm.IRModule) -> list[tuple[str, Allocated]]:
             visit(node.body, loops, tree)
 
     visit(module["main"].body, (), -1)
-    return result
+    named = labels(b for b in [*stored, *entries] if b in entries and str(b.name) in known)
+    return {label: entries[buffer] for buffer, label in named.items()}
 
 
 # ---------------------------------------------------------------- counting by enumeration
 
 
-def touched(module: tvm.IRModule, buffer: str, dimension: int) -> int:
-    """Values between the least and the greatest index one allocation of `buffer` meets.
+def touched(module: tvm.IRModule, label: str, dimension: int) -> int:
+    """Values between the least and the greatest index one allocation of a buffer meets.
 
     Every iteration of the loops that the index depends on is evaluated; iterations that a
     boundary predicate skips do not count. The largest over all allocations is the result.
     """
-    placed = allocated(module)[buffer]
+    placed = allocated(module)[label]
+    buffer = next(b for b, other in labels_of(module).items() if other == label)
     depth = len(placed.site)
     spanned = _SPANNED.get(placed.scope.split(".")[0], ("threadIdx", "vthread", "blockIdx"))
     order = _outer_axes(module, depth)
@@ -240,15 +273,15 @@ def _outer_axes(module: tvm.IRModule, depth: int) -> list[Any]:
     return list(axes)
 
 
-def _indices(stage: Stage, buffer: str, dimension: int) -> list[Any]:
+def _indices(stage: Stage, buffer: Any, dimension: int) -> list[Any]:
     """Index expressions, in the block's iterators, of the stage's accesses to the buffer."""
     block = stage.realize.block
     indices = []
     for store in [block.body, *([block.init] if block.init is not None else [])]:
-        if store.buffer.name == buffer:
+        if store.buffer.same_as(buffer):
             indices.append(store.indices[dimension])
         for node in walk(store.value):
-            if isinstance(node, TensorLoad) and node.source.name == buffer:
+            if isinstance(node, TensorLoad) and node.source.same_as(buffer):
                 indices.append(node.indices[dimension])
     return indices
 

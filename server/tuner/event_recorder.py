@@ -63,6 +63,9 @@ class EventRecorder:
                 claimed.round_started(number, values.pop("round"), values, steps)
             case events.Trained():
                 claimed.trained(plain(event))
+            case events.Skipped(task=name, reason=reason):
+                claimed.warn(f"task {name[:MAX_NAME]!r} is skipped: {reason}")
+                claimed.begin_step("a step of tuning")
             case events.Warned(message=message):
                 claimed.warn(message)
             case events.Remeasuring():

@@ -108,6 +108,7 @@ def _several(
             else task_result.best_or_none.latency_us,
             "ships": "unscheduled" if task_result.ships_unscheduled else "tuned",
             "unscheduled_us": task_result.unscheduled_us,
+            "skipped": task_result.skipped,
         }
         for task_result, place in zip(result.results, where, strict=True)
     ]
@@ -128,8 +129,11 @@ def _several(
 
 
 def _unscheduled(result: results.NetworkResult) -> float | None:
+    """Of the tasks that were not skipped, as `NetworkResult.latency_us`."""
     total = 0.0
     for task_result in result.results:
+        if task_result.skipped is not None:
+            continue
         if task_result.unscheduled_us is None:
             return None
         total += task_result.task.weight * task_result.unscheduled_us

@@ -97,10 +97,10 @@ class Model(torch.nn.Module):
 
 def use(monkeypatch: pytest.MonkeyPatch, make: Callable[[Task], list[Any]] | None = None) -> None:
     """Let tasks have synthetic sketches."""
-    monkeypatch.setattr(task_run, "sketches_of", make or sketches)
+    monkeypatch.setattr(task_run, "sketches_of", lambda task, *_: (make or sketches)(task))
 
 
-def sketches(task: Task) -> list[Any]:
+def sketches(task: Task, on_left_out: Callable[[str], None] | None = None) -> list[Any]:
     """Two sketches; tasks of other sizes get other ones."""
     extent = int(task.func.params[0].shape[0])
     return [Sketch(extents=(16 * extent, 1024), index=index) for index in range(2)]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, numpy_baseline, progress, report
 from felix.cli.commands import inputs
@@ -38,8 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(content, indent=1))
     if network.reason == "interrupted":
         return interrupts.EXIT_CODE
+    if len(network.skipped) == len(network.results):
+        raise errors.TuningError(network.results[0].failure())
     for result in network.results:
-        result.best  # noqa: B018  (no schedule: an error)
+        if result.skipped is None:
+            result.best  # noqa: B018  (no schedule: an error)
     return 0
 
 
@@ -101,7 +105,8 @@ def _show(
     report.show(console, network.results, numpy, network.breakdown)
     if len(network.results) > 1 and network.latency_us is not None:
         total = report.duration(network.latency_us)
-        console.print(f"all tasks, weighted: {total}", highlight=False)
+        tasks = "all tasks" if not network.skipped else "all tasks but the skipped ones"
+        console.print(f"{tasks}, weighted: {total}", highlight=False)
     for folder in artifacts:
         if folder is not None:
             picture = folder / convergence.FILE_NAME

@@ -20,7 +20,7 @@ def cache_read(
     """sch.cache_read: copy a buffer the block reads into a new buffer of `scope`."""
     source = tvm_reads(block)[index]
     cached = _cache_buffer(program, source, scope)
-    copy, nest = _copy_block(source, cached, f"{source.name}_{scope}")
+    copy, nest = _copy_block(program, source, cached, f"{source.name}_{scope}")
     writers = [(lp, b) for lp, b in program.walk() if b.store.target.buffer is source]
     place = 0
     if writers:
@@ -38,7 +38,7 @@ def cache_write(program: Program, block: Block, index: int, scope: str) -> Block
         raise UnsupportedSchedule("cache_write of a second output")
     target = block.store.target.buffer
     cached = _cache_buffer(program, target, scope)
-    copy, nest = _copy_block(cached, target, f"{target.name}_{scope}")
+    copy, nest = _copy_block(program, cached, target, f"{target.name}_{scope}")
     loops = program.loops_of(block)
     top: Loop | Block = loops[0] if loops else block
     place = next(i for i, n in enumerate(program.body) if n is top) + 1
@@ -49,22 +49,21 @@ def cache_write(program: Program, block: Block, index: int, scope: str) -> Block
 
 def _cache_buffer(program: Program, source: Buffer, scope: str) -> Buffer:
     name = f"{source.name}_{scope}"
-    while name in program.buffers:
-        name += "_1"
     buffer = Buffer(name, source.shape, source.dtype, source.dtype_bytes, scope)
-    program.buffers[name] = buffer
+    program.buffers.append(buffer)
     return buffer
 
 
-def set_scope(program: Program, buffer: Buffer, scope: str) -> None:
+def set_scope(buffer: Buffer, scope: str) -> None:
     """sch.set_scope: move a buffer to another memory; TVM renames it after the scope."""
     if buffer.scope == scope:
         return
     buffer.name, buffer.scope = f"{buffer.name}_{scope}", scope
-    program.buffers = {b.name: b for b in program.buffers.values()}
 
 
-def _copy_block(source: Buffer, target: Buffer, name: str) -> tuple[Block, Loop | Block]:
+def _copy_block(
+    program: Program, source: Buffer, target: Buffer, name: str
+) -> tuple[Block, Loop | Block]:
     iters = [
         Iter(load.iter_symbol(f"v{i}"), extent, "spatial") for i, extent in enumerate(source.shape)
     ]
@@ -75,6 +74,7 @@ def _copy_block(source: Buffer, target: Buffer, name: str) -> tuple[Block, Loop 
         Access(target, indices), ir.Value("load", is_float, access=Access(source, indices))
     )
     block = Block(name, iters, [Affine({comp: 1}) for comp in components], store)
+    block.number = sum(other.name == name for _, other in program.walk())
     return block, loop_transforms.nest(components, block)
 
 

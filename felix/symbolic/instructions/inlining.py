@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, scalar
+from felix.symbolic import inverse, ir, scalar
 from felix.symbolic.instructions import placement
 from felix.symbolic.ir import Access, Block, Program
 
@@ -21,7 +23,7 @@ def compute_inline(program: Program, block: Block) -> None:
                 consumer.store.target, _inlined(consumer.store.value, target, block.store.value)
             )
     placement.remove(program, block)
-    del program.buffers[target.buffer.name]
+    program.discard(target.buffer)
 
 
 def _inlined(value: ir.Value, target: Access, body: ir.Value) -> ir.Value:
@@ -62,18 +64,39 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
     loads = [a for a in block.reads if a.buffer is stored.buffer]
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     for access in loads:
-        for formal, actual in zip(access.indices, stored.indices, strict=True):
-            if formal.is_Symbol:
-                mapping[formal] = actual
-            elif formal != actual and formal != 0:
-                raise UnsupportedSchedule("reverse inlining through a computed index")
+        mapping |= _iterators_of(block, access, producer)
     for it in block.iters:
         if it.symbol not in mapping:
             if not scalar.is_static(it.extent, 1):
                 raise UnsupportedSchedule("reverse inlining a block with an iterator of its own")
             mapping[it.symbol] = sympy.Integer(0)
-    value = _inlined(substitute_value(block.store.value, mapping), stored, producer.store.value)
+    value = substitute_value(block.store.value, mapping)
+    value = _with_loads_of(value, stored.buffer, producer.store.value)
     indices = tuple(replace(i, mapping) for i in block.store.target.indices)
     producer.store = ir.Store(Access(block.store.target.buffer, indices), value)
     placement.remove(program, block)
-    del program.buffers[stored.buffer.name]
+    program.discard(stored.buffer)
+
+
+def _with_loads_of(value: ir.Value, buffer: ir.Buffer, loaded: ir.Value) -> ir.Value:
+    """The value where every load of the buffer gives `loaded`."""
+    if value.access is not None and value.access.buffer is buffer:
+        return loaded
+    args = tuple(_with_loads_of(a, buffer, loaded) for a in value.args)
+    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
+
+
+def _iterators_of(
+    block: Block, access: Access, producer: Block
+) -> Mapping[sympy.Symbol, sympy.Expr]:
+    """The iterators with which `block` reads what one iteration of its producer stores."""
+    stored = producer.store.target.indices
+    plain = [formal.is_Symbol or formal in (actual, 0)
+             for formal, actual in zip(access.indices, stored, strict=True)]  # fmt: skip
+    if all(plain):
+        pairs = zip(access.indices, stored, strict=True)
+        return {formal: actual for formal, actual in pairs if formal.is_Symbol}
+    domains = [tuple((it.symbol, it.extent) for it in b.iters) for b in (block, producer)]
+    if not all(isinstance(extent, int) for domain in domains for _, extent in domain):
+        raise UnsupportedSchedule("reverse inlining through a computed index of tiles")
+    return inverse.inverse(domains[0], access.indices, stored, domains[1])

@@ -39,7 +39,7 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
     axis = factor_axis if factor_axis >= 0 else len(shape) + 1 + factor_axis
     shape.insert(axis, rf_component.extent)
     buffer = Buffer(f"{old.name}.rf", tuple(shape), old.dtype, old.dtype_bytes, old.scope)
-    program.buffers[buffer.name] = buffer
+    program.buffers.append(buffer)
     rf_block, copies = _rfactor_block(block, loops, rf_component, buffer, axis)
     rf_nest: Loop | Block = rf_block
     for lp in reversed(loops):
@@ -253,6 +253,8 @@ def _decompose(program: Program, block: Block, loops: list[Loop], point: int) ->
         None,
         guards,
         dict(block.annotations),
+        is_init=True,
+        number=block.number,
     )
     block.name, block.init = f"{block.name}_update", None
     node: Loop | Block = init_block

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te, topi
 
 import felix
 from felix import errors, workloads
@@ -402,6 +403,19 @@ def test_other_hardware_or_sketch_is_another_entry(cache: pathlib.Path) -> None:
         assert len(list(cache.rglob("*.bin"))) == n + 1
 
 
+def test_a_program_with_other_names_has_rows_of_its_own(cache: pathlib.Path) -> None:
+    """The same program: its key is blind to names, its rows are not."""
+
+    def product(*names: str) -> sketching.Sketch:
+        x, y = (te.placeholder((16, 16), name=name) for name in names)
+        return sketching.sketches(felix.Task.from_te([x, y, topi.nn.dense(x, y)], "cuda"))[0]
+
+    first, second = product("a", "b"), product("x", "y")
+    assert first.key == second.key
+    blocks = [{row.block for row in sketch.formulas.rows} for sketch in (first, second)]
+    assert blocks[0] > {"a_shared", "b_shared"} and blocks[1] > {"x_shared", "y_shared"}
+
+
 def test_other_code_is_another_entry(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gemm("llvm").formulas.n_rows > 0
     monkeypatch.setattr(formula_cache, "code_digest", lambda: "of another version")
@@ -430,3 +444,39 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     monkeypatch.setenv("FELIX_CACHE_DIR", str(blocked))
     assert isinstance(gemm("llvm").formulas, formulas.Formulas)
     assert gemm("llvm").formulas.n_rows == 3
+
+
+def test_a_postprocessor_that_fails_rejects_the_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def apply(self, schedule: Any) -> bool:
+            raise IndexError("Index 6 out of bounds 6")
+
+        def __str__(self) -> str:
+            return "s_tir.meta_schedule.Broken(0x0)"
+
+    sketch = pool()
+    row = sketch.sample(1, max_structures=1)[0]
+    monkeypatch.setattr(type(sketch._space_generator), "postprocs", [Broken()])
+    with pytest.raises(errors.InvalidSchedule, match=r"Broken fails: Index 6 out of bounds"):
+        sketch.schedule(row)
+
+
+def test_a_sketch_that_cannot_be_modelled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_trace = variables.of_trace
+    refused: list[int] = []
+
+    def refuse_some(program: Any, instructions: Any) -> Any:
+        refused.append(len(refused))
+        if refused[-1] in unknown:
+            raise KeyError("a form nobody thought of")
+        return of_trace(program, instructions)
+
+    monkeypatch.setattr(variables, "of_trace", refuse_some)
+    task = workloads.gemm(64, 48, 32, target="llvm")
+    unknown, reasons = {1}, list[str]()
+    assert [s.index for s in sketching.sketches(task, on_left_out=reasons.append)] == [0, 2]
+    assert [reason.split(":")[1] for reason in reasons] == [" sketch 1 left out"]
+    assert "a form nobody thought of" in reasons[0]
+    unknown = set(range(99))
+    with pytest.raises(errors.UnsupportedSchedule, match=rf"^{task.name}: .*nobody thought of"):
+        sketching.sketches(task)

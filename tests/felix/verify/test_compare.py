@@ -117,7 +117,7 @@ def test_a_wrong_scope_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch = gemm()
 
     def to_global(program: ir.Program) -> None:
-        program.buffers["A_shared"].scope = "global"
+        program.buffer("A_shared").scope = "global"
 
     changed(sketch, monkeypatch, to_global)
     report = compare.check_rows(sketch, one_row(sketch))

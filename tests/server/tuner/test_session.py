@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from unittest import mock
 
 import pytest
 
@@ -155,6 +156,14 @@ def test_infinite_losses_become_null(db: database.Database) -> None:
     with db.read() as tx:
         (stored,) = progress.rounds(tx, at.job.id)
     assert stored.steps == [dataclasses.asdict(step) | {"mean_loss": None}]
+
+
+def test_a_skipped_task_is_a_warning_by_name() -> None:
+    claimed = mock.Mock()
+    skipped = engine_events.Skipped(task="resize", task_index=1, reason="an index is unknown")
+    event_recorder.EventRecorder(claimed, ["a", "b"], {})(skipped)
+    claimed.warn.assert_called_once_with("task 'resize' is skipped: an index is unknown")
+    claimed.begin_step.assert_called_once_with("a step of tuning")
 
 
 def test_a_session_stores_tensors(db: database.Database) -> None:

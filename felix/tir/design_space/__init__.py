@@ -1,0 +1,96 @@
+"""TVM's MetaSchedule context of a program, and the default design space of its target."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import types
+from typing import TYPE_CHECKING
+
+import tvm
+
+from felix.tir import grammar
+
+if TYPE_CHECKING:
+    from tvm.s_tir import meta_schedule as ms
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DesignSpace:
+    """Schedules with sampling instructions, and the postprocessors of the target.
+
+    Attributes:
+        schedules: never empty; one that changes nothing where no rule of TVM applies.
+    """
+
+    schedules: tuple[tvm.s_tir.Schedule, ...]
+    generator: ms.SpaceGenerator
+
+
+def generate(
+    mod: tvm.IRModule, target: tvm.target.Target, *, name: str = "main", seed: int = 1
+) -> DesignSpace:
+    """The default design space of a program.
+
+    Where a rule of TVM fails, the space is made again with rules that fail on single blocks only.
+    """
+    context = tune_context(mod, target, name=name, seed=seed)
+    try:
+        schedules = context.generate_design_space()
+    except grammar.TVM_ERRORS:
+        context = tune_context(mod, target, name=name, seed=seed, guarded=True)
+        schedules = _generate_guarded(context)
+    return DesignSpace(tuple(schedules), context.space_generator)
+
+
+def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:
+    try:
+        return list(context.generate_design_space())
+    except grammar.TVM_ERRORS:
+        return [tvm.s_tir.Schedule(context.mod, debug_mask="none")]
+
+
+def tune_context(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    *,
+    name: str = "main",
+    strategy: ms.SearchStrategy | None = None,
+    seed: int = 1,
+    num_threads: int = 1,
+    guarded: bool = False,
+) -> ms.TuneContext:
+    """A context over the default rules and postprocessors of the target's kind.
+
+    Making a `TuneContext` imports every tensor intrinsic TVM knows, 20 s of script parsing that
+    the default rules never use; an empty module stands in for them.
+
+    Args:
+        name: of the task, in TVM's messages.
+        strategy: the search strategy that the context owns, if any.
+        seed: TVM's random state.
+        guarded: a rule that fails on a block leaves it as it is (`schedule_rules`).
+    """
+    sys.modules.setdefault("tvm.s_tir.tensor_intrin", types.ModuleType("tvm.s_tir.tensor_intrin"))
+    from tvm.s_tir import meta_schedule as ms
+
+    from felix.tir.design_space import schedule_rules
+
+    kind = target.kind.name
+    logger = logging.getLogger("felix.tvm")
+    logger.setLevel(logging.ERROR)
+    return ms.TuneContext(
+        mod=mod,
+        target=target,
+        space_generator=ms.space_generator.PostOrderApply(
+            sch_rules=schedule_rules.guarded(kind) if guarded else kind,
+            postprocs=kind,
+            mutator_probs=kind,
+        ),
+        search_strategy=strategy,
+        task_name=name,
+        rand_state=seed,
+        num_threads=num_threads,
+        logger=logger,
+    )

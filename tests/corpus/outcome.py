@@ -1,0 +1,75 @@
+"""What becomes of one program of the corpus on one target."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import traceback
+
+from felix import errors
+from felix.sketch import sketch as sketching
+from felix.task import Task
+from felix.verify import compare
+from tests.corpus import contractions, elementwise, layouts, reductions, written
+from tests.corpus.build import Builder
+from tests.support import legal_rows
+
+TARGETS = ("llvm", "cuda")
+PROGRAMS: dict[str, Builder] = {
+    **elementwise.programs(),
+    **contractions.programs(),
+    **reductions.programs(),
+    **layouts.programs(),
+    **written.programs(),
+}
+
+
+class Kind(enum.StrEnum):
+    """What may happen; the last two should not."""
+
+    MODELLED = "modelled"
+    REFUSED = "refused"
+    MISMATCH = "mismatch"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one program on one target: rows compared with TVM's schedules, or why there are none.
+
+    `message` is the refusal, the first mismatch or the end of the traceback.
+    """
+
+    name: str
+    target: str
+    kind: Kind
+    rows: int = 0
+    invalid: int = 0
+    message: str = ""
+
+
+def of(name: str, target: str, rows: int = 3) -> Outcome:
+    """Make a task of the program and compare up to `rows` rows of each sketch with TVM."""
+    try:
+        tensors = PROGRAMS[name]()
+    except Exception as error:  # topi itself does not make it here
+        raise AssertionError(f"{name} cannot be built: {error}") from error
+    try:
+        return _checked(name, target, Task.from_te(tensors, target, name), rows)
+    except errors.FelixError as error:
+        return Outcome(name, target, Kind.REFUSED, message=f"{type(error).__name__}: {error}")
+    except Exception:
+        logging.getLogger(__name__).debug("program of the corpus", exc_info=True)
+        return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
+
+
+def _checked(name: str, target: str, task: Task, rows: int) -> Outcome:
+    compared = invalid = 0
+    for sketch in sketching.sketches(task):
+        report = compare.check_rows(sketch, legal_rows.draw(sketch, rows, seed=1))
+        compared, invalid = compared + report.checked, invalid + report.invalid
+        if report.mismatches:
+            return Outcome(name, target, Kind.MISMATCH, compared, invalid,
+                           str(report.mismatches[0]))  # fmt: skip
+    return Outcome(name, target, Kind.MODELLED, compared, invalid)
