@@ -13,6 +13,12 @@ from typing import BinaryIO
 MODE = 0o666
 
 
+def cache_folder() -> pathlib.Path:
+    """Where results are that can be computed again: `$FELIX_CACHE_DIR` or `~/.cache/felix`."""
+    base = os.environ.get("FELIX_CACHE_DIR")
+    return pathlib.Path(base or pathlib.Path.home() / ".cache" / "felix").absolute()
+
+
 def write_atomically(
     path: pathlib.Path, data: bytes | str, *, durable: bool = True, mode: int = MODE
 ) -> None:

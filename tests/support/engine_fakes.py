@@ -15,6 +15,7 @@ from typing import Any
 from felix import errors
 from server.store import progress
 from server.tuner import engine
+from server.tuner.process import messages
 from tests.support import service_fakes
 
 FACTORY = "tests.support.engine_fakes:Engine"
@@ -82,6 +83,12 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
             while not claimed.should_stop():
                 hoard.append(os.urandom(1) * BLOCK_BYTES)
                 time.sleep(0.02)
+        case "leave a process":
+            if os.fork() == 0:  # it holds the pipe, too
+                os.setsid()
+                time.sleep(60)
+                os._exit(0)
+            compute_forever()
         case "die":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "workload error":
@@ -90,6 +97,9 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
             raise ValueError("a defect")
         case "bad verb":
             claimed._ask("write")  # type: ignore[attr-defined]
+        case "hello again":  # as another process, which the tuner would kill
+            messages.send(claimed._connection, messages.Verb.HELLO, os.getppid())  # type: ignore[attr-defined]
+            compute_forever()
         case "no message":
             claimed._connection.send_bytes(b"\x80\x04N.")  # type: ignore[attr-defined]
             compute_forever()

@@ -215,6 +215,7 @@ def test_a_job_beyond_its_limits_fails_and_says_why(
         ("die", "EngineDied: the engine's process ended"),
         ("our error", "ValueError: a defect"),
         ("bad verb", "asked for 'write'"),
+        ("hello again", "asked for 'hello'"),
         ("no message", "EngineDied"),
     ],
 )
@@ -295,6 +296,25 @@ def test_a_killed_fork_server_is_replaced(db: database.Database, working: tuner.
     job_id = submit(db)
     work(working)
     assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+
+
+def test_what_an_engine_has_started_ends_with_it(
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess
+) -> None:
+    """Also what has left its group, and holds its pipe."""
+    job_id = submit(db, "leave a process")
+    with at_work(working):
+        wait_for_trials(db, job_id, 4)
+        with db.write() as tx:
+            control.cancel(tx, job_id)
+    assert service_fakes.get(db, job_id).state is State.CANCELLED
+    next_id = submit(db)
+    work(working)
+    assert service_fakes.get(db, next_id).state is State.SUCCEEDED
+    forks = engine._zygote._process
+    assert forks is not None
+    left = psutil.Process(forks.pid).children(recursive=True)
+    assert [process.pid for process in left] == [engine._child.pid]
 
 
 TUNER = """
