@@ -20,6 +20,8 @@ from tests.support import service_fakes
 
 FACTORY = "tests.support.engine_fakes:Engine"
 
+#: In an engine's folder once a job of `act` "deaf export" is deaf.
+BEGUN = "begun"
 #: What a job of `act` "hoard" takes at a time, in bytes.
 BLOCK_BYTES = 32 << 20
 
@@ -60,6 +62,7 @@ class Engine:
         """See `engine.Engine`."""
         claimed.begin_step("making the artifact")
         if claimed.job.options.get("act") == "deaf export":
+            path.with_name(BEGUN).touch()
             compute_forever()
         path.write_bytes(f"artifact of job {claimed.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
