@@ -10,14 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import pathlib
-import tempfile
 
-from felix import errors
+from felix import errors, files
 from felix.measure.cuda import driver
-
-#: Where the locks are, if not in the folder of temporary files. Processes whose folder of
-#: temporary files is not the machine's have it.
-FOLDER_VARIABLE = "FELIX_LOCK_DIR"
 
 
 class DeviceLock:
@@ -61,27 +56,17 @@ class DeviceLock:
         return errors.MeasureError(
             f"cannot {what} {self.path}, by which those who measure on one GPU take turns "
             f"({error.strerror}): its owner has to remove it or make it readable by all, "
-            f"or set {FOLDER_VARIABLE} to another folder for all of them"
+            f"or set {files.LOCKS_VARIABLE} to another folder for all of them"
         )
 
 
 def for_device(device: str) -> DeviceLock:
     """The lock of a device ("cpu": of nothing that others use); raises what `check` does."""
     name = driver.bus_id(0) if device == "cuda" else f"{device}-{os.getpid()}"
-    lock = DeviceLock(pathlib.Path(path_of(name)))
+    lock = DeviceLock(files.device_lock(name))
     if device == "cuda":
         lock.check()
     return lock
-
-
-def folder() -> str:
-    """Where the locks of this machine's devices are."""
-    return os.environ.get(FOLDER_VARIABLE) or tempfile.gettempdir()
-
-
-def path_of(name: str) -> str:
-    """The lock of a device by its name, which may be a pattern."""
-    return os.path.join(folder(), f"felix-device-{name}.lock")
 
 
 def _opened(path: pathlib.Path) -> int:

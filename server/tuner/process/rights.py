@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from felix import errors, files
-from felix.measure.pool import device_lock, rights
+from felix.measure.pool import rights
 from felix.processes import policy
 
 #: Of one engine: pipes of its pools and their workers, and a driver opens devices many times.
@@ -33,7 +33,7 @@ def variables() -> dict[str, str]:
     return {
         "FELIX_CACHE_DIR": str(files.cache_folder()),
         "MPLCONFIGDIR": str(files.cache_folder() / "matplotlib"),
-        device_lock.FOLDER_VARIABLE: os.path.abspath(device_lock.folder()),
+        files.LOCKS_VARIABLE: str(files.device_lock("*").parent),
     }
 
 
@@ -60,7 +60,7 @@ def engine(folder: pathlib.Path) -> policy.Policy:
             *(*_packages(), *rights.nvidia_files(), *_loaded_libraries()),
         ],
         names=sorted({os.path.dirname(package) for package in _packages()}),
-        devices=[*devices, *glob.glob(device_lock.path_of("*")), "/proc/self/task"],
+        devices=[*devices, *glob.glob(str(files.device_lock("*"))), "/proc/self/task"],
         execute=[os.path.dirname(os.path.realpath(sys.executable))],
         programs=True,
         leads=True,
@@ -77,11 +77,18 @@ def _caches() -> list[str]:
 
 def _make_device_lock() -> None:
     """Make the lock of the GPU in a process that ends: CUDA must not be begun before a fork."""
+    from felix.measure.pool import (
+        device_lock,
+    )  # brings numpy, which a tuner's process does not load
+
     pid = os.fork()
     if pid == 0:
-        with contextlib.suppress(errors.MeasureError):  # the first pool says what is wrong
+        try:
             device_lock.for_device("cuda")
-        os._exit(0)
+        except errors.MeasureError:
+            pass  # the first pool says what is wrong
+        finally:
+            os._exit(0)
     os.waitpid(pid, 0)
 
 

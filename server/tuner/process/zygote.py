@@ -78,7 +78,9 @@ class Child:
                 signal.pidfd_send_signal(self._pid_fd, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it ended by itself
-            select.select([self._pid_fd], [], [], _END_S)
+            ended = select.poll()
+            ended.register(self._pid_fd, select.POLLIN)
+            ended.poll(_END_S * 1000)
             os.close(self._pid_fd)
             self._pid_fd = None
         tree.remove(self.folder)

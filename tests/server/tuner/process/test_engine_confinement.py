@@ -11,11 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from felix import files
+from felix.measure.cuda import driver
+from felix.processes import confine, policy
 from server import settings
 from server.database import database
 from server.store import blobs, events
 from server.tuner import tuner
-from server.tuner.process import engine_process, limits, messages, untrusted_file
+from server.tuner.process import engine_process, limits, messages, rights, untrusted_file
 from tests.support import service_fakes
 from tests.support.hostile import besieged, taken_engine
 
@@ -139,3 +142,30 @@ def test_an_artifact_is_no_larger_than_it_was(
     monkeypatch.setattr(untrusted_file, "MAX_BYTES", 7)
     with pytest.raises(messages.EngineFailure, match="no artifact"):
         untrusted_file.copy(made, tmp_path / "artifact")
+
+
+def test_on_a_gpu_an_engine_keeps_what_its_pools_need(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the device is made where all tuners of the machine have it."""
+    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
+    monkeypatch.setattr(driver, "bus_id", lambda index: "0000:01:00.0")
+    monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
+    rights.prepare()
+    may = rights.engine(tmp_path / "scratch")
+    assert {"/dev/nvidia0", str(tmp_path / "felix-device-0000:01:00.0.lock")} <= set(may.devices)
+    assert may.local_sockets and may.memory_files
+    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: [])
+    may = rights.engine(tmp_path / "scratch")
+    assert not may.local_sockets and not may.memory_files
+    assert rights.variables()[files.LOCKS_VARIABLE] == str(tmp_path)
+
+
+def test_a_landlock_that_cannot_confine_engines_counts_as_missing() -> None:
+    (lack,) = confine.Confinement(1, True).missing
+    assert "engines" in lack and "5.19" in lack
+    assert confine.Confinement(2, True).missing == ()
+    old, engine = confine.Confinement(1, True), policy.Policy(folder="/", leads=True)
+    assert confine._usable(old, engine).landlock_abi is None
+    assert confine._usable(old, policy.Policy(folder="/")) == old
