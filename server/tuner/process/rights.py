@@ -77,9 +77,8 @@ def _caches() -> list[str]:
 
 def _make_device_lock() -> None:
     """Make the lock of the GPU in a process that ends: CUDA must not be begun before a fork."""
-    from felix.measure.pool import (
-        device_lock,
-    )  # brings numpy, which a tuner's process does not load
+    # It brings numpy, which a tuner's process does not load.
+    from felix.measure.pool import device_lock
 
     pid = os.fork()
     if pid == 0:
