@@ -24,6 +24,8 @@ FACTORY = "tests.support.engine_fakes:Engine"
 BEGUN = "begun"
 #: What a job of `act` "hoard" takes at a time, in bytes.
 BLOCK_BYTES = 32 << 20
+#: What an engine still holds after a job of `act` "keep": seven blocks.
+held_after_jobs: list[bytes] = []
 
 
 class Engine:
@@ -92,6 +94,8 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
                 time.sleep(60)
                 os._exit(0)
             compute_forever()
+        case "keep":
+            held_after_jobs.append(os.urandom(1) * 7 * BLOCK_BYTES)
         case "die":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "workload error":

@@ -162,6 +162,18 @@ def test_a_deaf_job_is_put_down(
     assert (after.state, after.n_trials, after.attempts) == (state, 4, 0)
 
 
+def test_an_engine_that_holds_much_memory_is_replaced_after_its_artifact(
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess
+) -> None:
+    job_id = submit(db, "keep")
+    work(working)
+    assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+    child = engine._child
+    assert child.rss_bytes() > FAST.engine_bytes / 2
+    wait_until(engine.is_ready)
+    assert engine._child is not child
+
+
 def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) -> int:
     job_id = submit(db, act, trials=trials)
     with db.write() as tx:
