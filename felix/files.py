@@ -1,16 +1,34 @@
-"""Files that appear whole or not at all, whenever the process is stopped."""
+"""Files that appear whole or not at all, whenever the process is stopped; places of files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pathlib
+import tempfile
 import uuid
 from collections.abc import Iterator
 from typing import BinaryIO
 
 #: Mode of a new file, less what the umask takes away.
 MODE = 0o666
+#: The folder of devices' locks.
+LOCKS_VARIABLE = "FELIX_LOCK_DIR"
+
+
+def cache_folder() -> pathlib.Path:
+    """Where results are that can be computed again: `$FELIX_CACHE_DIR` or `~/.cache/felix`."""
+    base = os.environ.get("FELIX_CACHE_DIR")
+    return pathlib.Path(base or pathlib.Path.home() / ".cache" / "felix").absolute()
+
+
+def device_lock(name: str) -> pathlib.Path:
+    """The lock of a device (or a pattern): in `$FELIX_LOCK_DIR`, or with temporary files.
+
+    Processes whose folder of temporary files is not the machine's have the variable.
+    """
+    folder = os.environ.get(LOCKS_VARIABLE) or tempfile.gettempdir()
+    return pathlib.Path(folder, f"felix-device-{name}.lock").absolute()
 
 
 def write_atomically(

@@ -107,6 +107,8 @@ class Settings(pydantic_settings.BaseSettings):
     webhook_poll_s: _Seconds = 1.0
     #: Refuse to start where the system cannot confine the processes that clients' programs reach.
     require_confinement: bool = False
+    #: Confine engines on machines with an NVIDIA GPU, too: their rights have met no driver yet.
+    confine_gpu: bool = False
     #: Log lines as JSON.
     log_json: bool = False
 

@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.s_tir import meta_schedule
 
 from felix import errors, names, target, task
+from felix.frontend import memory
 from felix.tir import grammar
 
 if TYPE_CHECKING:
@@ -140,12 +141,10 @@ def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
             _fuse(mod, full), full, params={}
         )
     except (*grammar.TVM_ERRORS, AssertionError) as error:
-        is_memory = isinstance(error, MemoryError) or "bad_alloc" in str(error)
-        raise errors.WorkloadError(
-            "the model cannot be lowered: "
-            + ("computing its constants needs more memory than there is" if is_memory
-               else "TVM finds no programs for its operators and shapes")
-        ) from error  # fmt: skip
+        reason = "TVM finds no programs for its operators and shapes"
+        if memory.is_short(error):
+            reason = f"computing its constants {memory.message()}"
+        raise errors.WorkloadError(f"the model cannot be lowered: {reason}") from error
     tasks = []
     for item in extracted:
         (func,) = item.dispatched[0].functions.values()

@@ -27,6 +27,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
+from felix.frontend import memory
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -97,9 +98,10 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     except errors.WorkloadError:
         raise
     except Exception as error:  # TVM raises bare Exceptions, too
-        raise errors.WorkloadError(
-            "the ONNX model cannot be imported: TVM does not accept its inputs or tensors"
-        ) from error
+        reason = "TVM does not accept its inputs or tensors"
+        if memory.is_short(error):
+            reason = f"that {memory.message()}"
+        raise errors.WorkloadError(f"the ONNX model cannot be imported: {reason}") from error
     _check_values(imported)
     return imported
 
@@ -275,15 +277,14 @@ def _converter(convert: Callable[..., Any], originals: Mapping[str, str]) -> Cal
         name = str(attributes["tvm_custom"]["name"])
         try:
             return convert(operator, inputs, attributes, opset)
-        except MemoryError as error:
-            reason = "needs more memory than there is"
-            cause: Exception = error
         except Exception as error:  # TVM's converters raise bare Exceptions, too
-            reason, cause = "cannot be imported with these inputs and attributes", error
-        raise errors.WorkloadError(
-            f"the ONNX model cannot be imported: the node "
-            f"{_node(originals.get(name, name), operator)} {reason}"
-        ) from cause
+            reason = "cannot be imported with these inputs and attributes"
+            if memory.is_short(error):
+                reason = memory.message()
+            raise errors.WorkloadError(
+                f"the ONNX model cannot be imported: the node "
+                f"{_node(originals.get(name, name), operator)} {reason}"
+            ) from error
 
     return named
 

@@ -57,6 +57,9 @@ class Confinement:
         if self.landlock_abi is None:
             lacks.append("no Landlock (Linux 5.13 with CONFIG_SECURITY_LANDLOCK): files are "
                          "protected by their permissions alone")  # fmt: skip
+        if self.landlock_abi == 1:
+            lacks.append("Landlock 1, with which nobody can move files (2 is in Linux 5.19): "
+                         "from engines, files are protected by permissions alone")  # fmt: skip
         if not self.seccomp:
             lacks.append("no seccomp filters for this system: sockets, signals and other "
                          "processes are protected by the user's rights alone")  # fmt: skip
@@ -77,8 +80,8 @@ def available() -> Confinement:
 def warn_of_missing() -> None:
     """Say once in the log of this process what the system lacks."""
     for lack in available().missing:
-        _log.warning("measuring and reading processes are confined less than they could be: %s",
-                     lack, extra={"action": "confinement_missing"})  # fmt: skip
+        _log.warning("processes that meet clients' programs are confined less than they could "
+                     "be: %s", lack, extra={"action": "confinement_missing"})  # fmt: skip
 
 
 def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confinement:
@@ -94,7 +97,7 @@ def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confin
     Raises:
         OSError: a mechanism that the system has could not be applied.
     """
-    held_by = available()
+    held_by = _usable(available(), policy)
     limits.close_files(keep_files)
     _settle_in(policy.folder)
     limits.set_resources(policy)
@@ -106,6 +109,13 @@ def confine(policy: policies.Policy, keep_files: Collection[int] = ()) -> Confin
     if held_by.seccomp:
         seccomp.restrict(policy)
     return held_by
+
+
+def _usable(there: Confinement, policy: policies.Policy) -> Confinement:
+    """What of a system's mechanisms this policy can use; see `Confinement.missing`."""
+    if policy.leads and there.landlock_abi == 1:
+        return dataclasses.replace(there, landlock_abi=None)
+    return there
 
 
 def _settle_in(folder: str) -> None:
@@ -123,9 +133,10 @@ def _rights(policy: policies.Policy) -> dict[str, int]:
         (_SINKS, landlock.READ | landlock.WRITE_FILE),
         (policy.devices, landlock.DEVICE),
         (policy.scratch, landlock.SCRATCH),
+        (policy.names, landlock.READ_DIR),
     ]
     if policy.programs:
-        programs = [*_PROGRAMS, *_of_compilers(), *libraries]
+        programs = [*_PROGRAMS, *_of_compilers(), *libraries, *policy.execute]
         groups.append((programs, landlock.READ | landlock.EXECUTE))
     return landlock.merged(*groups)
 

@@ -10,17 +10,23 @@ from collections.abc import Mapping
 NAMES = frozenset({
     "CC", "CXX", "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHONHOME",
     "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "TMPDIR", "TZ",
-    "VIRTUAL_ENV",
+    "USER", "LOGNAME", "VIRTUAL_ENV",
 })  # fmt: skip
 #: And those that begin so.
 PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "TVM_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_",
-            "MALLOC_", "ASAN_", "UBSAN_")  # fmt: skip
+            "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MALLOC_", "ASAN_",
+            "UBSAN_")  # fmt: skip
 #: No threads of libraries for linear algebra before a process is confined: they would not be.
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def for_child(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environment` that a child gets, and where it finds these packages."""
+def for_child(
+    environment: Mapping[str, str], also: Mapping[str, str] = ONE_THREAD
+) -> dict[str, str]:
+    """The variables of `environment` that a child gets, `also`, and where it finds these packages.
+
+    A child that is confined only in its forks, which have no thread yet, needs no `ONE_THREAD`.
+    """
     passed = {
         name: value
         for name, value in environment.items()
@@ -28,4 +34,4 @@ def for_child(environment: Mapping[str, str]) -> dict[str, str]:
     }
     packages = str(pathlib.Path(__file__).resolve().parents[2])
     path = os.pathsep.join([packages, *filter(None, [environment.get("PYTHONPATH")])])
-    return passed | _ONE_THREAD | {"PYTHONPATH": path}
+    return {**passed, **also, "PYTHONPATH": path}

@@ -92,8 +92,9 @@ def _leave_no_orphan(server_pid: int) -> None:
     syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != server_pid:
         os._exit(1)  # the server died between fork and prctl
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    score = pathlib.Path("/proc/self/oom_score_adj")
+    if score.read_text().strip() != "1000":  # a confined parent may have set it, and forbids it
+        score.write_text("1000")
 
 
 def write_to(log: str) -> None:

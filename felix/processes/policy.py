@@ -22,8 +22,16 @@ class Policy:
     read: Sequence[str] = ()
     #: Files and folders to read and to write, `ioctl` included; nothing may be made there.
     devices: Sequence[str] = ()
+    #: Folders of which only the names can be read, with those of all that is in them.
+    names: Sequence[str] = ()
+    #: Programs to start, beside those of the system, with `programs`.
+    execute: Sequence[str] = ()
     #: May start programs of the system, such as a linker.
     programs: bool = False
+    #: May start and lead processes: groups and sessions of its own, signals, ends with a parent.
+    #: Signals reach only what it has started, from Landlock 6 on. It moves files from one folder
+    #: of `scratch` to another; Landlock 1 would forbid that, and is not used.
+    leads: bool = False
     #: May make local sockets. They can connect to nobody, but some libraries fail without one.
     local_sockets: bool = False
     #: May make files in memory (`memfd_create`).

@@ -27,7 +27,7 @@ DENIED = (
     # other processes
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "process_mrelease",
     "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo", "get_robust_list", "ioprio_set", "setsid", "setpgid",
+    "rt_tgsigqueueinfo", "get_robust_list", "ioprio_set",
     # the network, and whoever listens on a local socket
     "connect", "io_uring_setup", "io_uring_enter", "io_uring_register",
     # memory and queues that processes of one user share
@@ -51,6 +51,8 @@ DENIED = (
     "adjtimex", "sethostname", "setdomainname", "syslog", "iopl", "ioperm", "lookup_dcookie",
     "vhangup", "personality", "modify_ldt", "execveat",
 )  # fmt: skip
+#: Refused to all that lead no processes.
+_LEADING = ("setsid", "setpgid")
 _LOCAL_SOCKETS = ("bind", "listen", "accept", "accept4")
 
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -69,8 +71,10 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020080
 _SETTERS_OF_OWNER = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals by way of a file
 _IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902)  # TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
-#: PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_CHILD_SUBREAPER: how a process ends with its parent.
-_PRCTLS = (1, 35, 36)
+_PR_SET_MM = 35
+#: PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: how a process ends with its parent.
+_PRCTLS_OF_LEADING = (1, 36)
+_SIGNALS = ("kill", "tgkill", "tkill")
 _SOCKET_TYPE_BITS = 0xF
 
 _Code = list[tuple[int, int, int, int]]
@@ -106,15 +110,14 @@ def program(policy: policies.Policy, pid: int) -> _Code:
     denied += () if policy.local_sockets else ("socket", *_LOCAL_SOCKETS)
     denied += () if policy.memory_files else ("memfd_create",)
     denied += () if policy.programs else ("execve", "fork", "vfork")
+    denied += () if policy.leads else _LEADING
     themselves = (0, pid)
     connected = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)  # one cannot send to an address
     rules = [
         _error("clone3", errno.ENOSYS),
         _if_any_bit("clone", 0, _CLONE_NAMESPACES),
         *([] if policy.programs else [_unless_any_bit("clone", 0, _CLONE_THREAD)]),
-        _unless("kill", 0, (pid,)),
-        _unless("tgkill", 0, (pid,)),
-        _unless("tkill", 0, (pid,)),
+        *([] if policy.leads else [_unless(name, 0, (pid,)) for name in _SIGNALS]),
         _unless("prlimit64", 0, themselves),
         _unless("sched_setscheduler", 0, themselves),
         _unless("sched_setparam", 0, themselves),
@@ -124,7 +127,7 @@ def program(policy: policies.Policy, pid: int) -> _Code:
         _unless("move_pages", 0, themselves),
         _if("fcntl", 1, _SETTERS_OF_OWNER),
         _if("ioctl", 1, _IOCTLS),
-        _if("prctl", 0, _PRCTLS),
+        _if("prctl", 0, (_PR_SET_MM, *(() if policy.leads else _PRCTLS_OF_LEADING))),
         _unless("socket", 0, (socket.AF_UNIX,)),
         _unless("socket", 1, connected, _SOCKET_TYPE_BITS),
         _unless("socketpair", 0, (socket.AF_UNIX,)),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import zlib
 
@@ -18,7 +17,7 @@ from felix.autodiff import program
 from felix.errors import RecordError
 from felix.features import spec
 from felix.features.stores import RowName
-from felix.files import write_atomically
+from felix.files import cache_folder, write_atomically
 
 #: (rows, constraint names, (features, constraints)).
 Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
@@ -32,8 +31,7 @@ SOURCES = (
 
 def folder() -> pathlib.Path:
     """Where the cache lives."""
-    base = os.environ.get("FELIX_CACHE_DIR")
-    return pathlib.Path(base or pathlib.Path.home() / ".cache" / "felix") / "formulas"
+    return cache_folder() / "formulas"
 
 
 @functools.cache

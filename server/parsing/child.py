@@ -17,6 +17,7 @@ from typing import Any
 
 from felix import errors, frontend, records, workloads
 from felix import target as targets
+from felix.frontend import memory
 from felix.measure import limits
 from felix.processes import confine, fork_loop, policy
 from felix.task import Task
@@ -56,7 +57,7 @@ def answer(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     except errors.FelixError as error:
         return {"error": " ".join(str(error).split())[:2000]}
     except MemoryError:
-        return {"error": "reading the workload needs more memory than it may take"}
+        return {"error": f"reading the workload {memory.message()}"}
     except RecursionError:
         return {"error": "the workload is nested too deeply"}
 

@@ -174,7 +174,8 @@ class Parser:
             text = self._run_child(header.encode(), content)
         if text is None:
             raise errors.InvalidRequest(
-                "the workload crashed the reader, or needs more memory than reading may take"
+                "the workload crashed the reader, or needs more memory than the "
+                f"{self._memory_bytes >> 20:,} MiB that reading may take"
             )
         reply: dict[str, Any] = json.loads(text)
         if reply["error"] is not None:

@@ -15,12 +15,17 @@ from typing import Any
 from felix import errors
 from server.store import progress
 from server.tuner import engine
+from server.tuner.process import messages
 from tests.support import service_fakes
 
 FACTORY = "tests.support.engine_fakes:Engine"
 
+#: In an engine's folder once a job of `act` "deaf export" is deaf.
+BEGUN = "begun"
 #: What a job of `act` "hoard" takes at a time, in bytes.
 BLOCK_BYTES = 32 << 20
+#: What an engine still holds after a job of `act` "keep": seven blocks.
+held_after_jobs: list[bytes] = []
 
 
 class Engine:
@@ -59,6 +64,7 @@ class Engine:
         """See `engine.Engine`."""
         claimed.begin_step("making the artifact")
         if claimed.job.options.get("act") == "deaf export":
+            path.with_name(BEGUN).touch()
             compute_forever()
         path.write_bytes(f"artifact of job {claimed.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
@@ -82,6 +88,14 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
             while not claimed.should_stop():
                 hoard.append(os.urandom(1) * BLOCK_BYTES)
                 time.sleep(0.02)
+        case "leave a process":
+            if os.fork() == 0:  # it holds the pipe, too
+                os.setsid()
+                time.sleep(60)
+                os._exit(0)
+            compute_forever()
+        case "keep":
+            held_after_jobs.append(os.urandom(1) * 7 * BLOCK_BYTES)
         case "die":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "workload error":
@@ -90,6 +104,9 @@ def misbehave(claimed: engine.JobAccess, act: str) -> None:
             raise ValueError("a defect")
         case "bad verb":
             claimed._ask("write")  # type: ignore[attr-defined]
+        case "hello again":  # as another process, which the tuner would kill
+            messages.send(claimed._connection, messages.Verb.HELLO, os.getppid())  # type: ignore[attr-defined]
+            compute_forever()
         case "no message":
             claimed._connection.send_bytes(b"\x80\x04N.")  # type: ignore[attr-defined]
             compute_forever()

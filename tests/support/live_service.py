@@ -40,9 +40,9 @@ class Live:
         """The header line of a key that may all."""
         return f"Authorization: Bearer {self.key.text}\r\n"
 
-    def connect(self) -> socket.socket:
-        """A new connection, whose reads and writes give up after some seconds."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20.0)
+    def connect(self, address: str = "127.0.0.1") -> socket.socket:
+        """A new connection from an address, whose reads and writes give up after some seconds."""
+        return socket.create_connection(("127.0.0.1", self.port), 20.0, (address, 0))
 
     def send(self, text: str) -> bytes:
         """All that comes back on a connection of its own until the service closes it."""

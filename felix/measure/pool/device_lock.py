@@ -10,9 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pathlib
-import tempfile
 
-from felix import errors
+from felix import errors, files
 from felix.measure.cuda import driver
 
 
@@ -57,14 +56,14 @@ class DeviceLock:
         return errors.MeasureError(
             f"cannot {what} {self.path}, by which those who measure on one GPU take turns "
             f"({error.strerror}): its owner has to remove it or make it readable by all, "
-            "or set TMPDIR to another folder for all of them"
+            f"or set {files.LOCKS_VARIABLE} to another folder for all of them"
         )
 
 
 def for_device(device: str) -> DeviceLock:
     """The lock of a device ("cpu": of nothing that others use); raises what `check` does."""
     name = driver.bus_id(0) if device == "cuda" else f"{device}-{os.getpid()}"
-    lock = DeviceLock(pathlib.Path(tempfile.gettempdir(), f"felix-device-{name}.lock"))
+    lock = DeviceLock(files.device_lock(name))
     if device == "cuda":
         lock.check()
     return lock

@@ -88,18 +88,26 @@ def cuda_runner(folders: Folders) -> policy.Policy:
     its threads, and makes a local socket and files in memory, by which it would share memory with
     other processes.
     """
-    devices = [path for pattern in _NVIDIA_DEVICES for path in glob.glob(pattern)]
-    read = [path for pattern in _NVIDIA_FILES for path in glob.glob(pattern)]
     return policy.Policy(
         folder=str(folders.tasks),
         scratch=[str(folders.tasks)],
-        read=[str(folders.libraries), *read],
-        devices=[*devices, "/proc/self/task"],
+        read=[str(folders.libraries), *nvidia_files()],
+        devices=[*nvidia_devices(), "/proc/self/task"],
         local_sockets=True,
         memory_files=True,
         file_bytes=folders.limit_bytes,
         open_files=4096,
     )
+
+
+def nvidia_devices() -> list[str]:
+    """Devices of NVIDIA's driver on this machine; empty where there is no GPU of theirs."""
+    return [path for pattern in _NVIDIA_DEVICES for path in glob.glob(pattern)]
+
+
+def nvidia_files() -> list[str]:
+    """What the driver and its libraries read, as far as it is there."""
+    return [path for pattern in _NVIDIA_FILES for path in glob.glob(pattern)]
 
 
 def _cuda_toolkits() -> Sequence[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from server import errors, states
 from server.tuner import claimed_job, engine
 from server.tuner.process import limits as job_limits
-from server.tuner.process import messages, zygote
+from server.tuner.process import messages, untrusted_file, zygote
 
 _log = logging.getLogger(__name__)
 _Verb = messages.Verb
@@ -38,6 +38,7 @@ class EngineProcess:
     Args:
         limits: of each job.
         log_json: log lines as JSON.
+        confine_gpu: whether it is confined on a machine with an NVIDIA GPU, too.
         factory: `module:name` of what makes the engine.
 
     Raises:
@@ -45,12 +46,18 @@ class EngineProcess:
     """
 
     def __init__(
-        self, limits: job_limits.Limits, log_json: bool = False, factory: str = FACTORY
+        self,
+        limits: job_limits.Limits,
+        log_json: bool = False,
+        confine_gpu: bool = False,
+        factory: str = FACTORY,
     ) -> None:
         self._limits = limits
-        self._zygote = zygote.Zygote(factory, log_json)
+        self._zygote = zygote.Zygote(factory, log_json, confine_gpu)
         self._child = self._zygote.fork()
         self._is_ready = False
+        #: whether it had a job; what it holds since then is of no use
+        self._has_worked = False
         self._devices: list[dict[str, Any]] = []
         self._versions: dict[str, str] = {}
         try:
@@ -69,6 +76,8 @@ class EngineProcess:
 
     def is_ready(self) -> bool:
         """See `engine.Engine`; an engine that died meanwhile is replaced."""
+        if self._has_worked and self._child.rss_bytes() > self._limits.engine_bytes / 2:
+            self._replace()
         try:
             self._is_ready = self._take_ready(0.0) or self._is_ready
         except zygote.EngineDied as error:
@@ -90,13 +99,15 @@ class EngineProcess:
     def export(
         self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
-        """See `engine.Engine`."""
+        """See `engine.Engine`; the engine writes in its folder, from which the file is taken."""
+        made = self._child.folder / path.name
         try:
-            exported = self._converse(claimed, ("export", claimed.job, path))
+            exported = self._converse(claimed, ("export", claimed.job, made))
         except job_limits.Deaf:
             if claimed.instruction is states.Instruction.LEASE_LOST:
                 raise errors.LeaseLost() from None
             raise errors.Cancelled() from None
+        untrusted_file.copy(made, path)
         (codes,) = exported.arguments
         return [
             engine.Code(task=task, schedule=schedule, source=source, assembly=assembly)
@@ -126,8 +137,7 @@ class EngineProcess:
         except Exception as error:  # of any kind: the engine is replaced, the error goes on
             self._replace()
             raise conversation.raised or error from None
-        if self._child.rss_bytes() > self._limits.engine_bytes / 2:
-            self._replace()  # what it holds after a job is of no use
+        self._has_worked = True
         if conversation.raised is not None:
             raise conversation.raised
         if ended.verb == _Verb.FAILED:
@@ -136,7 +146,8 @@ class EngineProcess:
 
     def _replace(self) -> None:
         self._child.kill()
-        self._child, self._is_ready = self._zygote.fork(), False
+        self._child = self._zygote.fork()
+        self._is_ready = self._has_worked = False
 
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + START_S

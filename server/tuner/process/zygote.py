@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from felix.measure.pool import worker
-from server.tuner.process import messages
+from felix.processes import environment, tree
+from server.tuner.process import messages, rights
 
-#: Variables with these prefixes are not passed on: they may hold secrets.
-PRIVATE = ("FELIX_", "AWS_", "PG")
-#: Those that an engine reads.
-PUBLIC = frozenset({"FELIX_CACHE_DIR"})
+#: How long a process may take to end, and what it has started, in seconds.
+_END_S = 10.0
 
 
 class EngineDied(Exception):
@@ -28,10 +29,16 @@ class EngineDied(Exception):
 
 
 class Child:
-    """One engine's process; a thread of this process takes its messages in."""
+    """One engine's process; a thread of this process takes its messages in.
 
-    def __init__(self, connection: Connection) -> None:
+    Args:
+        connection: to the process.
+        folder: in which the process may write.
+    """
+
+    def __init__(self, connection: Connection, folder: pathlib.Path) -> None:
         self._connection = connection
+        self.folder = folder
         self._messages: queue.SimpleQueue[messages.Message | None] = queue.SimpleQueue()
         self._pid_fd: int | None = None
         #: process id, once it said so
@@ -62,16 +69,21 @@ class Child:
         return message
 
     def kill(self) -> None:
-        """End it now, and with it its measuring processes."""
+        """End it now; its measuring processes end with it, and at the next fork whatever else."""
+        _shut_down(self._connection)  # whoever else holds the other end
+        self._thread.join()
+        self._connection.close()
         if self._pid_fd is not None:
             try:
                 signal.pidfd_send_signal(self._pid_fd, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it ended by itself
+            ended = select.poll()
+            ended.register(self._pid_fd, select.POLLIN)
+            ended.poll(_END_S * 1000)
             os.close(self._pid_fd)
             self._pid_fd = None
-        self._thread.join()
-        self._connection.close()
+        tree.remove(self.folder)
 
     def rss_bytes(self) -> int:
         """Memory that it has in use; 0 once it is gone."""
@@ -87,16 +99,17 @@ class Child:
 
     def _receive(self) -> None:
         try:
+            self._introduce(messages.receive(self._connection))
             while True:
-                message = messages.receive(self._connection)
-                if message.verb == messages.Verb.HELLO:
-                    self._introduce(int(message.arguments[0]))
-                else:
-                    self._messages.put(message)
+                self._messages.put(messages.receive(self._connection))
         except (EOFError, OSError, ValueError, TypeError):
             self._messages.put(None)
 
-    def _introduce(self, pid: int) -> None:
+    def _introduce(self, hello: messages.Message) -> None:
+        """Note the process id, which comes before anything of a client's: never again."""
+        if hello.verb != messages.Verb.HELLO:
+            raise ValueError(f"the engine's first message is {hello.verb!r}")
+        pid = int(hello.arguments[0])
         self._pid_fd, self.pid = os.pidfd_open(pid), pid
 
 
@@ -106,10 +119,11 @@ class Zygote:
     Args:
         factory: `module:name` of what makes an engine.
         log_json: log lines as JSON.
+        confine_gpu: see `EngineProcess`.
     """
 
-    def __init__(self, factory: str, log_json: bool) -> None:
-        self._arguments = [factory, "1" if log_json else "0"]
+    def __init__(self, factory: str, log_json: bool, confine_gpu: bool) -> None:
+        self._arguments = [factory, *("1" if flag else "0" for flag in (log_json, confine_gpu))]
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -120,42 +134,40 @@ class Zygote:
             self._launch()
         assert self._control is not None
         ours, theirs = Pipe()
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="felix-engine-")).absolute()
         with theirs:
             try:
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                socket.send_fds(self._control, [os.fsencode(folder)], [theirs.fileno()])
             except OSError:
                 pass  # it died just now: so does the pipe
-        return Child(ours)
+        return Child(ours, folder)
 
     def close(self) -> None:
         """End the process and, through it, every engine."""
         if self._control is not None:
             self._control.close()
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_END_S)  # it ends all that its engine has started
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._process = self._control = None
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        package = str(pathlib.Path(__file__).resolve().parents[3])
         command = [sys.executable, "-m", "server.tuner.process.zygote_main", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
                 [*command, *self._arguments],
-                env=_environment(os.environ, package),
+                env=environment.for_child(os.environ, rights.variables()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
         self._control = ours
 
 
-def _environment(ours: Mapping[str, str], package: str) -> dict[str, str]:
-    """What an engine may know of this process's environment."""
-    passed = {
-        name: value
-        for name, value in ours.items()
-        if name in PUBLIC or not name.startswith(PRIVATE)
-    }
-    path = os.pathsep.join([package, *filter(None, [ours.get("PYTHONPATH")])])
-    return passed | {"PYTHONPATH": path}
+def _shut_down(connection: Connection) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        with contextlib.suppress(OSError):  # it is already
+            end.shutdown(socket.SHUT_RDWR)

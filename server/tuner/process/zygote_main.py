@@ -1,32 +1,47 @@
 """A process that has the engine's libraries loaded and forks engines: `zygote` starts it.
 
 Loading TVM and torch takes seconds; an engine that is a fork of this process has them at once, so
-one that was killed is soon replaced. This process starts no thread and holds no secret: its
-environment has none, and it never sees a database.
+one that was killed is soon replaced. This process runs nothing for clients and holds no secret:
+its environment has none, and it never sees a database. An engine is confined (`rights`) before it
+does anything.
 
-    python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON
+    python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON CONFINE_GPU
 
-Each packet on the socket FD brings the pipe of one engine. No orphans: at the end of the socket
-this process ends, and when it ends the kernel kills its engines (PR_SET_PDEATHSIG), whose
-measuring processes end with them.
+Each packet on the socket FD brings the pipe of one engine and the path of its folder. There is
+one engine at a time: before the next, and at the end of the socket, all that the last one started
+is killed, wherever it hides, and its folder removed. When this process is killed, the kernel kills
+its engine (PR_SET_PDEATHSIG), whose measuring processes end with it.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import gc
 import importlib
+import logging
 import os
+import pathlib
 import signal
 import socket
 import sys
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from server import logs
-from server.tuner.process import engine_main
+import psutil
 
-_PR_SET_PDEATHSIG = 1
+from felix.processes import confine, syscalls, tree
+from server import logs
+from server.tuner.process import engine_main, rights
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MAX_PATH_BYTES = 4096
+#: How long it may take to kill what an engine has left, in seconds.
+END_S = 5.0
+#: Of an engine, and so of its workers: if memory is short, the largest of them ends first.
+OOM_SCORE = 1000
 
 
 def main(argv: list[str]) -> None:
@@ -35,29 +50,61 @@ def main(argv: list[str]) -> None:
     logs.configure(argv[2] == "1")
     module, _, name = argv[1].partition(":")
     make_engine = getattr(importlib.import_module(module), name)
+    is_confined = rights.is_confined(argv[3] == "1")
+    if is_confined:
+        rights.prepare()
+        confine.warn_of_missing()
+    else:
+        _log.warning("engines are not confined beside an NVIDIA GPU: FELIX_CONFINE_GPU=1 does it",
+                     extra={"action": "confinement_missing"})  # fmt: skip
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's are the tuner's to handle
         signal.signal(number, _ignore)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for an engine
+    syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()
+    folder: pathlib.Path | None = None
     while True:
-        packet, fds, _, _ = socket.recv_fds(control, 1, 1)
+        packet, fds, _, _ = socket.recv_fds(control, _MAX_PATH_BYTES, 1)
+        end_children()
+        if folder is not None:
+            tree.remove(folder)
         if not packet:
             return
-        _fork(control, fds[0], make_engine)
+        folder = pathlib.Path(os.fsdecode(packet))
+        _fork(control, fds[0], folder if is_confined else None, make_engine)
 
 
-def _fork(control: socket.socket, fd: int, make_engine: Any) -> None:
+def end_children(limit_s: float = END_S) -> None:
+    """Kill what this process has started, and what that has left to it, until nothing is there."""
+    this = psutil.Process()
+    deadline_s = time.monotonic() + limit_s
+    while children := this.children(recursive=True):
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        if time.monotonic() > deadline_s:
+            _log.error("processes of an engine do not end: %s", [child.pid for child in children],
+                       extra={"action": "engine_died"})  # fmt: skip
+            return
+        time.sleep(0.002)
+
+
+def _fork(control: socket.socket, fd: int, folder: pathlib.Path | None, make_engine: Any) -> None:
     zygote_pid = os.getpid()
     if os.fork():
         os.close(fd)
         return
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != zygote_pid:
             os._exit(1)  # it ended between fork and prctl
+        os.setpgid(0, 0)
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        pathlib.Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+        if folder is not None:
+            confine.confine(rights.engine(folder), [fd])
         engine_main.serve(Connection(fd), make_engine)
         status = 0
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import resource
 import sys
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is an optional extra")
 
 from felix import errors, frontend, names
+from felix.frontend import onnx_model
 from tests.support.hostile import onnx_models as models
 
 
@@ -102,6 +104,34 @@ def test_a_constant_that_would_fill_memory_is_refused(extents: tuple[int, ...]) 
     nodes = [models.node("ConstantOfShape", ["s"], ["z"]), models.node("Relu", ["z"], ["y"])]
     message = refusal(models.model(nodes, [models.integers("s", *extents)]))
     assert "memory" in message or "bytes; " in message or "ConstantOfShape" in message
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
+@pytest.mark.parametrize("place", ["from_onnx", "_convert_operator"])
+def test_a_lack_of_memory_is_called_so(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
+) -> None:
+    importer = onnx_model.onnx_frontend.ONNXGraphImporter
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(importer, place, fail)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300 << 20, 300 << 20))
+    message = refusal(models.model([RELU]))
+    assert "needs more memory than the 300 MiB that this process may take" in message
+    assert "smaller shapes" in message and "does not accept" not in message
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert "MiB of this machine" in refusal(models.model([RELU]))
+
+
+def test_what_tvm_does_not_accept_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(onnx_model.onnx_frontend.ONNXGraphImporter, "from_onnx", fail)
+    message = refusal(models.model([RELU]))
+    assert "TVM does not accept its inputs or tensors" in message and "memory" not in message
 
 
 def test_cycles_and_unknown_values_are_refused() -> None:

@@ -45,6 +45,16 @@ def wait_for_trials(db: database.Database, job_id: int, n: int) -> None:
     pytest.fail(f"{n} trials took more than 400 s")
 
 
+def is_confined(pid: int) -> bool:
+    """Whether a process is under a filter and has no privileges, and gets none; so if it ended."""
+    try:
+        lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    fields = dict(line.split(":\t") for line in lines if ":\t" in line)
+    return (fields["Seccomp"], fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("2", "1", 0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
@@ -55,6 +65,8 @@ def test_a_killed_tuner_is_followed_by_another(tmp_path: pathlib.Path) -> None:
     first = subprocess.Popen(TUNER, env=environment)
     wait_for_trials(db, job_id, 6)
     helpers = psutil.Process(first.pid).children(recursive=True)
+    confined = [is_confined(helper.pid) for helper in helpers]
+    assert confined.count(False) == 1 and len(confined) > 4  # all but what forks engines
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     with db.read() as tx:

@@ -84,6 +84,17 @@ def submit(db: database.Database) -> int:
     ).id  # fmt: skip
 
 
+def wait_until_running(db: database.Database) -> None:
+    """Until a tuner has a job; one that was killed keeps its job until the lease ends."""
+    deadline_s = time.monotonic() + 60
+    is_running = False
+    while not is_running:
+        assert time.monotonic() < deadline_s
+        with db.read() as tx:
+            is_running = jobs.counts(tx).get(states.State.RUNNING, 0) > 0
+        time.sleep(0.005)
+
+
 def n_open(db: database.Database) -> int:
     with db.read() as tx:
         counts = job_lists.counts(tx)
@@ -99,10 +110,11 @@ def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -
         for _ in range(N_TUNERS):
             running.start()
         for _ in range(N_KILLS):
+            wait_until_running(db)  # kills of idle tuners show nothing
             time.sleep(rng.uniform(0.05, 0.5))
             running.kill(rng.randrange(len(running.pids)))
             running.start()
-            if n_open(db) < 2:  # kills of idle tuners show nothing
+            if n_open(db) < 2:
                 job_ids.append(submit(db))
         deadline_s = time.monotonic() + 150
         while n_open(db) and time.monotonic() < deadline_s:

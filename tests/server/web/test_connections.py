@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.support.live_service import Live
 
 N_HALF_OPEN = 200
 LIMITS = connections.Limits(
-    max_connections=N_HALF_OPEN + 20, max_per_address=N_HALF_OPEN + 10, head_s=0.7,
+    max_connections=800, max_per_address=N_HALF_OPEN + 10, head_s=0.7,
     body_window_s=0.5, body_bytes_per_s=1000.0,
 )  # fmt: skip
 
@@ -29,9 +30,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield made
 
 
-def opened(live: Live, n: int, text: str = "") -> list[socket.socket]:
+def opened(live: Live, n: int, text: str = "", address: str = "127.0.0.1") -> list[socket.socket]:
     """Connections that have sent `text` and nothing more."""
-    made = [live.connect() for _ in range(n)]
+    made = [live.connect(address) for _ in range(n)]
     for connection in made:
         connection.sendall(text.encode())
     return made
@@ -55,6 +56,30 @@ def test_half_open_requests_are_cut(live: Live, text: str) -> None:
     assert live.send(HEALTH).startswith(b"HTTP/1.1 200")
     for connection in half_open[:3]:
         assert b" 408 " in live_service.read_to_end(connection)
+    assert settled(live, 0)
+    for connection in half_open:
+        connection.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Both ends of all connections are in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_1200_half_open_requests_of_many_addresses_leave_room(
+    live: Live, many_files: None
+) -> None:
+    half_open = [
+        connection
+        for number in range(8)
+        for connection in opened(live, 150, "GET /healthz HT", f"127.0.0.{number + 2}")
+    ]
+    assert live.send(HEALTH).startswith(b"HTTP/1.1 200")
+    assert len(live.server.server_state.connections) <= LIMITS.max_connections
     assert settled(live, 0)
     for connection in half_open:
         connection.close()

@@ -44,16 +44,12 @@ def run(facts: dict[str, Any]) -> dict[str, str | None]:
         },
         **{f"read memory of {pid}": lambda p=pid: _read_memory(p) for pid in facts["pids"]},
         **{f"limits of {pid}": lambda p=pid: _limits(p) for pid in facts["pids"]},
-        "signal the group": lambda: os.kill(0, _SIGNAL),
-        "signal all": lambda: os.kill(-1, 0),
         "send a packet": lambda: _packet(),
         "listen": lambda: _listen(),
         "own the environment": lambda: _secret_in_environment(facts["shifted_secret"]),
         "own the memory": lambda: _secret_in_memory(facts["shifted_secret"]),
         "inherited files": lambda: _inherited(facts["open_files"]),
         "open 5,000 files": lambda: [open(os.devnull) for _ in range(5000)],
-        "leave the session": lambda: os.setsid(),
-        "outlive the parent": lambda: _prctl(_PR_SET_PDEATHSIG),
         "a namespace": lambda: _unshare(),
         "mount": lambda: _mount(),
         "a program of its own": lambda: _script(),
@@ -62,6 +58,11 @@ def run(facts: dict[str, Any]) -> dict[str, str | None]:
     if not facts["programs"]:
         attacks["a program"] = lambda: subprocess.run(["/bin/true"], check=True)
         attacks["a process"] = lambda: _process()
+    if not facts["leads"]:
+        attacks["signal the group"] = lambda: os.kill(0, _SIGNAL)
+        attacks["signal all"] = lambda: os.kill(-1, 0)  # Linux says yes where it reaches nobody
+        attacks["leave the session"] = lambda: os.setsid()
+        attacks["outlive the parent"] = lambda: _prctl(_PR_SET_PDEATHSIG)
     return {name: _harm(attack) for name, attack in attacks.items()}
 
 

@@ -6,12 +6,13 @@ import contextlib
 import os
 import pathlib
 import stat
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from felix import errors
+from felix import errors, files
 from felix.measure.cuda import driver
 from felix.measure.pool import device_lock
 
@@ -86,7 +87,16 @@ def test_a_gpu_whose_lock_cannot_be_had_is_refused_at_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "bus_id", lambda index: "0000:01:00.0")
-    monkeypatch.setattr(device_lock.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+    monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path / "missing"))
     with pytest.raises(errors.MeasureError, match=r"0000:01:00\.0\.lock"):
         device_lock.for_device("cuda")
     device_lock.for_device("cpu")  # locks nothing that others use
+
+
+def test_locks_are_with_temporary_files_unless_a_variable_says_where(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(files.LOCKS_VARIABLE, raising=False)
+    assert str(files.device_lock("x").parent) == tempfile.gettempdir()
+    monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
+    assert device_lock.for_device("cpu").path.parent == tmp_path

@@ -20,7 +20,7 @@ from server.tuner import tuner
 from server.tuner.process import engine_process, limits
 from tests.support import service_fakes
 
-CHOSEN = settings.Settings(beat_s=0.1, poll_s=0.05, task_open_s=8.0)
+CHOSEN = settings.Settings(beat_s=0.1, poll_s=0.05, stop_s=0.5, task_open_s=8.0)
 
 
 @pytest.fixture

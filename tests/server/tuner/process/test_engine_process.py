@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import psutil
 import pytest
@@ -69,30 +68,46 @@ def working(
     made.close()
 
 
+@pytest.fixture
+def patient(
+    engine: engine_process.EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> limits.Limits:
+    """No step has a limit that ends before the test acts, however slow the machine."""
+    patient = dataclasses.replace(engine._limits, task_open_s=600.0, step_s=600.0)
+    monkeypatch.setattr(engine, "_limits", patient)
+    return patient
+
+
 def submit(db: database.Database, act: str = "", **changes: object) -> int:
     return service_fakes.create(db, options={"act": act}, **{"trials": 8} | changes).id
 
 
-def work(working: tuner.Tuner) -> None:
-    """Work on one job; the engine may have to be made again first."""
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 60
-    while not working.work_once():
+    while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def work(working: tuner.Tuner) -> None:
+    """Work on one job; the engine may have to be made again first."""
+    wait_until(working.work_once)
 
 
 def wait_for_trials(db: database.Database, job_id: int, n: int) -> None:
-    deadline_s = time.monotonic() + 60
-    while service_fakes.get(db, job_id).n_trials < n:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: service_fakes.get(db, job_id).n_trials >= n)
 
 
 @contextlib.contextmanager
 def at_work(working: tuner.Tuner) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=work, args=(working,))
     thread.start()
-    yield thread
+    try:
+        yield thread
+    except BaseException:
+        working.leaving.set()  # the engine is of the next test, too
+        thread.join(60)
+        raise
     thread.join(60)
     assert not thread.is_alive()
 
@@ -111,18 +126,19 @@ def test_a_job_goes_through(db: database.Database, working: tuner.Tuner) -> None
 
 
 def test_a_deaf_job_is_cancelled_and_the_next_one_runs(
-    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess
-) -> None:
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess,
+    patient: limits.Limits,
+) -> None:  # fmt: skip
     job_id, other_id = submit(db, "deaf"), submit(db)
     with at_work(working):
         wait_for_trials(db, job_id, 4)
-        time.sleep(0.1)
         engine_pid = engine._child.pid
         started_s = time.monotonic()
         with db.write() as tx:
             control.cancel(tx, job_id)
     assert time.monotonic() - started_s < 5.0
-    assert engine_pid is not None and not psutil.pid_exists(engine_pid)
+    assert engine_pid is not None
+    wait_until(lambda: not psutil.pid_exists(engine_pid))
     after = service_fakes.get(db, job_id)
     assert (after.state, after.n_trials) == (State.CANCELLED, 4)
     work(working)
@@ -131,8 +147,9 @@ def test_a_deaf_job_is_cancelled_and_the_next_one_runs(
 
 @pytest.mark.parametrize(("order", "state"), [(control.pause, State.PAUSED), (None, State.QUEUED)])
 def test_a_deaf_job_is_put_down(
-    db: database.Database, working: tuner.Tuner, order: Callable[..., object] | None, state: State
-) -> None:
+    db: database.Database, working: tuner.Tuner, patient: limits.Limits,
+    order: Callable[..., object] | None, state: State,
+) -> None:  # fmt: skip
     job_id = submit(db, "deaf")
     with at_work(working):
         wait_for_trials(db, job_id, 4)
@@ -143,6 +160,18 @@ def test_a_deaf_job_is_put_down(
             working.leaving.set()
     after = service_fakes.get(db, job_id)
     assert (after.state, after.n_trials, after.attempts) == (state, 4, 0)
+
+
+def test_an_engine_that_holds_much_memory_is_replaced_after_its_artifact(
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess
+) -> None:
+    job_id = submit(db, "keep")
+    work(working)
+    assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+    child = engine._child
+    assert child.rss_bytes() > FAST.engine_bytes / 2
+    wait_until(engine.is_ready)
+    assert engine._child is not child
 
 
 def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) -> int:
@@ -156,12 +185,10 @@ def submit_as(db: database.Database, name: str, act: str = "", trials: int = 8) 
 @pytest.mark.parametrize(("act", "trials"), [("deaf", 8), ("", 400)])
 def test_a_job_yields_to_a_new_one(
     db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch,
-    act: str, trials: int,
+    patient: limits.Limits, act: str, trials: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(limits, "ROUND_S", 0.5)
     working._settings = FAST.model_copy(update={"slice_s": 0.2})
-    engine: Any = working._engine  # its turn ends before its limit does, however fast the machine
-    monkeypatch.setattr(engine, "_limits", dataclasses.replace(engine._limits, task_open_s=60.0))
     long_id = submit_as(db, "long", act, trials)
     with at_work(working):
         wait_for_trials(db, long_id, 4)
@@ -177,12 +204,12 @@ def test_a_job_yields_to_a_new_one(
 
 
 def test_an_artifact_is_dropped_when_its_job_is_cancelled(
-    db: database.Database, working: tuner.Tuner
-) -> None:
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess,
+    patient: limits.Limits,
+) -> None:  # fmt: skip
     job_id = submit(db, "deaf export")
     with at_work(working):
-        wait_for_trials(db, job_id, 8)
-        time.sleep(0.2)
+        wait_until(lambda: (engine._child.folder / engine_fakes.BEGUN).exists())
         with db.write() as tx:
             control.cancel(tx, job_id)
     assert service_fakes.get(db, job_id).state is State.CANCELLED
@@ -215,6 +242,7 @@ def test_a_job_beyond_its_limits_fails_and_says_why(
         ("die", "EngineDied: the engine's process ended"),
         ("our error", "ValueError: a defect"),
         ("bad verb", "asked for 'write'"),
+        ("hello again", "asked for 'hello'"),
         ("no message", "EngineDied"),
     ],
 )
@@ -240,7 +268,9 @@ def test_a_job_of_few_seconds_has_few_for_its_formulas(
     assert after.message is not None and "took longer than 0." in after.message
 
 
-def test_a_lost_lease_ends_a_deaf_job(db: database.Database, working: tuner.Tuner) -> None:
+def test_a_lost_lease_ends_a_deaf_job(
+    db: database.Database, working: tuner.Tuner, patient: limits.Limits
+) -> None:
     job_id = submit(db, "deaf")
     with at_work(working):
         wait_for_trials(db, job_id, 4)
@@ -290,11 +320,30 @@ def test_a_killed_fork_server_is_replaced(db: database.Database, working: tuner.
     assert process is not None
     process.kill()
     process.wait()
-    while engine.is_ready():  # until its end is seen
-        time.sleep(0.01)
+    wait_until(lambda: not engine.is_ready())
     job_id = submit(db)
     work(working)
     assert service_fakes.get(db, job_id).state is State.SUCCEEDED
+
+
+def test_what_an_engine_has_started_ends_with_it(
+    db: database.Database, working: tuner.Tuner, engine: engine_process.EngineProcess,
+    patient: limits.Limits,
+) -> None:  # fmt: skip
+    """Also what has left its group, and holds its pipe."""
+    job_id = submit(db, "leave a process")
+    with at_work(working):
+        wait_for_trials(db, job_id, 4)
+        with db.write() as tx:
+            control.cancel(tx, job_id)
+    assert service_fakes.get(db, job_id).state is State.CANCELLED
+    next_id = submit(db)
+    work(working)
+    assert service_fakes.get(db, next_id).state is State.SUCCEEDED
+    forks = engine._zygote._process
+    assert forks is not None
+    left = psutil.Process(forks.pid).children(recursive=True)
+    assert [process.pid for process in left] == [engine._child.pid]
 
 
 TUNER = """
@@ -325,7 +374,7 @@ def test_no_process_outlives_a_killed_tuner(
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    gone, alive = psutil.wait_procs(engines, timeout=5)
+    gone, alive = psutil.wait_procs(engines, timeout=60)
     assert not alive and len(gone) == 2
     with db.write() as tx:
         assert leases.any_expired(tx) or service_fakes.get(db, job_id).state is State.RUNNING

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -68,23 +69,32 @@ def test_random_kills_of_engines(
                     job_ids.append(submit(db))
                 wait_until_running(db, job_ids[-1])
                 time.sleep(rng.uniform(0.0, 0.3))
-                pid = engine._child.pid
-                if pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            deadline_s = time.monotonic() + 120
-            while any(service_fakes.get(db, n).state not in states.ENDED for n in job_ids):
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
+                kill(engine)
+            wait_until(
+                lambda: all(service_fakes.get(db, n).state in states.ENDED for n in job_ids), 200
+            )
         finally:
             working.leaving.set()
             thread.join()
     assert sum(check(db, job_id) for job_id in job_ids) >= N_KILLS // 3
 
 
+def kill(engine: engine_process.EngineProcess) -> None:
+    """Kill the engine, and wait until its tuner knows: another kill would hit nothing."""
+    child = engine._child
+    if child.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        wait_until(lambda: engine._child is not child)
+
+
 def wait_until_running(db: database.Database, job_id: int) -> None:
-    deadline_s = time.monotonic() + 60
-    while service_fakes.get(db, job_id).state is states.State.QUEUED:
+    wait_until(lambda: service_fakes.get(db, job_id).state is not states.State.QUEUED)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
 

@@ -1,0 +1,118 @@
+"""What an engine's process may do, and what it started in: a folder of its own.
+
+An engine reads what it computes with, and writes a scratch folder and the formula cache. Its
+measuring processes have the same rights at most, and give most of them up (`measure.pool.rights`).
+So an engine keeps the devices and files of a GPU's driver, which they need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from felix import errors, files
+from felix.measure.pool import rights
+from felix.processes import policy
+
+#: Of one engine: pipes of its pools and their workers, and a driver opens devices many times.
+OPEN_FILES = 4096
+#: Of the machine and its processes. Another process's environment and memory stay refused.
+_OF_THE_MACHINE = ("/proc", "/sys", "/etc/fonts")
+_OUR_PACKAGES = ("felix", "costmodel", "server")
+#: By which Python knows that it is one of a virtual environment.
+_VIRTUAL = os.path.join(sys.prefix, "pyvenv.cfg")
+
+
+def variables() -> dict[str, str]:
+    """Variables by which an engine finds folders that are not in its own, nor in its home."""
+    return {
+        "FELIX_CACHE_DIR": str(files.cache_folder()),
+        "MPLCONFIGDIR": str(files.cache_folder() / "matplotlib"),
+        files.LOCKS_VARIABLE: str(files.device_lock("*").parent),
+    }
+
+
+def prepare() -> None:
+    """Make what engines use and may not make, before the first of them is confined."""
+    for folder in _caches():
+        with contextlib.suppress(OSError):  # a cache is of use where it can be made
+            os.makedirs(folder, exist_ok=True)
+    if rights.nvidia_devices():
+        _make_device_lock()
+
+
+def is_confined(confine_gpu: bool) -> bool:
+    """Whether engines are confined here: not beside an NVIDIA GPU, unless that is wished."""
+    return confine_gpu or not rights.nvidia_devices()
+
+
+def engine(folder: pathlib.Path) -> policy.Policy:
+    """The rights of an engine with this scratch folder; call it in its process.
+
+    Modules that are loaded say which packages it reads.
+    """
+    devices = rights.nvidia_devices()
+    return policy.Policy(
+        folder=str(folder),
+        scratch=[str(folder), *_caches()],
+        read=[
+            *(*_OF_THE_MACHINE, _VIRTUAL),
+            *(*_packages(), *rights.nvidia_files(), *_loaded_libraries()),
+        ],
+        names=sorted({os.path.dirname(package) for package in _packages()}),
+        devices=[*devices, *glob.glob(str(files.device_lock("*"))), "/proc/self/task"],
+        execute=[os.path.dirname(os.path.realpath(sys.executable))],
+        programs=True,
+        leads=True,
+        local_sockets=bool(devices),
+        memory_files=bool(devices),
+        open_files=OPEN_FILES,
+    )
+
+
+def _caches() -> list[str]:
+    """Formulas, and the list of fonts for pictures."""
+    return [str(files.cache_folder() / name) for name in ("formulas", "matplotlib")]
+
+
+def _make_device_lock() -> None:
+    """Make the lock of the GPU in a process that ends: CUDA must not be begun before a fork."""
+    # It brings numpy, which a tuner's process does not load.
+    from felix.measure.pool import device_lock
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            device_lock.for_device("cuda")
+        except errors.MeasureError:
+            pass  # the first pool says what is wrong
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _packages() -> set[str]:
+    """Folders of packages that are loaded, and of Felix's own.
+
+    Python lists the folder that holds a package to find it again.
+    """
+    specs = [
+        getattr(module, "__spec__", None)
+        for name, module in list(sys.modules.items())
+        if "." not in name
+    ]
+    specs += [importlib.util.find_spec(name) for name in _OUR_PACKAGES]
+    locations = [spec.submodule_search_locations or () for spec in specs if spec is not None]
+    return {folder for folders in locations for folder in folders}
+
+
+def _loaded_libraries() -> Iterator[str]:
+    """Files of native code that this process has loaded, wherever they lie."""
+    with open("/proc/self/maps") as maps:
+        fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    yield from {each[5] for each in fields if len(each) == 6 and each[5].startswith("/")}

@@ -1,0 +1,184 @@
+"""Attacks from inside an engine's process, and what an engine leaves to its tuner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from felix import files
+from felix.measure.cuda import driver
+from felix.processes import confine, policy
+from server import commands, errors, settings
+from server.database import database
+from server.store import blobs, events
+from server.tuner import tuner
+from server.tuner.process import engine_process, limits, messages, rights, untrusted_file
+from tests.support import service_fakes
+from tests.support.hostile import besieged, taken_engine
+
+FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=1)
+
+
+@pytest.fixture
+def url(tmp_path: pathlib.Path) -> str:
+    """What an engine may do does not depend on the database."""
+    return f"sqlite:///{tmp_path / 'felix.db'}"
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process of the same user."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
+def home(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The home of the service's user, with a key for other machines."""
+    folder = tmp_path / "home" / ".ssh"
+    folder.mkdir(parents=True)
+    (folder / "id_ed25519").write_text("a private key")
+    return tmp_path / "home"
+
+
+def outcomes(
+    db: database.Database, tmp_path: pathlib.Path, code: str, working: tuner.Tuner
+) -> list[str]:
+    """What code in an engine found out."""
+    job_id = service_fakes.create(db, options={"code": code}).id
+    assert working.work_once()
+    with db.read() as tx:
+        (started,) = events.after(tx, job_id, kinds=[events.Type.STARTED])
+    return list(started.payload["outcomes"])
+
+
+def test_an_engine_that_is_taken_over_gets_nothing(
+    db: database.Database, tmp_path: pathlib.Path, home: pathlib.Path, bystander: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name in ("FELIX_DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "SOME_TOKEN"):
+        monkeypatch.setenv(name, besieged.SECRET)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
+    place = besieged.Besieged.make(tmp_path)
+    engine = engine_process.EngineProcess(limits.Limits.of(FAST), factory=taken_engine.FACTORY)
+    working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, FAST)
+    with contextlib.closing(place), contextlib.closing(working):
+        zygote = engine._zygote._process
+        assert zygote is not None
+        place.facts["files"] += [str(home / ".ssh" / "id_ed25519"), str(tmp_path / "felix.db")]
+        place.facts["folders"] += [str(home), str(tmp_path / "blobs"), str(tmp_path / "cache")]
+        pids = [os.getpid(), zygote.pid, bystander]
+        code = place.code(pids=pids, programs=True, leads=True)
+        code = code.replace("os.write(2, ", "outcomes.append(").replace(".encode())\n", ")\n")
+        (log,) = outcomes(db, tmp_path, code, working)
+        assert place.harm(log) == {}
+        # what it starts has no more
+        code = _in_a_program(place.code(pids=pids, programs=True, leads=True))
+        (log,) = outcomes(db, tmp_path, code, working)
+    assert place.harm(log) == {}
+
+
+def test_beside_a_gpu_engines_are_confined_where_that_is_wished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rights.rights, "nvidia_devices", list)
+    assert rights.is_confined(confine_gpu=False)
+    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
+    assert rights.is_confined(confine_gpu=True) and not rights.is_confined(confine_gpu=False)
+    required = FAST.model_copy(update={"require_confinement": True})
+    commands._check_confinement(required.model_copy(update={"confine_gpu": True}))
+    with pytest.raises(errors.SettingsError, match="FELIX_CONFINE_GPU=1"):
+        commands._check_confinement(required)
+
+
+def _in_a_program(code: str) -> str:
+    run = f"subprocess.run([sys.executable, '-c', {code!r}], capture_output=True, text=True)"
+    return f"import subprocess, sys\noutcomes.append({run}.stderr)"
+
+
+def test_an_engine_writes_scratch_and_the_formula_cache(
+    db: database.Database, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
+    code = """
+import os, pathlib, tempfile
+from felix.sketch import formula_cache
+with tempfile.TemporaryDirectory() as folder:
+    pathlib.Path(folder, 'a').write_text('a')
+    os.replace(pathlib.Path(folder, 'a'), pathlib.Path(tempfile.gettempdir(), 'b'))
+pathlib.Path(formula_cache.folder(), 'entry').write_text('a')
+outcomes += [os.getcwd(), tempfile.gettempdir(), str(pathlib.Path.home())]
+"""
+    engine = engine_process.EngineProcess(limits.Limits.of(FAST), factory=taken_engine.FACTORY)
+    working = tuner.Tuner(db, blobs.LocalStore(tmp_path / "blobs"), engine, FAST)
+    with contextlib.closing(working):
+        (folder,) = set(outcomes(db, tmp_path, code, working))
+        assert (pathlib.Path(folder) / "b").read_text() == "a"
+    assert (tmp_path / "cache" / "formulas" / "entry").read_text() == "a"
+    assert not pathlib.Path(folder).exists()
+
+
+def make_link(path: pathlib.Path) -> None:
+    victim = path.with_name("victim")
+    victim.write_text("data")
+    path.symlink_to(victim)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_link, os.mkfifo, os.mkdir, lambda path: None],
+    ids=["link", "pipe", "folder", "-"],
+)
+def test_only_a_plain_file_is_taken_from_an_engine(tmp_path: pathlib.Path, make: object) -> None:
+    assert callable(make)
+    make(tmp_path / "made")
+    with pytest.raises(messages.EngineFailure, match="artifact"):
+        untrusted_file.copy(tmp_path / "made", tmp_path / "artifact")
+
+
+def test_an_artifact_is_no_larger_than_it_was(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    made.write_bytes(b"artifact")
+    untrusted_file.copy(made, tmp_path / "artifact")
+    assert (tmp_path / "artifact").read_bytes() == b"artifact" and not made.exists()
+    made.write_bytes(b"artifact")
+    monkeypatch.setattr(untrusted_file, "MAX_BYTES", 7)
+    with pytest.raises(messages.EngineFailure, match="no artifact"):
+        untrusted_file.copy(made, tmp_path / "artifact")
+
+
+def test_on_a_gpu_an_engine_keeps_what_its_pools_need(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the device is made where all tuners of the machine have it."""
+    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
+    monkeypatch.setattr(driver, "bus_id", lambda index: "0000:01:00.0")
+    monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
+    rights.prepare()
+    may = rights.engine(tmp_path / "scratch")
+    assert {"/dev/nvidia0", str(tmp_path / "felix-device-0000:01:00.0.lock")} <= set(may.devices)
+    assert may.local_sockets and may.memory_files
+    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: [])
+    may = rights.engine(tmp_path / "scratch")
+    assert not may.local_sockets and not may.memory_files
+    assert rights.variables()[files.LOCKS_VARIABLE] == str(tmp_path)
+
+
+def test_a_landlock_that_cannot_confine_engines_counts_as_missing() -> None:
+    (lack,) = confine.Confinement(1, True).missing
+    assert "engines" in lack and "5.19" in lack
+    assert confine.Confinement(2, True).missing == ()
+    old, engine = confine.Confinement(1, True), policy.Policy(folder="/", leads=True)
+    assert confine._usable(old, engine).landlock_abi is None
+    assert confine._usable(old, policy.Policy(folder="/")) == old
