@@ -129,6 +129,7 @@ def _load_external(proto: Any, folder: pathlib.Path) -> None:
 def _check(proto: Any) -> None:
     n_nodes = 0
     for item in _messages(proto):
+        _check_texts(item)
         kind = item.DESCRIPTOR.name
         if kind == "TensorProto":
             _check_tensor(item)
@@ -156,6 +157,16 @@ def _messages(root: Any) -> Iterator[Any]:
         for field, value in item.ListFields():
             if field.message_type is not None:
                 stack.extend([value] if isinstance(value, protobuf.Message) else value)
+
+
+def _check_texts(item: Any) -> None:
+    """protobuf gives bytes for a text that is not UTF-8."""
+    for field, value in item.ListFields():
+        texts = [value] if isinstance(value, bytes | str) else value
+        if field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in texts):
+            raise errors.WorkloadError(
+                f"the field {field.name} of a {item.DESCRIPTOR.name} of the ONNX model is not UTF-8"
+            )
 
 
 def _check_tensor(tensor: Any) -> None:

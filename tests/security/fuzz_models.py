@@ -163,6 +163,7 @@ def _serve(pipe: Any, folder: str) -> None:
     from server.parsing import child
 
     os.environ["FELIX_API_KEY"] = KEY
+    sys.dont_write_bytecode = True  # of what is imported when it is first used
     os.chdir(folder)
     sink = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):

@@ -216,6 +216,21 @@ def test_names_of_values_become_identifiers(name: str) -> None:
     assert names.problem(task.name) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [(b"Relu", "op_type"), (b"a node", "name"), (b"a graph", "name"), (b"a value", "output")],
+)
+def test_texts_that_are_not_utf8_are_refused(text: bytes, field: str) -> None:
+    """protobuf gives them as bytes, of which reading died with a TypeError."""
+    made = models.model(
+        [models.node("Relu", ["x"], ["a value"], name="a node")],
+        inputs=[models.value("x", [4, 8])], outputs=["a value"],
+    )  # fmt: skip
+    made.graph.name = "a graph"
+    broken = made.SerializeToString().replace(text, b"\xff" + text[1:])
+    assert f"the field {field} of a " in refusal(broken)
+
+
 def test_what_is_left_out_is_said_without_words_of_tvm(caplog: pytest.LogCaptureFixture) -> None:
     made = models.model([RELU], inputs=[models.value("x", ["n", 8])])
     with caplog.at_level(logging.WARNING, "felix.frontend"):
