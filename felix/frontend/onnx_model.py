@@ -164,9 +164,8 @@ def _check_texts(item: Any) -> None:
     for field, value in item.ListFields():
         texts = [value] if isinstance(value, bytes | str) else value
         if field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in texts):
-            raise errors.WorkloadError(
-                f"the field {field.name} of a {item.DESCRIPTOR.name} of the ONNX model is not UTF-8"
-            )
+            where = f"the field {field.name} of a {item.DESCRIPTOR.name}"
+            raise errors.WorkloadError(f"{where} of the ONNX model is not UTF-8")
 
 
 def _check_tensor(tensor: Any) -> None:

@@ -218,7 +218,7 @@ def test_names_of_values_become_identifiers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "field"),
-    [(b"Relu", "op_type"), (b"a node", "name"), (b"a graph", "name"), (b"a value", "output")],
+    [(b"Relu", "op_type"), (b"a node", "name"), (b"a graph", "name"), (b"a value", "name")],
 )
 def test_texts_that_are_not_utf8_are_refused(text: bytes, field: str) -> None:
     """protobuf gives them as bytes, of which reading died with a TypeError."""
