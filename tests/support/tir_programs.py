@@ -74,8 +74,10 @@ class Document:
         return self.add("ffi.String", value)
 
     def none(self) -> int:
-        """The index of a None."""
-        return next(i for i, node in enumerate(self.nodes) if node["type"] == "None")
+        """The index of a None; a new one if a change has taken the last."""
+        there = (i for i, node in enumerate(self.nodes) if node["type"] == "None")
+        at = next(there, None)
+        return self.add("None") if at is None else at
 
     def call(self, operator: int, *arguments: int, dtype: str = "int32") -> int:
         """A new call; its index."""
