@@ -2,7 +2,8 @@
 
     python benchmarks/service.py answers [--database URL]
     python benchmarks/service.py polling [--workload gemm:256,256,256] [--trials 160] [--pairs 16]
-    python benchmarks/service.py hostile [--workload gemm:256,256,256] [--trials 64]
+    python benchmarks/service.py hostile [--workload gemm:256,256,256] [--trials 64] [--keys 2]
+    python benchmarks/service.py start [--workload gemm:256,256,256] [--trials 64]
 
 `answers`: 200 finished jobs with 100,000 trials (`full_store`); one client requests each page 100
 times, one request at a time, over a socket from an API server in a process of its own. The median
@@ -15,9 +16,12 @@ a trial, with the same seed and cost model, between the two jobs of a pair. API,
 measured kernels share the machine, so this is the worst case; the share of the cores that API and
 clients took is reported as well. It is to be slower by less than 5 %.
 
-`hostile`: 30 jobs of two keys that would hold a tuner for minutes wait for one tuner, and a
-normal key submits one. It is to begin within 30 s and to take at most 1.3 times as much of a tuner
-as alone; a cancelled job is to free its tuner within 5 s.
+`hostile`: 30 jobs of two keys (`--keys`) that would hold a tuner for minutes wait for one tuner,
+and a normal key submits one. It is to begin within 30 s and to take at most 1.3 times as much of a
+tuner as alone; a cancelled job is to free its tuner within 5 s.
+
+`start`: API and tuner are started, and the first job is submitted as soon as the API answers. Its
+curve is to have a point within 10 s.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from benchmarks.support import (
     service_hostile,
     service_polling,
     service_process,
+    service_start,
 )  # fmt: skip
 
 N_JOBS = 200
@@ -53,13 +58,14 @@ NO_SHARING_S = "0.000001"
 def main() -> int:
     """Run one mode; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("mode", choices=["answers", "polling", "hostile"])
+    parser.add_argument("mode", choices=["answers", "polling", "hostile", "start"])
     parser.add_argument("--database", help="URL of an empty database (default: an SQLite file)")
     parser.add_argument("--workload", default="gemm:256,256,256")
     parser.add_argument("--trials", type=int, help="default: 160, hostile 64")
     parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--keys", type=int, default=2, help="of hostile jobs (default: 2)")
     chosen = parser.parse_args()
-    chosen.trials = chosen.trials or (64 if chosen.mode == "hostile" else 160)
+    chosen.trials = chosen.trials or (160 if chosen.mode == "polling" else 64)
     result = common.header(f"service-{chosen.mode}")
     with tempfile.TemporaryDirectory() as folder:
         service = service_process.Service(pathlib.Path(folder), chosen.database)
@@ -67,6 +73,7 @@ def main() -> int:
             "answers": _answers,
             "polling": service_polling.run,
             "hostile": service_hostile.run,
+            "start": service_start.run,
         }
         result |= modes[chosen.mode](service, chosen)
     suffix = "" if chosen.database is None else "-postgresql"

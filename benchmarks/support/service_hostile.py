@@ -26,7 +26,6 @@ from server.store import control, events, jobs, keys
 from server.store.across_jobs import job_lists
 
 N_HOSTILE = 30
-N_HOSTILE_KEYS = 2
 N_CANCELS = 5
 TARGET = "llvm"
 
@@ -40,7 +39,7 @@ def run(service: service_process.Service, chosen: argparse.Namespace) -> dict[st
         for _ in range(2):  # the first one fills the caches
             alone = _tenure(service, _ended(service, _queue(service, key, normal, chosen.trials)))
         print(f"alone: {alone['own_s']:.1f} s")
-        _queue_hostile(service)
+        _queue_hostile(service, chosen.keys)
         _wait(lambda: _running(service) is not None)
         time.sleep(3.0)
         among = _tenure(service, _ended(service, _queue(service, key, normal, chosen.trials)))
@@ -53,7 +52,8 @@ def run(service: service_process.Service, chosen: argparse.Namespace) -> dict[st
         freed_s = [_cancel(service) for _ in range(N_CANCELS)]
     median_s = statistics.median(freed_s)
     print(f"cancelled: free after {median_s:.1f} s, at most {max(freed_s):.1f} s")
-    settings = {"workload": chosen.workload, "trials": chosen.trials, "hostile": N_HOSTILE}
+    settings = {"workload": chosen.workload, "trials": chosen.trials, "hostile": N_HOSTILE,
+                "keys": chosen.keys}  # fmt: skip
     return settings | {"alone": alone, "among": among, "slower": slower, "freed_s": freed_s}
 
 
@@ -101,11 +101,11 @@ def _key(service: service_process.Service, name: str) -> int:
         return keys.create(tx, keys.NewKey(name=name, can_submit=True)).key.id
 
 
-def _queue_hostile(service: service_process.Service) -> None:
-    owners = [_key(service, f"hostile {number}") for number in range(N_HOSTILE_KEYS)]
+def _queue_hostile(service: service_process.Service, n_keys: int) -> None:
+    owners = [_key(service, f"hostile {number}") for number in range(n_keys)]
     tasks = itertools.cycle(hostile_tasks())
     for number, task in zip(range(N_HOSTILE), tasks, strict=False):
-        _queue(service, owners[number % N_HOSTILE_KEYS], task, 1000)
+        _queue(service, owners[number % n_keys], task, 1000)
 
 
 def _queue(service: service_process.Service, key_id: int, task: Task, trials: int) -> int:

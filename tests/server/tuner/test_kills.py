@@ -91,7 +91,7 @@ def wait_until_running(db: database.Database) -> None:
     while not is_running:
         assert time.monotonic() < deadline_s
         with db.read() as tx:
-            is_running = jobs.counts(tx).get(states.State.RUNNING, 0) > 0
+            is_running = job_lists.counts(tx).get(states.State.RUNNING, 0) > 0
         time.sleep(0.005)
 
 
