@@ -37,6 +37,11 @@ BINARY = {
     tirx.GE: "ge",
     tirx.And: "and",
     tirx.Or: "or",
+    tirx.BitwiseAnd: "bits",
+    tirx.BitwiseOr: "bits",
+    tirx.BitwiseXor: "bits",
+    tirx.LShift: "bits",
+    tirx.RShift: "bits",
 }
 
 #: What each operation counts as, for float and other types alike (see features.spec).
@@ -58,6 +63,7 @@ OPERATION_KINDS = {
     "and": "bool",
     "or": "bool",
     "not": "bool",
+    "bits": "addsub",
     "select": "select",
     "if": "select",
     "math": "math",
@@ -184,6 +190,8 @@ def load_value(node: Any, buffers: _Buffers, symbols: _Vars) -> ir.Value:
         return ir.Value("cast", _is_float(node), (visit(node.value),))
     if isinstance(node, tirx.Not):
         return ir.Value("not", False, (visit(node.a),))
+    if isinstance(node, tirx.BitwiseNot):
+        return ir.Value("bits", False, (visit(node.a),))
     if isinstance(node, tirx.Select):
         args = (visit(node.condition), visit(node.true_value), visit(node.false_value))
         return ir.Value("select", _is_float(node), args)

@@ -133,7 +133,9 @@ def _access(buffer: Any, indices: Sequence[Any], scopes: list[Scope]) -> None:
 
 
 def _reads(expr: Any, scopes: list[Scope]) -> None:
-    """Prove every load of an expression, and that no integer division is by zero."""
+    """Prove every load of an expression, that no integer division is by zero, and that shifts
+    are by less than the bits there are.
+    """
     kind = type(expr).__name__
     if kind == "TensorLoad":
         _access(expr.source, expr.indices, scopes)
@@ -149,6 +151,12 @@ def _reads(expr: Any, scopes: list[Scope]) -> None:
     if kind in evaluation.DIVISIONS and not grammar.is_float(grammar.dtype(expr)):
         for scope in scopes:
             _check_division(expr, scope)
+    if kind in grammar.SHIFTS:
+        amounts = Interval(0, grammar.bits(grammar.dtype(expr)) - 1)
+        for scope in scopes:
+            check(scope.proves(Evaluation(scope).linear(expr.b), amounts),
+                  f"{evaluation.shown(expr)} shifts by a value that is not proved to lie in "
+                  f"[0, {amounts.high + 1})")  # fmt: skip
 
 
 def _check_division(expr: Any, scope: Scope) -> None:

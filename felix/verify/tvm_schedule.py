@@ -339,7 +339,7 @@ def children(node: Any) -> list[Any]:
         return [node.condition, node.true_value, node.false_value]
     if isinstance(node, tirx.Cast):
         return [node.value]
-    if isinstance(node, tirx.Not):
+    if isinstance(node, (tirx.Not, tirx.BitwiseNot)):
         return [node.a]
     return [node.a, node.b] if type(node) in _OPERATIONS or hasattr(node, "b") else []
 
