@@ -134,6 +134,15 @@ def _symbols(value: ir.Value) -> set[sympy.Symbol]:
     return symbols
 
 
+def _compared(condition: ir.Value) -> set[sympy.Symbol]:
+    """The iterators of the comparisons in a condition that do not depend on data."""
+    symbols: set[sympy.Symbol] = set()
+    for node in condition.walk():
+        if node.op in _COMPARE and all(arg.expr is not None for arg in node.args):
+            symbols |= _symbols(node)
+    return symbols
+
+
 # ---------------------------------------------------------------- counting
 
 
@@ -255,14 +264,19 @@ def _several(
 ) -> Scalar:
     """Union over several accesses: enumerated where possible, else their sum."""
     symbols = sorted(visited, key=str)
-    used = [s for s in symbols if any(s in i.free_symbols for a in accesses for i in a.indices)]
+    chosen_by = set().union(*(_compared(c) for a in accesses for c in conditions[a]))
+    used = [
+        s
+        for s in symbols
+        if s in chosen_by or any(s in i.free_symbols for a in accesses for i in a.indices)
+    ]
     points = ir.product(visited[s].length for s in used)
     if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
         return sum(counts[1:], start=counts[0])
     touched: set[tuple[int, ...]] = set()
     axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in used]
     grid = dict(zip(used, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
-    shape = tuple(len(a) for a in axes)
+    shape = tuple(len(a) for a in axes) or (1,)
     for access in accesses:
         keep = np.ones(shape, dtype=bool)
         for test in _conjuncts(conditions[access]):

@@ -98,3 +98,12 @@ def test_vectors_look_past_a_quotient_in_a_sum() -> None:
     (sketch,) = sketching.sketches(Task.from_te([x, topi.exp(y)], "llvm"))
     report = compare.check_rows(sketch, legal_rows.draw(sketch, 1, seed=0))
     assert (report.checked, report.mismatches) == (1, ())
+
+
+@pytest.mark.parametrize(("condition", "n_read"), [(lambda i: i < 5, 2), (lambda i: i < 99, 1)])
+def test_constant_indices_behind_a_condition_are_counted(condition: Any, n_read: int) -> None:
+    x = te.placeholder((8,), name="x")
+    y = te.compute((20,), lambda i: tirx.if_then_else(condition(i), x[1], x[6]), name="y")
+    (sketch,) = sketching.sketches(Task.from_te([x, y], "llvm"))
+    raw = sketch.formulas.raw(legal_rows.draw(sketch, 1, seed=0))[0, 0]
+    assert raw[list(sketch.formulas.names).index("buf1.unique_bytes")] == 4 * n_read
