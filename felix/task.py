@@ -20,8 +20,8 @@ import tvm_ffi
 from tvm import te, tirx
 
 from felix import errors, names, target
+from felix.tir import bounds, grammar, identifiers, sandbox, validate
 from felix.tir import cost as tir_cost
-from felix.tir import grammar, identifiers, sandbox, validate
 
 TargetLike: TypeAlias = target.TargetLike
 
@@ -79,16 +79,15 @@ class Task:
     ) -> Task:
         """Make a task from te tensors: the inputs, then the outputs.
 
+        Indices are 64 bits wide where products of extents need it.
+
         Raises:
             WorkloadError: see `from_prim_func`.
         """
         try:
-            func = te.create_prim_func(list(tensors))
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise errors.WorkloadError(
-                f"TVM cannot make a function of these tensors: {grammar.first_line(error)}"
-            ) from error
-        return _make(func, target, name, weight)
+            return _make(_prim_func(tensors), target, name, weight)
+        except bounds.NarrowIndices:
+            return _make(_prim_func(tensors, "int64"), target, name, weight)
 
     @classmethod
     def from_json(
@@ -175,6 +174,16 @@ def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float
         flops=cost.flops,
         min_bytes=cost.min_bytes,
     )
+
+
+def _prim_func(tensors: list[te.Tensor], index_dtype: str | None = None) -> tirx.PrimFunc:
+    """TVM's function of te tensors, with indices of this type or of that of their shapes."""
+    try:
+        return te.create_prim_func(list(tensors), index_dtype_override=index_dtype)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise errors.WorkloadError(
+            f"TVM cannot make a function of these tensors: {grammar.first_line(error)}"
+        ) from error
 
 
 def _symbol(func: tirx.PrimFunc) -> str:

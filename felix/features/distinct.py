@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 import sympy
 from numpy.typing import NDArray
 
 from felix.features import iterators, stores
-from felix.symbolic import expr, ir, scalar
+from felix.symbolic import index_expr, ir, scalar
 from felix.symbolic.ir import Access, Scalar
 
 #: Points enumerated at most for one group of linked indices.
@@ -135,6 +134,15 @@ def _symbols(value: ir.Value) -> set[sympy.Symbol]:
     return symbols
 
 
+def _compared(condition: ir.Value) -> set[sympy.Symbol]:
+    """The iterators of the comparisons in a condition that do not depend on data."""
+    symbols: set[sympy.Symbol] = set()
+    for node in condition.walk():
+        if node.op in _COMPARE and all(arg.expr is not None for arg in node.args):
+            symbols |= _symbols(node)
+    return symbols
+
+
 # ---------------------------------------------------------------- counting
 
 
@@ -227,7 +235,7 @@ def _enumerate(
     keep = np.ones(shape, dtype=bool)
     for test in tests:
         keep &= np.broadcast_to(can_hold(test, grid), shape)
-    columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in indices]
+    columns = [np.broadcast_to(index_expr.evaluate(i, grid), shape)[keep] for i in indices]
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         low, high = (column.min(), column.max()) if len(column) else (0, 0)
@@ -256,24 +264,29 @@ def _several(
 ) -> Scalar:
     """Union over several accesses: enumerated where possible, else their sum."""
     symbols = sorted(visited, key=str)
-    used = [s for s in symbols if any(s in i.free_symbols for a in accesses for i in a.indices)]
+    chosen_by = set().union(*(_compared(c) for a in accesses for c in conditions[a]))
+    used = [
+        s
+        for s in symbols
+        if s in chosen_by or any(s in i.free_symbols for a in accesses for i in a.indices)
+    ]
     points = ir.product(visited[s].length for s in used)
     if not all(visited[s].dense for s in used) or points > ENUMERATION_LIMIT:
         return sum(counts[1:], start=counts[0])
     touched: set[tuple[int, ...]] = set()
     axes = [np.arange(visited[s].start, visited[s].start + visited[s].length) for s in used]
     grid = dict(zip(used, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
-    shape = tuple(len(a) for a in axes)
+    shape = tuple(len(a) for a in axes) or (1,)
     for access in accesses:
         keep = np.ones(shape, dtype=bool)
         for test in _conjuncts(conditions[access]):
             keep &= np.broadcast_to(can_hold(test, grid), shape)
-        columns = [np.broadcast_to(evaluate_index(i, grid), shape)[keep] for i in access.indices]
+        columns = [
+            np.broadcast_to(index_expr.evaluate(i, grid), shape)[keep] for i in access.indices
+        ]
         touched.update(zip(*(c.tolist() for c in columns), strict=True))
     return len(touched)
 
-
-_Grid = dict[sympy.Symbol, NDArray[np.int64]]
 
 _COMPARE = {
     "lt": np.less,
@@ -285,7 +298,7 @@ _COMPARE = {
 }
 
 
-def can_hold(value: ir.Value, grid: _Grid, truth: bool = True) -> NDArray[np.bool_]:
+def can_hold(value: ir.Value, grid: index_expr.Grid, truth: bool = True) -> NDArray[np.bool_]:
     """Where on a grid of points a condition can have this truth; one on loaded data always can."""
     if value.op == "not":
         return can_hold(value.args[0], grid, not truth)
@@ -293,31 +306,6 @@ def can_hold(value: ir.Value, grid: _Grid, truth: bool = True) -> NDArray[np.boo
         a, b = (can_hold(x, grid, truth) for x in value.args)
         return a & b if (value.op == "and") == truth else a | b
     if value.op in _COMPARE and all(a.expr is not None for a in value.args):
-        left, right = (evaluate_index(a.expr, grid) for a in value.args if a.expr is not None)
+        left, right = (index_expr.evaluate(a.expr, grid) for a in value.args if a.expr is not None)
         return np.asarray(_COMPARE[value.op](left, right) == truth)
     return np.ones((1,) * max(1, len(grid)), dtype=np.bool_)
-
-
-def evaluate_index(index: sympy.Expr, grid: _Grid) -> NDArray[np.int64]:
-    """An index expression on a grid of points."""
-    if index.is_Symbol:
-        return grid[index]
-    if index.is_Integer:
-        return np.full((1,) * max(1, len(grid)), int(index), dtype=np.int64)
-    args = [evaluate_index(a, grid) for a in index.args]
-    if isinstance(index, sympy.Add):
-        return _fold(np.add, args)
-    if isinstance(index, sympy.Mul):
-        return _fold(np.multiply, args)
-    operations = {
-        expr.FloorDiv: np.floor_divide,
-        expr.FloorMod: np.mod,
-        expr.Minimum: np.minimum,
-        expr.Maximum: np.maximum,
-    }
-    return np.asarray(operations[type(index)](*args), dtype=np.int64)
-
-
-def _fold(operation: np.ufunc, args: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    *_, last = itertools.accumulate(args, operation)
-    return np.asarray(last, dtype=np.int64)

@@ -36,7 +36,8 @@ class Visited:
 
     @property
     def dense(self) -> bool:
-        return self.count is self.length and isinstance(self.length, int)
+        known = isinstance(self.length, int) and isinstance(self.start, int)
+        return known and self.count is self.length
 
 
 def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:

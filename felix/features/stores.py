@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import sympy
 
+from felix.errors import UnsupportedSchedule
 from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
 
@@ -340,7 +341,11 @@ def index_span(
             return last - scalar.floor_div(start, divisor) + 1
         fits = scalar.less_equal(scalar.floor_mod(start, divisor) + span, divisor)
         return scalar.select(fits, span, divisor)
-    raise NotImplementedError(f"footprint of index {index}")
+    if isinstance(index, (expr.Minimum, expr.Maximum, expr.Select)):
+        chosen = index.args[-2:]  # at most as far apart as what is chosen from
+        widths = [index_span(arg, spans, origin) for arg in chosen]
+        return scalar.maximum(*widths)
+    raise UnsupportedSchedule(f"the footprint of index {index} cannot be modelled")
 
 
 def largest(hulls: list[list[Scalar]]) -> list[Scalar]:

@@ -10,6 +10,7 @@ primes included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -33,7 +34,8 @@ MAX_DRAWS = 64
 
 def divisors(extent: int) -> tuple[int, ...]:
     """The divisors of the extent, ascending."""
-    return tuple(d for d in range(1, extent + 1) if extent % d == 0)
+    small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
+    return tuple(sorted({*small, *(extent // d for d in small)}))
 
 
 @lru_cache(maxsize=65536)

@@ -16,7 +16,7 @@ import tvm
 from tvm import sym, tirx
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, load
+from felix.symbolic import expr, index_expr
 
 _BINARY = {expr.FloorDiv: tirx.floordiv, expr.FloorMod: tirx.floormod}
 
@@ -59,7 +59,7 @@ def inverse(
     inverted = sym.inverse_affine_iter_map(found, [_to_tir(target, others) for target in targets])
     symbols = {variable: symbol for symbol, variable in others.items()}
     return {
-        symbol: load.load_index(analyzer.simplify(inverted[variable]), symbols)
+        symbol: index_expr.load_index(analyzer.simplify(inverted[variable]), symbols)
         for symbol, variable in own.items()
         if variable in inverted
     }

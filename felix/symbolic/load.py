@@ -16,7 +16,7 @@ from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir import stmt as s_stmt
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, ir
+from felix.symbolic import expr, index_expr, ir
 
 #: TIR node -> operation name in `ir.Value`.
 BINARY = {
@@ -37,16 +37,11 @@ BINARY = {
     tirx.GE: "ge",
     tirx.And: "and",
     tirx.Or: "or",
-}
-
-_INDEX_OPERATIONS: dict[type[Any], Any] = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.FloorDiv: expr.FloorDiv,
-    tirx.FloorMod: expr.FloorMod,
-    tirx.Min: expr.Minimum,
-    tirx.Max: expr.Maximum,
+    tirx.BitwiseAnd: "bits",
+    tirx.BitwiseOr: "bits",
+    tirx.BitwiseXor: "bits",
+    tirx.LShift: "bits",
+    tirx.RShift: "bits",
 }
 
 #: What each operation counts as, for float and other types alike (see features.spec).
@@ -68,6 +63,7 @@ OPERATION_KINDS = {
     "and": "bool",
     "or": "bool",
     "not": "bool",
+    "bits": "addsub",
     "select": "select",
     "if": "select",
     "math": "math",
@@ -138,7 +134,7 @@ def _load_block(realize: Any, buffers: _Buffers, loops: dict[Any, ir.IterCompone
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
         if iter_var.iter_type not in (0, 2):
             raise UnsupportedSchedule(f"block {block.name_hint} has an opaque iterator")
-        symbol = iter_symbol(iter_var.var.name)
+        symbol = index_expr.iter_symbol(iter_var.var.name)
         symbols[iter_var.var] = symbol
         kind: ir.IterKind = "spatial" if iter_var.iter_type == 0 else "reduce"
         iters.append(ir.Iter(symbol, _constant(iter_var.dom.extent, "an iterator domain"), kind))
@@ -150,11 +146,6 @@ def _load_block(realize: Any, buffers: _Buffers, loops: dict[Any, ir.IterCompone
     store = load_store(block.body, buffers, symbols)
     init = load_store(block.init, buffers, symbols) if block.init is not None else None
     return ir.Block(block.name_hint, iters, bindings, store, init, [], annotations)
-
-
-def iter_symbol(name: str) -> sympy.Symbol:
-    """The symbol of a block iterator: a nonnegative integer."""
-    return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def _is_true(predicate: Any) -> bool:
@@ -169,25 +160,10 @@ def load_store(statement: Any, buffers: _Buffers, symbols: _Vars) -> ir.Store:
             "(tuple reductions and opaque calls are not supported)"
         )
     target = ir.Access(
-        buffers[statement.buffer], tuple(load_index(i, symbols) for i in statement.indices)
+        buffers[statement.buffer],
+        tuple(index_expr.load_index(i, symbols) for i in statement.indices),
     )
     return ir.Store(target, load_value(statement.value, buffers, symbols))
-
-
-def load_index(node: Any, symbols: _Vars) -> sympy.Expr:
-    """An integer TIR expression of block iterators as a sympy expression."""
-    if node in symbols:
-        return symbols[node]
-    if isinstance(node, int):
-        return sympy.Integer(node)
-    if isinstance(node, tirx.IntImm):
-        return sympy.Integer(int(node.value))
-    if isinstance(node, tirx.Cast):
-        return load_index(node.value, symbols)
-    combine = _INDEX_OPERATIONS.get(type(node))
-    if combine is None:
-        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
-    return combine(load_index(node.a, symbols), load_index(node.b, symbols))
 
 
 def _is_float(node: Any) -> bool:
@@ -207,13 +183,15 @@ def load_value(node: Any, buffers: _Buffers, symbols: _Vars) -> ir.Value:
         return ir.Value("iter", False, expr=symbols[node])
     if isinstance(node, TensorLoad):
         access = ir.Access(
-            buffers[node.source], tuple(load_index(i, symbols) for i in node.indices)
+            buffers[node.source], tuple(index_expr.load_index(i, symbols) for i in node.indices)
         )
         return ir.Value("load", _is_float(node), access=access)
     if isinstance(node, tirx.Cast):
         return ir.Value("cast", _is_float(node), (visit(node.value),))
     if isinstance(node, tirx.Not):
         return ir.Value("not", False, (visit(node.a),))
+    if isinstance(node, tirx.BitwiseNot):
+        return ir.Value("bits", False, (visit(node.a),))
     if isinstance(node, tirx.Select):
         args = (visit(node.condition), visit(node.true_value), visit(node.false_value))
         return ir.Value("select", _is_float(node), args)

@@ -161,9 +161,18 @@ def _equal(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _visible(index: sympy.Expr, block: Block) -> Affine | None:
-    """An index as TVM's StrideExtractor sees it; None under //, % or a minus sign."""
-    affine = regions.index_affine(index, block)
-    return None if affine is None or _has_minus(affine) else affine
+    """An index as TVM's StrideExtractor sees it: sums and products by constants.
+
+    It looks past other terms of a sum (// and %, say), and sees nothing under a minus sign.
+    """
+    total = Affine({}, 0)
+    for term in sympy.Add.make_args(index):
+        affine = regions.index_affine(term, block)
+        if affine is not None:
+            total = total.plus(affine)
+        elif term.as_coeff_Mul()[0] < 0:
+            return None
+    return None if _has_minus(total) else total
 
 
 def _stride(affines: list[Affine | None], shape: tuple[Scalar, ...], loop: Loop) -> Scalar:

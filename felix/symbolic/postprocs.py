@@ -14,6 +14,10 @@ from felix.symbolic.ir import Block, Loop, Program, Scalar
 
 FETCH = "meta_schedule.cooperative_fetch"
 TILED = "meta_schedule.tiling_structure"
+#: Longest vector that VerifyGPUCode lets a thread load.
+MAX_VECTOR_BYTES = 16
+#: Types for which MultiLevelTiling offers no lanes beyond that.
+FETCHED_WHOLE = ("float32", "float16", "int8")
 
 
 def apply(
@@ -47,6 +51,8 @@ def cooperative_fetch(program: Program) -> None:
         if _max_bytes(block) > 4:
             lanes = 1
         lanes = scalar.select(divides, lanes, 1)
+        if block.store.target.buffer.dtype not in FETCHED_WHOLE:
+            program.conditions.append(lanes * _max_bytes(block) - MAX_VECTOR_BYTES)
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):
             factors.append(lanes)

@@ -8,14 +8,18 @@ time).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, ir, scalar
+from felix.symbolic import expr, index_expr, ir, scalar
 from felix.symbolic.ir import Affine, Block, Buffer, IterComponent, Loop, Scalar
 
+#: Values of an index that are enumerated.
+MAX_ENUMERATED = 1 << 22
 #: Loops of these threads are relaxed for a buffer of that scope wherever they stand.
 THREAD_RANK = {"vthread": 1, "threadIdx": 1, "blockIdx": 0}
 SCOPE_RANK = {"global": 0, "shared": 1, "local": 3}
@@ -121,7 +125,29 @@ def index_interval(index: sympy.Expr, block: Block, relaxed: set[IterComponent])
         if factor > 0:
             width = (inner.extent - 1) * factor + 1
             return Interval(inner.minimum.scaled(factor), width, inner.dynamic)
-    raise UnsupportedSchedule(f"the region of index {index} in block {block.name} is not modelled")
+    enumerated = _enumerated(index, block, relaxed)
+    if enumerated is None:
+        raise UnsupportedSchedule(
+            f"the region of index {index} in block {block.name} cannot be modelled"
+        )
+    return enumerated
+
+
+def _enumerated(index: sympy.Expr, block: Block, relaxed: set[IterComponent]) -> Interval | None:
+    """The interval of an index whose iterators all run over their whole domains."""
+    used = [(it, b) for it, b in zip(block.iters, block.bindings, strict=True)
+            if it.symbol in index.free_symbols]  # fmt: skip
+    runs = all(is_relaxed(component, relaxed) for _, b in used for component in b.terms)
+    if not runs or not all(isinstance(it.extent, int) for it, _ in used):
+        return None
+    if math.prod(it.extent for it, _ in used) > MAX_ENUMERATED:
+        return None
+    axes = np.meshgrid(*(np.arange(it.extent) for it, _ in used), indexing="ij", sparse=True)
+    values = index_expr.evaluate(
+        index, {it.symbol: a for (it, _), a in zip(used, axes, strict=True)}
+    )
+    low, high = int(values.min()), int(values.max())
+    return Interval(Affine({}, low), high - low + 1)
 
 
 def _sum(parts: list[Interval]) -> Interval:

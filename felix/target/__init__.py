@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -202,6 +203,8 @@ def _tagged(head: str) -> dict[str, Any]:
         if config["kind"] == "cuda":
             config |= {"model": short, "feature.name": gpus.title(head)}
         return config
+    if re.fullmatch(r"sm_\d+[a-z]?", head):
+        raise errors.TargetError(f"{head} is an architecture; use 'cuda -arch {head}'")
     known = ", ".join(["llvm", "cuda", *gpus.TABLE])
     raise errors.TargetError(
         f"unknown target {names.quoted(head)}; use a TVM tag or one of {known}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from tvm import tirx
 
+from felix import errors
 from felix.tir import evaluation, grammar
 from felix.tir.evaluation import Evaluation
 from felix.tir.grammar import check
@@ -28,6 +29,10 @@ from felix.tir.ranges import Budget, Interval, Scope
 #: Elements of a buffer or iterations of a block that 32-bit indices may have: TVM fuses loops and
 #: pads splits, and the products must stay below 2^31.
 NARROW_LIMIT = 2**30
+
+
+class NarrowIndices(errors.WorkloadError):
+    """The program has 32-bit indices where products of its extents need 64."""
 
 
 def prove(func: tirx.PrimFunc) -> None:
@@ -46,15 +51,20 @@ def _check_index_width(func: tirx.PrimFunc) -> None:
     buffers = [*func.params, *(buffer for block in all_blocks for buffer in block.alloc_buffers)]
     for buffer in buffers:
         if math.prod(grammar.shape(buffer)) > NARROW_LIMIT:
-            check(all(grammar.dtype(extent) == "int64" for extent in buffer.ty.shape),
+            _wide(all(grammar.dtype(extent) == "int64" for extent in buffer.ty.shape),
                   f"buffer {quoted(buffer.name)} has more than 2^30 elements and int32 extents; "
                   "use int64")  # fmt: skip
     for block in all_blocks:
         points = math.prod(int(v.dom.extent) for v in block.iter_vars)
         narrow = any(grammar.dtype(v.var) != "int64" for v in block.iter_vars)
-        check(not narrow or points <= NARROW_LIMIT,
+        _wide(not narrow or points <= NARROW_LIMIT,
               f"block {quoted(block.name_hint)} has more than 2^30 iterations and int32 "
               "iterators; use int64")  # fmt: skip
+
+
+def _wide(condition: object, message: str) -> None:
+    if not condition:
+        raise NarrowIndices(message)
 
 
 # Statements
@@ -121,7 +131,7 @@ def _access(buffer: Any, indices: Sequence[Any], scopes: list[Scope]) -> None:
     wide = math.prod(grammar.shape(buffer)) > NARROW_LIMIT
     for number, (index, extent) in enumerate(zip(indices, grammar.shape(buffer), strict=True)):
         _reads(index, scopes)
-        check(not wide or grammar.dtype(index) == "int64",
+        _wide(not wide or grammar.dtype(index) == "int64",
               f"buffer {quoted(buffer.name)} has more than 2^30 elements and an int32 index; "
               "use int64")  # fmt: skip
         for scope in scopes:
@@ -133,7 +143,9 @@ def _access(buffer: Any, indices: Sequence[Any], scopes: list[Scope]) -> None:
 
 
 def _reads(expr: Any, scopes: list[Scope]) -> None:
-    """Prove every load of an expression, and that no integer division is by zero."""
+    """Prove every load of an expression, that no integer division is by zero, and that shifts
+    are by less than the bits there are.
+    """
     kind = type(expr).__name__
     if kind == "TensorLoad":
         _access(expr.source, expr.indices, scopes)
@@ -149,6 +161,12 @@ def _reads(expr: Any, scopes: list[Scope]) -> None:
     if kind in evaluation.DIVISIONS and not grammar.is_float(grammar.dtype(expr)):
         for scope in scopes:
             _check_division(expr, scope)
+    if kind in grammar.SHIFTS:
+        amounts = Interval(0, grammar.bits(grammar.dtype(expr)) - 1)
+        for scope in scopes:
+            check(scope.proves(Evaluation(scope).linear(expr.b), amounts),
+                  f"{evaluation.text_of(expr)} shifts by a value that is not proved to lie in "
+                  f"[0, {amounts.high + 1})")  # fmt: skip
 
 
 def _check_division(expr: Any, scope: Scope) -> None:

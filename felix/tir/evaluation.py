@@ -80,6 +80,16 @@ class Evaluation:
                 return self._call(expr)
         if kind in DIVISIONS:
             return self._division(expr, kind)
+        if kind in grammar.BITWISE or kind == "BitwiseNot":
+            return self._bitwise(expr, kind)
+        return Linear.of(ranges.Unknown(limits_of(expr), expr))
+
+    def _bitwise(self, expr: Any, kind: str) -> Linear:
+        """Any value of the type, or of a mask; the operands must fit their type all the same."""
+        forms = [self.linear(operand) for operand in grammar.children(expr)]
+        masks = [form.constant for form in forms if not form.terms and form.constant >= 0]
+        if kind == "BitwiseAnd" and masks:
+            return Linear.of(ranges.Unknown(Interval(0, min(masks)), expr))
         return Linear.of(ranges.Unknown(limits_of(expr), expr))
 
     def _product(self, a: Linear, b: Linear) -> Linear:
@@ -194,6 +204,9 @@ class Evaluation:
                 return both if len(both) <= _MAX_ALTERNATIVES else left
             either = [*left, *right]
             return either if len(either) <= _MAX_ALTERNATIVES else [()]
+        if kind in grammar.BITWISE:
+            for side in (condition.a, condition.b):
+                self.cases(side, truth)
         if kind in grammar.COMPARISONS and self._is_of_iterators(condition):
             return self._comparison(kind if truth else _NEGATED[kind], condition)
         return [()]

@@ -25,7 +25,7 @@ MAX_NAME = 128
 INDEX_DTYPES = ("int32", "int64")
 _BINARY = {
     f"prim.{name}": getattr(tirx, name)
-    for name in (*grammar.ARITHMETIC, *grammar.COMPARISONS, *grammar.LOGIC)
+    for name in (*grammar.ARITHMETIC, *grammar.COMPARISONS, *grammar.LOGIC, *grammar.BITWISE)
 }
 
 
@@ -109,6 +109,7 @@ class ExpressionReader:
                 "ir.Call": self._call,
                 "prim.Cast": self._cast,
                 "prim.Not": self._not,
+                "prim.BitwiseNot": self._bitwise_not,
                 "prim.Select": self._select,
             }
             name = json_graph.short_type(kind)
@@ -145,16 +146,23 @@ class ExpressionReader:
         check(grammar.dtype(a) == grammar.dtype(b),
               f"{name} of a {grammar.dtype(a)} and a {grammar.dtype(b)}")  # fmt: skip
         check((grammar.dtype(a) == "bool") == (name in grammar.LOGIC)
-              or name in ("EQ", "NE"), f"{name} of a {grammar.dtype(a)}")  # fmt: skip
+              or name in ("EQ", "NE", *grammar.BITWISE[:3]),
+              f"{name} of a {grammar.dtype(a)}")  # fmt: skip
         floats = grammar.is_float(grammar.dtype(a))
         check(
-            not floats or name not in ("Mod", "FloorDiv", "FloorMod"),
+            not floats or name not in ("Mod", "FloorDiv", "FloorMod", *grammar.BITWISE),
             f"{name} of a {grammar.dtype(a)}",
         )
         return _BINARY[kind](a, b)
 
     def _not(self, index: int) -> Any:
         return tirx.Not(self._condition(self._graph.fields(index, ("ty", "a"))["a"]))
+
+    def _bitwise_not(self, index: int) -> Any:
+        value = self._expression(self._graph.fields(index, ("ty", "a"))["a"])
+        dtype = grammar.dtype(value)
+        check(dtype != "bool" and not grammar.is_float(dtype), f"BitwiseNot of a {dtype}")
+        return tirx.BitwiseNot(value)
 
     def _cast(self, index: int) -> Any:
         fields = self._graph.fields(index, ("ty", "value"))

@@ -15,10 +15,14 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16",
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 LOGIC = ("And", "Or")
+#: Of integers; the first three of bools as well.
+BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
+SHIFTS = ("LShift", "RShift")
 
 _SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "EQ": "==",
             "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=", "And": "and",
-            "Or": "or"}  # fmt: skip
+            "Or": "or", "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "LShift": "<<",
+            "RShift": ">>"}  # fmt: skip
 
 #: Pure functions by the full name of TVM's operator, with the kinds of their arguments and of
 #: their result: "f" a float, "i" an integer, "t" any number, the same letter the same type.
@@ -67,11 +71,11 @@ def function_name(call: Any) -> str:
 def children(expr: Any) -> tuple[Any, ...]:
     """The operands of an expression of the grammar; WorkloadError for any other expression."""
     kind = type(expr).__name__
-    if kind in ARITHMETIC or kind in COMPARISONS or kind in LOGIC:
+    if kind in ARITHMETIC or kind in COMPARISONS or kind in LOGIC or kind in BITWISE:
         return (expr.a, expr.b)
     if kind in ("IntImm", "FloatImm", "Var"):
         return ()
-    if kind == "Not":
+    if kind in ("Not", "BitwiseNot"):
         return (expr.a,)
     if kind == "Cast":
         return (expr.value,)

@@ -339,7 +339,7 @@ def children(node: Any) -> list[Any]:
         return [node.condition, node.true_value, node.false_value]
     if isinstance(node, tirx.Cast):
         return [node.value]
-    if isinstance(node, tirx.Not):
+    if isinstance(node, (tirx.Not, tirx.BitwiseNot)):
         return [node.a]
     return [node.a, node.b] if type(node) in _OPERATIONS or hasattr(node, "b") else []
 
@@ -365,22 +365,52 @@ _OPERATIONS: dict[type[Any], Any] = {
     tirx.NE: np.not_equal,
     tirx.And: np.logical_and,
     tirx.Or: np.logical_or,
+    tirx.Mod: np.fmod,
+    tirx.Not: np.logical_not,
+    tirx.Select: np.where,
+}
+
+
+def _quotient(node: Any, a: Any, b: Any) -> Any:
+    """a / b, of integers towards 0."""
+    return np.trunc(a / b).astype(np.int64) if _is_integer(node) else a / b
+
+
+def _is_integer(node: Any) -> bool:
+    return str(node.ty).startswith(("int", "uint"))
+
+
+#: Functions of one float; an index rounds as C does, halves away from 0.
+_FUNCTIONS: dict[str, Any] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "nearbyint": np.rint,
+    "round": lambda value: np.copysign(np.floor(np.abs(value) + 0.5), value),
+    "likely": np.asarray,
+    "if_then_else": np.where,
 }
 
 
 def evaluate(node: Any, grid: Mapping[Any, NDArray[np.int64]]) -> Any:
-    """An integer or boolean TIR expression over arrays of loop variables."""
+    """A TIR expression of an index or a condition over arrays of loop variables."""
     if isinstance(node, (int, bool)):
         return np.asarray(node)
     if isinstance(node, tirx.IntImm):
         return np.asarray(int(node.value))
     if isinstance(node, tirx.Var):
         return grid[node]
+    if isinstance(node, tirx.FloatImm):
+        return np.asarray(float(node.value), dtype=np.float32)
     if isinstance(node, tirx.Cast):
-        return evaluate(node.value, grid)
-    if isinstance(node, tirx.Not):
-        return np.logical_not(evaluate(node.a, grid))
+        value = evaluate(node.value, grid)
+        return np.trunc(value).astype(np.int64) if _is_integer(node) else value.astype(np.float32)
+    operands = [evaluate(child, grid) for child in children(node)]
+    if isinstance(node, tirx.Div):
+        return _quotient(node, *operands)
     operation = _OPERATIONS.get(type(node))
-    if operation is None or isinstance(node, Call):
+    if isinstance(node, Call):
+        operation = _FUNCTIONS.get(str(node.op.name).rpartition(".")[2])
+    if operation is None:
         raise UnsupportedSchedule(f"index expression {node} cannot be enumerated")
-    return operation(evaluate(node.a, grid), evaluate(node.b, grid))
+    return operation(*operands)

@@ -105,7 +105,7 @@ def _convolutions() -> dict[str, Builder]:
         "conv2d_f16": apply(nn.conv2d_nchw, _IMAGE, (12, 8, 3, 3), dtype="float16", **plain),
         "winograd_nhwc": apply(nn.conv2d_winograd_nhwc, (1, 14, 14, 8), (3, 3, 8, 12),
                                strides=1, padding=1, dilation=1, out_dtype="float32"),
-        "winograd_nchw": apply(nn.conv2d_winograd_nchw, (1, 8, 14, 14), (12, 8, 3, 3),
+        "winograd_nchw": apply(nn.conv2d_winograd_nchw, (1, 8, 12, 12), (12, 8, 3, 3),
                                strides=1, padding=1, dilation=1, out_dtype="float32"),
         "correlation": apply(nn.correlation_nchw, (1, 4, 9, 9), (1, 4, 9, 9), kernel_size=1,
                              max_displacement=2, stride1=1, stride2=1, padding=2,

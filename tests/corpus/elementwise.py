@@ -41,6 +41,9 @@ def programs() -> dict[str, Builder]:
         for dtype in ("float16", "bfloat16", "float64", "int8", "uint8", "int64")
     }
     result |= {
+        "shift_and_mask": apply(
+            lambda x: topi.bitwise_and(topi.right_shift(x, 3), 15), _SHAPE, dtype="uint8"
+        ),
         "bitwise_not_int32": apply(topi.bitwise_not, _SHAPE, dtype="int32"),
         "logical_not": apply(topi.logical_not, _SHAPE, dtype="bool"),
         "clip": apply(topi.clip, _SHAPE, a_min=-1.0, a_max=1.0),

@@ -31,9 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     sketches = sketching.sketches(task)
     if arguments.sketch is not None:
-        if arguments.sketch >= len(sketches):
-            raise errors.WorkloadError(f"{task.name} has {len(sketches)} sketches")
-        sketches = [sketches[arguments.sketch]]
+        numbers = ", ".join(str(sketch.index) for sketch in sketches)
+        sketches = [sketch for sketch in sketches if sketch.index == arguments.sketch]
+        if not sketches:
+            raise errors.WorkloadError(f"{task.name} has the sketches {numbers}")
     tables = [_values(sketch, arguments.samples, arguments.seed) for sketch in sketches]
     if arguments.json:
         print(json.dumps({"task": task.name, "version": spec.FEATURES_VERSION,
@@ -57,6 +58,10 @@ def _check(task: Task, arguments: argparse.Namespace) -> int:
             print(line)
     if comparison.mismatches:
         raise errors.FelixError(f"{task.name}: the formulas do not describe what TVM makes")
+    if not comparison.checked:
+        raise errors.FelixError(
+            f"{task.name}: no row was compared; TVM accepts none that was tried"
+        )
     return 0
 
 

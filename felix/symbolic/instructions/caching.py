@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, load
+from felix.symbolic import index_expr, ir
 from felix.symbolic.instructions import loop_transforms
 from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
 
@@ -65,7 +65,8 @@ def _copy_block(
     program: Program, source: Buffer, target: Buffer, name: str
 ) -> tuple[Block, Loop | Block]:
     iters = [
-        Iter(load.iter_symbol(f"v{i}"), extent, "spatial") for i, extent in enumerate(source.shape)
+        Iter(index_expr.iter_symbol(f"v{i}"), extent, "spatial")
+        for i, extent in enumerate(source.shape)
     ]
     components = [IterComponent(f"ax{i}", extent) for i, extent in enumerate(source.shape)]
     indices = tuple(it.symbol for it in iters)

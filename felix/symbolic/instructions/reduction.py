@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, load, scalar, usage
+from felix.symbolic import index_expr, ir, scalar, usage
 from felix.symbolic.instructions import inlining, loop_transforms
 from felix.symbolic.ir import (
     Access,
@@ -54,7 +54,7 @@ def _rfactor_block(
     block: Block, loops: list[Loop], rf_component: IterComponent, buffer: Buffer, axis: int
 ) -> tuple[Block, dict[IterComponent, IterComponent]]:
     copies = _copies(block, loops)
-    first = load.iter_symbol(f"v{rf_component.name}")
+    first = index_expr.iter_symbol(f"v{rf_component.name}")
     iters = [Iter(first, rf_component.extent, "spatial")]
     bindings = [Affine({copies[rf_component]: 1})]
     by_component: dict[IterComponent, sympy.Symbol] = {rf_component: first}
@@ -67,7 +67,7 @@ def _rfactor_block(
             continue
         for component in used:
             if component not in by_component:
-                by_component[component] = load.iter_symbol(f"v{component.name}")
+                by_component[component] = index_expr.iter_symbol(f"v{component.name}")
                 iters.append(Iter(by_component[component], component.extent, "reduce"))
                 bindings.append(Affine({copies[component]: 1}))
         mapping[it.symbol] = _as_index(binding, by_component)
@@ -169,7 +169,7 @@ def _write_back(
     spatial = [
         (it, b) for it, b in zip(block.iters, block.bindings, strict=True) if it.kind == "spatial"
     ]
-    first = load.iter_symbol(f"v{rf_component.name}")
+    first = index_expr.iter_symbol(f"v{rf_component.name}")
     block.iters = [Iter(first, rf_component.extent, "reduce"), *[it for it, _ in spatial]]
     block.bindings = [Affine({rf_component: 1}), *[b for _, b in spatial]]
     block.guards = []

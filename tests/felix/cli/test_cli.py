@@ -322,6 +322,17 @@ def test_check_that_fails_is_an_error(
     assert "felix: error:" in capsys.readouterr().err
 
 
+def test_a_check_that_compared_nothing_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from felix.verify import compare
+
+    report = compare.Report("t", "llvm", (compare.SketchReport(0, 0, 3, (), ()),))
+    monkeypatch.setattr(compare, "check", lambda *_: report)
+    assert main.main(["features", "gemm:16,16,16", "--check", "1"]) == 1
+    assert "no row was compared" in capsys.readouterr().err
+
+
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["devices", "--json"]) == 0
     devices = json.loads(capsys.readouterr().out)

@@ -18,6 +18,10 @@ def test_divisors_are_all_that_divide(extent: int) -> None:
     assert list(divisors) == [d for d in range(1, extent + 1) if extent % d == 0]
 
 
+def test_divisors_of_a_huge_extent_take_no_time() -> None:
+    assert factorizations.divisors(2**40) == tuple(2**power for power in range(41))
+
+
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_prime_powers_multiply_to_the_extent(extent: int) -> None:
     powers = factorizations.prime_powers(extent)

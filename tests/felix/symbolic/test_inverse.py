@@ -10,14 +10,16 @@ from tvm import te, topi
 
 from felix.errors import UnsupportedSchedule
 from felix.sketch import sketch as sketching
-from felix.symbolic import inverse, load
+from felix.symbolic import index_expr, inverse
 from felix.symbolic.expr import FloorDiv, FloorMod, Minimum
 from felix.task import Task
 from felix.verify import compare
 from tests.support import legal_rows
 
-A, B, C = (load.iter_symbol(name) for name in "abc")
-X, Y = (load.iter_symbol(name) for name in ("x", "a"))  # the name a twice: symbols are by block
+A, B, C = (index_expr.iter_symbol(name) for name in "abc")
+X, Y = (
+    index_expr.iter_symbol(name) for name in ("x", "a")
+)  # the name a twice: symbols are by block
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_parsing_is_idempotent_and_canonical(spec):
     [
         ("foo", ["unknown target 'foo'", "llvm, cuda, h200"]),
         ("nvidia/h1000", ["unknown target"]),
+        ("sm_90", ["use 'cuda -arch sm_90'"]),
         ("", ["a target is a text"]),
         (None, ["a target is a text"]),
         (7, ["a target is a text"]),

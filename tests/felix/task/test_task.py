@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from felix import errors, target, workloads
 from felix.task import Task
-from felix.tir import sandbox
+from felix.tir import bounds, sandbox
 
 # TVM's script parser evaluates annotations, which this file postpones: the functions below are
 # parsed from text by `function`.
@@ -367,3 +367,14 @@ def test_describe_is_canonical():
 def test_indices_that_wrap_around_are_counted_once():
     body = COPY.format(value="A[v % 2] + A[T.max(v - 1, 0) // 3]")
     assert Task.from_prim_func(function(body, A4, B4)).min_bytes == 4 * (2 + 4)
+
+
+def test_te_programs_beyond_32_bits_get_wide_indices():
+    x = te.placeholder((2**16, 2**16), name="x")
+    func = Task.from_te([x, te.compute(x.shape, lambda i, j: x[i, j] + 1.0, name="y")]).func
+    assert {str(extent.ty.dtype) for extent in func.params[0].shape} == {"int64"}
+    small = te.placeholder((2**8, 2**8), name="x")
+    func = Task.from_te([small, te.compute(small.shape, lambda i, j: small[i, j] + 1.0)]).func
+    assert {str(extent.ty.dtype) for extent in func.params[0].shape} == {"int32"}
+    with pytest.raises(bounds.NarrowIndices, match="use int64"):
+        Task.from_prim_func(te.create_prim_func([x, te.compute(x.shape, lambda i, j: x[i, j])]))

@@ -55,6 +55,13 @@ for i, j in T.grid(16, 16):
     "an index behind likely": lambda: copy("A[T.if_then_else(T.likely(v < 8), v, v + 8)]"),
     "an index of popcount": lambda: copy("A[T.popcount(v)]"),
     "an index of clz": lambda: copy("A[T.min(T.clz(v), 15)]"),
+    "an index of a mask that is too long": lambda: copy("A[T.bitwise_and(v, 31)]"),
+    "an index of a mask below 0": lambda: copy("A[T.bitwise_and(v, -2)]"),
+    "an index of bits": lambda: copy("A[T.bitwise_xor(v, 1)]"),
+    "an overflow below a mask": lambda: copy("A[T.bitwise_and(v * 2000000000, 15)]"),
+    "a shift by data": lambda: copy(
+        'T.Cast("float32", T.shift_left(I[v], I[v]))',
+        params=(tir_programs.A16, tir_programs.B16, I32)),
     "an index of a shift": lambda: copy("A[T.shift_left(v, 4)]"),
     "an index of a shift by too much": lambda: copy(
         "A[T.min(T.max(T.shift_left(v, v * 4), 0), 15)]"),
@@ -176,6 +183,10 @@ def test_a_refusal_names_block_iterator_and_values():
 
 
 IN_BOUNDS = {
+    "a masked index": lambda: copy("A[T.bitwise_and(v * 7, 15)]"),
+    "bits of data": lambda: copy(
+        'T.Cast("float32", T.bitwise_or(T.shift_right(I[v], 3), T.bitwise_not(I[v])))',
+        params=(tir_programs.A16, tir_programs.B16, I32)),
     "a guard of both sides": lambda: copy(
         "T.if_then_else(T.And(v >= 1, v < 15), A[v - 1] + A[v + 1], T.float32(0))"),
     "a guard and its other branch": lambda: copy("T.if_then_else(v < 1, A[v], A[v - 1])"),

@@ -211,7 +211,7 @@ REFUSED = {
     "a while loop": (
         lambda: changed("tirx.For", body=lambda d: d.add("tirx.While", {})), "'While'"),
     "a let": (lambda: _index(lambda d: d.add("prim.Let", {})), "unsupported operation 'Let'"),
-    "a shift": (lambda: _index(lambda d: d.add("prim.LShift", {})), "operation 'LShift'"),
+    "a shift of nothing": (lambda: _index(lambda d: d.add("prim.LShift", {})), "not the fields"),
     "a huge name of a type": (
         lambda: _index(lambda d: d.add("prim." + "x" * 10**6, {})), "unsupported operation 'xxx"),
     "a library in the text": (

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import te, topi
 
 from felix import workloads
 from felix.sketch import sketch as sketching
 from felix.symbolic import ir
+from felix.task import Task
 from felix.verify import compare, tvm_schedule
 from tests.support import legal_rows
 
@@ -176,3 +178,15 @@ def test_smaller_than_touched_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> 
     report = compare.check_rows(sketch, rows)
     assert {m.where for m in report.mismatches if m.kind == "buffers"} == {"A_shared dimension 1"}
     assert report.loose == ()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16", "uint8"])
+def test_vectors_that_are_too_long_are_not_proposed(dtype: str) -> None:
+    """TVM offers 8 and 16 lanes to types that it knows no limit of."""
+    x, y = (te.placeholder((16, 16), dtype, name=name) for name in "xy")
+    task = Task.from_te([x, y, topi.nn.dense(x, y, out_dtype=dtype)], "cuda")
+    sketch = sketching.sketches(task)[0]
+    lanes = [i for i, v in enumerate(sketch.variables) if v.kind == "choice" and 16 in v.domain]
+    rows = legal_rows.draw(sketch, 24, seed=0)
+    assert len(rows) == 24 and rows[:, lanes[:2]].max() >= 4
+    assert compare.check_rows(sketch, rows[:12]).invalid == 0

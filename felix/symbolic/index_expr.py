@@ -1,0 +1,256 @@
+"""Index expressions of TIR as expressions in block iterators.
+
+Resizing computes indices in floats, `round((v + 0.5) * 0.7 - 0.5)`, and pads choose them by
+conditions. All become the operators of `felix.symbolic.expr`: a float expression is a sum of
+rational multiples of integers, whose floor is an integer division. Constants of float32 are read
+as the nearest fraction of small denominator, which they are rounded from, so that an index may
+differ from what floats give at a tie.
+"""
+
+from __future__ import annotations
+
+import fractions
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sympy
+from tvm import tirx
+from tvm.ir.expr import Call
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import expr
+
+#: Float constants are fractions of at most this denominator.
+MAX_DENOMINATOR = 1 << 16
+_HALF = sympy.Rational(1, 2)
+
+Symbols = Mapping[Any, sympy.Expr]
+
+
+def iter_symbol(name: str) -> sympy.Symbol:
+    """The symbol of a block iterator: a nonnegative integer."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def load_index(node: Any, symbols: Symbols) -> sympy.Expr:
+    """An integer TIR expression of block iterators.
+
+    Raises:
+        UnsupportedSchedule: an operation that no rule is there for.
+    """
+    value = _load(node, symbols)
+    if not is_whole(value):
+        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
+    return value
+
+
+def _load(node: Any, symbols: Symbols) -> sympy.Expr:
+    """An integer or float expression; conditions are 0 or 1."""
+    if isinstance(node, int):
+        return sympy.Integer(node)
+    if isinstance(node, tirx.Var) and node in symbols:
+        return symbols[node]
+    if isinstance(node, tirx.IntImm):
+        return sympy.Integer(int(node.value))
+    if isinstance(node, tirx.FloatImm):
+        near = fractions.Fraction(float(node.value)).limit_denominator(MAX_DENOMINATOR)
+        return sympy.Rational(near.numerator, near.denominator)
+    if isinstance(node, Call):
+        return _load_call(node, symbols)
+    if isinstance(node, tirx.Cast):
+        value = _load(node.value, symbols)
+        return truncated(value) if _is_integer(node) else value
+    if isinstance(node, tirx.Not):
+        return expr.Not(_load(node.a, symbols))
+    if isinstance(node, tirx.Select):
+        parts = (node.condition, node.true_value, node.false_value)
+        return expr.Select(*(_load(part, symbols) for part in parts))
+    rule = _BINARY.get(type(node))
+    if rule is None:
+        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
+    if isinstance(node, tirx.Div) and not _is_integer(node):
+        rule = _quotient
+    return rule(_load(node.a, symbols), _load(node.b, symbols))
+
+
+def _load_call(node: Any, symbols: Symbols) -> sympy.Expr:
+    name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
+    rule = _CALLS.get(name)
+    if rule is None:
+        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
+    return rule(*(_load(argument, symbols) for argument in node.args))
+
+
+def _is_integer(node: Any) -> bool:
+    return str(node.ty).startswith(("int", "uint"))
+
+
+# Integer parts and quotients
+
+
+def floor(value: sympy.Expr) -> sympy.Expr:
+    """The largest integer not above a sum of rational multiples of integers.
+
+    Raises:
+        UnsupportedSchedule: the value is no such sum, nor a choice between some.
+    """
+    if is_whole(value):
+        return value
+    if isinstance(value, (expr.Minimum, expr.Maximum)):
+        return type(value)(*map(floor, value.args))
+    if isinstance(value, expr.Select):
+        return expr.Select(value.args[0], *map(floor, value.args[1:]))
+    denominator = _denominator(value)
+    return expr.FloorDiv(_scaled(value, denominator), denominator)
+
+
+def _denominator(value: sympy.Expr) -> int:
+    """The least number of which a multiple of the value has whole coefficients."""
+    coefficients = sympy.expand(value).as_coefficients_dict().values()
+    return int(sympy.ilcm(1, *(c.q for c in coefficients if c.is_Rational)))
+
+
+def _scaled(value: sympy.Expr, factor: int) -> sympy.Expr:
+    scaled = value if factor == 1 else sympy.expand(value * factor)
+    if not is_whole(scaled):
+        raise UnsupportedSchedule(f"an index with the part {value} cannot be modelled")
+    return scaled
+
+
+def _compared(
+    operator: Callable[[sympy.Expr, sympy.Expr], sympy.Expr],
+) -> Callable[[sympy.Expr, sympy.Expr], sympy.Expr]:
+    """A comparison, of multiples of both sides that are whole."""
+
+    def compare(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        factor = math.lcm(*(1 if is_whole(side) else _denominator(side) for side in (a, b)))
+        return operator(_scaled(a, factor), _scaled(b, factor))
+
+    return compare
+
+
+def is_whole(value: sympy.Expr) -> bool:
+    """Whether an expression is visibly an integer; choices are looked into."""
+    if isinstance(value, (expr.Minimum, expr.Maximum)):
+        return all(map(is_whole, value.args))
+    if isinstance(value, expr.Select):
+        return all(map(is_whole, value.args[1:]))
+    if isinstance(value, (sympy.Add, sympy.Mul)):
+        return all(map(is_whole, value.args))
+    return bool(value.is_integer)
+
+
+def truncated(value: sympy.Expr) -> sympy.Expr:
+    """The integer part, towards 0."""
+    return floor(value) if _is_nonnegative(value) else _towards_zero(value, floor)
+
+
+def _towards_zero(value: sympy.Expr, rule: Callable[[sympy.Expr], sympy.Expr]) -> sympy.Expr:
+    if is_whole(value) and rule is floor:
+        return value
+    is_positive = _compared(expr.LessEqual)(sympy.Integer(0), value)
+    return expr.Select(is_positive, rule(value), -rule(-value))
+
+
+def _truncated_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    if _is_nonnegative(a) and _is_nonnegative(b):
+        return expr.FloorDiv(a, b)
+    return _towards_zero(a, lambda value: expr.FloorDiv(value, b))
+
+
+def _truncated_remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    if _is_nonnegative(a) and _is_nonnegative(b):
+        return expr.FloorMod(a, b)
+    return a - b * _truncated_quotient(a, b)
+
+
+def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """Of floats."""
+    if not b.is_Rational or b.is_zero:
+        raise UnsupportedSchedule(f"an index is divided by {b}")
+    return a / b
+
+
+def _is_nonnegative(value: sympy.Expr) -> bool:
+    """Whether a value is visibly not negative; quotients are looked into."""
+    if isinstance(value, (expr.FloorDiv, expr.Maximum, expr.Minimum)):
+        checks = [_is_nonnegative(argument) for argument in value.args]
+        return any(checks) if isinstance(value, expr.Maximum) else all(checks)
+    if isinstance(value, expr.Select):
+        return all(map(_is_nonnegative, value.args[1:]))
+    if isinstance(value, (sympy.Add, sympy.Mul)):
+        return all(map(_is_nonnegative, value.args))
+    if isinstance(value, expr.FloorMod):
+        return True
+    return bool(value.is_nonnegative)
+
+
+#: TIR node -> what it is of the operands' expressions.
+_BINARY: dict[type[Any], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.FloorDiv: expr.FloorDiv,
+    tirx.FloorMod: expr.FloorMod,
+    tirx.Div: _truncated_quotient,
+    tirx.Mod: _truncated_remainder,
+    tirx.Min: expr.Minimum,
+    tirx.Max: expr.Maximum,
+    tirx.EQ: _compared(expr.Equal),
+    tirx.NE: _compared(lambda a, b: expr.Not(expr.Equal(a, b))),
+    tirx.LT: _compared(expr.Less),
+    tirx.LE: _compared(expr.LessEqual),
+    tirx.GT: _compared(lambda a, b: expr.Less(b, a)),
+    tirx.GE: _compared(lambda a, b: expr.LessEqual(b, a)),
+    tirx.And: expr.And,
+    tirx.Or: expr.Or,
+}
+
+#: Function -> the same.
+_CALLS: dict[str, Callable[..., sympy.Expr]] = {
+    "floor": floor,
+    "ceil": lambda value: -floor(-value),
+    "round": lambda value: floor(value + _HALF),
+    "nearbyint": lambda value: floor(value + _HALF),
+    "trunc": truncated,
+    "if_then_else": expr.Select,
+    "likely": lambda value: value,
+}
+
+
+# Numbers
+
+
+Grid = Mapping[sympy.Symbol, npt.NDArray[np.int64]]
+
+_EVALUATED: dict[type[Any], Callable[..., Any]] = {
+    expr.FloorDiv: np.floor_divide,
+    expr.FloorMod: np.mod,
+    expr.Minimum: np.minimum,
+    expr.Maximum: np.maximum,
+    expr.Less: np.less,
+    expr.LessEqual: np.less_equal,
+    expr.Equal: np.equal,
+    expr.And: np.logical_and,
+    expr.Or: np.logical_or,
+    expr.Not: np.logical_not,
+    expr.Select: np.where,
+}
+
+
+def evaluate(index: sympy.Expr, grid: Grid) -> npt.NDArray[np.int64]:
+    """An index expression on a grid of points: arrays that broadcast, one for each iterator."""
+    if index.is_Symbol:
+        return grid[index]
+    if index.is_Integer:
+        return np.full((1,) * max(1, len(grid)), int(index), dtype=np.int64)
+    args = [evaluate(a, grid) for a in index.args]
+    if isinstance(index, sympy.Add):
+        return functools.reduce(np.add, args)
+    if isinstance(index, sympy.Mul):
+        return functools.reduce(np.multiply, args)
+    return np.asarray(_EVALUATED[type(index)](*args), dtype=np.int64)

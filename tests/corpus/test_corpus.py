@@ -1,0 +1,46 @@
+"""A fast part of the corpus: one program of each form that once failed, on both targets.
+
+All of it: `python -m tests.corpus`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.corpus import outcome
+
+MODELLED = (
+    "add_of_add", "gelu", "bitwise_xor_int32", "shift_and_mask", "sum_of_sum", "mean_and_variance",
+    "log_softmax", "reshape_mixed", "depth_to_space", "upsampling", "resize_cubic", "mirror_pad",
+    "replicate_pad", "sparse_to_dense", "concatenate_itself", "compute_named_root", "diamond",
+    "large_extents",
+)  # fmt: skip
+#: Programs that are refused, with a part of the reason.
+REFUSED = {
+    "take": "depends on data",
+    "floor_divide_int32": "divides by a value that may be 0",
+    "left_shift_int32": "shifts by a value",
+    "input_twice": "declared twice",
+}
+
+
+@pytest.mark.parametrize("target", outcome.TARGETS)
+@pytest.mark.parametrize("name", MODELLED)
+def test_a_program_is_modelled_as_tvm_schedules_it(name: str, target: str) -> None:
+    result = outcome.of(name, target, rows=1)
+    assert (result.kind, result.message) == (outcome.Kind.MODELLED, "")
+    assert result.rows > 0 and result.invalid == 0
+
+
+@pytest.mark.parametrize("target", outcome.TARGETS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_program_that_is_refused_is_refused_in_one_sentence(name: str, target: str) -> None:
+    result = outcome.of(name, target, rows=1)
+    assert result.kind is outcome.Kind.REFUSED and REFUSED[name] in result.message
+    assert "\n" not in result.message
+
+
+def test_a_name_is_that_of_one_program() -> None:
+    families = (outcome.elementwise, outcome.contractions, outcome.reductions, outcome.layouts,
+                outcome.written)  # fmt: skip
+    assert sum(len(family.programs()) for family in families) == len(outcome.PROGRAMS)
