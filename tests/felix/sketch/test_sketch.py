@@ -370,9 +370,13 @@ def test_a_missing_source_of_formulas_is_an_error(tmp_path: pathlib.Path, source
         formula_cache.digest_of(tmp_path)
 
 
+class ExtractedError(Exception):
+    """Formulas were extracted again; no error of modelling."""
+
+
 def forbid_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
     def extract(*_: Any) -> None:
-        raise AssertionError("formulas were extracted again")
+        raise ExtractedError
 
     monkeypatch.setattr(table, "build", extract)
 
@@ -420,7 +424,7 @@ def test_other_code_is_another_entry(cache: pathlib.Path, monkeypatch: pytest.Mo
     assert gemm("llvm").formulas.n_rows > 0
     monkeypatch.setattr(formula_cache, "code_digest", lambda: "of another version")
     forbid_extraction(monkeypatch)
-    with pytest.raises(errors.UnsupportedSchedule, match="extracted again"):
+    with pytest.raises(ExtractedError):
         assert gemm("llvm").formulas.n_rows
 
 
