@@ -5,9 +5,9 @@ OUT     ?= out
 TRIALS  ?= 64
 BUDGET  ?= 120
 ARGS    ?=
-# Three workers for two cores, because many tests wait for other processes, and at most eight; one
+# Twice as many workers as cores, because many tests wait for other processes, at most eight; one
 # thread of OpenMP each. A worker that has no tests left takes some of another's.
-WORKERS  := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n > 8 ? 8 : n)))
+WORKERS  := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 2)); echo $$((n > 8 ? 8 : n)))
 # Bytecode is written, whatever the shell says: tests start some hundred processes.
 TESTING  := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1
 PARALLEL ?= -n $(WORKERS) --dist worksteal
