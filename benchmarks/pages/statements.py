@@ -142,6 +142,28 @@ def service_polling(data: Data) -> str:
     )
 
 
+def service_hostile(data: Data) -> str:
+    """What hostile jobs cost a normal key's job."""
+    alone, among = data["alone"], data["among"]
+    return (
+        f"{data['hostile']} hostile jobs of {data['keys']} keys wait for one tuner. A normal "
+        f"key's job ({data['workload']}, {data['trials']} trials) starts after "
+        f"{among['start_s']:.1f} s and has the tuner for {among['own_s']:.1f} s, alone for "
+        f"{alone['own_s']:.1f} s: {data['slower']:.2f} times. A cancelled job frees its tuner "
+        f"after {statistics.median(data['freed_s']):.1f} s in the median and "
+        f"{max(data['freed_s']):.1f} s at most, of {len(data['freed_s'])}."
+    )
+
+
+def service_start(data: Data) -> str:
+    """How soon the first job of a service has a point."""
+    return (
+        f"`felix serve` answers {data['ready_s']:.1f} s after its start. The first job "
+        f"({data['workload']}), submitted then, has its first point "
+        f"{data['first_point_s']:.1f} s later."
+    )
+
+
 def service_answers(data: Data) -> str:
     """Response times of the API and the dashboard."""
     rows = [[name, row["median_ms"], row["p95_ms"], row["server_cpu_ms"], row["bytes"]]
@@ -178,7 +200,9 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "measure_throughput": measure_throughput,
     "proposals": proposals,
     "search_efficiency": search_efficiency,
+    "service-hostile": service_hostile,
     "service-polling": service_polling,
+    "service-start": service_start,
     "structure": structure_check,
 }
 
