@@ -60,10 +60,20 @@ def of(name: str, target: str, rows: int = 3) -> Outcome:
     try:
         return _checked(name, target, Task.from_te(tensors, target, name), rows)
     except errors.FelixError as error:
+        if is_unforeseen(error):
+            return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
         return Outcome(name, target, Kind.REFUSED, message=f"{type(error).__name__}: {error}")
     except Exception:
         logging.getLogger(__name__).debug("program of the corpus", exc_info=True)
         return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
+
+
+def is_unforeseen(error: errors.FelixError) -> bool:
+    """Whether a refusal is a form that no rule was written for (`unmodelled.reported`)."""
+    cause = error.__cause__
+    return isinstance(error, errors.UnsupportedSchedule) and isinstance(
+        cause, (AssertionError, AttributeError, LookupError, TypeError, ArithmeticError)
+    )
 
 
 def _checked(name: str, target: str, task: Task, rows: int) -> Outcome:
