@@ -191,7 +191,7 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
     """The program before and after scheduling, in every form."""
     task, best = result.task, result.best
     (folder / "workload.json").write_text(tvm.ir.save_json(task.mod))
-    (folder / "schedule.py").write_text(best.schedule.mod.script() + "\n")
+    (folder / "schedule.py").write_text(_schedule_script(best.schedule.mod, task.target))
     numpy_source = to_numpy.source(task.mod)
     if numpy_source is None:
         notes.append("no oracle.py: the program has no plain numpy form")
@@ -204,6 +204,15 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
         target=task.target,
     )
     records.export_database(folder / "database", [entry])
+
+
+def _schedule_script(mod: tvm.IRModule, built_for: tvm.target.Target) -> str:
+    """TVMScript of the scheduled program, and under what it is built as it was measured."""
+    config = build.pass_config(built_for)
+    if config:
+        context = f"# Build it within tvm.transform.PassContext(config={config!r})."
+        return f"{context}\n{mod.script()}\n"
+    return f"{mod.script()}\n"
 
 
 def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
@@ -246,6 +255,7 @@ def _manifest(result: Result, created_s: float) -> dict[str, Any]:
         "trials": len(result.records),
         "arguments": [dataclasses.asdict(arg) for arg in args],
         "tolerance": reference.tolerance(task.mod),
+        "pass_config": build.pass_config(task.target),
         "seed": _SEED,
     }
 

@@ -82,6 +82,11 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     return tvm.tirx.build(mod, target)
 
 
+def pass_config(target: tvm.target.Target) -> dict[str, bool]:
+    """The `config` of TVM's PassContext under which a schedule becomes what was measured."""
+    return dict(cuda_build.ASYNC_COPIES) if target.kind.name == "cuda" else {}
+
+
 def resolve(link: Link) -> Link:
     """`AUTO` as what this machine has; the others unchanged."""
     if link is not Link.AUTO:

@@ -24,9 +24,12 @@ from felix.measure.cuda import launches, nvrtc
 from felix.measure.cuda import source as cuda_source
 
 _EXPLICIT = "pragma_unroll_explicit"
+#: TVM copies asynchronously (`cp.async`) only where this says so; without it, software-pipelined
+#: loops wait for copies that were not asynchronous.
+ASYNC_COPIES: dict[str, bool] = {"tirx.use_async_copy": True}
 #: Leaves two passes out; see `lower`.
-_FEWER_PASSES: dict[str, Any] = {
-    "config": {"tirx.disable_cse_tir": True},
+_PASSES: dict[str, Any] = {
+    "config": {**ASYNC_COPIES, "tirx.disable_cse_tir": True},
     "disabled_pass": ["tirx.RemoveNoOp"],
 }
 
@@ -127,7 +130,7 @@ def lower(mod: tvm.IRModule, target: tvm.target.Target, scalars: bool = True) ->
     build: Any = importlib.import_module("tvm.tirx.build")
     bound = tvm.tirx.transform.BindTarget(target)(mod)
     pipeline, _, finalize = tvm.tirx.get_default_tir_pipeline(target)
-    with tvm.transform.PassContext(**_FEWER_PASSES):
+    with tvm.transform.PassContext(**_PASSES):
         host, devices = build.split_host_device_mods(pipeline(bound))
     if len(devices) != 1:
         raise launches.BuildError(f"{len(devices)} kinds of device code in one program")
@@ -153,7 +156,7 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
         source = cuda_source.slim(str(code))
         return nvrtc.compile_cubin(source.text, arch, headers=source.headers)
 
-    with _compiled_by(cubin), tvm.transform.PassContext(**_FEWER_PASSES):
+    with _compiled_by(cubin), tvm.transform.PassContext(**_PASSES):
         return tvm.tirx.build(mod, target)
 
 

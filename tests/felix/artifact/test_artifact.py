@@ -95,6 +95,7 @@ def test_bundle_is_complete_and_hashed(bundle: pathlib.Path) -> None:
         assert manifest["files"][name] == hashlib.sha256(content).hexdigest()
     assert manifest["created"] == "1970-01-01T00:00:00Z"
     assert manifest["best"]["decisions"] == [2, 32] and manifest["trials"] == 2
+    assert manifest["pass_config"] == {}
     assert manifest["library"] in ("kernel.so", "kernel.ll")
     assert "apache-tvm" in manifest["versions"] and manifest["device"]
     assert "T.parallel" in (bundle / "schedule.py").read_text()
@@ -211,7 +212,11 @@ def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:
     assert "__global__" in (tmp_path / "source" / "kernel.cu").read_text()
     ptx = (tmp_path / "source" / "kernel.ptx").read_text()
     assert ".target sm_90" in ptx and ".visible .entry main_kernel(" in ptx and "\0" not in ptx
-    assert "source/kernel.ptx" in json.loads((tmp_path / "manifest.json").read_text())["files"]
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert "source/kernel.ptx" in manifest["files"]
+    assert manifest["pass_config"] == {"tirx.use_async_copy": True}
+    first, *script = (tmp_path / "schedule.py").read_text().splitlines()
+    assert str(manifest["pass_config"]) in first and tvm.script.from_source("\n".join(script))
     if not tvm.runtime.device("cuda", 0).exist:
         done = _run(tmp_path)
         assert done.returncode == 1 and "needs a cuda device" in done.stderr

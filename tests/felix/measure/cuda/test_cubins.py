@@ -36,7 +36,7 @@ def _cubin(source: cuda_source.Source) -> bytes:
         ("layer_norm:64x256", 2, 0),
         ("layer_norm:64x256", 3, 1),
         ("conv2d:1,14,14,32,32,3,padding=1", 0, 1),
-        ("conv2d:1,14,14,32,32,3,padding=1", 1, 1),
+        ("conv2d:1,14,14,16,16,3,padding=1", 1, 0),
     ],
 )
 def test_what_is_measured_is_what_tvm_would_build(
@@ -49,11 +49,26 @@ def test_what_is_measured_is_what_tvm_would_build(
     mod, target = _candidate(text, sketch, row)
     variables = cuda_build.lower(mod, target).source
     arrays = cuda_build.lower(mod, target, scalars=False).source
-    monkeypatch.setattr(cuda_build, "_FEWER_PASSES", {})
+    monkeypatch.setattr(cuda_build, "_PASSES", {"config": cuda_build.ASYNC_COPIES})
     all_passes = cuda_build.lower(mod, target, scalars=False).source
     assert "_ptr_e0" in variables.text and "_ptr_e0" not in arrays.text
     assert "cse_v" in all_passes.text and "cse_v" not in arrays.text
     assert _cubin(all_passes) == _cubin(arrays) == _cubin(variables)
+
+
+def test_a_software_pipeline_copies_asynchronously(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copies(source: cuda_source.Source) -> int:
+        return source.text.count("  ptx_cp_async_")
+
+    mod, target = _candidate("gemm:64,64,64", 1, 1)
+    assert cuda_build.pipelined(mod)
+    source = cuda_build.lower(mod, target).source
+    assert copies(source) and _cubin(source)
+    monkeypatch.setattr(cuda_build, "_PASSES", {})
+    assert not copies(cuda_build.lower(mod, target).source)
+    monkeypatch.undo()
+    plain, _ = _candidate("gemm:64,64,64", 0, 1)
+    assert not copies(cuda_build.lower(plain, target).source)
 
 
 @pytest.mark.parametrize("text", ["gemm:64,64,64,epilogue=bias", "gemm:64,64,64,dtype=float16"])
