@@ -118,6 +118,26 @@ def build(name: str, params: Mapping[str, Any], target: common.TargetLike = "llv
         WorkloadError: unknown operator, unknown or missing parameter, or a bad value.
         TargetError: unknown target.
     """
+    operator = _with_known_names(name, params)
+    return operator.function(**params, target=target)
+
+
+def complete(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters of an operator by name: those of `params`, checked, and the defaults.
+
+    Raises:
+        WorkloadError: unknown operator, unknown or missing parameter, or a bad value.
+    """
+    return {
+        parameter.name: common.normalise(name, parameter, params[parameter.name])
+        if parameter.name in params
+        else parameter.default
+        for parameter in _with_known_names(name, params).parameters
+    }
+
+
+def _with_known_names(name: str, params: Mapping[str, Any]) -> Operator:
+    """The operator, if `params` has all its required parameters and only names that it knows."""
     operator = find(name)
     known = [parameter.name for parameter in operator.parameters]
     if not isinstance(params, Mapping):
@@ -130,7 +150,7 @@ def build(name: str, params: Mapping[str, Any], target: common.TargetLike = "llv
     missing = [p.name for p in operator.parameters if p.required and p.name not in params]
     if missing:
         raise errors.WorkloadError(f"{name}: missing parameter {', '.join(missing)}")
-    return operator.function(**params, target=target)
+    return operator
 
 
 def parse(text: str, target: common.TargetLike = "llvm") -> task.Task:

@@ -7,163 +7,20 @@ import math
 import numpy as np
 import pytest
 import torch
-import tvm
 
 from felix import errors, workloads
 from felix.tir import design_space
-from felix.workloads import catalogue
+from felix.workloads import catalogue, torch_forms
+from tests.support import workload_values
 
-F = torch.nn.functional
 SUITE = workloads.CHECK_SUITE
-
-
-def run(task, inputs):
-    """Run the unscheduled program on numpy inputs; the last parameter is the output."""
-    params = task.func.params
-    assert len(inputs) == len(params) - 1
-    out = params[-1].ty
-    result = np.zeros([int(e) for e in out.shape], str(out.dtype))
-    arguments = [tvm.runtime.tensor(array) for array in (*inputs, result)]
-    tvm.tirx.build(task.mod, task.target)["main"](*arguments)
-    return arguments[-1].numpy()
-
-
-def random_inputs(task, seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = [([int(e) for e in p.ty.shape], str(p.ty.dtype)) for p in task.func.params[:-1]]
-    return [rng.uniform(0.5, 1.5, shape).astype(dtype) for shape, dtype in shapes]
-
-
-def epilogue(out, stages, extra, channel_axis):
-    extra = iter(extra)
-    for stage in stages:
-        if stage == "bias":
-            shape = [-1 if axis == channel_axis % out.ndim else 1 for axis in range(out.ndim)]
-            out = out + next(extra).reshape(shape)
-        elif stage == "residual":
-            out = out + next(extra)
-        else:
-            out = {"relu": F.relu, "gelu": F.gelu}[stage](out)
-    return out
-
-
-def first(x, layout):
-    return x.movedim(-1, 1) if layout.endswith("C") else x
-
-
-def last(x, layout):
-    return x.movedim(1, -1) if layout.endswith("C") else x
-
-
-def reference_gemm(p, a, b, *extra):
-    a = a.mT if p["transpose_a"] else a
-    b = b.mT if p["transpose_b"] else b
-    return epilogue(a @ b, p["epilogue"], extra, -1)
-
-
-def reference_conv(p, x, w, *extra):
-    rank = len(p["layout"]) - 2
-    layout = p["layout"]
-    groups = p.get("groups", p.get("c"))
-    if layout.endswith("C"):
-        w = w.movedim((-1, -2), (0, 1))
-    conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[rank]
-    out = conv(first(x, layout), w, None, p["stride"], p["padding"], p["dilation"], groups)
-    return epilogue(last(out, layout), p["epilogue"], extra, -1 if layout[-1] == "C" else 1)
-
-
-def reference_transposed(p, x, w, *extra):
-    layout = p["layout"]
-    if layout.endswith("C"):
-        w = w.movedim((2, 3), (0, 1))
-    out = F.conv_transpose2d(
-        first(x, layout), w, None, p["stride"], p["padding"], p["output_padding"]
-    )
-    return epilogue(last(out, layout), p["epilogue"], extra, -1 if layout[-1] == "C" else 1)
-
-
-def reference_pool(p, x):
-    layout = p["layout"]
-    if p["kind"] == "max":
-        out = F.max_pool2d(first(x, layout), p["kernel"], p["stride"], p["padding"], p["dilation"])
-    else:
-        out = F.avg_pool2d(
-            first(x, layout), p["kernel"], p["stride"], p["padding"], False, p["count_padding"]
-        )
-    return last(out, layout)
-
-
-def reference_global_pool(p, x):
-    axes = (1, 2) if p["layout"] == "NHWC" else (2, 3)
-    return x.mean(axes, True) if p["kind"] == "avg" else x.amax(axes, True)
-
-
-def reference_reduce(p, x):
-    axes = tuple(range(x.ndim)) if p["axes"] is None else tuple(p["axes"])
-    function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}
-    return function[p["kind"]](x, axes, p["keepdims"])
-
-
-def reference_layer_norm(p, x, gamma=None, beta=None):
-    axes = tuple(p["axes"])
-    mean = x.mean(axes, True)
-    variance = ((x - mean) ** 2).mean(axes, True)
-    out = (x - mean) / torch.sqrt(variance + p["epsilon"])
-    return out if gamma is None else out * gamma + beta
-
-
-def reference_rms_norm(p, x, gamma):
-    return x / torch.sqrt((x * x).mean(tuple(p["axes"]), True) + p["epsilon"]) * gamma
-
-
-def reference_elementwise(p, x, *operands):
-    operands = iter(operands)
-    unary = {
-        "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": torch.sigmoid,
-        "tanh": torch.tanh, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt,
-        "rsqrt": torch.rsqrt, "erf": torch.erf, "abs": torch.abs, "negative": torch.neg,
-        "square": torch.square,
-    }  # fmt: skip
-    binary = {
-        "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
-        "max": torch.maximum, "min": torch.minimum,
-    }  # fmt: skip
-    for op in p["ops"]:
-        name = op.partition("@")[0]
-        x = unary[name](x) if name in unary else binary[name](x, next(operands))
-    return x
-
-
-REFERENCES = {
-    "gemm": reference_gemm,
-    "conv1d": reference_conv,
-    "conv2d": reference_conv,
-    "conv3d": reference_conv,
-    "depthwise_conv2d": reference_conv,
-    "conv_transpose2d": reference_transposed,
-    "pool2d": reference_pool,
-    "global_pool2d": reference_global_pool,
-    "reduce": reference_reduce,
-    "softmax": lambda p, x: torch.softmax(x, p["axis"]),
-    "layer_norm": reference_layer_norm,
-    "rms_norm": reference_rms_norm,
-    "elementwise": reference_elementwise,
-}
-
-
-def check_values(operator, params, task, inputs, rtol):
-    got = run(task, inputs)
-    tensors = [torch.from_numpy(array.astype("float64")) for array in inputs]
-    want = REFERENCES[operator](params, *tensors).numpy()
-    assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("name", SUITE)
 def test_values_of_the_suite(name):
     instance = SUITE[name]
     task = instance("llvm")
-    check_values(instance.operator, instance.params, task, random_inputs(task), 2e-5)
+    workload_values.check(instance.operator, instance.params, task, 2e-5)
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float64", 1e-10), ("float16", 4e-3)])
@@ -178,22 +35,23 @@ def test_values_of_other_dtypes(name, dtype, rtol):
     params = {**instance.params, "dtype": dtype}
     task = workloads.build(instance.operator, params)
     assert {str(p.ty.dtype) for p in task.func.params} == {dtype}
-    check_values(instance.operator, params, task, random_inputs(task), rtol)
+    workload_values.check(instance.operator, params, task, rtol)
 
 
 @pytest.mark.parametrize("op", [*workloads.pointwise.UNARY, *workloads.pointwise.BINARY])
 def test_values_of_every_elementwise_operation(op):
-    task = workloads.elementwise((3, 7), (op,))
-    check_values("elementwise", {"ops": (op,)}, task, random_inputs(task), 1e-5)
+    params = {"shape": (3, 7), "ops": (op,)}
+    task = workloads.build("elementwise", params)
+    workload_values.check("elementwise", params, task, 1e-5)
 
 
 def test_layer_norm_keeps_its_digits_when_the_mean_is_large():
     task = workloads.layer_norm((4, 64))
-    x, gamma, beta = random_inputs(task)
+    x, gamma, beta = workload_values.random_inputs(task)
     x += 1000
-    got = run(task, [x, gamma, beta])
+    got = workload_values.run(task, [x, gamma, beta])
     tensors = [torch.from_numpy(a.astype("float64")) for a in (x, gamma, beta)]
-    want = reference_layer_norm({"axes": (-1,), "epsilon": 1e-5}, *tensors).numpy()
+    want = torch_forms.form("layer_norm", {"shape": (4, 64)}).call(*tensors).numpy()
     np.testing.assert_allclose(got, want, atol=2e-3)
 
 
@@ -208,7 +66,7 @@ def test_every_instance_has_default_design_spaces(kind):
 
 def test_suite_covers_the_whole_catalogue():
     assert {instance.operator for instance in SUITE.values()} == set(workloads.OPERATORS)
-    assert set(REFERENCES) == set(workloads.OPERATORS)
+    assert set(torch_forms.FORMS) == set(workloads.OPERATORS)
     keys = [instance("llvm").key for instance in SUITE.values()]
     assert len(set(keys)) == len(keys)
 

@@ -1,0 +1,48 @@
+"""The operators of the catalogue as PyTorch computes them, for comparison with its libraries.
+
+    form = torch_forms.form("conv2d", {"n": 1, "h": 56, "w": 56, "ci": 64, "co": 64})
+    output = form.call(data, kernel)
+
+A form takes the inputs of the operator's task in their order, shapes, types and layout. It is
+what a PyTorch user would write: one call of the library where there is one, in the type of the
+operator. The libraries accumulate float16 in float32, as the tasks do, but stages that are calls
+of their own round to float16 in between, where tasks round once.
+
+Importing this package loads torch; `felix.workloads` does not import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from felix.workloads import catalogue
+from felix.workloads.torch_forms import convolution, matmul, pointwise, pooling, reduction
+from felix.workloads.torch_forms.form import Form
+
+#: operator -> its form, from all its parameters
+FORMS: Mapping[str, Callable[[Mapping[str, Any]], Form]] = {
+    "gemm": matmul.gemm,
+    "conv1d": convolution.convolution,
+    "conv2d": convolution.convolution,
+    "conv3d": convolution.convolution,
+    "depthwise_conv2d": convolution.convolution,
+    "conv_transpose2d": convolution.conv_transpose2d,
+    "pool2d": pooling.pool2d,
+    "global_pool2d": pooling.global_pool2d,
+    "reduce": reduction.reduce,
+    "softmax": reduction.softmax,
+    "layer_norm": reduction.layer_norm,
+    "rms_norm": reduction.rms_norm,
+    "elementwise": pointwise.elementwise,
+}
+
+
+def form(operator: str, params: Mapping[str, Any]) -> Form:
+    """The form of an operator with these parameters, as `catalogue.build` takes them.
+
+    Raises:
+        WorkloadError: unknown operator, unknown or missing parameter, or a bad value.
+    """
+    complete = catalogue.complete(operator, params)
+    return FORMS[operator](complete)

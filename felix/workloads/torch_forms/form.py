@@ -1,0 +1,63 @@
+"""What a PyTorch form is, and the epilogues that forms share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.nn import functional
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """An operator in PyTorch.
+
+    `call` takes the inputs of the task and returns its output, in the task's shape; in which
+    order that lies in memory is the library's choice. `memory_order` has the weights that
+    PyTorch's users keep in an order of their own: position of the input -> its axes, from
+    outermost to innermost. `note` says what a reader of a latency should know of the form.
+    """
+
+    call: Callable[..., torch.Tensor]
+    memory_order: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def stored(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same inputs in PyTorch's memory order: shapes and values stay."""
+        stored = list(inputs)
+        for position, order in self.memory_order.items():
+            back = [order.index(axis) for axis in range(len(order))]
+            stored[position] = inputs[position].permute(order).contiguous().permute(back)
+        return stored
+
+
+def split_bias(
+    stages: Sequence[str], extra: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, Sequence[str], Sequence[torch.Tensor]]:
+    """A bias that is the first stage, which library calls add themselves, and what is left."""
+    if stages and stages[0] == "bias":
+        return extra[0], stages[1:], extra[1:]
+    return None, stages, extra
+
+
+def epilogue(
+    output: torch.Tensor,
+    stages: Sequence[str],
+    extra: Sequence[torch.Tensor],
+    channel_axis: int,
+) -> torch.Tensor:
+    """The stages on a tensor that nobody else has, in place where PyTorch can."""
+    operands = iter(extra)
+    for stage in stages:
+        if stage == "bias":
+            shape = [1] * output.ndim
+            shape[channel_axis] = -1
+            output = output.add_(next(operands).view(shape))
+        elif stage == "residual":
+            output = output.add_(next(operands))
+        elif stage == "relu":
+            output = output.relu_()
+        else:
+            output = functional.gelu(output)
+    return output

@@ -1,0 +1,44 @@
+"""What a task's unscheduled program computes, beside its operator's PyTorch form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+
+from felix.task import Task
+from felix.workloads import torch_forms
+
+
+def run(task: Task, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Run the unscheduled program on numpy inputs; the last parameter is the output."""
+    params = task.func.params
+    assert len(inputs) == len(params) - 1
+    out = params[-1].ty
+    result = np.zeros([int(e) for e in out.shape], str(out.dtype))
+    arguments = [tvm.runtime.tensor(array) for array in (*inputs, result)]
+    tvm.tirx.build(task.mod, task.target)["main"](*arguments)
+    return arguments[-1].numpy()
+
+
+def random_inputs(task: Task, seed: int = 0) -> list[np.ndarray]:
+    """Inputs in [0.5, 1.5)."""
+    rng = np.random.default_rng(seed)
+    shapes = [([int(e) for e in p.ty.shape], str(p.ty.dtype)) for p in task.func.params[:-1]]
+    return [rng.uniform(0.5, 1.5, shape).astype(dtype) for shape, dtype in shapes]
+
+
+def check(operator: str, params: Mapping[str, Any], task: Task, rtol: float) -> None:
+    """The program agrees with the form in float64, and so does the form in the program's type."""
+    inputs = random_inputs(task)
+    got = run(task, inputs)
+    form = torch_forms.form(operator, params)
+    exact = form.call(*[torch.from_numpy(array.astype("float64")) for array in inputs]).numpy()
+    assert got.shape == exact.shape
+    np.testing.assert_allclose(got, exact, rtol=rtol, atol=rtol)
+    same = form.call(*form.stored([torch.from_numpy(array.copy()) for array in inputs])).numpy()
+    assert (same.shape, same.dtype) == (got.shape, got.dtype)
+    np.testing.assert_allclose(same, exact, rtol=rtol, atol=rtol)
