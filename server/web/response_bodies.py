@@ -358,7 +358,10 @@ class Worker(ResponseBody):
     host: str
     pid: int
     versions: dict[str, Any]
-    devices: list[dict[str, Any]]
+    devices: list[dict[str, Any]] = pydantic.Field(
+        description="`fault`: why nothing can be measured there; `unconfined`: why clients' "
+        "programs are not confined there; null otherwise"
+    )
     started_at: Time
     last_beat_at: Time
     stopped_at: Time | None
