@@ -43,7 +43,7 @@ def form(media_type: str, example: str | None = None, **fields: Any) -> dict[str
         fields: schemas of other fields.
     """
     properties = {"file": {"type": "string", "contentMediaType": media_type}, **fields}
-    schema = {"type": "object", "required": ["file"], "properties": properties}
+    schema: dict[str, Any] = {"type": "object", "required": ["file"], "properties": properties}
     if example is not None:
         schema["examples"] = [{"file": example}]
     return {
