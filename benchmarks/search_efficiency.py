@@ -286,7 +286,7 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     task = workloads.parse(request["workload"], target=request["target"])
     with warm_pools.Pools() as pools:
         start = time.perf_counter()
-        pools.warm([request["target"]])
+        pools.warm(request["target"])
         pool_s, start = time.perf_counter() - start, time.perf_counter()
         result = felix.tune(
             task, trials=request["trials"], seed=request["seed"], model=request["model"],

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from felix.processes import confine
+from felix.processes import confine, policy
 from server import errors, logs, private_files, settings
 from server.database import database, schema
 from server.store import blobs, keys
 from server.tuner import tuner, tuner_process
-from server.tuner.process import engine_process, rights
+from server.tuner.process import engine_process
 from server.tuner.process import limits as job_limits
 
 #: In the data folder; `felix.cli.remote.connection` reads it.
@@ -44,7 +44,7 @@ def run_tuner(
         schema.check(db)
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
         limits = job_limits.Limits.of(chosen)
-        engine = engine_process.EngineProcess(limits, chosen.log_json, chosen.confine_gpu)
+        engine = engine_process.EngineProcess(limits, chosen.log_json, chosen.gpu_confinement)
         process = tuner.Tuner(db, store, engine, chosen, name)
         if with_parent:
             tuner_process.leave_with_parent(process.leaving)
@@ -121,10 +121,9 @@ def _check_confinement(chosen: settings.Settings) -> None:
             f"FELIX_REQUIRE_CONFINEMENT is set, and this system has {'; '.join(lacks)}: run on a "
             "kernel and in a container that allow it, or unset the variable"
         )
-    if chosen.require_confinement and not rights.is_confined(chosen.confine_gpu):
+    if chosen.require_confinement and chosen.confine_gpu is policy.ConfineGpu.OFF:
         raise errors.SettingsError(
-            "FELIX_REQUIRE_CONFINEMENT is set, and engines are not confined on a machine with an "
-            "NVIDIA GPU: set FELIX_CONFINE_GPU=1, too"
+            "FELIX_REQUIRE_CONFINEMENT is set, and FELIX_CONFINE_GPU is off: unset one of them"
         )
 
 

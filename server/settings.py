@@ -17,6 +17,7 @@ import pydantic
 import pydantic_settings
 from pydantic_settings import sources
 
+from felix.processes import policy
 from server import errors
 
 _PREFIX = "FELIX_"
@@ -107,8 +108,8 @@ class Settings(pydantic_settings.BaseSettings):
     webhook_poll_s: _Seconds = 1.0
     #: Refuse to start where the system cannot confine the processes that clients' programs reach.
     require_confinement: bool = False
-    #: Confine engines on machines with an NVIDIA GPU, too: their rights have met no driver yet.
-    confine_gpu: bool = False
+    #: Whether engines and run workers are confined on machines with an NVIDIA GPU.
+    confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
     #: Log lines as JSON.
     log_json: bool = False
 
@@ -132,6 +133,11 @@ class Settings(pydantic_settings.BaseSettings):
         """Where users reach the service, without a slash at the end."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (self.public_url or f"http://{host}:{self.port}").rstrip("/")
+
+    @property
+    def gpu_confinement(self) -> policy.ConfineGpu:
+        """What holds beside a GPU: `confine_gpu`, unless all confinement is required."""
+        return policy.ConfineGpu.ON if self.require_confinement else self.confine_gpu
 
     @property
     def stale_s(self) -> float:

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Sequence
+
+
+class ConfineGpu(enum.StrEnum):
+    """Whether processes are confined that use an NVIDIA GPU, whose driver may need more rights."""
+
+    #: Where the driver works in a confined process, which is tried before any client's program.
+    AUTO = "auto"
+    #: Always: where the driver does not work so, it is an error.
+    ON = "on"
+    OFF = "off"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +43,7 @@ class Policy:
     #: Signals reach only what it has started, from Landlock 6 on. It moves files from one folder
     #: of `scratch` to another; Landlock 1 would forbid that, and is not used.
     leads: bool = False
-    #: May make local sockets. They can connect to nobody, but some libraries fail without one.
+    #: May make local sockets. They find nobody to connect to, but some libraries fail without one.
     local_sockets: bool = False
     #: May make files in memory (`memfd_create`).
     memory_files: bool = False

@@ -28,8 +28,8 @@ DENIED = (
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "process_mrelease",
     "kcmp", "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "rt_sigqueueinfo",
     "rt_tgsigqueueinfo", "get_robust_list", "ioprio_set",
-    # the network, and whoever listens on a local socket
-    "connect", "io_uring_setup", "io_uring_enter", "io_uring_register",
+    # the network
+    "io_uring_setup", "io_uring_enter", "io_uring_register",
     # memory and queues that processes of one user share
     "shmget", "shmat", "shmctl", "msgget", "msgsnd", "msgrcv", "msgctl", "semget", "semop",
     "semtimedop", "semctl", "mq_open", "mq_unlink",
@@ -53,7 +53,7 @@ DENIED = (
 )  # fmt: skip
 #: Refused to all that lead no processes.
 _LEADING = ("setsid", "setpgid")
-_LOCAL_SOCKETS = ("bind", "listen", "accept", "accept4")
+_LOCAL_SOCKETS = ("socket", "bind", "listen", "accept", "accept4")
 
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
@@ -107,7 +107,7 @@ def restrict(policy: policies.Policy) -> None:
 def program(policy: policies.Policy, pid: int) -> _Code:
     """The filter as (operation, jump if true, jump if false, operand), for process `pid`."""
     denied = list(DENIED)
-    denied += () if policy.local_sockets else ("socket", *_LOCAL_SOCKETS)
+    denied += () if policy.local_sockets else _LOCAL_SOCKETS
     denied += () if policy.memory_files else ("memfd_create",)
     denied += () if policy.programs else ("execve", "fork", "vfork")
     denied += () if policy.leads else _LEADING
@@ -115,6 +115,8 @@ def program(policy: policies.Policy, pid: int) -> _Code:
     connected = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)  # one cannot send to an address
     rules = [
         _error("clone3", errno.ENOSYS),
+        # to whoever listens: with local sockets, nobody is there, which libraries expect
+        _error("connect", errno.ENOENT if policy.local_sockets else errno.EPERM),
         _if_any_bit("clone", 0, _CLONE_NAMESPACES),
         *([] if policy.programs else [_unless_any_bit("clone", 0, _CLONE_THREAD)]),
         *([] if policy.leads else [_unless(name, 0, (pid,)) for name in _SIGNALS]),

@@ -42,8 +42,8 @@ _ENVIRONMENT = jinja2.Environment(
 )
 for _filter in (
     formats.latency, formats.duration, formats.ratio, formats.number, formats.count,
-    formats.flops, formats.size, formats.percent, formats.ago, formats.moment, formats.compact,
-    formats.label,
+    formats.flops, formats.size, formats.memory, formats.percent, formats.ago,
+    formats.moment, formats.compact, formats.label,
 ):  # fmt: skip
     _ENVIRONMENT.filters[_filter.__name__] = _filter
 _ENVIRONMENT.filters["isolated"] = display.isolated

@@ -103,8 +103,8 @@ def append(tx: orm.Session, fence: leases.Fence, new: NewTrial) -> Written:
     if earlier is not None:
         tx.delete(earlier)
         tx.flush()
-    works = new.latency_us is not None and new.checked
-    is_best = works and (task.best_us is None or new.latency_us < task.best_us)  # type: ignore
+    latency_us = new.latency_us if new.checked else None
+    is_best = latency_us is not None and (task.best_us is None or latency_us < task.best_us)
     _count(job, task, new, earlier)
     curve_us = None
     if is_best:

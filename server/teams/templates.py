@@ -85,6 +85,8 @@ def merged(job: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     result = dict(job)
     for name, value in changes.items():
         before = result.get(name)
-        both = isinstance(before, dict) and isinstance(value, dict)
-        result[name] = merged(before, value) if both else value  # type: ignore[arg-type]
+        if isinstance(before, dict) and isinstance(value, dict):
+            result[name] = merged(before, value)
+        else:
+            result[name] = value
     return result

@@ -6,6 +6,7 @@ trial of a job comes seconds after its claim.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import felix
 from felix import errors, records, target
+from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
@@ -27,12 +29,18 @@ JOB_OPTIONS = ("round_size", "patience_rounds")
 
 
 class FelixEngine:
-    """An `engine.Engine` on this machine's devices."""
+    """An `engine.Engine` on this machine's devices.
 
-    def __init__(self) -> None:
-        self._devices = devices.of_this_machine()
-        self._pools = warm_pools.Pools()
-        self._pools.warm([json.dumps(device["target"]) for device in self._devices])
+    Args:
+        confine_gpu: whether run workers of a GPU are confined.
+    """
+
+    def __init__(self, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> None:
+        self._pools = warm_pools.Pools(confine_gpu)
+        self._devices = [
+            {**device, **dataclasses.asdict(self._pools.warm(json.dumps(device["target"])))}
+            for device in devices.of_this_machine()
+        ]
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""

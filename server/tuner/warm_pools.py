@@ -7,16 +7,18 @@ should not wait for that.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from felix import target, workloads
+from felix import errors, target, workloads
 from felix.measure import protocol
 from felix.measure.cuda import reference
-from felix.measure.pool import local
+from felix.measure.pool import candidates, local
+from felix.processes import policy
 from felix.target import cpu
 
 if TYPE_CHECKING:
@@ -37,19 +39,38 @@ MAX_TASKS = 200
 SETTLE_S = 1.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Warmth:
+    """What warming a pool showed of its device."""
+
+    #: Why nothing can be measured there; None if it can.
+    fault: str | None
+    #: Why clients' programs run in a process that is not confined; None if it is confined.
+    unconfined: str | None
+
+
 class Pools:
-    """Pools by target; used by one thread."""
+    """Pools by target; used by one thread.
 
-    def __init__(self) -> None:
+    Args:
+        confine_gpu: whether run workers of a GPU are confined.
+    """
+
+    def __init__(self, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> None:
         self._pools: dict[str, SharedPool] = {}
+        self._options = candidates.LocalOptions(confine_gpu=confine_gpu)
 
-    def warm(self, targets: list[str]) -> None:
-        """Start pools, and let each worker do something."""
-        for text in targets:
-            task = workloads.gemm(16, 16, 16, target=text)
-            mod = task.mod if task.target.kind.name == "llvm" else reference.scheduled(task.mod)
+    def warm(self, text: str) -> Warmth:
+        """Start the pool of a target, and let each worker do something."""
+        task = workloads.gemm(16, 16, 16, target=text)
+        mod = task.mod if task.target.kind.name == "llvm" else reference.scheduled(task.mod)
+        try:
             pool = self.take(task)
-            pool.for_task(task).measure([mod] * cpu.available_cores())
+        except errors.MeasureError as error:
+            return Warmth(str(error), None)
+        measured = pool.for_task(task).measure([mod] * cpu.available_cores())
+        works = any(each.ok for each in measured)
+        return Warmth(None if works else measured[0].message, pool.unconfined)
 
     def take(self, task: Task) -> SharedPool:
         """A working pool for a task's target."""
@@ -60,7 +81,7 @@ class Pools:
             pool = None
         while len(self._pools) >= MAX_POOLS:
             self._pools.pop(next(iter(self._pools))).shut()
-        self._pools[key] = pool or SharedPool(local.LocalPool(task))
+        self._pools[key] = pool or SharedPool(local.LocalPool(task, self._options))
         return self._pools[key]
 
     def close(self) -> None:
@@ -88,6 +109,11 @@ class SharedPool:
     def timing_lock(self) -> rwlock.ReadWriteLock:
         """Held while a candidate is timed."""
         return self._pool.timing_lock
+
+    @property
+    def unconfined(self) -> str | None:
+        """See `local.LocalPool`."""
+        return self._pool.unconfined
 
     def for_task(self, task: Task) -> protocol.Measurer:
         """The measurer of one task."""

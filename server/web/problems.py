@@ -194,4 +194,5 @@ def _where(location: Sequence[Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    return json.loads(json.dumps(text[:2000])).encode("utf-8", "replace").decode()  # type: ignore[no-any-return]
+    whole: str = json.loads(json.dumps(text[:2000]))
+    return whole.encode("utf-8", "replace").decode()

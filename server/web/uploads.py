@@ -34,6 +34,23 @@ class Upload:
     size_bytes: int
 
 
+def form(media_type: str, example: str | None = None, **fields: Any) -> dict[str, Any]:
+    """The declaration of a form with a file in the OpenAPI document, for a route's extras.
+
+    Args:
+        media_type: of the file.
+        example: a name of the file.
+        fields: schemas of other fields.
+    """
+    properties = {"file": {"type": "string", "contentMediaType": media_type}, **fields}
+    schema: dict[str, Any] = {"type": "object", "required": ["file"], "properties": properties}
+    if example is not None:
+        schema["examples"] = [{"file": example}]
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    }
+
+
 @contextlib.asynccontextmanager
 async def receive(request: fastapi.Request, limit_bytes: int) -> AsyncIterator[Upload]:
     """The fields `job` (JSON, optional) and `file` of a multipart body, read under a limit.

@@ -7,11 +7,12 @@ import pathlib
 import pydantic
 import pytest
 
+from felix.processes import policy
 from server import errors, settings
 
 
 def test_every_variable_changes_its_setting() -> None:
-    texts = {int: "7", float: "7.5", bool: "true"}
+    texts = {int: "7", float: "7.5", bool: "true", policy.ConfineGpu: "off"}
     for name, field in settings.Settings.model_fields.items():
         other = "7" if "int" in str(field.annotation) else "/x"  # int | None
         text = "10.0.0.0/8" if name == "trusted_proxies" else texts.get(field.annotation, other)
@@ -24,7 +25,7 @@ def test_every_variable_changes_its_setting() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [("FELIX_PORT", "http"), ("FELIX_LEASE_S", "-1"), ("FELIX_LEASE_S", "nan"),
-     ("FELIX_LOG_JSON", "maybe"), ("FELIX_MAX_TRIALS", "0"),
+     ("FELIX_LOG_JSON", "maybe"), ("FELIX_MAX_TRIALS", "0"), ("FELIX_CONFINE_GPU", "1"),
      ("FELIX_TRUSTED_PROXIES", "everybody"), ("FELIX_TRUSTED_PROXIES", "10.0.0.1/8")],
 )  # fmt: skip
 def test_wrong_values_are_named(name: str, text: str) -> None:

@@ -13,12 +13,16 @@ import time
 from typing import Any
 
 from felix import errors
+from felix.processes import policy
 from server.store import progress
 from server.tuner import engine
 from server.tuner.process import messages
 from tests.support import service_fakes
 
 FACTORY = "tests.support.engine_fakes:Engine"
+#: Of an engine whose GPU is the file that this variable names.
+FACTORY_ON_GPU = "tests.support.engine_fakes:EngineOnGpu"
+GPU_VARIABLE = "CUDA_FAKE_DEVICE"
 
 #: In an engine's folder once a job of `act` "deaf export" is deaf.
 BEGUN = "begun"
@@ -30,6 +34,9 @@ held_after_jobs: list[bytes] = []
 
 class Engine:
     """Measures `job.trials` candidates, 10 ms each, with a checkpoint every four."""
+
+    def __init__(self, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> None:
+        self.confine_gpu = confine_gpu
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
@@ -71,6 +78,21 @@ class Engine:
 
     def close(self) -> None:
         """See `engine.Engine`."""
+
+
+class EngineOnGpu(Engine):
+    """Its GPU has a fault if it may not write the file, and is none if there is none."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        """See `engine.Engine`."""
+        device = {"name": "test gpu", "kind": "cuda", "target_keys": service_fakes.TARGET_KEYS}
+        try:
+            with open(os.environ[GPU_VARIABLE], "r+"):
+                return [device | {"fault": None, "unconfined": None}]
+        except FileNotFoundError:
+            return super().devices()
+        except PermissionError as error:
+            return [device | {"fault": f"304: {error.strerror}", "unconfined": None}]
 
 
 def misbehave(claimed: engine.JobAccess, act: str) -> None:

@@ -16,6 +16,7 @@ import signal
 import sys
 from typing import Any
 
+from felix.processes import policy
 from felix.tuning import task_run as engine_jobs
 from server import settings
 from server.database import database
@@ -56,7 +57,7 @@ class FakeDeviceEngine(felix_engine.FelixEngine):
         return []
 
 
-def make_engine() -> FakeDeviceEngine:
+def make_engine(_: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> FakeDeviceEngine:
     """The engine, in a process of its own."""
     engine_jobs.sketches_of = tuning_fakes.sketches
     return FakeDeviceEngine()

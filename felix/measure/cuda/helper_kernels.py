@@ -14,7 +14,7 @@ import pathlib
 
 import numpy as np
 
-from felix import files
+from felix import errors, files
 from felix.measure.cuda import driver, nvrtc
 
 SOURCE = """
@@ -68,6 +68,7 @@ extern "C" __global__ void felix_compare(const void* got, const void* want, u64 
 #: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
 KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
 _PROBE_STEPS = 16_000
+_CHECKED_BYTES = 256
 
 
 class Helpers:
@@ -90,6 +91,27 @@ class Helpers:
             [ctypes.c_uint64(self._scratch), ctypes.c_int(_PROBE_STEPS)],
         )  # fmt: skip
         self._events = (context.event(), context.event())
+
+    def check(self) -> None:
+        """Allocate, fill, copy, launch and time something small.
+
+        Raises:
+            DriverError: the driver refuses it.
+            MeasureError: the result is wrong.
+        """
+        context, count = self._context, _CHECKED_BYTES
+        first, second = context.allocate(count), context.allocate(count)
+        context.fill(first, 0, count)
+        context.fill(second, 1, count)
+        differ = self.mismatches(first, second, count, 0.0, 0.0, kind=0)
+        context.copy(first, second, count)
+        differ_still = self.mismatches(first, second, count, 0.0, 0.0, kind=0)
+        self.sweep()
+        self.probe_us()
+        context.free(first)
+        context.free(second)
+        if differ == 0 or differ_still != 0:
+            raise errors.MeasureError("the GPU's results are wrong")
 
     def sweep(self) -> None:
         """Make the L2 cold."""

@@ -56,6 +56,17 @@ class Runner:
 
     # ------------------------------------------------------------ verbs
 
+    def open(self, arch: str) -> dict[str, Any]:
+        """The `open` verb: use the device for all that measuring does, before there is a task.
+
+        Raises:
+            DriverError, MeasureError: something of it does not work.
+        """
+        helper_kernels.cubin(arch, self._work_dir)  # not while others wait
+        self._quiet()
+        self._open().helpers.check()
+        return {}
+
     def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
         """The `prepare` verb: compute the reference of a task and keep it in its folder."""
         mod, target = tvm.ir.load_json(payload)

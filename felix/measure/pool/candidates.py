@@ -10,6 +10,7 @@ import tvm
 
 from felix.measure import build, protocol, timing
 from felix.measure.cuda import nvrtc
+from felix.processes import policy
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +30,8 @@ class LocalOptions:
     build_memory_bytes: int | None = 8 << 30
     #: What the workers may have on disk in all; None: as `rights.MAX_SCRATCH_BYTES` says.
     scratch_bytes: int | None = None
-    #: Confine the run worker of a GPU, too (`rights.cuda_runner`). Off by default: a driver that
-    #: needs another right would fail every candidate.
-    confine_gpu: bool = False
+    #: Whether the run worker of a GPU is confined (`rights.cuda_runner`); builders always are.
+    confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
     link: build.Link = build.Link.AUTO
     #: Stop builders while timing; None: on CPU targets.
     pause_builders: bool | None = None

@@ -64,14 +64,14 @@ class _WhenUsed(importlib.abc.MetaPathFinder):
 
 
 def _work(conn: Connection, settings: dict[str, Any]) -> None:
-    """Become a worker, confined if it has a policy before the first request is read, and serve."""
+    """Become a worker, if need be confined before the first request is read, and serve."""
     fork_loop.write_to(settings["log"])
     os.nice(settings["nice"])
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
     if not may_bind(os.sched_getaffinity(0)):
         os.environ["TVM_BIND_THREADS"] = "0"
     os.environ.update(settings["environment"])
-    if settings["policy"] is not None:
+    if settings["confined"]:
         confine.confine(policy.Policy(**settings["policy"]), [conn.fileno()])
     from felix.measure.pool import worker_main
 

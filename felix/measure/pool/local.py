@@ -64,6 +64,7 @@ class LocalPool:
         self.timing_lock = rwlock.ReadWriteLock()
         self._options = options or LocalOptions()
         self._kind = task.target.kind.name
+        self._arch = str(task.target.attrs.get("arch", ""))
         self._device = _local_device(task.target)
         is_cpu = self._device.kind == "cpu"
         exclusive = self.timing_lock if is_cpu else device_lock.for_device(self._device.kind)
@@ -93,8 +94,7 @@ class LocalPool:
             )
             for index in range(count)
         ]
-        confined = is_cpu or self._options.confine_gpu
-        self._runner = self._worker("runner", running, threads=threads, nice=0, confined=confined)
+        self._runner = self._worker("runner", running, threads=threads, nice=0)
         pause = is_cpu if self._options.pause_builders is None else self._options.pause_builders
         quiet = run_stage.Quiet(exclusive, self._builders if pause else ())
         self._runs = run_stage.RunWorker(self._runner, quiet, self._options, self._device)
@@ -102,9 +102,12 @@ class LocalPool:
             threading.Thread(target=self._build_loop, args=(index,), daemon=True)
             for index in range(count)
         ] + [threading.Thread(target=self._run_loop, daemon=True)]
+        self._opened: Future[None] = Future()
         self._fork_server.launch()
         for thread in self._threads:
             thread.start()
+        if self._options.confine_gpu is policy.ConfineGpu.ON:
+            self._await_opened()
         self._state = self._state_of(task)
 
     def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
@@ -125,6 +128,14 @@ class LocalPool:
         """Process ids by name: the fork server, the builders, the runner."""
         pids = {worker.name: worker.pid for worker in [*self._builders, self._runner]}
         return {"fork_server": self._fork_server.pid, **pids}
+
+    @property
+    def unconfined(self) -> str | None:
+        """Why clients' programs run in a process that is not confined; None if it is confined.
+
+        Known once a candidate has been measured.
+        """
+        return self._runs.unconfined
 
     @property
     def is_idle(self) -> bool:
@@ -164,8 +175,16 @@ class LocalPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _await_opened(self) -> None:
+        """Wait for the run worker; an error of `RunWorker.open` closes the pool."""
+        try:
+            self._opened.result()
+        except errors.MeasureError:
+            self.close()
+            raise
+
     def _worker(
-        self, name: str, may: policy.Policy, *, threads: int, nice: int, confined: bool = True
+        self, name: str, may: policy.Policy, *, threads: int, nice: int
     ) -> pool_worker.Worker:
         # Builders see no GPU; the runner loads a kernel when it is loaded, not when it is timed.
         is_runner = name == "runner"
@@ -174,7 +193,7 @@ class LocalPool:
             "device": self._device.kind,
             "tasks": str(self._folders.tasks),
             "environment": cuda if self._device.kind == "cuda" else {},
-            "policy": dataclasses.asdict(may) if confined else None,
+            "policy": dataclasses.asdict(may),
             "threads": threads,
             "nice": nice,
         }
@@ -272,6 +291,13 @@ class LocalPool:
         return reply | {"library": str(library)}
 
     def _run_loop(self) -> None:
+        try:
+            if self._device.kind == "cuda":
+                self._runs.open(self._arch)
+            self._opened.set_result(None)
+        except errors.MeasureError as error:
+            self._opened.set_exception(error)
+            return
         while (item := self._to_run.get()) is not None:
             if isinstance(item, candidates.TaskState):
                 self._runs.prepare(item)

@@ -24,11 +24,20 @@ BUILD_PROCESSES = 16
 #: Scratch of a pool: at most this, and at most half of what is free.
 MAX_SCRATCH_BYTES = 32 << 30
 
+#: Devices of NVIDIA's driver: GPUs, `nvidiactl`, `nvidia-uvm` and `nvidia-uvm-tools` (the refusal
+#: of which fails `cuInit` from driver 570 on), `nvidia-modeset`; rights to parts of a GPU (MIG);
+#: memory and engines of Tegra; the GPU of Windows under WSL 2.
 _NVIDIA_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/nvmap", "/dev/nvhost*", "/dev/dxg")
+#: What the driver's libraries read, with the reason.
 _NVIDIA_FILES = (
-    "/usr/local/cuda*", "/usr/local/nvidia", "/proc/driver", "/proc/devices", "/proc/modules",
-    "/proc/sys/kernel", "/sys/bus", "/sys/class", "/sys/devices", "/sys/module", "/etc/nvidia*",
-    "/run/nvidia*", "/usr/share/nvidia",
+    "/usr/local/cuda*", "/usr/local/nvidia",  # libraries, as installers and containers put them
+    "/proc/driver",  # the module's parameters, GPUs, rights; of UVM, too, from driver 570 on
+    "/proc/devices",  # the number of the UVM device
+    "/proc/modules", "/sys/module",  # whether the modules are loaded, and which version
+    "/proc/sys/kernel",  # the kernel's version and limits of shared memory
+    "/sys/bus", "/sys/class", "/sys/devices",  # the GPU's PCI address and NUMA node; memory blocks
+    "/etc/nvidia*", "/usr/share/nvidia",  # settings for applications
+    "/run/nvidia*",  # where the driver lies beside containers
 )  # fmt: skip
 
 
@@ -84,9 +93,9 @@ def cpu_runner(folders: Folders) -> policy.Policy:
 def cuda_runner(folders: Folders) -> policy.Policy:
     """Of a process that also uses an NVIDIA GPU.
 
-    The driver reserves more address space than there is memory, opens a device many times, names
-    its threads, and makes a local socket and files in memory, by which it would share memory with
-    other processes.
+    The driver reserves more address space than there is memory and opens a device many times. It
+    ends `cuInit` with an error if it may not name its threads (`/proc/self/task`) or make files in
+    memory, and makes a local socket to look for an MPS server.
     """
     return policy.Policy(
         folder=str(folders.tasks),

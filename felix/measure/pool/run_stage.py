@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,10 @@ from felix import errors
 from felix.measure import protocol, timing
 from felix.measure.pool import candidates, inbox, replies
 from felix.measure.pool import worker as pool_worker
+from felix.processes import policy, trial
 
 _ErrorClass = protocol.ErrorClass
+_log = logging.getLogger(__name__)
 
 
 class Exclusive(Protocol):
@@ -75,6 +78,49 @@ class RunWorker:
         default = timing.TimingOptions() if device.kind == "cpu" else timing.GPU
         self._timing = options.timing or default
         self._prepared: list[candidates.TaskState] = []
+        #: why the device cannot be used, as far as `open` knows
+        self._broken: str | None = None
+        #: why the worker is not confined; None if it is
+        self.unconfined: str | None = None
+
+    def open(self, arch: str) -> None:
+        """Open the GPU before there is a task, by a confined worker if its driver works in one.
+
+        Args:
+            arch: of the target, like "sm_90".
+
+        Raises:
+            MeasureError: the worker has to be confined, and the GPU cannot be used so.
+        """
+        chosen = self._options.confine_gpu
+        if chosen is policy.ConfineGpu.OFF:
+            self._worker.is_confined, self.unconfined = False, "that is how it is set"
+            return
+        outcome = trial.decide(lambda confined: self._refused(arch, confined))
+        is_confined = outcome.verdict is not trial.Verdict.IN_THE_WAY
+        if chosen is policy.ConfineGpu.ON and outcome.reason is not None:
+            where = "cannot be used" if is_confined else "does not work in a confined process"
+            raise errors.MeasureError(f"the GPU {where}: {outcome.reason}")
+        if is_confined:
+            self._worker.is_confined, self._broken = True, outcome.reason
+            return
+        self._worker.is_confined, self.unconfined = False, outcome.reason
+        _log.warning("the run worker is not confined, because the GPU's driver does not work so: "
+                     "%s", outcome.reason, extra={"action": "confinement_missing"})  # fmt: skip
+
+    def _refused(self, arch: str, confined: bool) -> str | None:
+        """Why a fresh worker cannot use the GPU; None if it can."""
+        try:
+            with self._quiet.until_end() as begin:
+                if self._worker.pid is not None:
+                    begin()
+                    self._worker.kill()
+            self._worker.is_confined = confined
+            reply = self._call({"verb": "open", "arch": arch}, self._options.reference_timeout_s)
+        except (pool_worker.WorkerLost, errors.MeasureError) as error:
+            return str(error)
+        message: str | None = reply.get("message")
+        return message
 
     def prepare(self, state: candidates.TaskState) -> None:
         """Compute a task's reference; `state` holds a failure for its candidates.
@@ -98,6 +144,10 @@ class RunWorker:
             state.failure, state.tries_left = str(error), 0
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             state.failure = str(error)
+        if state.failure is None:
+            self._broken = None
+        elif self._broken is not None:
+            state.failure = self._broken  # a confined worker's own error may hide it
 
     def run(self, candidate: candidates.Candidate) -> protocol.Measurement:
         """Check and time one candidate."""

@@ -79,6 +79,8 @@ class Worker:
         self._cpu_before_s = 0.0
         #: whether a thread waits for the reply to a request
         self.is_called = False
+        #: whether processes that start from now on are confined, by the policy of `settings`
+        self.is_confined = True
 
     @property
     def pid(self) -> int | None:
@@ -253,7 +255,7 @@ class Worker:
     def _start(self) -> None:
         ours, theirs = Pipe()
         with theirs:
-            pid = self._server.fork(self._settings, theirs)
+            pid = self._server.fork(self._settings | {"confined": self.is_confined}, theirs)
         with self._lock:
             self._conn, self._inbox, self._pid = ours, inbox.Inbox(ours), pid
             self._cpu_before_s = 0.0

@@ -27,6 +27,7 @@ _ErrorClass = protocol.ErrorClass
 _ERROR_OF_VERB = {
     "build": _ErrorClass.BUILD,
     "build_cuda": _ErrorClass.BUILD,
+    "open": _ErrorClass.INFRASTRUCTURE,
     "prepare": _ErrorClass.INFRASTRUCTURE,
     "run": _ErrorClass.LAUNCH,
 }
@@ -34,9 +35,14 @@ _ERROR_OF_VERB = {
 
 def serve(conn: Connection, settings: dict[str, Any]) -> None:
     """Answer requests until the parent closes the pipe."""
+    verbs: dict[str, Callable[..., Reply]] = {
+        "build": build.handle,
+        "build_cuda": cuda_build.handle,
+    }
     runner: cpu_runner.Runner | cuda_runner.Runner
     if settings["device"] == "cuda":
         runner = cuda_runner.Runner(settings["tasks"], quiet=lambda: _quiet(conn))
+        verbs["open"] = runner.open
     else:
         runner = cpu_runner.Runner(
             settings["device"],
@@ -44,12 +50,7 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
             quiet=lambda: _quiet(conn),
             rest=lambda seconds: _rest(conn, seconds),
         )
-    verbs: dict[str, Callable[..., Reply]] = {
-        "build": build.handle,
-        "build_cuda": cuda_build.handle,
-        "prepare": runner.prepare,
-        "run": runner.run,
-    }
+    verbs |= {"prepare": runner.prepare, "run": runner.run}
     while True:
         try:
             request = conn.recv()

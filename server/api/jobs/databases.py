@@ -26,23 +26,7 @@ MAX_READ_BYTES = 512 << 20
 
 _Job = Annotated[int, fastapi.Query(ge=1, le=request_bodies.MAX_INT)]
 _Text = Annotated[str | None, fastapi.Query(max_length=200)]
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file"],
-                    "properties": {
-                        "file": {"type": "string", "contentMediaType": "application/zip"}
-                    },
-                    "examples": [{"file": "database.zip"}],
-                }
-            }
-        },
-    }
-}
+_FORM = uploads.form("application/zip", example="database.zip")
 
 
 @router.post(

@@ -24,28 +24,15 @@ from server.web import (
 router = fastapi.APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _Text = Annotated[str | None, fastapi.Query(max_length=200)]
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file"],
-                    "properties": {
-                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-                        "job": {
-                            "type": "string",
-                            "description": "JSON: kind (onnx or tir), shapes, and the fields of "
-                            "`POST /v1/jobs` but for workload",
-                            "examples": ['{"kind": "onnx", "target": "llvm", "trials": 256}'],
-                        },
-                    },
-                }
-            }
-        },
-    }
-}
+_FORM = uploads.form(
+    "application/octet-stream",
+    job={
+        "type": "string",
+        "description": "JSON: kind (onnx or tir), shapes, and the fields of `POST /v1/jobs` but "
+        "for workload",
+        "examples": ['{"kind": "onnx", "target": "llvm", "trials": 256}'],
+    },
+)
 
 
 @router.post("", status_code=201, responses=request_bodies.MADE_JOB)

@@ -91,7 +91,7 @@ def _operation(document: Schema, path: str, method: str, operation: Schema) -> O
     media_type, body = _content(operation.get("requestBody", {}))
     answer: Schema = next((r for code, r in operation["responses"].items() if code[0] == "2"), {})
     _, fields = _content(answer)
-    title, _, text = operation.get("description", "").partition(".")
+    title, *rest = re.split(r"\.(?:\s+|$)", operation.get("description", ""), maxsplit=1)
     content: Schema = next(iter(answer.get("content", {}).values()), {})
     return Operation(
         anchor=operation.get("operationId") or f"{method}-{path}",
@@ -99,7 +99,7 @@ def _operation(document: Schema, path: str, method: str, operation: Schema) -> O
         path=path,
         tag=(operation.get("tags") or ["service"])[0],
         title=with_code(title or operation.get("summary", "")),
-        text=with_code(text.strip()),
+        text=with_code("".join(rest)),
         parameters=[_parameter(document, each) for each in operation.get("parameters", ())],
         body=list(_properties(document, body)),
         body_type=media_type,

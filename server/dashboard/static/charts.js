@@ -103,6 +103,8 @@ export class Chart {
     }
     const isFirst = !this.place.classList.contains("js-plotly-plot");
     this.place.querySelector(".chart-note")?.remove();
+    const entries = layout.showlegend === false ? 0 : traces.filter((one) => one.showlegend !== false).length;
+    this.place.style.setProperty("--legend-entries", entries);
     window.Plotly.react(this.place, traces, merge(base(), layout), CONFIG);
     if (isFirst) this.place.on("plotly_relayout", (change) => this.keepWhole(change));
     this.place.dataset.points = String(traces.reduce((n, t) => n + (t.x?.length || 0), 0));

@@ -46,7 +46,12 @@ class RemoteEngine(Protocol):
 def serve(connection: Connection, make_engine: Callable[[], RemoteEngine]) -> None:
     """Serve requests until the tuner's process is gone."""
     messages.send(connection, messages.Verb.HELLO, os.getpid())
-    with contextlib.closing(make_engine()) as served:
+    try:
+        made = make_engine()
+    except Exception as error:  # the edge of this process: its tuner says why there is no engine
+        messages.send(connection, messages.Verb.FAILED, messages.name_of(error), str(error))
+        raise
+    with contextlib.closing(made) as served:
         messages.send(connection, messages.Verb.READY, served.devices(), served.versions())
         requests = _Requests(connection, served)
         while (request := _next(connection)) is not None:

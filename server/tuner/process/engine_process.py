@@ -16,10 +16,12 @@ import pathlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from felix.measure.pool import rights
+from felix.processes import policy
 from server import errors, states
 from server.tuner import claimed_job, engine
+from server.tuner.process import confinement, messages, untrusted_file, zygote
 from server.tuner.process import limits as job_limits
-from server.tuner.process import messages, untrusted_file, zygote
 
 _log = logging.getLogger(__name__)
 _Verb = messages.Verb
@@ -38,37 +40,39 @@ class EngineProcess:
     Args:
         limits: of each job.
         log_json: log lines as JSON.
-        confine_gpu: whether it is confined on a machine with an NVIDIA GPU, too.
+        confine_gpu: whether it is confined on a machine with an NVIDIA GPU.
         factory: `module:name` of what makes the engine.
 
     Raises:
         EngineDied: no engine can be made here.
+        SettingsError: see `confinement.choose`.
     """
 
     def __init__(
         self,
         limits: job_limits.Limits,
         log_json: bool = False,
-        confine_gpu: bool = False,
+        confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO,
         factory: str = FACTORY,
     ) -> None:
         self._limits = limits
-        self._zygote = zygote.Zygote(factory, log_json, confine_gpu)
-        self._child = self._zygote.fork()
+        self._zygote = zygote.Zygote(factory, log_json)
+        self._start = confinement.Start(True, confine_gpu)
+        self._child = self._zygote.fork(self._start)
         self._is_ready = False
         #: whether it had a job; what it holds since then is of no use
         self._has_worked = False
         self._devices: list[dict[str, Any]] = []
         self._versions: dict[str, str] = {}
         try:
-            self._wait_until_ready()
-        except zygote.EngineDied:
+            self._begin()
+        except (zygote.EngineDied, errors.SettingsError):
             self.close()
             raise
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
-        return self._devices
+        return confinement.described(self._devices, self._start)
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""
@@ -144,9 +148,30 @@ class EngineProcess:
             raise messages.error_of(*map(str, ended.arguments))
         return ended
 
+    def _begin(self) -> None:
+        """Make the first engine; beside a GPU it is the one that `confinement.choose` says."""
+        if rights.nvidia_devices():
+            chosen = confinement.choose(self._start.run_workers, self._refused)
+            if chosen == self._start and self._is_ready:
+                return
+            self._start = chosen
+            self._replace()
+        self._wait_until_ready()
+
+    def _refused(self, start: confinement.Start) -> str | None:
+        """Why an engine that starts so is of no use beside the GPU; None if it is."""
+        if start != self._start:
+            self._start = start
+            self._replace()
+        try:
+            self._wait_until_ready()
+        except zygote.EngineDied as error:
+            return str(error)
+        return confinement.fault(self._devices)
+
     def _replace(self) -> None:
         self._child.kill()
-        self._child = self._zygote.fork()
+        self._child = self._zygote.fork(self._start)
         self._is_ready = self._has_worked = False
 
     def _wait_until_ready(self) -> None:
@@ -158,6 +183,8 @@ class EngineProcess:
 
     def _take_ready(self, timeout_s: float) -> bool:
         message = self._child.take(timeout_s)
+        if message is not None and message.verb == _Verb.FAILED:
+            raise zygote.EngineDied("no engine can be made: {}: {}".format(*message.arguments))
         if message is None or message.verb != _Verb.READY:
             return False
         self._devices, self._versions = message.arguments

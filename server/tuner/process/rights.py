@@ -46,11 +46,6 @@ def prepare() -> None:
         _make_device_lock()
 
 
-def is_confined(confine_gpu: bool) -> bool:
-    """Whether engines are confined here: not beside an NVIDIA GPU, unless that is wished."""
-    return confine_gpu or not rights.nvidia_devices()
-
-
 def engine(folder: pathlib.Path) -> policy.Policy:
     """The rights of an engine with this scratch folder; call it in its process.
 
@@ -65,7 +60,7 @@ def engine(folder: pathlib.Path) -> policy.Policy:
             *(*_packages(), *rights.nvidia_files(), *_loaded_libraries()),
         ],
         names=sorted({os.path.dirname(package) for package in _packages()}),
-        devices=[*devices, *glob.glob(str(files.device_lock("*"))), "/proc/self/task"],
+        devices=[*devices, *glob.glob(str(files.device_lock("*"))), *_names_of_threads()],
         execute=[os.path.dirname(os.path.realpath(sys.executable))],
         programs=True,
         leads=True,
@@ -73,6 +68,17 @@ def engine(folder: pathlib.Path) -> policy.Policy:
         memory_files=bool(devices),
         open_files=OPEN_FILES,
     )
+
+
+def _names_of_threads() -> Iterator[str]:
+    """Where processes of a GPU's driver name their threads, without which it does not begin.
+
+    Paths of the run workers do not exist yet, so it is all of `/proc`. Of what is there, a plain
+    user may write little, and that of its own processes. Root could change the kernel's settings
+    and does not get it, so beside a GPU its engines are not confined.
+    """
+    if rights.nvidia_devices():
+        yield "/proc/self/task" if os.geteuid() == 0 else "/proc"
 
 
 def _caches() -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from felix.measure.pool import worker
 from felix.processes import environment, tree
-from server.tuner.process import messages, rights
+from server.tuner.process import confinement, messages, rights
 
 #: How long a process may take to end, and what it has started, in seconds.
 _END_S = 10.0
@@ -119,15 +119,14 @@ class Zygote:
     Args:
         factory: `module:name` of what makes an engine.
         log_json: log lines as JSON.
-        confine_gpu: see `EngineProcess`.
     """
 
-    def __init__(self, factory: str, log_json: bool, confine_gpu: bool) -> None:
-        self._arguments = [factory, *("1" if flag else "0" for flag in (log_json, confine_gpu))]
+    def __init__(self, factory: str, log_json: bool) -> None:
+        self._arguments = [factory, "1" if log_json else "0"]
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def fork(self) -> Child:
+    def fork(self, start: confinement.Start) -> Child:
         """A new engine's process; it says when it is ready."""
         if self._process is None or self._process.poll() is not None:
             self.close()
@@ -137,7 +136,8 @@ class Zygote:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="felix-engine-")).absolute()
         with theirs:
             try:
-                socket.send_fds(self._control, [os.fsencode(folder)], [theirs.fileno()])
+                packet = confinement.packed(folder, start)
+                socket.send_fds(self._control, [packet], [theirs.fileno()])
             except OSError:
                 pass  # it died just now: so does the pipe
         return Child(ours, folder)

@@ -5,17 +5,19 @@ one that was killed is soon replaced. This process runs nothing for clients and 
 its environment has none, and it never sees a database. An engine is confined (`rights`) before it
 does anything.
 
-    python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON CONFINE_GPU
+    python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON
 
-Each packet on the socket FD brings the pipe of one engine and the path of its folder. There is
-one engine at a time: before the next, and at the end of the socket, all that the last one started
-is killed, wherever it hides, and its folder removed. When this process is killed, the kernel kills
-its engine (PR_SET_PDEATHSIG), whose measuring processes end with it.
+Each packet on the socket FD brings the pipe of one engine, its folder and how it starts
+(`confinement.packed`). There is one engine at a time: before the next, and at the end of the
+socket, all that the last one started is killed, wherever it hides, and its folder removed. When
+this process is killed, the kernel kills its engine (PR_SET_PDEATHSIG), whose measuring processes
+end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import logging
@@ -25,19 +27,19 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
 import psutil
 
-from felix.processes import confine, syscalls, tree
+from felix.processes import confine, policy, syscalls, tree
 from server import logs
-from server.tuner.process import engine_main, rights
+from server.tuner.process import confinement, engine_main, rights
 
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_MAX_PATH_BYTES = 4096
+_MAX_PACKET_BYTES = 8192
 #: How long it may take to kill what an engine has left, in seconds.
 END_S = 5.0
 #: Of an engine, and so of its workers: if memory is short, the largest of them ends first.
@@ -50,13 +52,8 @@ def main(argv: list[str]) -> None:
     logs.configure(argv[2] == "1")
     module, _, name = argv[1].partition(":")
     make_engine = getattr(importlib.import_module(module), name)
-    is_confined = rights.is_confined(argv[3] == "1")
-    if is_confined:
-        rights.prepare()
-        confine.warn_of_missing()
-    else:
-        _log.warning("engines are not confined beside an NVIDIA GPU: FELIX_CONFINE_GPU=1 does it",
-                     extra={"action": "confinement_missing"})  # fmt: skip
+    rights.prepare()
+    confine.warn_of_missing()
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's are the tuner's to handle
         signal.signal(number, _ignore)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for an engine
@@ -64,14 +61,14 @@ def main(argv: list[str]) -> None:
     gc.freeze()
     folder: pathlib.Path | None = None
     while True:
-        packet, fds, _, _ = socket.recv_fds(control, _MAX_PATH_BYTES, 1)
+        packet, fds, _, _ = socket.recv_fds(control, _MAX_PACKET_BYTES, 1)
         end_children()
         if folder is not None:
             tree.remove(folder)
         if not packet:
             return
-        folder = pathlib.Path(os.fsdecode(packet))
-        _fork(control, fds[0], folder if is_confined else None, make_engine)
+        folder, start = confinement.unpacked(packet)
+        _fork(control, fds[0], folder, start, make_engine)
 
 
 def end_children(limit_s: float = END_S) -> None:
@@ -89,7 +86,13 @@ def end_children(limit_s: float = END_S) -> None:
         time.sleep(0.002)
 
 
-def _fork(control: socket.socket, fd: int, folder: pathlib.Path | None, make_engine: Any) -> None:
+def _fork(
+    control: socket.socket,
+    fd: int,
+    folder: pathlib.Path,
+    start: confinement.Start,
+    make_engine: Callable[[policy.ConfineGpu], engine_main.RemoteEngine],
+) -> None:
     zygote_pid = os.getpid()
     if os.fork():
         os.close(fd)
@@ -103,9 +106,9 @@ def _fork(control: socket.socket, fd: int, folder: pathlib.Path | None, make_eng
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         pathlib.Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
-        if folder is not None:
+        if start.is_confined:
             confine.confine(rights.engine(folder), [fd])
-        engine_main.serve(Connection(fd), make_engine)
+        engine_main.serve(Connection(fd), functools.partial(make_engine, start.run_workers))
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -14,8 +14,8 @@ from felix.cli import main
 from felix.cli.remote import submit, watch
 from felix.client import _rows
 from server.store import jobs
-from tests.server.api.test_teams import _bundle
 from tests.support import api_rows
+from tests.support.api import zips
 from tests.support.live_service import Served, Shell
 
 GEMM: dict[str, Any] = {
@@ -43,7 +43,7 @@ def test_batches_templates_and_estimates(felix: client.Client) -> None:
 
 
 def test_databases(felix: client.Client, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "in.zip").write_bytes(_bundle())
+    (tmp_path / "in.zip").write_bytes(zips.tuned())
     job = felix.import_database(tmp_path / "in.zip")
     assert (job.kind, job.state, job.reason) == ("database", "succeeded", "imported")
     exported = felix.export_database(tmp_path / "again.zip", [job.id])
@@ -63,7 +63,7 @@ def test_a_database_of_results(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(api_rows, "CONTENT", _bundle())
+    monkeypatch.setattr(api_rows, "CONTENT", zips.tuned())
     done = api_rows.finished(served.db, served.blobs, tags=("db",))
     path = felix.export_database(tmp_path / "out.zip", tag="db")
     with zipfile.ZipFile(path) as archive:
@@ -79,13 +79,13 @@ def test_the_command_line_says_what_is_reused(
     shell: Shell,
     felix: client.Client,
 ) -> None:
+    done = api_rows.finished(served.db, served.blobs)  # says how long a trial takes
     code, out, _ = shell("submit", "gemm:8,8,8", "--trials", "4", "--no-reuse")
     place = r"number \d+ in the queue, begins in about \d+ s, takes about \d+ s"
     assert code == 0 and re.search(place, out), out
     for flags, refused in (([], None), (["--no-reuse"], False)):
         arguments = main._parser().parse_args(["submit", "gemm:8,8,8", *flags])
         assert submit._settings(arguments).get("reuse") is refused
-    done = api_rows.finished(served.db, served.blobs)
     with served.db.write() as tx:
         row = tx.get_one(jobs.models.Job, done.id)
         row.reused_from, row.n_unscheduled = 3, 1

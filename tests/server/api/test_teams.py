@@ -25,6 +25,7 @@ from server.store.across_jobs import reuse
 from server.store.projects import projects
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
+from tests.support.api import zips
 
 DEVICE = "llvm/x/test"
 TARGET = "llvm -num-cores 2"
@@ -40,23 +41,6 @@ def _submit(service: Service, scope: str = "submit", **changes: Any) -> dict[str
     assert response.status_code == 201, response.text
     made: dict[str, Any] = response.json()
     return made
-
-
-def _bundle(m: int = 32, latency_us: float = 3.0) -> bytes:
-    """The zip of a job, with only what is of interest here."""
-    task = workloads.gemm(m, 32, 32, target=TARGET)
-    sketch = task_run.sketches_of(task)[0]
-    schedule = sketch.schedule(tuple(int(v) for v in sketch.sample(1, seed=1)[0]))
-    entry = records.DatabaseEntry(
-        mod=task.mod, trace=schedule.trace, latencies_us=(latency_us,), target=task.target
-    )
-    out = io.BytesIO()
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(out, "w") as archive:
-        records.export_database(folder, [entry])
-        for path in pathlib.Path(folder).iterdir():
-            archive.write(path, f"felix-job-1/database/{path.name}")
-        archive.writestr("felix-job-1/manifest.json", "{}")
-    return out.getvalue()
 
 
 def _tune(service: Service, bundle: bytes = service_fakes.bundle(), n_trials: int = 8) -> int:
@@ -262,11 +246,11 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
     service: Service, tmp_path: pathlib.Path
 ) -> None:
     first = _submit(service)
-    _tune(service, _bundle(latency_us=3.0))
+    _tune(service, zips.tuned(latency_us=3.0))
     second = _submit(service, reuse=False)
-    _tune(service, _bundle(latency_us=3.0))
+    _tune(service, zips.tuned(latency_us=3.0))
     third = _submit(service, workload=GEMM["workload"] | {"params": {"m": 64, "n": 32, "k": 32}})
-    _tune(service, _bundle(64, 5.0))
+    _tune(service, zips.tuned(64, 5.0))
     ids = [first["id"], second["id"], third["id"]]
     response = service.client.get("/v1/database", params={"job": ids})
     assert response.status_code == 200, response.text
@@ -292,7 +276,7 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_imported_databases_are_part_of_the_export(service: Service) -> None:
     _submit(service)
-    _tune(service, _bundle(latency_us=3.0))
+    _tune(service, zips.tuned(latency_us=3.0))
 
     def imported(content: bytes, headers: dict[str, str]) -> int:
         zipped = databases.pack(databases.merge(databases.unpack(io.BytesIO(content))))
@@ -312,8 +296,8 @@ def test_imported_databases_are_part_of_the_export(service: Service) -> None:
         projects.create(tx, "elsewhere")
         foreign = keys.create(tx, keys.NewKey(name="f", project="elsewhere", can_submit=True))
     ours, theirs = service.auth("submit"), {"Authorization": f"Bearer {foreign.text}"}
-    same, other = (imported(_bundle(32, us), ours) for us in (3.0, 2.0))
-    foreign_job = imported(_bundle(64, 5.0), theirs)
+    same, other = (imported(zips.tuned(32, us), ours) for us in (3.0, 2.0))
+    foreign_job = imported(zips.tuned(64, 5.0), theirs)
     assert len(records_of(ours)) == 2  # that of the job and of one import are equal
     assert len(records_of(ours, job=[same])) == 1 and len(records_of(ours, job=[same, other])) == 2
     assert len(records_of(theirs)) == 1
@@ -325,8 +309,8 @@ def test_imported_databases_are_part_of_the_export(service: Service) -> None:
 
 def test_an_imported_database_is_a_start(service: Service) -> None:
     task = workloads.gemm(32, 32, 32, target=TARGET)
-    with zipfile.ZipFile(io.BytesIO(_bundle())) as archive:
-        databases_of_zip = databases.unpack(io.BytesIO(_bundle()))
+    with zipfile.ZipFile(io.BytesIO(zips.tuned())) as archive:
+        databases_of_zip = databases.unpack(io.BytesIO(zips.tuned()))
         assert len(archive.namelist()) == 3
     content = databases.pack(databases.merge(databases_of_zip))
     response = service.client.post("/v1/databases", files={"file": ("best.zip", content)})

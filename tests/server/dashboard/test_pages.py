@@ -240,6 +240,13 @@ def test_devices_tell_who_is_alive(pages: Pages) -> None:
     assert "L1 32 KiB" in text and "bench-1" in text and "idle" in text
 
 
+def test_devices_tell_what_is_broken_and_what_runs_unconfined(pages: Pages) -> None:
+    growing.tuner(pages.service.db, fault="no memory is left", unconfined="304 in cuInit")
+    text = words(pages.get("/dashboard/devices"))
+    assert "cannot be used: no memory is left" in text
+    assert "not confined: 304 in cuInit" in text
+
+
 def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:
     service = pages.service
     mine = api_rows.queued(service.db, key_id(pages))

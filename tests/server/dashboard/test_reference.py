@@ -33,6 +33,7 @@ def test_every_operation_with_its_parameters_is_there(pages: Pages) -> None:
     assert page.count('class="operation"') == n_operations > 30
     assert "best_us" in text and "Weighted sum of the tasks&" not in text
     assert "Example of a response" in text
+    assert "<code>database_workload.json</code>" in page  # the point ends no sentence
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     for address in re.findall(r'(?:src|href)="([^"]+)"', page):

@@ -71,7 +71,7 @@ def test_a_cancelled_job_leaves_no_candidate_and_hides_no_error() -> None:
 
 def test_endless_candidates_of_a_job_that_is_over_hold_nobody_up() -> None:
     with warm_pools.Pools() as pools:
-        pools.warm([TARGET])
+        pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
         fork_server_pid = pool._pool.worker_pids()["fork_server"]
@@ -90,7 +90,7 @@ def test_endless_candidates_of_a_job_that_is_over_hold_nobody_up() -> None:
 
 def test_a_warm_pool_has_all_its_workers_and_serves_every_job_of_its_target() -> None:
     with warm_pools.Pools() as pools:
-        pools.warm([TARGET])
+        pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
         pids = pool._pool.worker_pids()
@@ -104,7 +104,7 @@ def test_a_warm_pool_has_all_its_workers_and_serves_every_job_of_its_target() ->
 
 def test_a_pool_whose_fork_server_died_is_replaced() -> None:
     with warm_pools.Pools() as pools:
-        pools.warm([TARGET])
+        pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
         fork_server = pool._pool._fork_server

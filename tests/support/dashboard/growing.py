@@ -151,12 +151,12 @@ def deliver(
         leases.succeed(tx, fence, "trials")
 
 
-def tuner(db: database.Database) -> int:
+def tuner(db: database.Database, **of_device: str) -> int:
     """A tuner that is alive, with a device whose figures are known."""
     hardware = {"name": "test cpu", "cores": 2, "clock_ghz": 2.4, "peak_fp32_gflops": 153.6,
                 "dram_bandwidth_gbs": 20.0, "vector_lanes": 16, "l1_bytes": 32768,
                 "l2_bytes": 1048576, "l3_bytes": 0}  # fmt: skip
-    device = {**api_rows.DEVICE, "hardware": hardware, "model": "pretrained"}
+    device = {**api_rows.DEVICE, "hardware": hardware, "model": "pretrained", **of_device}
     new = workers.NewWorker(
         name="bench-1", host="bench-1.example", pid=4711,
         versions={"felix": "0.1.0", "apache-tvm": "0.27.0"}, devices=[device],

@@ -12,7 +12,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from felix import target, workloads
+from felix import errors, target, workloads
 from felix.measure import build, protocol, reference, timing
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import launches, nvrtc
@@ -180,6 +180,35 @@ def test_nothing_is_done_on_the_device_before_others_are_kept_off(bench: Bench) 
     before, after = split()
     assert before == ["inputs"]
     assert "cuDevicePrimaryCtxRetain" in after and "compile" not in after
+
+
+# ---------------------------------------------------------------- opening
+
+
+def test_opening_uses_all_that_a_run_does_after_others_are_kept_off(bench: Bench) -> None:
+    assert bench.runner.open("sm_90") == {}
+    at = bench.driver.log.index("quiet")
+    assert bench.driver.log[:at] == ["compile"]
+    opened = set(bench.driver.log[at:])
+    folder = bench.prepare(add)
+    del bench.driver.log[:]
+    assert bench.run(folder, "right")["checked"]
+    of_candidates = {"quiet", "cuModuleUnload"}  # the helpers stay
+    assert set(bench.driver.log) - of_candidates <= opened
+
+
+def test_a_gpu_whose_results_are_wrong_is_no_use(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(bench.driver.kernels, "felix_compare", lambda args: None)
+    with pytest.raises(errors.MeasureError, match="wrong"):
+        bench.runner.open("sm_90")
+
+
+def test_opening_says_what_the_driver_refuses(bench: Bench) -> None:
+    bench.driver.capacity = 0
+    with pytest.raises(cuda_driver.DriverError, match="OUT_OF_MEMORY in cuMemAlloc_v2"):
+        bench.runner.open("sm_90")
 
 
 # ---------------------------------------------------------------- checks

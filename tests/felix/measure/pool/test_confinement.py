@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -18,9 +19,12 @@ from tvm.script import tirx as T
 
 from felix import workloads
 from felix.measure import protocol
-from felix.measure.pool import inbox, local, rights
+from felix.measure.cuda import reference
+from felix.measure.pool import candidates, inbox, local, rights, run_stage
 from felix.measure.pool import worker as pool_worker
+from felix.processes import policy
 from felix.task import Task
+from tests.support.cuda import library
 from tests.support.hostile import besieged
 
 N = 8
@@ -74,11 +78,22 @@ def place(tmp_path: pathlib.Path) -> Iterator[besieged.Besieged]:
 
 
 @pytest.fixture(scope="module")
-def pool(task: Task) -> Iterator[local.LocalPool]:
+def gpu_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The device of the CUDA driver that the pool's processes load."""
+    return tmp_path_factory.mktemp("dev") / "nvidia0"
+
+
+@pytest.fixture(scope="module")
+def pool(
+    task: Task, gpu_file: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[local.LocalPool]:
+    libraries = tmp_path_factory.mktemp("lib")
+    library.make(libraries, gpu_file)
     options = local.LocalOptions(builders=1, run_timeout_s=30, scratch_bytes=64 << 20)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FELIX_DATABASE_URL", besieged.SECRET)
         patched.setenv("AWS_SECRET_ACCESS_KEY", besieged.SECRET)
+        patched.setenv("LD_LIBRARY_PATH", str(libraries), prepend=os.pathsep)
         with local.LocalPool(task, options) as opened:
             assert opened.measure([task.mod])[0].ok  # the run worker is idle now
             yield opened
@@ -126,6 +141,53 @@ def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
     worker = pool._worker("gpu-runner", rights.cuda_runner(pool._folders), threads=1, nice=0)
     take(worker, place.code(pids=others(pool, "gpu-runner")))
     assert place.harm(log_of(pool, "gpu-runner")) == {}
+
+
+GPU = candidates.Device("cuda", "a GPU", 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("is_there", "is_allowed", "is_confined", "failure"),
+    [
+        (True, True, True, None),
+        (True, False, False, None),
+        (False, True, True, "DriverError: CUDA_ERROR_OPERATING_SYSTEM in cuInit"),
+    ],
+    ids=["it works", "it needs another right", "it is broken"],
+)
+def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
+    pool: local.LocalPool, gpu_file: pathlib.Path, is_there: bool, is_allowed: bool,
+    is_confined: bool, failure: str | None,
+) -> None:  # fmt: skip
+    """With a driver that asks the system for what NVIDIA's does."""
+    gpu_file.touch() if is_there else gpu_file.unlink(missing_ok=True)
+    (pool._folders.tasks / "helpers-sm_90.cubin").write_bytes(b"cubin")
+    may = rights.cuda_runner(pool._folders)
+    devices = [*may.devices, *([str(gpu_file)] if is_allowed else [])]
+    may = dataclasses.replace(may, devices=devices)
+    worker = pool._worker("gpu-runner", may, threads=1, nice=0)
+    worker._settings["device"] = "cuda"
+    quiet = run_stage.Quiet(pool.timing_lock, ())
+    runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), GPU)
+    runs.open("sm_90")
+    assert worker.is_confined is is_confined and runs._broken == failure
+    assert (runs.unconfined is None) is is_confined
+    assert (worker.pid is not None) is (is_there and is_allowed)  # one start of the driver
+    worker.kill()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_a_confined_worker_times_kernels_on_a_gpu_and_gets_nothing(
+    place: besieged.Besieged,
+) -> None:
+    task = workloads.gemm(256, 256, 256, target="cuda")
+    options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
+    with local.LocalPool(task, options) as pool:
+        result = pool.measure([reference.scheduled(task.mod)])[0]
+        assert result.ok and result.checked and pool.unconfined is None
+        take(pool._runner, place.code(pids=others(pool, "runner"), open_files=500))
+        assert place.harm(log_of(pool, "runner")) == {}
 
 
 def test_a_pickle_in_place_of_a_reply_is_not_read(

@@ -23,6 +23,7 @@ from felix.measure.pool import (
 from felix.measure.pool import (
     worker as pool_worker,
 )
+from felix.processes import policy
 from felix.task import Task
 
 GOOD = {"latencies_us": [2.0, 3.0, 4.0], "checked": True, "seconds": 0.1}
@@ -38,9 +39,14 @@ class Worker:
         self.verbs: list[str] = []
         self.kills = 0
         self.is_quiet = False
+        self.pid: int | None = None
+        self.is_confined = True
+        self.confined_calls: list[bool] = []
 
     def call(self, request: dict[str, Any], timeout_s: float, begin: Any) -> dict[str, Any]:
         self.verbs.append(request["verb"])
+        self.confined_calls.append(self.is_confined)
+        self.pid = 4711
         begin()
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -50,6 +56,7 @@ class Worker:
     def kill(self) -> None:
         assert self.is_quiet, "ending a context disturbs who measures"
         self.kills += 1
+        self.pid = None
 
     def acquire(self) -> None:
         self.is_quiet = True
@@ -58,9 +65,11 @@ class Worker:
         self.is_quiet = False
 
 
-def _runs(scripted: Any) -> run_stage.RunWorker:
+def _runs(
+    scripted: Any, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
+) -> run_stage.RunWorker:
     quiet = run_stage.Quiet(scripted, ())
-    options = candidates.LocalOptions()
+    options = candidates.LocalOptions(confine_gpu=confine_gpu)
     return run_stage.RunWorker(scripted, quiet, options, DEVICE)
 
 
@@ -216,3 +225,73 @@ def test_a_worker_that_failed_to_prepare_a_task_does_not_serve_the_next() -> Non
         assert "Unable to allocate" in result.message
         assert pool.measure([mod])[0].ok
         assert pool.worker_pids()["runner"] != pid
+
+
+# ---------------------------------------------------------------- opening a GPU
+
+OPENED = {"seconds": 0.1}
+REFUSED = {"error": "infrastructure", "message": "304 in cuInit", "seconds": 0.1}
+MISSING = {"error": "infrastructure", "message": "no CUDA driver here", "seconds": 0.1}
+CRASH = pool_worker.WorkerDied(11, "", 0.0)
+
+
+def test_a_driver_that_works_confined_is_opened_once() -> None:
+    scripted = Worker(OPENED)
+    runs = _runs(scripted)
+    runs.open("sm_90")
+    assert scripted.verbs == ["open"] and scripted.kills == 0
+    assert scripted.is_confined and runs.unconfined is None
+
+
+@pytest.mark.parametrize("refusal", [REFUSED, CRASH], ids=["an error", "a crash"])
+def test_a_driver_that_needs_more_rights_gets_them_and_it_is_said(
+    refusal: dict[str, Any] | Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted = Worker(refusal, OPENED, refusal)
+    runs = _runs(scripted)
+    runs.open("sm_90")
+    assert scripted.confined_calls == [True, False, True]
+    assert not scripted.is_confined and runs.unconfined is not None
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert runs.unconfined in line.getMessage() and "not confined" in line.getMessage()
+
+
+def test_a_fault_that_has_passed_leaves_the_worker_confined() -> None:
+    scripted = Worker(MISSING, OPENED, OPENED)
+    runs = _runs(scripted)
+    runs.open("sm_90")
+    assert scripted.is_confined and runs.unconfined is None
+
+
+def test_a_broken_gpu_is_told_as_it_is_and_nothing_runs_unconfined(
+    state: candidates.TaskState,
+) -> None:
+    scripted = Worker(REFUSED, MISSING, REFUSED, OPENED, GOOD)
+    runs = _runs(scripted)
+    runs.open("sm_90")
+    assert scripted.is_confined and runs.unconfined is None
+    runs.prepare(state)
+    assert state.failure == "no CUDA driver here"
+    assert runs.run(_candidate(state)).ok  # it is there again
+    assert scripted.confined_calls == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([REFUSED, OPENED, REFUSED], "does not work in a confined process: 304 in cuInit"),
+        ([REFUSED, MISSING], "cannot be used: no CUDA driver here"),
+    ],
+)
+def test_where_confinement_is_required_a_gpu_that_needs_more_is_refused(
+    answers: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(errors.MeasureError, match=message):
+        _runs(Worker(*answers), policy.ConfineGpu.ON).open("sm_90")
+
+
+def test_without_confinement_nothing_is_tried() -> None:
+    scripted = Worker()
+    runs = _runs(scripted, policy.ConfineGpu.OFF)
+    runs.open("sm_90")
+    assert not scripted.is_confined and scripted.verbs == []

@@ -7,19 +7,28 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from felix import files
 from felix.measure.cuda import driver
+from felix.measure.pool import rights as pool_rights
 from felix.processes import confine, policy
 from server import commands, errors, settings
 from server.database import database
 from server.store import blobs, events
 from server.tuner import tuner
-from server.tuner.process import engine_process, limits, messages, rights, untrusted_file
-from tests.support import service_fakes
+from server.tuner.process import (
+    confinement,
+    engine_process,
+    limits,
+    messages,
+    rights,
+    untrusted_file,
+)
+from tests.support import engine_fakes, service_fakes
 from tests.support.hostile import besieged, taken_engine
 
 FAST = settings.Settings(lease_s=20.0, beat_s=0.02, poll_s=0.02, reap_s=0.05, max_attempts=1)
@@ -86,17 +95,78 @@ def test_an_engine_that_is_taken_over_gets_nothing(
     assert place.harm(log) == {}
 
 
-def test_beside_a_gpu_engines_are_confined_where_that_is_wished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rights.rights, "nvidia_devices", list)
-    assert rights.is_confined(confine_gpu=False)
+@pytest.fixture
+def gpu(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The device of `engine_fakes.EngineOnGpu`, which confined engines may write."""
+    device = tmp_path / "cache" / "formulas" / "nvidia0"
+    device.parent.mkdir(parents=True)
+    device.touch()
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv(engine_fakes.GPU_VARIABLE, str(device))
     monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
-    assert rights.is_confined(confine_gpu=True) and not rights.is_confined(confine_gpu=False)
+    return device
+
+
+@contextlib.contextmanager
+def beside_a_gpu(chosen: policy.ConfineGpu) -> Iterator[engine_process.EngineProcess]:
+    made = engine_process.EngineProcess(
+        limits.Limits.of(FAST), confine_gpu=chosen, factory=engine_fakes.FACTORY_ON_GPU
+    )
+    with contextlib.closing(made):
+        yield made
+
+
+def test_beside_a_gpu_whose_driver_works_confined_engines_are(
+    gpu: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with beside_a_gpu(policy.ConfineGpu.AUTO) as engine:
+        (device,) = engine.devices()
+        assert engine._start == confinement.Start(True, policy.ConfineGpu.AUTO)
+        assert device["kind"] == "cuda" and device["unconfined"] is None
+    assert not caplog.records
+
+
+def test_a_driver_that_needs_more_is_served_unconfined_and_that_is_said(
+    gpu: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(engine_fakes.GPU_VARIABLE, str(gpu.rename(tmp_path / "nvidia0")))
+    with beside_a_gpu(policy.ConfineGpu.AUTO) as engine:
+        (device,) = engine.devices()
+        assert device["fault"] is None and "304: Permission denied" in device["unconfined"]
+        assert engine._start.is_confined is False
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("engines are not confined") and "304: Permission denied" in line
+    with pytest.raises(errors.SettingsError, match="304: Permission denied"):
+        with beside_a_gpu(policy.ConfineGpu.ON):
+            pass
+
+
+def test_a_gpu_that_does_not_work_leaves_engines_confined(
+    gpu: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.unlink()
+    with beside_a_gpu(policy.ConfineGpu.ON) as engine:
+        (device,) = engine.devices()
+        assert device["kind"] == "llvm"
+        assert engine._start == confinement.Start(True, policy.ConfineGpu.ON)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "cannot be used, confined or not: its driver finds no GPU" in line
+
+
+def test_confinement_beside_a_gpu_can_be_off_unless_it_is_required(
+    gpu: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with beside_a_gpu(policy.ConfineGpu.OFF) as engine:
+        assert engine.devices()[0]["unconfined"] == "FELIX_CONFINE_GPU is off"
+    assert "FELIX_CONFINE_GPU is off" in caplog.text
     required = FAST.model_copy(update={"require_confinement": True})
-    commands._check_confinement(required.model_copy(update={"confine_gpu": True}))
-    with pytest.raises(errors.SettingsError, match="FELIX_CONFINE_GPU=1"):
-        commands._check_confinement(required)
+    assert required.gpu_confinement is policy.ConfineGpu.ON
+    commands._check_confinement(required)
+    with pytest.raises(errors.SettingsError, match="FELIX_CONFINE_GPU is off"):
+        commands._check_confinement(
+            required.model_copy(update={"confine_gpu": policy.ConfineGpu.OFF})
+        )
 
 
 def _in_a_program(code: str) -> str:
@@ -166,13 +236,55 @@ def test_on_a_gpu_an_engine_keeps_what_its_pools_need(
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
     rights.prepare()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     may = rights.engine(tmp_path / "scratch")
     assert {"/dev/nvidia0", str(tmp_path / "felix-device-0000:01:00.0.lock")} <= set(may.devices)
     assert may.local_sockets and may.memory_files
+    assert "/proc" in may.devices  # where run workers name their threads
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "/proc" not in rights.engine(tmp_path / "scratch").devices  # with the kernel's settings
     monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: [])
     may = rights.engine(tmp_path / "scratch")
-    assert not may.local_sockets and not may.memory_files
+    assert not may.local_sockets and not may.memory_files and "/proc" not in may.devices
     assert rights.variables()[files.LOCKS_VARIABLE] == str(tmp_path)
+
+
+def test_the_driver_in_a_run_worker_of_a_confined_engine_names_its_threads(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's refuses to begin where it may not, and rules of both processes have to allow it."""
+    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    folders = pool_rights.Folders.make(tmp_path, None)
+
+    def name_a_thread() -> None:
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "r+") as name:
+            name.write("cuda")
+
+    def run_worker() -> None:
+        confine.confine(pool_rights.cuda_runner(folders))
+        name_a_thread()
+
+    def engine() -> None:
+        confine.confine(rights.engine(tmp_path))
+        in_a_process(run_worker)
+
+    in_a_process(engine)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(AssertionError):
+        in_a_process(engine)
+
+
+def in_a_process(work: Callable[[], None]) -> None:
+    """Do something in a fork of this process; it must not raise."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_landlock_that_cannot_confine_engines_counts_as_missing() -> None:
