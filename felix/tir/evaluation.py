@@ -20,7 +20,6 @@ from felix.tir.ranges import Interval, Linear, Scope
 
 #: Alternatives of conditions with "or" that are told apart.
 _MAX_ALTERNATIVES = 16
-DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 #: A conjunction of conditions that are not negative.
 Case: TypeAlias = tuple[Linear, ...]
 
@@ -78,7 +77,7 @@ class Evaluation:
                 return self._either(expr, [expr.true_value, expr.false_value])
             case "Call":
                 return self._call(expr)
-        if kind in DIVISIONS:
+        if kind in grammar.DIVISIONS:
             return self._division(expr, kind)
         if kind in grammar.BITWISE or kind == "BitwiseNot":
             return self._bitwise(expr, kind)

@@ -6,9 +6,12 @@ import dataclasses
 import enum
 import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from felix import errors
 from felix.sketch import sketch as sketching
+from felix.sketch import unmodelled
 from felix.task import Task
 from felix.verify import compare
 from tests.corpus import contractions, elementwise, layouts, reductions, written
@@ -59,24 +62,45 @@ def of(name: str, target: str, rows: int = 3) -> Outcome:
         raise AssertionError(f"{name} cannot be built: {error}") from error
     try:
         return _checked(name, target, Task.from_te(tensors, target, name), rows)
+    except errors.UnforeseenForm:
+        return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
     except errors.FelixError as error:
-        if is_unforeseen(error):
-            return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
         return Outcome(name, target, Kind.REFUSED, message=f"{type(error).__name__}: {error}")
     except Exception:
         logging.getLogger(__name__).debug("program of the corpus", exc_info=True)
         return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
 
 
-def is_unforeseen(error: errors.FelixError) -> bool:
-    """Whether a refusal is a form that no rule was written for (`unmodelled.reported`)."""
-    cause = error.__cause__
-    return isinstance(error, errors.UnsupportedSchedule) and isinstance(
-        cause, (AssertionError, AttributeError, LookupError, TypeError, ArithmeticError)
-    )
+class _Unforeseen(logging.Handler):
+    """Notes forms that no rule was written for, which cost a sketch or a structure."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+@contextmanager
+def unforeseen_forms() -> Iterator[list[str]]:
+    """The tracebacks of what `felix.sketch.unmodelled` reports meanwhile."""
+    handler = _Unforeseen()
+    logger = logging.getLogger(unmodelled.__name__)
+    logger.addHandler(handler)
+    try:
+        yield handler.messages
+    finally:
+        logger.removeHandler(handler)
 
 
 def _checked(name: str, target: str, task: Task, rows: int) -> Outcome:
+    with unforeseen_forms() as forms:
+        result = _compared(name, target, task, rows)
+    return dataclasses.replace(result, kind=Kind.ERROR, message=forms[0]) if forms else result
+
+
+def _compared(name: str, target: str, task: Task, rows: int) -> Outcome:
     compared = invalid = 0
     sketches = sketching.sketches(task)
     for sketch in sketches[:: -(-len(sketches) // MAX_SKETCHES)]:
