@@ -149,17 +149,22 @@ class ExpressionReader:
     def _let(self, index: int) -> Any:
         """The body of a Let with its value for the variable; its size counts at every use."""
         fields = self._graph.fields(index, ("ty", "var", "value", "body"))
+        with self._let_value(fields["var"], fields["value"]):
+            return self._expression(fields["body"])
+
+    @contextmanager
+    def _let_value(self, variable: int, value: int) -> Iterator[None]:
+        """Inside of the context the variable is the value."""
         before = self._size
-        value = self._expression(fields["value"])
-        declared = self._graph.fields(fields["var"], ("ty", "name"))
-        check(self._dtype(declared["ty"]) == grammar.dtype(value),
-              "the variable of a Let is not of the type of its value")  # fmt: skip
+        expr = self._expression(value)
+        declared = self._graph.fields(variable, ("ty", "name"))
+        check(self._dtype(declared["ty"]) == grammar.dtype(expr),
+              "a variable is not of the type of its value")  # fmt: skip
         outer, sizes = self._variables, self._let_sizes
-        self._variables = {**outer, fields["var"]: value}
-        self._let_sizes = {**sizes, fields["var"]: self._size - before}
-        body = self._expression(fields["body"])
+        self._variables = {**outer, variable: expr}
+        self._let_sizes = {**sizes, variable: self._size - before}
+        yield
         self._variables, self._let_sizes = outer, sizes
-        return body
 
     def _use(self, index: int) -> Any:
         name = quoted(self._name(self._graph.fields(index, ("ty", "name"))["name"]))

@@ -145,7 +145,8 @@ class _Reader(ExpressionReader):
         offset = parts["elem_offset"]
         if not graph.is_none(offset):
             check(graph.type_of(offset) == "ir.IntImm" and int(self._constant(offset)) == 0,
-                  f"buffer {label} has an element offset")  # fmt: skip
+                  f"buffer {label} has an element offset, as in TVM's scans, sorts and scatters; "
+                  "such programs are not tuned")  # fmt: skip
         check(graph.is_none(parts["layout"]), f"buffer {label} has a layout; it must be compact")
 
     def _extent(self, index: int, owner: str) -> Any:
@@ -178,9 +179,20 @@ class _Reader(ExpressionReader):
         items = self._graph.array(self._graph.fields(index, ["seq"])["seq"])
         check(len(items) > 1, "a sequence has fewer than two statements")
         outer = self._variables
+        kinds = [self._graph.type_of(item) for item in items]
+        if kinds == ["tirx.Bind"] * (len(items) - 1) + ["tirx.BufferStore"]:
+            return self._store_of_bound(items)
         statements = [self._statement(item) for item in items]
         self._variables = outer
         return tirx.SeqStmt(statements)
+
+    def _store_of_bound(self, items: list[int]) -> Any:
+        """One store, with the values of the variables that are bound before it."""
+        if len(items) == 1:
+            return self._statement(items[0])
+        fields = self._graph.fields(items[0], ("var", "value"))
+        with self._let_value(fields["var"], fields["value"]):
+            return self._store_of_bound(items[1:])
 
     def _bind(self, index: int) -> tirx.Bind:
         """A value under a name, for the statements that follow it in its sequence."""

@@ -40,6 +40,6 @@ def test_a_program_that_is_refused_is_refused_in_one_sentence(name: str, target:
 
 
 def test_a_name_is_that_of_one_program() -> None:
-    families = (outcome.elementwise, outcome.contractions, outcome.reductions, outcome.layouts,
-                outcome.written)  # fmt: skip
-    assert sum(len(family.programs()) for family in families) == len(outcome.PROGRAMS)
+    modules = (outcome.elementwise, outcome.contractions, outcome.reductions, outcome.layouts,
+               outcome.families, outcome.written)  # fmt: skip
+    assert sum(len(module.programs()) for module in modules) == len(outcome.PROGRAMS) >= 400
