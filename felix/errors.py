@@ -26,6 +26,10 @@ class UnsupportedSchedule(FelixError):
     """The schedule uses an instruction or a program form the symbolic program cannot model."""
 
 
+class UnforeseenForm(UnsupportedSchedule):
+    """The program has a form that modelling has no rule for, nor an error of its own."""
+
+
 class InvalidSchedule(FelixError):
     """TVM rejected these decisions: the trace did not apply or a postprocessor failed."""
 

@@ -51,6 +51,8 @@ class Task:
         target: TargetLike = "llvm",
         name: str | None = None,
         weight: float = 1,
+        *,
+        clamp: bool = False,
     ) -> Task:
         """Make a task from a TIR function.
 
@@ -61,13 +63,15 @@ class Task:
             name: the task's name, one line of printable text of at most 200 characters; made
                 from the function's `global_symbol` when left out.
             weight: how often the program occurs in the model.
+            clamp: move indices that are loaded from a buffer into the buffer they index, where
+                they are not proved to lie in it; without it such a program is refused.
 
         Raises:
             WorkloadError: dynamic shapes, unsupported dtypes or operations, malformed TIR, a
                 name that is none.
             TargetError: unknown target.
         """
-        return _make(func, target, name, weight)
+        return _make(func, target, name, weight, clamp)
 
     @classmethod
     def from_te(
@@ -79,15 +83,16 @@ class Task:
     ) -> Task:
         """Make a task from te tensors: the inputs, then the outputs.
 
-        Indices are 64 bits wide where products of extents need it.
+        Indices are 64 bits wide where products of extents need it. Those that are loaded from a
+        tensor are clamped to the tensor they index.
 
         Raises:
             WorkloadError: see `from_prim_func`.
         """
         try:
-            return _make(_prim_func(tensors), target, name, weight)
+            return _make(_prim_func(tensors), target, name, weight, clamp=True)
         except bounds.NarrowIndices:
-            return _make(_prim_func(tensors, "int64"), target, name, weight)
+            return _make(_prim_func(tensors, "int64"), target, name, weight, clamp=True)
 
     @classmethod
     def from_json(
@@ -155,7 +160,13 @@ def _describe(full: tvm.target.Target) -> str:
     return target.describe(full)
 
 
-def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float) -> Task:
+def _make(
+    func: tirx.PrimFunc,
+    spec: TargetLike,
+    name: str | None,
+    weight: float,
+    clamp: bool = False,
+) -> Task:
     full = target.parse(spec)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e18:
         raise errors.WorkloadError(
@@ -163,7 +174,7 @@ def _make(func: tirx.PrimFunc, spec: TargetLike, name: str | None, weight: float
         )
     if name is not None:
         names.check("a task's name", name)
-    checked = validate.normalise(func)
+    checked = validate.normalise(func, clamp=clamp)
     identifiers.check(checked)
     cost = tir_cost.count(checked)
     return Task(

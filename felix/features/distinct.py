@@ -4,6 +4,9 @@ The product, over groups of indices linked by iterators or conditions, of the di
 each: counted by enumeration where the values of the iterators (`felix.features.iterators`) do not
 depend on the tiling, by a formula where they are stripes, else bounded. Conditions such as
 padding are counted with them.
+
+Which elements a gather touches is not known before it runs. It counts as touching a new one with
+each visit until all are touched that its other indices leave: min(table, visits).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sympy
 from numpy.typing import NDArray
 
 from felix.features import iterators, stores
-from felix.symbolic import index_expr, ir, scalar
+from felix.symbolic import index_expr, ir, loaded, scalar
 from felix.symbolic.ir import Access, Scalar
 
 #: Points enumerated at most for one group of linked indices.
@@ -138,9 +141,16 @@ def _compared(condition: ir.Value) -> set[sympy.Symbol]:
     """The iterators of the comparisons in a condition that do not depend on data."""
     symbols: set[sympy.Symbol] = set()
     for node in condition.walk():
-        if node.op in _COMPARE and all(arg.expr is not None for arg in node.args):
+        if _is_of_iterators(node):
             symbols |= _symbols(node)
     return symbols
+
+
+def _is_of_iterators(value: ir.Value) -> bool:
+    """Whether a value is a comparison that does not depend on data."""
+    return value.op in _COMPARE and all(
+        arg.expr is not None and not loaded.is_data(arg.expr) for arg in value.args
+    )
 
 
 # ---------------------------------------------------------------- counting
@@ -148,12 +158,25 @@ def _compared(condition: ir.Value) -> set[sympy.Symbol]:
 
 def _one(access: Access, conditions: list[ir.Value], visited: _Visited) -> Scalar:
     """Distinct index tuples of one access: a product over groups of linked dimensions."""
+    if any(map(loaded.is_data, access.indices)):
+        return _gathered(access, visited)
     tests = _conjuncts(conditions)
     total: Scalar = 1
     for indices, symbols in _groups(access, tests, visited):
         linked_tests = [t for t in tests if _symbols(t) & symbols]
         total = total * _group(indices, symbols, linked_tests, visited)
     return total
+
+
+def _gathered(access: Access, visited: _Visited) -> Scalar:
+    """min(table, visits) of an access with indices that depend on data."""
+    plain = tuple(index for index in access.indices if not loaded.is_data(index))
+    pairs = zip(access.indices, access.buffer.shape, strict=True)
+    extents = [extent for index, extent in pairs if loaded.is_data(index)]
+    rest = _one(Access(access.buffer, plain), [], visited)
+    used = set().union(*(index.free_symbols for index in access.indices)) & set(visited)
+    visits = ir.product(visited[s].count for s in sorted(used, key=str))
+    return scalar.minimum(ir.product([rest, *extents]), visits)
 
 
 def _groups(
@@ -263,6 +286,9 @@ def _several(
     counts: list[Scalar],
 ) -> Scalar:
     """Union over several accesses: enumerated where possible, else their sum."""
+    if any(loaded.is_data(index) for a in accesses for index in a.indices):
+        total = sum(counts[1:], start=counts[0])
+        return scalar.minimum(ir.product(accesses[0].buffer.shape), total)
     symbols = sorted(visited, key=str)
     chosen_by = set().union(*(_compared(c) for a in accesses for c in conditions[a]))
     used = [
@@ -305,7 +331,7 @@ def can_hold(value: ir.Value, grid: index_expr.Grid, truth: bool = True) -> NDAr
     if value.op in ("and", "or"):
         a, b = (can_hold(x, grid, truth) for x in value.args)
         return a & b if (value.op == "and") == truth else a | b
-    if value.op in _COMPARE and all(a.expr is not None for a in value.args):
+    if _is_of_iterators(value):
         left, right = (index_expr.evaluate(a.expr, grid) for a in value.args if a.expr is not None)
         return np.asarray(_COMPARE[value.op](left, right) == truth)
     return np.ones((1,) * max(1, len(grid)), dtype=np.bool_)

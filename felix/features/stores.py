@@ -19,7 +19,7 @@ from typing import NamedTuple
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, ir, scalar, usage
+from felix.symbolic import expr, ir, loaded, scalar, usage
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
 
 
@@ -83,12 +83,13 @@ def rows(program: Program) -> list[Row]:
         top = id(loops[0]) if loops else id(block)
         kernel = tops.setdefault(top, len(tops))
         around = distinct_threads(loops)
-        if block.init is not None:
-            name = RowName(f"{block.label}_init", block.init.target.buffer.name)
+        for store in block.inits:
+            name = RowName(f"{block.label}_init", store.target.buffer.name)
             outside = [lp for lp in around if not feeds_reduction(lp, block)]
-            result.append(Row(name, block, block.init, tuple(outside), kernel, True))
-        name = RowName(block.label, block.store.target.buffer.name)
-        result.append(Row(name, block, block.store, tuple(around), kernel, block.is_init))
+            result.append(Row(name, block, store, tuple(outside), kernel, True))
+        for store in block.stores:
+            name = RowName(block.label, store.target.buffer.name)
+            result.append(Row(name, block, store, tuple(around), kernel, block.is_init))
     return result
 
 
@@ -199,16 +200,20 @@ def offsets(
     loop: Loop,
     values: Sequence[Scalar] = (1,),
 ) -> list[Scalar]:
-    """|address(loop = value) - address(origin)| in elements for each value, other loops at 0."""
+    """|address(loop = value) - address(origin)| in elements for each value, other loops at 0.
+
+    An index that depends on data moves by half its dimension with each place it is loaded from.
+    """
     steps = strides(shape)
     dims = moved_dims(access, block, loop.components)
-    origin = [index_at(access.indices[dim], block, {}) for dim in dims]
+    indices = {dim: loaded.stepped(access.indices[dim], shape[dim]) for dim in dims}
+    origin = [index_at(indices[dim], block, {}) for dim in dims]
     distances = []
     for value in values:
         point = loop_point(loop, value)
         total: Scalar = 0
         for dim, start in zip(dims, origin, strict=True):
-            total = total + (index_at(access.indices[dim], block, point) - start) * steps[dim]
+            total = total + (index_at(indices[dim], block, point) - start) * steps[dim]
         distances.append(abs(total) if isinstance(total, int) else expr.Absolute(total))
     return distances
 
@@ -234,7 +239,8 @@ def hull(
 ) -> list[Scalar]:
     """Index range per dimension while each component of `extents` runs over that many values.
 
-    All other components stay at 0. Guards keep a guarded flat index below its bound.
+    All other components stay at 0. Guards keep a guarded flat index below its bound. An index that
+    depends on data has at most as many values as places it is loaded from.
 
     Args:
         before: (components, hull): the hull without those components; dimensions that do not
@@ -247,7 +253,12 @@ def hull(
     origin = {symbol: value_at(b, {}) for symbol, b in bindings if symbol in used}
     result: list[Scalar] = [1] * len(access.indices) if before is None else list(before[1])
     for dim in dims:
-        result[dim] = scalar.plain(index_span(access.indices[dim], spans, origin))
+        index, extent = access.indices[dim], access.buffer.shape[dim]
+        if loaded.is_data(index):
+            widths = [index_span(part, spans, origin) for part in loaded.positions(index)]
+            result[dim] = scalar.minimum(extent, ir.product(widths))
+        else:
+            result[dim] = scalar.plain(index_span(index, spans, origin))
     return result
 
 

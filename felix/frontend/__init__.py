@@ -150,7 +150,7 @@ def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
         (func,) = item.dispatched[0].functions.values()
         name, weight = names.derived(str(item.task_name)), int(item.weight)
         try:
-            tasks.append(task.Task.from_prim_func(func, full, name, weight))
+            tasks.append(task.Task.from_prim_func(func, full, name, weight, clamp=True))
         except errors.WorkloadError as error:
             _log.warning(
                 "%s is left untuned: %s",

@@ -18,7 +18,12 @@ import tvm
 from numpy.typing import NDArray
 from tvm.s_tir.schedule import Instruction, Trace
 
-from felix.errors import DecisionError, InvalidSchedule, UnsupportedSchedule
+from felix.errors import (
+    DecisionError,
+    InvalidSchedule,
+    UnforeseenForm,
+    UnsupportedSchedule,
+)
 from felix.sketch import formulas, sampling, unmodelled
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
@@ -312,18 +317,22 @@ def sketches(
 
     Raises:
         UnsupportedSchedule: no sketch can be modelled; the message says why.
+        UnforeseenForm: the same, where a form that no rule was written for is a reason.
     """
     space = design_space.generate(task.mod, task.target, name=task.name)
     machine = machine or hardware(task.target)
-    modelled, reasons = [], []
+    modelled: list[Sketch] = []
+    reasons: list[UnsupportedSchedule] = []
     for index, schedule in enumerate(space.schedules):
         try:
             with unmodelled.reported():
                 modelled.append(Sketch(task, index, schedule.trace, space.generator, machine))
         except UnsupportedSchedule as error:
-            reasons.append(str(error))
+            reasons.append(error)
             if on_left_out is not None:
                 on_left_out(f"{task.name}: sketch {index} left out: {error}")
     if not modelled:
-        raise UnsupportedSchedule(f"{task.name}: {'; '.join(dict.fromkeys(reasons))}")
+        unforeseen = [error for error in reasons if isinstance(error, UnforeseenForm)]
+        kind = UnforeseenForm if unforeseen else UnsupportedSchedule
+        raise kind(f"{task.name}: {'; '.join(dict.fromkeys(map(str, reasons)))}")
     return modelled

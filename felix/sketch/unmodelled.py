@@ -1,4 +1,9 @@
-"""Programs and schedules that the formulas do not foresee become one clear error."""
+"""Forms of programs and schedules that no rule of the formulas was written for.
+
+Modelling raises UnsupportedSchedule for what it deliberately leaves out. Any other error is a
+defect of it: a rule met a form that nobody thought of. Such an error costs the sketch, not the run
+of all tasks. It ends here, and is logged with its traceback.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,28 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from felix.errors import UnsupportedSchedule
+from felix.errors import UnforeseenForm, UnsupportedSchedule
 
 _LOGGER = logging.getLogger(__name__)
-#: What modelling raises where a program has a form that no rule was written for.
-_UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
-               TypeError, ValueError)  # fmt: skip
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Errors of modelling as UnsupportedSchedule, so that they cost a sketch and not a run."""
+    """Errors that modelling does not raise on purpose as UnforeseenForm.
+
+    Raises:
+        UnsupportedSchedule: as it is.
+        UnforeseenForm: any other error was raised.
+    """
     try:
         yield
-    except _UNFORESEEN as error:
-        _LOGGER.debug("a form that no rule was written for", exc_info=True)
+    except UnsupportedSchedule:
+        raise
+    except Exception as error:
+        action = {"action": "unforeseen_form"}
+        _LOGGER.warning("a form that no rule was written for", exc_info=True, extra=action)
         lines = str(error).strip().splitlines()
-        raise UnsupportedSchedule(
-            f"the schedule has a form that cannot be modelled ({type(error).__name__}"
-            f"{': ' + lines[-1].strip() if lines else ''})"
+        raise UnforeseenForm(
+            f"the schedule has a form that no rule was written for ({type(error).__name__}"
+            f"{': ' + lines[-1].strip() if lines else ''}); please report it with the program"
         ) from error

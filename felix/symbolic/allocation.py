@@ -53,7 +53,7 @@ _Use = tuple[list[Loop], Block, list[ir.Access]]
 def _uses(program: Program, buffer: Buffer) -> list[_Use]:
     uses = []
     for loops, block in program.walk():
-        stores = [block.store] + ([block.init] if block.init is not None else [])
+        stores = [*block.stores, *block.inits]
         accesses = [a for s in stores for a in [s.target, *s.value.loads()] if a.buffer is buffer]
         if accesses:
             uses.append((loops, block, list(dict.fromkeys(accesses))))
@@ -92,7 +92,7 @@ def _site(buffer: Buffer, uses: list[_Use]) -> list[Loop]:
             depth += 1
         common = common[:depth]
     for loops, block, _ in uses:
-        if block.store.target.buffer is buffer:
+        if block.stores_to(buffer):
             common = common[: _above_reduction(loops, block, len(common))]
     if buffer.scope == "global":
         for i, loop in enumerate(common):

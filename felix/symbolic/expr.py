@@ -50,7 +50,7 @@ class _Operator(sympy.Function):
     is_extended_real = True
 
 
-class _Whole(_Operator):
+class Whole(_Operator):
     """Base of the operators whose value is an integer, whatever the arguments."""
 
     is_integer = True
@@ -64,7 +64,7 @@ class _Picked(_Operator):
     """
 
 
-class FloorDiv(_Whole):
+class FloorDiv(Whole):
     """floor(a / b)."""
 
     nargs = 2
@@ -80,7 +80,7 @@ class FloorDiv(_Whole):
         return quotient if divides(quotient) else None
 
 
-class CeilDiv(_Whole):
+class CeilDiv(Whole):
     """ceil(a / b)."""
 
     nargs = 2
@@ -96,7 +96,7 @@ class CeilDiv(_Whole):
         return quotient if divides(quotient) else None
 
 
-class FloorMod(_Whole):
+class FloorMod(Whole):
     """a - b * floor(a / b), in [0, b)."""
 
     nargs = 2
@@ -152,7 +152,7 @@ class Absolute(_Picked):
         return a if is_nonnegative(a) else None
 
 
-class Floor(_Whole):
+class Floor(Whole):
     """Largest integer not above a (any real a)."""
 
     nargs = 1
@@ -164,7 +164,7 @@ class Floor(_Whole):
         return a if a.is_integer else None
 
 
-class Ceiling(_Whole):
+class Ceiling(Whole):
     """Smallest integer not below a (any real a)."""
 
     nargs = 1
@@ -176,7 +176,7 @@ class Ceiling(_Whole):
         return a if a.is_integer else None
 
 
-class Less(_Whole):
+class Less(Whole):
     """1 if a < b else 0."""
 
     nargs = 2
@@ -191,7 +191,7 @@ class Less(_Whole):
         return None
 
 
-class LessEqual(_Whole):
+class LessEqual(Whole):
     """1 if a <= b else 0."""
 
     nargs = 2
@@ -206,7 +206,7 @@ class LessEqual(_Whole):
         return None
 
 
-class Equal(_Whole):
+class Equal(Whole):
     """1 if a == b else 0."""
 
     nargs = 2
@@ -221,7 +221,7 @@ class Equal(_Whole):
         return None
 
 
-class And(_Whole):
+class And(Whole):
     """Both conditions: 1 if a and b are 1, else 0."""
 
     nargs = 2
@@ -236,7 +236,7 @@ class And(_Whole):
         return a if b is ONE else None
 
 
-class Or(_Whole):
+class Or(Whole):
     """Either condition: 1 if a or b is 1, else 0."""
 
     nargs = 2
@@ -251,7 +251,7 @@ class Or(_Whole):
         return a if b is ZERO else None
 
 
-class Not(_Whole):
+class Not(Whole):
     """1 - a, for a condition a."""
 
     nargs = 1

@@ -4,7 +4,8 @@ Resizing computes indices in floats, `round((v + 0.5) * 0.7 - 0.5)`, and pads ch
 conditions. All become the operators of `felix.symbolic.expr`: a float expression is a sum of
 rational multiples of integers, whose floor is an integer division. Constants of float32 are read
 as the nearest fraction of small denominator, which they are rounded from, so that an index may
-differ from what floats give at a tie.
+differ from what floats give at a tie. What is loaded from a buffer, and what is computed of it,
+become the operators of `felix.symbolic.loaded`.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ from __future__ import annotations
 import fractions
 import functools
 import math
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import sympy
 from tvm import tirx
-from tvm.ir.expr import Call
+from tvm.ir.expr import Call, TensorLoad
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr
+from felix.symbolic import expr, loaded
 
 #: Float constants are fractions of at most this denominator.
 MAX_DENOMINATOR = 1 << 16
 _HALF = sympy.Rational(1, 2)
 
 Symbols = Mapping[Any, sympy.Expr]
+#: TVM's buffer -> the buffer that an index is loaded from.
+Buffers = Mapping[Any, Any]
+_NO_BUFFERS: Buffers = types.MappingProxyType({})
 
 
 def iter_symbol(name: str) -> sympy.Symbol:
@@ -36,53 +41,76 @@ def iter_symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
-def load_index(node: Any, symbols: Symbols) -> sympy.Expr:
-    """An integer TIR expression of block iterators.
+def load_index(node: Any, symbols: Symbols, buffers: Buffers = _NO_BUFFERS) -> sympy.Expr:
+    """An integer TIR expression of block iterators, and of elements of these buffers.
 
     Raises:
         UnsupportedSchedule: an operation that no rule is there for.
     """
-    value = _load(node, symbols)
+    value = _Loader(symbols, buffers).load(node)
     if not is_whole(value):
         raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
     return value
 
 
-def _load(node: Any, symbols: Symbols) -> sympy.Expr:
-    """An integer or float expression; conditions are 0 or 1."""
-    if isinstance(node, int):
-        return sympy.Integer(node)
-    if isinstance(node, tirx.Var) and node in symbols:
-        return symbols[node]
-    if isinstance(node, tirx.IntImm):
-        return sympy.Integer(int(node.value))
-    if isinstance(node, tirx.FloatImm):
-        near = fractions.Fraction(float(node.value)).limit_denominator(MAX_DENOMINATOR)
-        return sympy.Rational(near.numerator, near.denominator)
+class _Loader:
+    """Reads expressions of one block; conditions are 0 or 1."""
+
+    def __init__(self, symbols: Symbols, buffers: Buffers) -> None:
+        self._symbols = symbols
+        self._buffers = buffers
+
+    def load(self, node: Any) -> sympy.Expr:
+        """An integer or float expression."""
+        if isinstance(node, int):
+            return sympy.Integer(node)
+        if isinstance(node, tirx.Var) and node in self._symbols:
+            return self._symbols[node]
+        if isinstance(node, tirx.IntImm):
+            return sympy.Integer(int(node.value))
+        if isinstance(node, tirx.FloatImm):
+            near = fractions.Fraction(float(node.value)).limit_denominator(MAX_DENOMINATOR)
+            return sympy.Rational(near.numerator, near.denominator)
+        if isinstance(node, TensorLoad) and node.source in self._buffers:
+            indices = tuple(self.load(index) for index in node.indices)
+            return loaded.element(self._buffers[node.source], indices)
+        return self._operation(node)
+
+    def _operation(self, node: Any) -> sympy.Expr:
+        operands = [self.load(operand) for operand in _operands(node)]
+        if any(map(loaded.is_data, operands)):
+            if isinstance(node, tirx.Cast) and _is_integer(node) and _is_integer(node.value):
+                return operands[0]
+            return loaded.operation(_name(node), *operands)
+        if isinstance(node, tirx.Cast):
+            return truncated(operands[0]) if _is_integer(node) else operands[0]
+        rule = _CALLS.get(_name(node)) if isinstance(node, Call) else _RULES.get(type(node))
+        if rule is None:
+            raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
+        if isinstance(node, tirx.Div) and not _is_integer(node):
+            rule = _quotient
+        return rule(*operands)
+
+
+def _operands(node: Any) -> Sequence[Any]:
     if isinstance(node, Call):
-        return _load_call(node, symbols)
+        return tuple(node.args)
     if isinstance(node, tirx.Cast):
-        value = _load(node.value, symbols)
-        return truncated(value) if _is_integer(node) else value
-    if isinstance(node, tirx.Not):
-        return expr.Not(_load(node.a, symbols))
+        return (node.value,)
+    if isinstance(node, (tirx.Not, tirx.BitwiseNot)):
+        return (node.a,)
     if isinstance(node, tirx.Select):
-        parts = (node.condition, node.true_value, node.false_value)
-        return expr.Select(*(_load(part, symbols) for part in parts))
-    rule = _BINARY.get(type(node))
-    if rule is None:
-        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
-    if isinstance(node, tirx.Div) and not _is_integer(node):
-        rule = _quotient
-    return rule(_load(node.a, symbols), _load(node.b, symbols))
+        return (node.condition, node.true_value, node.false_value)
+    if hasattr(node, "a") and hasattr(node, "b"):
+        return (node.a, node.b)
+    raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
 
 
-def _load_call(node: Any, symbols: Symbols) -> sympy.Expr:
-    name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
-    rule = _CALLS.get(name)
-    if rule is None:
-        raise UnsupportedSchedule(f"index expression {node} cannot be modelled")
-    return rule(*(_load(argument, symbols) for argument in node.args))
+def _name(node: Any) -> str:
+    """The operation of a node: the function that a call is of, else the kind of the node."""
+    if isinstance(node, Call):
+        return str(getattr(node.op, "name", node.op)).rpartition(".")[2]
+    return type(node).__name__
 
 
 def _is_integer(node: Any) -> bool:
@@ -190,7 +218,7 @@ def _is_nonnegative(value: sympy.Expr) -> bool:
 
 
 #: TIR node -> what it is of the operands' expressions.
-_BINARY: dict[type[Any], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
+_RULES: dict[type[Any], Callable[..., sympy.Expr]] = {
     tirx.Add: lambda a, b: a + b,
     tirx.Sub: lambda a, b: a - b,
     tirx.Mul: lambda a, b: a * b,
@@ -208,6 +236,8 @@ _BINARY: dict[type[Any], Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
     tirx.GE: _compared(lambda a, b: expr.LessEqual(b, a)),
     tirx.And: expr.And,
     tirx.Or: expr.Or,
+    tirx.Not: expr.Not,
+    tirx.Select: expr.Select,
 }
 
 #: Function -> the same.

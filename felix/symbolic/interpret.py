@@ -139,18 +139,12 @@ def _consumers(state: State, inst: Instruction) -> list[Any]:
 
 def consumers(program: Program, block: Block) -> list[Block]:
     """Blocks that read what `block` writes, in program order."""
-    target = block.store.target.buffer
-    return [
-        b for _, b in program.walk() if b is not block and any(a.buffer is target for a in b.reads)
-    ]
+    return [b for _, b in program.walk() if placement.consumes(b, block)]
 
 
 def _producers(state: State, inst: Instruction) -> list[Any]:
     block: Block = state.get(inst.inputs[0])
-    read = {id(a.buffer) for a in block.reads}
-    return [
-        b for _, b in state.program.walk() if b is not block and id(b.store.target.buffer) in read
-    ]
+    return [b for _, b in state.program.walk() if placement.consumes(block, b)]
 
 
 def _sample(state: State, inst: Instruction) -> list[Any]:

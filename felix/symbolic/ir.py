@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import sympy
 
-from felix.symbolic import expr, scalar
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import expr, loaded, scalar
 
 Scalar = scalar.Scalar
 IterKind = Literal["spatial", "reduce"]
@@ -178,8 +179,18 @@ class Value:
         yield self
 
     def loads(self) -> list[Access]:
-        """Accesses of all loads, children before parents, left to right."""
-        return [v.access for v in self.walk() if v.access is not None]
+        """Accesses of all loads, children before parents, left to right.
+
+        Loads of an index follow the load that has the index.
+        """
+        return [access for value in self.walk() for access in value.accesses()]
+
+    def accesses(self) -> list[Access]:
+        """The access of this node alone, then those in its indices."""
+        direct = [] if self.access is None else [self.access]
+        indices = [self.expr] if self.expr is not None else [i for a in direct for i in a.indices]
+        inner = [pair for index in indices for pair in loaded.elements(index)]
+        return [*direct, *(Access(*pair) for pair in inner)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,8 +203,11 @@ class Store:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Block:
-    """A block: iterators bound to affine forms of components, an update store, maybe an init.
+    """A block: iterators bound to affine forms of components, stores, maybe inits.
 
+    stores: one, or those of a tuple reduction, all of whose values are computed before the first
+        of them is stored.
+    inits: what each store of a reduction begins with; none of other blocks.
     guards: (affine form, bound): the block runs only where form < bound (overhang of a split
         that does not divide).
     is_init: it stores what a reduction begins with, which was moved out of the reduction.
@@ -203,8 +217,8 @@ class Block:
     name: str
     iters: list[Iter]
     bindings: list[Affine]
-    store: Store
-    init: Store | None = None
+    stores: tuple[Store, ...]
+    inits: tuple[Store, ...] = ()
     guards: list[tuple[Affine, Scalar]] = dataclasses.field(default_factory=list)
     annotations: dict[str, Any] = dataclasses.field(default_factory=dict)
     is_init: bool = False
@@ -216,8 +230,19 @@ class Block:
         return labelled(self.name, self.number)
 
     @property
+    def store(self) -> Store:
+        """The only store.
+
+        Raises:
+            UnsupportedSchedule: there are several.
+        """
+        if len(self.stores) != 1:
+            raise UnsupportedSchedule(f"block {self.name} stores to several buffers")
+        return self.stores[0]
+
+    @property
     def writes(self) -> list[Access]:
-        return [self.store.target]
+        return [store.target for store in self.stores]
 
     @property
     def reads(self) -> list[Access]:
@@ -225,7 +250,11 @@ class Block:
 
         The order is TVM's: of a reduction block the destination comes first.
         """
-        return list(dict.fromkeys(self.store.value.loads()))
+        return list(dict.fromkeys(a for store in self.stores for a in store.value.loads()))
+
+    def stores_to(self, buffer: Buffer) -> bool:
+        """Whether a store of the block has this target."""
+        return any(target.buffer is buffer for target in self.writes)
 
     @property
     def is_reduction(self) -> bool:

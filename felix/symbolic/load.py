@@ -1,8 +1,8 @@
 """From a TVM PrimFunc to the symbolic program's form, before any schedule instruction.
 
-Reads a PrimFunc whose root block holds loop nests over single-store blocks, as `te` and the
-front ends produce. Nothing is simplified: the value tree keeps the operations TVM will execute,
-so that counting nodes counts operations.
+Reads a PrimFunc whose root block holds loop nests over blocks of one store, or of the stores of a
+tuple reduction, as `te` and the front ends produce. Nothing is simplified: the value tree keeps
+the operations TVM will execute, so that counting nodes counts operations.
 """
 
 from __future__ import annotations
@@ -143,27 +143,54 @@ def _load_block(realize: Any, buffers: _Buffers, loops: dict[Any, ir.IterCompone
         else:
             bindings.append(ir.Affine({}, _constant(value, "a block binding")))
     annotations = {str(k): v for k, v in block.annotations.items()}
-    store = load_store(block.body, buffers, symbols)
-    init = load_store(block.init, buffers, symbols) if block.init is not None else None
-    return ir.Block(block.name_hint, iters, bindings, store, init, [], annotations)
+    stores = _load_stores(block.body, buffers, symbols)
+    inits = () if block.init is None else _load_stores(block.init, buffers, symbols)
+    return ir.Block(block.name_hint, iters, bindings, stores, inits, [], annotations)
 
 
 def _is_true(predicate: Any) -> bool:
     return isinstance(predicate, tirx.IntImm) and bool(predicate.value)
 
 
+def _load_stores(body: Any, buffers: _Buffers, symbols: _Vars) -> tuple[ir.Store, ...]:
+    """The stores of a block's body: one, or values bound first and then stored."""
+    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    bound: dict[Any, Any] = {}
+    while isinstance(statements[0], tirx.Bind):
+        bind = statements.pop(0)
+        bound[bind.var] = bind.value
+    if len(statements) == 1:
+        return (load_store(statements[0], buffers, symbols),)
+    targets = [s.buffer for s in statements if isinstance(s, tirx.BufferStore)]
+    stored = [bound.get(s.value) for s in statements if isinstance(s, tirx.BufferStore)]
+    if len(set(targets)) < len(statements) or (bound and None in stored):
+        raise UnsupportedSchedule(
+            "a block with several stores must bind all values before it stores them, each to a "
+            "buffer of its own"
+        )
+    stores = tuple(_store(s, bound.get(s.value, s.value), buffers, symbols) for s in statements)
+    read = {access.buffer for store in stores for access in store.value.loads()}
+    if not bound and any(store.target.buffer in read for store in stores):
+        raise UnsupportedSchedule("a block reads what another of its stores has changed")
+    return stores
+
+
 def load_store(statement: Any, buffers: _Buffers, symbols: _Vars) -> ir.Store:
     """The Store of a BufferStore statement."""
     if not isinstance(statement, tirx.BufferStore):
         raise UnsupportedSchedule(
-            f"a block body must be one store, not {type(statement).__name__} "
-            "(tuple reductions and opaque calls are not supported)"
+            f"a block's body must be one store, not {type(statement).__name__}; give every "
+            "statement a block of its own"
         )
+    return _store(statement, statement.value, buffers, symbols)
+
+
+def _store(statement: Any, value: Any, buffers: _Buffers, symbols: _Vars) -> ir.Store:
     target = ir.Access(
         buffers[statement.buffer],
-        tuple(index_expr.load_index(i, symbols) for i in statement.indices),
+        tuple(index_expr.load_index(i, symbols, buffers) for i in statement.indices),
     )
-    return ir.Store(target, load_value(statement.value, buffers, symbols))
+    return ir.Store(target, load_value(value, buffers, symbols))
 
 
 def _is_float(node: Any) -> bool:
@@ -182,9 +209,8 @@ def load_value(node: Any, buffers: _Buffers, symbols: _Vars) -> ir.Value:
     if node in symbols:
         return ir.Value("iter", False, expr=symbols[node])
     if isinstance(node, TensorLoad):
-        access = ir.Access(
-            buffers[node.source], tuple(index_expr.load_index(i, symbols) for i in node.indices)
-        )
+        indices = tuple(index_expr.load_index(i, symbols, buffers) for i in node.indices)
+        access = ir.Access(buffers[node.source], indices)
         return ir.Value("load", _is_float(node), access=access)
     if isinstance(node, tirx.Cast):
         return ir.Value("cast", _is_float(node), (visit(node.value),))

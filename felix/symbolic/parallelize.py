@@ -112,10 +112,9 @@ def _annotated(loop: Loop) -> bool:
 
 def _regions(block: Block) -> list[ir.Access]:
     """Accesses of block.reads and block.writes as TVM holds them before decomposition."""
-    target = block.store.target.buffer if block.init is not None else None
     reads: dict[int, list[ir.Access]] = {}
     for access in block.reads:
-        if access.buffer is not target:
+        if not (block.inits and block.stores_to(access.buffer)):
             reads.setdefault(id(access.buffer), []).append(access)
     return [_least(accesses) for accesses in reads.values()] + block.writes
 

@@ -51,7 +51,7 @@ def cooperative_fetch(program: Program) -> None:
         if _max_bytes(block) > 4:
             lanes = 1
         lanes = scalar.select(divides, lanes, 1)
-        if block.store.target.buffer.dtype not in FETCHED_WHOLE:
+        if block.writes[0].buffer.dtype not in FETCHED_WHOLE:
             program.conditions.append(lanes * _max_bytes(block) - MAX_VECTOR_BYTES)
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):

@@ -8,6 +8,7 @@ time).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Sequence
 
@@ -15,7 +16,7 @@ import numpy as np
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, index_expr, ir, scalar
+from felix.symbolic import expr, index_expr, ir, loaded, scalar
 from felix.symbolic.ir import Affine, Block, Buffer, IterComponent, Loop, Scalar
 
 #: Values of an index that are enumerated.
@@ -131,6 +132,35 @@ def index_interval(index: sympy.Expr, block: Block, relaxed: set[IterComponent])
             f"the region of index {index} in block {block.name} cannot be modelled"
         )
     return enumerated
+
+
+def _data_interval(
+    index: sympy.Expr, extent: Scalar, block: Block, relaxed: set[IterComponent]
+) -> Interval:
+    """Of an index that depends on data: one value, or where a place that it is loaded from runs,
+    all of the dimension.
+    """
+    used = index.free_symbols
+    bindings = [b for it, b in zip(block.iters, block.bindings, strict=True) if it.symbol in used]
+    runs: Scalar = 0
+    for binding in bindings:
+        for component in binding.terms:
+            if _runs(component, relaxed):
+                runs = scalar.either(runs, binding.mentions(component))
+    if scalar.is_static(runs, 1):
+        return Interval(Affine({}, 0), extent)
+    flat = functools.reduce(Affine.plus, bindings, Affine({}, 0))
+    value = _derived(flat, 1, extent)
+    return Interval(Affine({value: 1}), scalar.select(runs, extent, 1))
+
+
+def _runs(component: IterComponent, relaxed: set[IterComponent]) -> bool:
+    """Whether the component has several values while the `relaxed` components run."""
+    if component in relaxed:
+        return True
+    return component.source is not None and any(
+        _runs(comp, relaxed) for comp in component.source.flat.terms
+    )
 
 
 def _enumerated(index: sympy.Expr, block: Block, relaxed: set[IterComponent]) -> Interval | None:
@@ -365,7 +395,12 @@ def required_intervals(
     for access in accesses:
         if access.buffer is not buffer:
             continue
-        intervals = [index_interval(index, block, relaxed) for index in access.indices]
+        intervals = [
+            _data_interval(index, extent, block, relaxed)
+            if loaded.is_data(index)
+            else index_interval(index, block, relaxed)
+            for index, extent in zip(access.indices, buffer.shape, strict=True)
+        ]
         if result is None:
             result = intervals
         else:

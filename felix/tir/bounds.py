@@ -7,6 +7,9 @@ in any other way, so neither a loop nor a predicate limits an access. `IfThenEls
 `if_then_else` guard what is below them. `Select`, `And` and `Or` evaluate all their operands and
 guard nothing.
 
+An index that is loaded from a buffer may be any value of its type, so it must be clamped. What it
+is loaded from must not be stored to by the same block: it could change between clamp and access.
+
 Arithmetic of indices must fit its type at every step, and shall not divide by zero. What is not
 proved is refused.
 """
@@ -14,7 +17,7 @@ proved is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -29,6 +32,10 @@ from felix.tir.ranges import Budget, Interval, Scope
 #: Elements of a buffer or iterations of a block that 32-bit indices may have: TVM fuses loops and
 #: pads splits, and the products must stay below 2^31.
 NARROW_LIMIT = 2**30
+
+
+class UnguardedData(errors.WorkloadError):
+    """Data choose an index, a shift or a divisor that is not guarded."""
 
 
 class NarrowIndices(errors.WorkloadError):
@@ -83,7 +90,22 @@ def _statement(stmt: Any, scopes: list[Scope]) -> None:
 
 def _sequence(sequence: Any, scopes: list[Scope]) -> None:
     for item in sequence.seq:
-        _statement(item, scopes)
+        if type(item).__name__ == "Bind":
+            scopes = _bound(item, scopes)
+        else:
+            _statement(item, scopes)
+
+
+def _bound(bind: Any, scopes: list[Scope]) -> list[Scope]:
+    """The scopes in which a variable has the values of an expression."""
+    _reads(bind.value, scopes)
+    dtype = grammar.dtype(bind.value)
+    if dtype == "bool" or grammar.is_float(dtype):
+        return scopes
+    return [
+        scope.with_variable(bind.var, scope.interval(Evaluation(scope).linear(bind.value)))
+        for scope in scopes
+    ]
 
 
 def _loop(loop: Any, scopes: list[Scope]) -> None:
@@ -113,10 +135,31 @@ def _realize(realize: Any, scopes: list[Scope]) -> None:
                   f"{evaluation.text_of(value)}, which is not proved to lie in its domain "
                   f"[0, {iterator.dom.extent}): it takes "
                   f"{evaluation.values_of(scope, form)}")  # fmt: skip
+    _check_sources(block)
     budget = scopes[0].budget if scopes else Budget(0)
     if block.init is not None:
         _statement(block.init, [Scope(domains, budget=budget)])
     _statement(block.body, [Scope(domains, budget=budget)])
+
+
+def _check_sources(block: Any) -> None:
+    """What a block takes indices from is not what it stores to."""
+    parts = list(grammar.statements(block.body))
+    stored = {part.buffer for part in parts if type(part).__name__ == "BufferStore"}
+    values = [part.value for part in parts if type(part).__name__ in ("BufferStore", "Bind")]
+    values += [part.condition for part in parts if type(part).__name__ == "IfThenElse"]
+    for value in values:
+        check(stored.isdisjoint(_sources(value)),
+              f"block {quoted(block.name_hint)} takes an index from a buffer that it stores to; "
+              "give it a buffer of its own")  # fmt: skip
+
+
+def _sources(value: Any) -> Iterator[Any]:
+    """The buffers that indices in an expression are loaded from."""
+    for load in filter(grammar.is_load, grammar.expressions(value)):
+        for index in load.indices:
+            for inner in filter(grammar.is_load, grammar.expressions(index)):
+                yield inner.source
 
 
 def _store(store: Any, scopes: list[Scope]) -> None:
@@ -136,10 +179,23 @@ def _access(buffer: Any, indices: Sequence[Any], scopes: list[Scope]) -> None:
               "use int64")  # fmt: skip
         for scope in scopes:
             form = Evaluation(scope).linear(index)
-            check(scope.proves(form, Interval(0, extent - 1)),
-                  f"buffer {quoted(buffer.name)} may be accessed out of bounds: index {number}, "
-                  f"{evaluation.text_of(index)}, is not proved to lie in [0, {extent}): it takes "
-                  f"{evaluation.values_of(scope, form)}")  # fmt: skip
+            if not scope.proves(form, Interval(0, extent - 1)):
+                raise _outside(buffer, number, index, evaluation.values_of(scope, form))
+
+
+def _outside(buffer: Any, number: int, index: Any, values: str) -> errors.WorkloadError:
+    """The error for an index that is not proved to lie in its buffer."""
+    extent = grammar.shape(buffer)[number]
+    where = f"index {number} of buffer {quoted(buffer.name)}, {evaluation.text_of(index)},"
+    if grammar.depends_on_data(index):
+        return UnguardedData(
+            f"{where} depends on data and is not proved to lie in [0, {extent}); clamp it: "
+            f"T.min(T.max(index, 0), {extent - 1})"
+        )
+    return errors.WorkloadError(
+        f"buffer {quoted(buffer.name)} may be accessed out of bounds: index {number}, "
+        f"{evaluation.text_of(index)}, is not proved to lie in [0, {extent}): it takes {values}"
+    )
 
 
 def _reads(expr: Any, scopes: list[Scope]) -> None:
@@ -158,22 +214,30 @@ def _reads(expr: Any, scopes: list[Scope]) -> None:
         return
     for child in grammar.children(expr):
         _reads(child, scopes)
-    if kind in evaluation.DIVISIONS and not grammar.is_float(grammar.dtype(expr)):
+    if kind in grammar.DIVISIONS and not grammar.is_float(grammar.dtype(expr)):
         for scope in scopes:
             _check_division(expr, scope)
     if kind in grammar.SHIFTS:
         amounts = Interval(0, grammar.bits(grammar.dtype(expr)) - 1)
         for scope in scopes:
-            check(scope.proves(Evaluation(scope).linear(expr.b), amounts),
-                  f"{evaluation.text_of(expr)} shifts by a value that is not proved to lie in "
-                  f"[0, {amounts.high + 1})")  # fmt: skip
+            if not scope.proves(Evaluation(scope).linear(expr.b), amounts):
+                raise UnguardedData(
+                    f"{evaluation.text_of(expr)} shifts by a value that is not proved to lie in "
+                    f"[0, {amounts.high + 1}); clamp it: T.min(T.max(value, 0), {amounts.high})"
+                )
 
 
 def _check_division(expr: Any, scope: Scope) -> None:
     """A processor traps on a division by zero, and on the one quotient that does not fit."""
+    if grammar.is_nonzero(expr.b):
+        return
     divisor = Evaluation(scope).linear(expr.b)
     positive = Interval(1, evaluation.limits_of(expr).high)
     if not scope.proves(divisor, positive):
-        check(scope.proves(divisor, Interval(evaluation.limits_of(expr).low, -1)),
-              f"{evaluation.text_of(expr)} divides by a value that may be 0")  # fmt: skip
+        if not scope.proves(divisor, Interval(evaluation.limits_of(expr).low, -1)):
+            kind = UnguardedData if grammar.depends_on_data(expr.b) else errors.WorkloadError
+            raise kind(
+                f"{evaluation.text_of(expr)} divides by a value that may be 0; guard it: "
+                "T.Select(value == 0, 1, value)"
+            )
         Evaluation(scope).linear(expr)

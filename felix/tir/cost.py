@@ -8,7 +8,8 @@ cost both (both are evaluated). A block's init counts once per spatial point.
 Minimal bytes: walking the stores backwards from the outputs, the elements of each parameter that
 some needed element depends on, plus the elements written. Sets are kept per dimension, so a
 strided access counts only the rows it touches; where the indices of two dimensions depend on
-each other the product of the per-dimension sets is an upper bound.
+each other the product of the per-dimension sets is an upper bound. A parameter that is only loaded
+at indices which depend on data counts with at most one element a load.
 """
 
 from __future__ import annotations
@@ -44,11 +45,16 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Store:
-    """One store of the program: how often it runs, and the domains of its block's iterators."""
+    """One store of the program: how often it runs, and the domains of its block's iterators.
+
+    `values` are what it stores, and what was bound to variables before it; `flops` those of one
+    execution, what was bound counted with the first store that follows.
+    """
 
     buffer: Any
     indices: tuple[Any, ...]
-    value: Any
+    values: tuple[Any, ...]
+    flops: int
     trips: int
     domains: Mapping[Any, int]
 
@@ -56,7 +62,7 @@ class _Store:
 def count(func: tirx.PrimFunc) -> Cost:
     """The cost of a function that `validate.normalise` returned."""
     stores = list(_stores(func.body, 1, {}))
-    flops = sum(store.trips * float_ops(store.value) for store in stores)
+    flops = sum(store.trips * store.flops for store in stores)
     return Cost(flops, _min_bytes(func, stores))
 
 
@@ -87,14 +93,24 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
             inside = {**domains, stmt.loop_var: extent}
             yield from _stores(stmt.body, trips * extent, inside)
         case "SeqStmt":
+            bound: tuple[Any, ...] = ()
+            flops = 0
             for item in stmt.seq:
-                yield from _stores(item, trips, domains)
+                if type(item).__name__ == "Bind":
+                    bound, flops = (*bound, item.value), flops + float_ops(item.value)
+                    continue
+                for store in _stores(item, trips, domains):
+                    yield dataclasses.replace(
+                        store, values=(*store.values, *bound), flops=store.flops + flops
+                    )
+                    flops = 0
         case "IfThenElse":
             yield from _stores(stmt.then_case, trips, domains)
             if stmt.else_case is not None:
                 yield from _stores(stmt.else_case, trips, domains)
         case "BufferStore":
-            yield _Store(stmt.buffer, tuple(stmt.indices), stmt.value, trips, domains)
+            yield _Store(stmt.buffer, tuple(stmt.indices), (stmt.value,),
+                         float_ops(stmt.value), trips, domains)  # fmt: skip
         case "SBlockRealize":
             block = stmt.block
             inside = {**domains, **{v.var: int(v.dom.extent) for v in block.iter_vars}}
@@ -111,12 +127,30 @@ def _min_bytes(func: tirx.PrimFunc, stores: list[_Store]) -> int:
     for parameter in func.params:
         if parameter in written:
             elements[parameter] = [None] * len(grammar.shape(parameter))
-    total = sum(_bytes(buffer, values) for buffer, values in elements.items())
+    total: float = sum(_bytes(buffer, values) for buffer, values in elements.items())
     for store in reversed(stores):
         if store.buffer in elements:
             _propagate(store, elements)
-    inputs = [parameter for parameter in func.params if parameter not in written]
-    return total + sum(_bytes(buffer, elements[buffer]) for buffer in inputs if buffer in elements)
+    gathers = _gathers(stores)
+    for buffer in func.params:
+        if buffer in elements and buffer not in written:
+            size = grammar.element_bytes(grammar.dtype(buffer))
+            total += min(_bytes(buffer, elements[buffer]), gathers.get(buffer, math.inf) * size)
+    return int(total)
+
+
+def _gathers(stores: list[_Store]) -> dict[Any, int]:
+    """Loads of each buffer whose loads all have an index that depends on data."""
+    counts: dict[Any, int] = {}
+    others = set()
+    for store in stores:
+        for expr in (*store.values, *store.indices):
+            for load in filter(grammar.is_load, grammar.expressions(expr)):
+                if any(map(grammar.depends_on_data, load.indices)):
+                    counts[load.source] = counts.get(load.source, 0) + store.trips
+                else:
+                    others.add(load.source)
+    return {buffer: count for buffer, count in counts.items() if buffer not in others}
 
 
 def _bytes(buffer: Any, values: list[Values]) -> int:
@@ -131,7 +165,7 @@ def _propagate(store: _Store, elements: dict[Any, list[Values]]) -> None:
     for index, values in zip(store.indices, elements[store.buffer], strict=True):
         if values is not None and index in store.domains:
             limits[index] = values
-    for expr in (store.value, *store.indices):
+    for expr in (*store.values, *store.indices):
         for item in grammar.expressions(expr):
             if grammar.is_load(item) and item.source != store.buffer:
                 _add(item, store.domains, limits, elements)

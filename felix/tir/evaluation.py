@@ -20,7 +20,6 @@ from felix.tir.ranges import Interval, Linear, Scope
 
 #: Alternatives of conditions with "or" that are told apart.
 _MAX_ALTERNATIVES = 16
-DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 #: A conjunction of conditions that are not negative.
 Case: TypeAlias = tuple[Linear, ...]
 
@@ -74,11 +73,10 @@ class Evaluation:
             case "Cast":
                 return self._cast(expr)
             case "Select":
-                self.cases(expr.condition, True)
-                return self._either(expr, [expr.true_value, expr.false_value])
+                return self._select(expr)
             case "Call":
                 return self._call(expr)
-        if kind in DIVISIONS:
+        if kind in grammar.DIVISIONS:
             return self._division(expr, kind)
         if kind in grammar.BITWISE or kind == "BitwiseNot":
             return self._bitwise(expr, kind)
@@ -139,12 +137,22 @@ class Evaluation:
         pairs = itertools.product(self._float(expr.a), self._float(expr.b))
         return _widened([_FLOAT_ARITHMETIC[kind](a, b) for a, b in pairs])
 
-    def _either(self, expr: Any, values: Sequence[Any]) -> Linear:
-        """Any of the values, which are all evaluated."""
-        forms = [self.linear(value) for value in values]
-        intervals = [self._scope.interval(form) for form in forms]
-        interval = Interval(min(i.low for i in intervals), max(i.high for i in intervals))
-        return Linear.of(ranges.Unknown(interval, expr))
+    def _select(self, expr: Any) -> Linear:
+        """One of two values, both of which are evaluated.
+
+        Choices between equal values by one equal comparison of iterators are one atom.
+        """
+        cases = tuple(self.cases(expr.condition, True))
+        forms = tuple(self.linear(value) for value in (expr.true_value, expr.false_value))
+        intervals = [
+            scope.interval(form)
+            for form, truth in zip(forms, (True, False), strict=True)
+            for scope in assume(expr.condition, truth, [self._scope])
+        ]
+        kind = type(expr.condition).__name__
+        is_known = kind in grammar.COMPARISONS and self._is_of_iterators(expr.condition)
+        key = ("Select", cases, forms) if is_known else expr
+        return Linear.of(ranges.Unknown(_hull(intervals), key))
 
     def _call(self, expr: Any) -> Linear:
         name = grammar.function_name(expr)
@@ -162,9 +170,7 @@ class Evaluation:
         for value, truth in zip(values, (True, False), strict=True):
             for scope in assume(condition, truth, [self._scope]):
                 intervals.append(scope.interval(Evaluation(scope).linear(value)))
-        low = min((interval.low for interval in intervals), default=0)
-        high = max((interval.high for interval in intervals), default=0)
-        return Linear.of(ranges.Unknown(Interval(low, high), expr))
+        return Linear.of(ranges.Unknown(_hull(intervals), expr))
 
     def _division(self, expr: Any, kind: str) -> Linear:
         """Floored or truncated quotient or remainder, by a divisor that is not 0."""
@@ -257,6 +263,13 @@ def _widened(ends: list[float]) -> tuple[float, float]:
         return -math.inf, math.inf
     room = max(abs(end) for end in ends) * 1e-3 + 1e-3
     return min(ends) - room, max(ends) + room
+
+
+def _hull(intervals: Sequence[Interval]) -> Interval:
+    """The smallest interval that holds all; 0 where there is none."""
+    low = min((interval.low for interval in intervals), default=0)
+    high = max((interval.high for interval in intervals), default=0)
+    return Interval(low, high)
 
 
 def _quotients(dividend: Interval, divisor: Interval, floored: bool) -> Interval:

@@ -22,6 +22,7 @@ MAX_SIZE = 50_000
 #: Loops, blocks, branches and operations inside one another.
 MAX_DEPTH = 128
 MAX_NAME = 128
+_TOO_DEEP = f"the program is nested more than {MAX_DEPTH} levels deep"
 INDEX_DTYPES = ("int32", "int64")
 _BINARY = {
     f"prim.{name}": getattr(tirx, name)
@@ -37,10 +38,15 @@ def _operators() -> Mapping[str, Any]:
 class ExpressionReader:
     """Reads expressions of one graph; variables and buffers are looked up by their node."""
 
-    def __init__(self, graph: json_graph.Graph) -> None:
+    def __init__(self, graph: json_graph.Graph, clamp: bool = False) -> None:
         self._graph = graph
+        self._clamp = clamp
         self._buffers: dict[int, Any] = {}
         self._variables: dict[int, Any] = {}
+        #: Variables bound to values that depend on data.
+        self._data_variables: set[Any] = set()
+        #: Of the values of Lets, by the node of their variable.
+        self._let_sizes: dict[int, int] = {}
         self._size = 0
         self._depth = 0
 
@@ -50,7 +56,7 @@ class ExpressionReader:
         self._size += 1
         self._depth += 1
         check(self._size <= MAX_SIZE, f"the program has more than {MAX_SIZE} nodes")
-        check(self._depth <= MAX_DEPTH, f"the program is nested more than {MAX_DEPTH} levels deep")
+        check(self._depth <= MAX_DEPTH, _TOO_DEEP)
         yield
         self._depth -= 1
 
@@ -75,21 +81,26 @@ class ExpressionReader:
         check(index in self._buffers, "the program accesses a buffer that it does not declare")
         return self._buffers[index]
 
-    def _indices(self, buffer: Any, index: int, access: str) -> list[Any]:
-        """Indices of a buffer; data must not choose addresses: it would leave the buffer."""
+    def _indices(self, buffer: Any, index: int) -> list[Any]:
+        """Indices of a buffer, of the number and type that it takes."""
         label = quoted(buffer.name)
         indices = [self._expression(item) for item in self._graph.array(index)]
         check(len(indices) == len(buffer.ty.shape),
               f"buffer {label} has {len(buffer.ty.shape)} dimensions and is accessed with "
               f"{len(indices)} indices")  # fmt: skip
         for item in indices:
-            check(not any(grammar.is_load(part) for part in grammar.expressions(item)),
-                  f"an index of {label} depends on data ({access}); unsupported")  # fmt: skip
+            check(not self._is_bound_to_data(item),
+                  f"an index of {label} is bound to data before; write the load into the "
+                  "index")  # fmt: skip
             check(
                 grammar.dtype(item) in INDEX_DTYPES,
                 f"an index of {label} is a {grammar.dtype(item)}, neither int32 nor int64",
             )
         return indices
+
+    def _is_bound_to_data(self, expr: Any) -> bool:
+        """Whether an expression has a variable that was bound to data."""
+        return any(part in self._data_variables for part in grammar.expressions(expr))
 
     def _condition(self, index: int) -> Any:
         expr = self._expression(index)
@@ -111,6 +122,7 @@ class ExpressionReader:
                 "prim.Not": self._not,
                 "prim.BitwiseNot": self._bitwise_not,
                 "prim.Select": self._select,
+                "prim.Let": self._let,
             }
             name = json_graph.short_type(kind)
             check(kind in rules, f"unsupported operation {name!r} in the program")
@@ -134,10 +146,34 @@ class ExpressionReader:
               "a constant float has a type that is no float")  # fmt: skip
         return tirx.FloatImm(dtype, json_graph.raw_float(fields["value"]))
 
+    def _let(self, index: int) -> Any:
+        """The body of a Let with its value for the variable; its size counts at every use."""
+        fields = self._graph.fields(index, ("ty", "var", "value", "body"))
+        with self._let_value(fields["var"], fields["value"]):
+            return self._expression(fields["body"])
+
+    @contextmanager
+    def _let_value(self, variable: int, value: int) -> Iterator[None]:
+        """Inside of the context the variable is the value."""
+        before = self._size
+        expr = self._expression(value)
+        declared = self._graph.fields(variable, ("ty", "name"))
+        check(self._dtype(declared["ty"]) == grammar.dtype(expr),
+              "a variable is not of the type of its value")  # fmt: skip
+        outer, sizes = self._variables, self._let_sizes
+        self._variables = {**outer, variable: expr}
+        self._let_sizes = {**sizes, variable: self._size - before}
+        yield
+        self._variables, self._let_sizes = outer, sizes
+
     def _use(self, index: int) -> Any:
         name = quoted(self._name(self._graph.fields(index, ("ty", "name"))["name"]))
         check(index in self._variables, f"the variable {name} has no value where it is used")
-        return self._variables[index]
+        value = self._variables[index]
+        if index in self._let_sizes:
+            self._size += self._let_sizes[index]
+            check(self._depth + grammar.height(value) <= MAX_DEPTH, _TOO_DEEP)
+        return value
 
     def _binary(self, kind: str, index: int) -> Any:
         fields = self._graph.fields(index, ("ty", "a", "b"))
@@ -148,11 +184,15 @@ class ExpressionReader:
         check((grammar.dtype(a) == "bool") == (name in grammar.LOGIC)
               or name in ("EQ", "NE", *grammar.BITWISE[:3]),
               f"{name} of a {grammar.dtype(a)}")  # fmt: skip
-        floats = grammar.is_float(grammar.dtype(a))
-        check(
-            not floats or name not in ("Mod", "FloorDiv", "FloorMod", *grammar.BITWISE),
-            f"{name} of a {grammar.dtype(a)}",
-        )
+        if grammar.is_float(grammar.dtype(a)):
+            check(name not in ("FloorDiv", "FloorMod", *grammar.BITWISE),
+                  f"{name} of a {grammar.dtype(a)}")  # fmt: skip
+            if name == "Mod":  # what generated code has a function for
+                return tvm.ir.Call(_operators()["tirx.fmod"], [a, b], ret_ty=grammar.dtype(a))
+        if self._clamp and name in grammar.SHIFTS:
+            b = _clamped(b, grammar.bits(grammar.dtype(b)))
+        elif self._clamp and name in grammar.DIVISIONS:
+            b = _nonzero(b)
         return _BINARY[kind](a, b)
 
     def _not(self, index: int) -> Any:
@@ -181,13 +221,19 @@ class ExpressionReader:
     def _load(self, index: int) -> Any:
         fields = self._graph.fields(index, ("ty", "source", "indices"))
         buffer = self._buffer(fields["source"])
-        return tirx.BufferLoad(buffer, self._indices(buffer, fields["indices"], "gather"))
+        indices = self._indices(buffer, fields["indices"])
+        if self._clamp:
+            extents = grammar.shape(buffer)
+            indices = [_clamped(*pair) for pair in zip(indices, extents, strict=True)]
+        return tirx.BufferLoad(buffer, indices)
 
     def _call(self, index: int) -> Any:
         graph = self._graph
         fields = graph.fields(index, ("ty", "op", "args", "attrs", "ty_args"))
         name = self._operator(fields["op"])
         arguments = [self._expression(item) for item in graph.array(fields["args"])]
+        if name == grammar.REINTERPRET:
+            return _reinterpreted(arguments, self._dtype(fields["ty"]))
         kinds, result = grammar.FUNCTIONS[name]
         types: dict[str, str] = {"b": "bool"}
         check(len(arguments) == len(kinds), f"{name} takes {len(kinds)} arguments")
@@ -206,10 +252,39 @@ class ExpressionReader:
             raise errors.WorkloadError(f"the program calls a {name}, not an operator")
         name = graph.operator(index)
         check(
-            name in grammar.FUNCTIONS,
+            name in grammar.FUNCTIONS or name == grammar.REINTERPRET,
             f"unsupported operation {quoted(name.rpartition('.')[2])} in the program",
         )
         return name
+
+
+def _reinterpreted(arguments: list[Any], dtype: str) -> Any:
+    """The bits of a number as another type of the same size."""
+    check(len(arguments) == 1, "reinterpret takes 1 argument")
+    (value,) = arguments
+    types = (dtype, grammar.dtype(value))
+    check(all(each in grammar.DTYPES and each != "bool" for each in types)
+          and grammar.bits(types[0]) == grammar.bits(types[1]),
+          f"reinterpret makes a {quoted(dtype)} of a {types[1]}")  # fmt: skip
+    return tvm.ir.Call(tvm.ir.Op.get(grammar.REINTERPRET), arguments, ret_ty=dtype)
+
+
+def _clamped(index: Any, extent: int) -> Any:
+    """The index, or the nearest one of [0, extent) if data choose it."""
+    if not grammar.depends_on_data(index):
+        return index
+    dtype = grammar.dtype(index)
+    low, high = tirx.IntImm(dtype, 0), tirx.IntImm(dtype, extent - 1)
+    return tirx.Min(tirx.Max(index, low), high)
+
+
+def _nonzero(divisor: Any) -> Any:
+    """The divisor, or 1 where data make it 0."""
+    dtype = grammar.dtype(divisor)
+    if grammar.is_float(dtype) or not grammar.depends_on_data(divisor):
+        return divisor
+    zero, one = tirx.IntImm(dtype, 0), tirx.IntImm(dtype, 1)
+    return tirx.Select(tirx.EQ(divisor, zero), one, divisor)
 
 
 def _is_of_kind(dtype: str, kind: str) -> bool:

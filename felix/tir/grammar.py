@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tvm
+import tvm_ffi
 
 from felix import errors
 
@@ -17,6 +18,7 @@ COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 LOGIC = ("And", "Or")
 #: Of integers; the first three of bools as well.
 BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
+DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 SHIFTS = ("LShift", "RShift")
 
 _SYMBOLS = {"Add": "+", "Sub": "-", "Mul": "*", "FloorDiv": "//", "FloorMod": "%", "EQ": "==",
@@ -46,6 +48,8 @@ FUNCTIONS = {
     "prim.if_then_else": ("btt", "t"),
     "prim.likely": ("b", "bool"),
 }
+#: Its result has the type that the call says, of as many bits as the argument.
+REINTERPRET = "tirx.reinterpret"
 #: What a malformed object raises inside TVM's Python layer.
 TVM_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ArithmeticError,
               RecursionError, MemoryError)  # fmt: skip
@@ -83,10 +87,15 @@ def children(expr: Any) -> tuple[Any, ...]:
         return (expr.condition, expr.true_value, expr.false_value)
     if kind == "TensorLoad":
         return tuple(expr.indices)
-    if kind == "Call" and isinstance(expr.op, tvm.ir.Op) and expr.op.name in FUNCTIONS:
+    if kind == "Call" and _is_function(expr.op):
         return tuple(expr.args)
     name = function_name(expr) if kind == "Call" else kind
     raise errors.WorkloadError(f"unsupported operation {name!r} in the program")
+
+
+def _is_function(operator: Any) -> bool:
+    name = operator.name if isinstance(operator, tvm.ir.Op) else ""
+    return name in FUNCTIONS or name == REINTERPRET
 
 
 def expressions(expr: Any) -> Iterator[Any]:
@@ -96,6 +105,20 @@ def expressions(expr: Any) -> Iterator[Any]:
         item = stack.pop()
         yield item
         stack.extend(children(item))
+
+
+def height(expr: Any) -> int:
+    """Levels of an expression; what it shares is looked at once."""
+    heights: dict[Any, int] = {}
+    stack = [expr]
+    while stack:
+        below = [child for child in children(stack[-1]) if child not in heights]
+        if below:
+            stack.extend(below)
+            continue
+        item = stack.pop()
+        heights[item] = 1 + max((heights[child] for child in children(item)), default=0)
+    return heights[expr]
 
 
 def text(expr: Any, depth: int = 8) -> str:
@@ -121,6 +144,25 @@ def is_load(expr: Any) -> bool:
     return type(expr).__name__ == "TensorLoad"
 
 
+def depends_on_data(expr: Any) -> bool:
+    """Whether an expression reads any buffer element."""
+    return any(is_load(part) for part in expressions(expr))
+
+
+def is_nonzero(expr: Any) -> bool:
+    """Whether an expression is Select(x == 0, c, x) with a constant c that is not 0."""
+    if type(expr).__name__ != "Select" or type(expr.condition).__name__ != "EQ":
+        return False
+    compared, zero = expr.condition.a, expr.condition.b
+    constants = (type(zero).__name__, type(expr.true_value).__name__) == ("IntImm", "IntImm")
+    return bool(
+        constants
+        and int(zero) == 0
+        and int(expr.true_value) != 0
+        and tvm_ffi.structural_equal(compared, expr.false_value)
+    )
+
+
 def shape(buffer: Any) -> tuple[int, ...]:
     """The constant extents of a checked buffer."""
     return tuple(int(extent) for extent in buffer.ty.shape)
@@ -144,6 +186,21 @@ def bits(name: str) -> int:
 def is_float(name: str) -> bool:
     """Whether a dtype is a floating-point one."""
     return name.startswith(("float", "bfloat"))
+
+
+def statements(stmt: Any) -> Iterator[Any]:
+    """A checked statement and those inside of it, but not inside of its blocks."""
+    yield stmt
+    match type(stmt).__name__:
+        case "SeqStmt":
+            for item in stmt.seq:
+                yield from statements(item)
+        case "For":
+            yield from statements(stmt.body)
+        case "IfThenElse":
+            yield from statements(stmt.then_case)
+            if stmt.else_case is not None:
+                yield from statements(stmt.else_case)
 
 
 def blocks(stmt: Any) -> Iterator[Any]:

@@ -48,6 +48,8 @@ def _names_in(stmt: Any) -> Iterator[tuple[str, str]]:
         case "For":
             yield "variable", str(stmt.loop_var.name)
             yield from _names_in(stmt.body)
+        case "Bind":
+            yield "variable", str(stmt.var.name)
         case "SeqStmt":
             for item in stmt.seq:
                 yield from _names_in(item)

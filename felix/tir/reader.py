@@ -45,8 +45,11 @@ _BUFFER = ("dtype", "storage_scope", "shape", "strides", "elem_offset", "data_al
            "offset_factor", "layout", "allocated_addr")  # fmt: skip
 
 
-def read(text: str) -> tirx.PrimFunc:
+def read(text: str, *, clamp: bool = False) -> tirx.PrimFunc:
     """The program of the JSON of a PrimFunc, or of an IRModule with one PrimFunc.
+
+    Args:
+        clamp: move indices of loads that depend on data into their buffers.
 
     Raises:
         WorkloadError: malformed, or outside the grammar of this module.
@@ -65,14 +68,14 @@ def read(text: str) -> tirx.PrimFunc:
     elif kind != "tirx.PrimFunc":
         name = json_graph.short_type(kind)
         raise errors.WorkloadError(f"the JSON holds a {name}, not an IRModule or a PrimFunc")
-    return _Reader(graph).function(index)
+    return _Reader(graph, clamp).function(index)
 
 
 class _Reader(ExpressionReader):
     """One reading of the program of one graph."""
 
-    def __init__(self, graph: json_graph.Graph) -> None:
-        super().__init__(graph)
+    def __init__(self, graph: json_graph.Graph, clamp: bool) -> None:
+        super().__init__(graph, clamp)
         self._buffer_names: set[str] = set()
         self._block_names: set[str] = set()
         self._stores = 0
@@ -142,7 +145,8 @@ class _Reader(ExpressionReader):
         offset = parts["elem_offset"]
         if not graph.is_none(offset):
             check(graph.type_of(offset) == "ir.IntImm" and int(self._constant(offset)) == 0,
-                  f"buffer {label} has an element offset")  # fmt: skip
+                  f"buffer {label} has an element offset, as in TVM's scans, sorts and scatters; "
+                  "such programs are not tuned")  # fmt: skip
         check(graph.is_none(parts["layout"]), f"buffer {label} has a layout; it must be compact")
 
     def _extent(self, index: int, owner: str) -> Any:
@@ -163,6 +167,7 @@ class _Reader(ExpressionReader):
             "tirx.SeqStmt": self._sequence,
             "tirx.BufferStore": self._store,
             "tirx.IfThenElse": self._branch,
+            "tirx.Bind": self._bind,
         }
         kind = self._graph.type_of(index)
         name = json_graph.short_type(kind)
@@ -173,7 +178,34 @@ class _Reader(ExpressionReader):
     def _sequence(self, index: int) -> Any:
         items = self._graph.array(self._graph.fields(index, ["seq"])["seq"])
         check(len(items) > 1, "a sequence has fewer than two statements")
-        return tirx.SeqStmt([self._statement(item) for item in items])
+        outer = self._variables
+        kinds = [self._graph.type_of(item) for item in items]
+        if kinds == ["tirx.Bind"] * (len(items) - 1) + ["tirx.BufferStore"]:
+            return self._store_of_bound(items)
+        statements = [self._statement(item) for item in items]
+        self._variables = outer
+        return tirx.SeqStmt(statements)
+
+    def _store_of_bound(self, items: list[int]) -> Any:
+        """One store, with the values of the variables that are bound before it."""
+        if len(items) == 1:
+            return self._statement(items[0])
+        fields = self._graph.fields(items[0], ("var", "value"))
+        with self._let_value(fields["var"], fields["value"]):
+            return self._store_of_bound(items[1:])
+
+    def _bind(self, index: int) -> tirx.Bind:
+        """A value under a name, for the statements that follow it in its sequence."""
+        fields = self._graph.fields(index, ("var", "value"))
+        value = self._expression(fields["value"])
+        declared = self._graph.fields(fields["var"], ("ty", "name"))
+        check(self._dtype(declared["ty"]) == grammar.dtype(value),
+              "a bound variable is not of the type of its value")  # fmt: skip
+        variable = tirx.Var(self._name(declared["name"]), grammar.dtype(value))
+        if grammar.depends_on_data(value) or self._is_bound_to_data(value):
+            self._data_variables.add(variable)
+        self._variables = {**self._variables, fields["var"]: variable}
+        return tirx.Bind(variable, value)
 
     def _loop(self, index: int) -> Any:
         graph = self._graph
@@ -226,8 +258,7 @@ class _Reader(ExpressionReader):
         name = self._name(block["name_hint"], self._block_names)
         values = [self._expression(item) for item in graph.array(realize["iter_values"])]
         predicate = self._condition(realize["predicate"])
-        check(not any(grammar.is_load(part) for value in (*values, predicate)
-                      for part in grammar.expressions(value)),
+        check(not any(map(grammar.depends_on_data, (*values, predicate))),
               f"block {quoted(name)} is bound to data, or under a condition of data")  # fmt: skip
         iterators = self._iterators(block["iter_vars"], quoted(name))
         check(
@@ -322,7 +353,11 @@ class _Reader(ExpressionReader):
               f"buffer {label} holds {grammar.dtype(buffer)} and is given a "
               f"{grammar.dtype(value)}")  # fmt: skip
         self._stores += 1
-        return tirx.BufferStore(buffer, value, self._indices(buffer, fields["indices"], "scatter"))
+        indices = self._indices(buffer, fields["indices"])
+        check(not any(map(grammar.depends_on_data, indices)),
+              f"data choose where in {label} a value is stored (a scatter); this is not "
+              "supported: write it as a gather")  # fmt: skip
+        return tirx.BufferStore(buffer, value, indices)
 
     def _branch(self, index: int) -> Any:
         fields = self._graph.fields(index, ("condition", "then_case", "else_case"))

@@ -2,8 +2,8 @@
 
 A program is written as TVM's JSON, read into a program made anew (`reader`), and proved to stay
 inside its buffers (`bounds`). Everything outside that grammar is refused by name: opaque calls,
-already bound or vectorised loops, pragmas, dynamic shapes, accesses outside a buffer, addresses
-that depend on data.
+already bound or vectorised loops, pragmas, dynamic shapes, accesses outside a buffer, data that
+choose where something is stored.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ TVM_ERRORS = grammar.TVM_ERRORS
 first_line = grammar.first_line
 
 
-def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def normalise(func: tirx.PrimFunc, *, clamp: bool = False) -> tirx.PrimFunc:
     """A checked copy of `func` named main, with int32 indices where they cannot overflow.
+
+    Args:
+        clamp: move indices of loads that depend on data into their buffers where they are not
+            proved to lie there; the result of a program whose indices are legal stays the same.
 
     Raises:
         WorkloadError: outside the grammar of `reader`, or not proved by `bounds`.
@@ -29,8 +33,7 @@ def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not isinstance(func, tirx.PrimFunc):
         raise errors.WorkloadError(f"a task needs a TIR PrimFunc, got {type(func).__name__}")
     try:
-        clean = reader.read(tvm.ir.save_json(func)).with_attr("global_symbol", "main")
-        bounds.prove(clean)
+        clean = _proved(tvm.ir.save_json(func), clamp)
         grammar.check(
             s_tir.analysis.verify_well_formed(clean, assert_mode=False),
             "the program is not well-formed TIR",
@@ -44,6 +47,19 @@ def normalise(func: tirx.PrimFunc) -> tirx.PrimFunc:
         raise errors.WorkloadError(
             f"TVM rejects the program: {grammar.first_line(error)}"
         ) from error
+
+
+def _proved(text: str, clamp: bool) -> tirx.PrimFunc:
+    """The program of TVM's JSON, read and proved, as it is or with clamped indices."""
+    clean = reader.read(text).with_attr("global_symbol", "main")
+    try:
+        bounds.prove(clean)
+    except bounds.UnguardedData:
+        if not clamp:
+            raise
+        clean = reader.read(text, clamp=True).with_attr("global_symbol", "main")
+        bounds.prove(clean)
+    return clean
 
 
 def _narrow_is_safe(func: tirx.PrimFunc) -> bool:

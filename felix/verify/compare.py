@@ -25,7 +25,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tvm
@@ -242,7 +242,7 @@ class _Comparison:
 
     def _buffers(self, program: ir.Program) -> None:
         allocations = {a.buffer: a for a in allocation.allocations(program)}
-        stored = (b.store.target.buffer for _, b in program.walk())
+        stored = (target.buffer for _, b in program.walk() for target in b.writes)
         labels = tvm_schedule.labels(b for b in [*stored, *allocations] if b in allocations)
         modelled = {label: allocations[buffer] for buffer, label in labels.items()}
         if set(modelled) != set(self.allocated):
@@ -271,11 +271,12 @@ class _Comparison:
         launches = self._launches()
         expected: dict[tuple[str, str], dict[str, int]] = {}
         for label, stage in zip(labels, self.stages, strict=True):
-            block = stage.realize.block
-            if block.init is not None:
-                init = (f"{label}_init", str(block.init.buffer.name))
-                expected[init] = self._row(stage, launches, True)
-            expected[(label, str(stage.buffer.name))] = self._row(stage, launches, False)
+            for store in stage.inits:
+                init = (f"{label}_init", str(store.buffer.name))
+                expected[init] = self._row(stage, store.buffer, launches, True)
+            for store in stage.stores:
+                name = (label, str(store.buffer.name))
+                expected[name] = self._row(stage, store.buffer, launches, False)
         column = {name: i for i, name in enumerate(spec.NAMES)}
         rows = self.sketch.formulas.rows
         for missing in sorted(set(expected) - {(r.block, r.buffer) for r in rows}):
@@ -331,7 +332,11 @@ class _Comparison:
         return totals
 
     def _row(
-        self, stage: tvm_schedule.Stage, launches: dict[int, dict[str, int]], is_init: bool
+        self,
+        stage: tvm_schedule.Stage,
+        stored: Any,
+        launches: dict[int, dict[str, int]],
+        is_init: bool,
     ) -> dict[str, int]:
         reduced = tvm_schedule.reduction_loops(stage)
         loops = [
@@ -346,7 +351,7 @@ class _Comparison:
             ),
             "serial_trips": math.prod(lp.extent for lp in loops if not _is_spread(lp)),
         }
-        buffer = self.allocated.get(self.buffer_labels.get(stage.buffer, ""))
+        buffer = self.allocated.get(self.buffer_labels.get(stored, ""))
         if buffer is not None:
             features["alloc_bytes"] = buffer.size_bytes
             features["alloc_trips"] = math.prod(

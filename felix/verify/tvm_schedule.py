@@ -63,9 +63,22 @@ class Stage:
     realize: Any
 
     @property
-    def buffer(self) -> Any:
-        """The buffer it stores to."""
-        return self.realize.block.body.buffer
+    def stores(self) -> list[Any]:
+        """Its stores, more than one of a tuple reduction."""
+        return _buffer_stores(self.realize.block.body)
+
+    @property
+    def inits(self) -> list[Any]:
+        """What its stores begin with, if they are those of a reduction."""
+        init = self.realize.block.init
+        return [] if init is None else _buffer_stores(init)
+
+    @property
+    def values(self) -> list[Any]:
+        """Values that it stores or binds."""
+        body = self.realize.block.body
+        parts = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+        return [part.value for part in (*parts, *self.inits)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +99,11 @@ class Allocated:
 # ---------------------------------------------------------------- walking
 
 
+def _buffer_stores(body: Any) -> list[Any]:
+    parts = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+    return [part for part in parts if isinstance(part, tirx.BufferStore)]
+
+
 def stages(module: tvm.IRModule) -> list[Stage]:
     """Every leaf block of a scheduled module, in program order."""
     root = module["main"].body.block
@@ -102,8 +120,6 @@ def _stages(
     elif isinstance(node, tirx.For):
         yield from _stages(node.body, (*loops, _loop(node)), (*variables, node.loop_var), tree)
     elif isinstance(node, s_stmt.SBlockRealize):
-        if not isinstance(node.block.body, tirx.BufferStore):
-            raise UnsupportedSchedule(f"block {node.block.name_hint} holds more than one store")
         yield Stage(str(node.block.name_hint), loops, variables, tree, node)
     else:
         raise UnsupportedSchedule(f"statement {type(node).__name__} in a scheduled module")
@@ -156,7 +172,7 @@ def labels(buffers: Iterable[Any]) -> dict[Any, str]:
 def labels_of(module: tvm.IRModule) -> dict[Any, str]:
     """The labels of the intermediate buffers of a scheduled module."""
     known = dict.fromkeys(module["main"].body.block.alloc_buffers)
-    stored = (stage.buffer for stage in stages(module) if stage.buffer in known)
+    stored = (s.buffer for stage in stages(module) for s in stage.stores if s.buffer in known)
     return labels([*stored, *known])
 
 
@@ -275,12 +291,13 @@ def _outer_axes(module: tvm.IRModule, depth: int) -> list[Any]:
 
 def _indices(stage: Stage, buffer: Any, dimension: int) -> list[Any]:
     """Index expressions, in the block's iterators, of the stage's accesses to the buffer."""
-    block = stage.realize.block
-    indices = []
-    for store in [block.body, *([block.init] if block.init is not None else [])]:
-        if store.buffer.same_as(buffer):
-            indices.append(store.indices[dimension])
-        for node in walk(store.value):
+    indices = [
+        store.indices[dimension]
+        for store in (*stage.stores, *stage.inits)
+        if store.buffer.same_as(buffer)
+    ]
+    for value in stage.values:
+        for node in walk(value):
             if isinstance(node, TensorLoad) and node.source.same_as(buffer):
                 indices.append(node.indices[dimension])
     return indices

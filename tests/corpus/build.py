@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from tvm import te, topi
+from tvm import te, tirx, topi
 
-#: Makes the tensors of a program: inputs, then outputs.
-Builder = Callable[[], list[te.Tensor]]
+#: The tensors of a program: inputs, then outputs; or its TIR.
+Program: TypeAlias = list[te.Tensor] | tirx.PrimFunc
+Builder = Callable[[], Program]
 
 
 def tensor(*shape: int, name: str = "x", dtype: str = "float32") -> te.Tensor:

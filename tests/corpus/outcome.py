@@ -5,25 +5,38 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import tvm
+from tvm import te
 
 from felix import errors
+from felix import target as target_module
 from felix.sketch import sketch as sketching
+from felix.sketch import unmodelled
 from felix.task import Task
+from felix.tir import design_space, grammar
 from felix.verify import compare
-from tests.corpus import contractions, elementwise, layouts, reductions, written
-from tests.corpus.build import Builder
+from tests.corpus import contractions, elementwise, families, layouts, reductions, scripts, written
+from tests.corpus.build import Builder, Program
 from tests.support import legal_rows
 
 #: Sketches compared of a program: a chain of several products has hundreds.
 MAX_SKETCHES = 6
+#: CPU time that one program may take.
+LIMIT_S = 60
 TARGETS = ("llvm", "cuda")
 PROGRAMS: dict[str, Builder] = {
     **elementwise.programs(),
     **contractions.programs(),
     **reductions.programs(),
     **layouts.programs(),
+    **families.programs(),
     **written.programs(),
+    **scripts.programs(),
 }
 
 
@@ -54,32 +67,103 @@ class Outcome:
 def of(name: str, target: str, rows: int = 3) -> Outcome:
     """Make a task of the program and compare up to `rows` rows of each sketch with TVM."""
     try:
-        tensors = PROGRAMS[name]()
+        program = PROGRAMS[name]()
     except Exception as error:  # topi itself does not make it here
         raise AssertionError(f"{name} cannot be built: {error}") from error
+    return of_task(name, target, lambda: _task(program, target, name), rows)
+
+
+def _task(program: Program, target: str, name: str) -> Task:
+    if isinstance(program, list):
+        return Task.from_te(program, target, name)
+    return Task.from_prim_func(program, target, name)
+
+
+def of_task(
+    name: str, target: str, make: Callable[[], Task], rows: int, sketches: int = MAX_SKETCHES
+) -> Outcome:
+    """What becomes of a task that is yet to be made.
+
+    Args:
+        sketches: compared at most.
+    """
+    started = time.process_time()
     try:
-        return _checked(name, target, Task.from_te(tensors, target, name), rows)
+        result = _checked(name, target, make(), rows, sketches)
+    except errors.UnforeseenForm:
+        return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
     except errors.FelixError as error:
-        if is_unforeseen(error):
-            return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
         return Outcome(name, target, Kind.REFUSED, message=f"{type(error).__name__}: {error}")
     except Exception:
         logging.getLogger(__name__).debug("program of the corpus", exc_info=True)
         return Outcome(name, target, Kind.ERROR, message=traceback.format_exc())
+    used_s = time.process_time() - started
+    if used_s > LIMIT_S:
+        return dataclasses.replace(result, kind=Kind.ERROR, message=f"took {used_s:.0f} s")
+    return result
 
 
-def is_unforeseen(error: errors.FelixError) -> bool:
-    """Whether a refusal is a form that no rule was written for (`unmodelled.reported`)."""
-    cause = error.__cause__
-    return isinstance(error, errors.UnsupportedSchedule) and isinstance(
-        cause, (AssertionError, AttributeError, LookupError, TypeError, ArithmeticError)
-    )
+def of_stock(name: str, target: str) -> Outcome:
+    """Whether MetaSchedule alone makes a design space of the program."""
+    program = PROGRAMS[name]()
+    func = te.create_prim_func(program) if isinstance(program, list) else program
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    try:
+        context = design_space.tune_context(mod, target_module.parse(target), name=name)
+        spaces = len(context.generate_design_space())
+    except grammar.TVM_ERRORS as error:
+        return Outcome(name, target, Kind.REFUSED, message=grammar.first_line(error))
+    return Outcome(name, target, Kind.MODELLED, rows=spaces)
 
 
-def _checked(name: str, target: str, task: Task, rows: int) -> Outcome:
+def joined(name: str, target: str, outcomes: Sequence[Outcome]) -> Outcome:
+    """One outcome of several tasks: the worst, and what was said of those that are not tuned."""
+    order = list(Kind)
+    worst = max((each.kind for each in outcomes), key=order.index, default=Kind.REFUSED)
+    untuned = [f"{o.name}: {_last_line(o)}" for o in outcomes if o.kind is not Kind.MODELLED]
+    tuned = len(outcomes) - len(untuned)
+    return Outcome(name, target, worst, sum(o.rows for o in outcomes),
+                   sum(o.invalid for o in outcomes),
+                   "; ".join([f"{tuned} of {len(outcomes)} tasks", *untuned]))  # fmt: skip
+
+
+def _last_line(result: Outcome) -> str:
+    return result.message.strip().splitlines()[-1]
+
+
+class _Unforeseen(logging.Handler):
+    """Notes forms that no rule was written for, which cost a sketch or a structure."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+@contextmanager
+def unforeseen_forms() -> Iterator[list[str]]:
+    """The tracebacks of what `felix.sketch.unmodelled` reports meanwhile."""
+    handler = _Unforeseen()
+    logger = logging.getLogger(unmodelled.__name__)
+    logger.addHandler(handler)
+    try:
+        yield handler.messages
+    finally:
+        logger.removeHandler(handler)
+
+
+def _checked(name: str, target: str, task: Task, rows: int, most: int) -> Outcome:
+    with unforeseen_forms() as forms:
+        result = _compared(name, target, task, rows, most)
+    return dataclasses.replace(result, kind=Kind.ERROR, message=forms[0]) if forms else result
+
+
+def _compared(name: str, target: str, task: Task, rows: int, most: int) -> Outcome:
     compared = invalid = 0
     sketches = sketching.sketches(task)
-    for sketch in sketches[:: -(-len(sketches) // MAX_SKETCHES)]:
+    for sketch in sketches[:: -(-len(sketches) // most)]:
         report = compare.check_rows(sketch, legal_rows.draw(sketch, rows, seed=1))
         compared, invalid = compared + report.checked, invalid + report.invalid
         if report.mismatches:

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection
 
 from tests.corpus import outcome
 
-LIMIT_S = 300
+LIMIT_S = 600
 
 Case = tuple[str, str]
+#: What to do with a case; a function of a module, or a partial one.
+Check = Callable[[str, str], outcome.Outcome]
 
 
 class _Worker:
     """A process that checks one program after the other, and is replaced when it dies."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, check: Check) -> None:
+        self._check = check
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, self._rows), daemon=True)
+        self._process = context.Process(target=_serve, args=(other, self._check), daemon=True)
         self._process.start()
         other.close()
 
@@ -47,18 +49,18 @@ class _Worker:
         self._process.join()
 
 
-def _serve(pipe: Connection, rows: int) -> None:
+def _serve(pipe: Connection, check: Check) -> None:
     while True:
         name, target = pipe.recv()
-        pipe.send(outcome.of(name, target, rows))
+        pipe.send(check(name, target))
 
 
-def outcomes(cases: list[Case], jobs: int, rows: int) -> Iterator[outcome.Outcome]:
+def outcomes(cases: Sequence[Case], jobs: int, check: Check) -> Iterator[outcome.Outcome]:
     """The outcome of each (program, target), in order."""
-    idle = [_Worker(rows) for _ in range(jobs)]
+    idle = [_Worker(check) for _ in range(jobs)]
     workers = list(idle)
 
-    def check(case: Case) -> outcome.Outcome:
+    def of(case: Case) -> outcome.Outcome:
         worker = idle.pop()
         try:
             return worker.check(case)
@@ -66,6 +68,6 @@ def outcomes(cases: list[Case], jobs: int, rows: int) -> Iterator[outcome.Outcom
             idle.append(worker)
 
     with futures.ThreadPoolExecutor(jobs) as threads:
-        yield from threads.map(check, cases)
+        yield from threads.map(of, cases)
     for worker in workers:
         worker.close()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import index_expr, ir
+from felix.symbolic import index_expr, ir, loaded
 from felix.symbolic.instructions import loop_transforms
 from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
 
 
 def tvm_reads(block: Block) -> list[Buffer]:
     """Buffers in the order of TVM's block.reads: a reduction's own target is not among them."""
-    target = block.store.target.buffer if block.init is not None else None
-    return list(dict.fromkeys(a.buffer for a in block.reads if a.buffer is not target))
+    buffers = dict.fromkeys(a.buffer for a in block.reads)
+    return [b for b in buffers if not (block.inits and block.stores_to(b))]
 
 
 def cache_read(
@@ -21,7 +21,7 @@ def cache_read(
     source = tvm_reads(block)[index]
     cached = _cache_buffer(program, source, scope)
     copy, nest = _copy_block(program, source, cached, f"{source.name}_{scope}")
-    writers = [(lp, b) for lp, b in program.walk() if b.store.target.buffer is source]
+    writers = [(lp, b) for lp, b in program.walk() if b.stores_to(source)]
     place = 0
     if writers:
         top = writers[0][0][0] if writers[0][0] else writers[0][1]
@@ -74,7 +74,7 @@ def _copy_block(
     store = ir.Store(
         Access(target, indices), ir.Value("load", is_float, access=Access(source, indices))
     )
-    block = Block(name, iters, [Affine({comp: 1}) for comp in components], store)
+    block = Block(name, iters, [Affine({comp: 1}) for comp in components], (store,))
     block.number = sum(other.name == name for _, other in program.walk())
     return block, loop_transforms.nest(components, block)
 
@@ -83,12 +83,15 @@ def _redirect(block: Block, old: Buffer, new: Buffer) -> None:
     """Let every access of the block to `old` go to `new`."""
 
     def access(a: Access) -> Access:
-        return Access(new, a.indices) if a.buffer is old else a
+        indices = tuple(loaded.redirected(index, old, new) for index in a.indices)
+        return Access(new if a.buffer is old else a.buffer, indices)
 
     def value(v: ir.Value) -> ir.Value:
         changed = access(v.access) if v.access is not None else None
-        return ir.Value(v.op, v.is_float, tuple(value(x) for x in v.args), changed, v.expr)
+        index = None if v.expr is None else loaded.redirected(v.expr, old, new)
+        return ir.Value(v.op, v.is_float, tuple(value(x) for x in v.args), changed, index)
 
-    block.store = ir.Store(access(block.store.target), value(block.store.value))
-    if block.init is not None:
-        block.init = ir.Store(access(block.init.target), value(block.init.value))
+    def stores(old_stores: tuple[ir.Store, ...]) -> tuple[ir.Store, ...]:
+        return tuple(ir.Store(access(s.target), value(s.value)) for s in old_stores)
+
+    block.stores, block.inits = stores(block.stores), stores(block.inits)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import inverse, ir, scalar
+from felix.symbolic import inverse, ir, loaded, scalar
 from felix.symbolic.instructions import placement
 from felix.symbolic.ir import Access, Block, Program
 
@@ -15,28 +15,57 @@ from felix.symbolic.ir import Access, Block, Program
 def compute_inline(program: Program, block: Block) -> None:
     """sch.compute_inline: substitute the block's value into its consumers."""
     target = block.store.target
-    if block.init is not None:
+    if block.inits:
         raise UnsupportedSchedule(f"a reduction cannot be inlined: {block.name}")
     for _, consumer in program.walk():
         if placement.consumes(consumer, block):
-            consumer.store = ir.Store(
-                consumer.store.target, _inlined(consumer.store.value, target, block.store.value)
+            consumer.stores = tuple(
+                ir.Store(store.target, _inlined(store.value, target, block.store.value))
+                for store in consumer.stores
             )
     placement.remove(program, block)
     program.discard(target.buffer)
 
 
 def _inlined(value: ir.Value, target: Access, body: ir.Value) -> ir.Value:
-    if value.access is not None and value.access.buffer is target.buffer:
-        mapping = {}
-        for formal, actual in zip(target.indices, value.access.indices, strict=True):
-            if formal.is_Symbol:
-                mapping[formal] = actual
-            elif formal != actual:
-                raise UnsupportedSchedule("inlining a block that stores at a computed index")
-        return substitute_value(body, mapping)
+    """The value with `body` for every load of what the target stores, in indices, too."""
+
+    def of_index(index: sympy.Expr) -> sympy.Expr:
+        def at(indices: tuple[sympy.Expr, ...]) -> sympy.Expr:
+            return _as_index(substitute_value(body, _formal_to_actual(target, indices)))
+
+        return loaded.replaced(index, target.buffer, at)
+
+    access = value.access
+    if access is not None:
+        access = Access(access.buffer, tuple(map(of_index, access.indices)))
+        if access.buffer is target.buffer:
+            return substitute_value(body, _formal_to_actual(target, access.indices))
     args = tuple(_inlined(a, target, body) for a in value.args)
-    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
+    index = None if value.expr is None else of_index(value.expr)
+    return ir.Value(value.op, value.is_float, args, access, index)
+
+
+def _formal_to_actual(
+    target: Access, indices: tuple[sympy.Expr, ...]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    mapping = {}
+    for formal, actual in zip(target.indices, indices, strict=True):
+        if formal.is_Symbol:
+            mapping[formal] = actual
+        elif formal != actual:
+            raise UnsupportedSchedule("inlining a block that stores at a computed index")
+    return mapping
+
+
+def _as_index(value: ir.Value) -> sympy.Expr:
+    """What an inlined block computes as an index of its consumer."""
+    if value.access is not None:
+        return loaded.element(value.access.buffer, value.access.indices)
+    if value.expr is not None:
+        return value.expr
+    operands = [_as_index(operand) for operand in value.args]
+    return operands[0] if value.op == "cast" else loaded.operation(value.op, *operands)
 
 
 def substitute_value(value: ir.Value, mapping: dict[sympy.Symbol, sympy.Expr]) -> ir.Value:
@@ -62,6 +91,8 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
     producer = producers[0]
     stored = producer.store.target
     loads = [a for a in block.reads if a.buffer is stored.buffer]
+    if any(_chooses(stored.buffer, index) for a in block.reads for index in a.indices):
+        raise UnsupportedSchedule("reverse inlining a block that takes indices from its producer")
     mapping: dict[sympy.Symbol, sympy.Expr] = {}
     for access in loads:
         mapping |= _iterators_of(block, access, producer)
@@ -73,9 +104,14 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
     value = substitute_value(block.store.value, mapping)
     value = _with_loads_of(value, stored.buffer, producer.store.value)
     indices = tuple(replace(i, mapping) for i in block.store.target.indices)
-    producer.store = ir.Store(Access(block.store.target.buffer, indices), value)
+    producer.stores = (ir.Store(Access(block.store.target.buffer, indices), value),)
     placement.remove(program, block)
     program.discard(stored.buffer)
+
+
+def _chooses(buffer: ir.Buffer, index: sympy.Expr) -> bool:
+    """Whether an index is made of elements of the buffer."""
+    return any(other is buffer for other, _ in loaded.elements(index))
 
 
 def _with_loads_of(value: ir.Value, buffer: ir.Buffer, loaded: ir.Value) -> ir.Value:

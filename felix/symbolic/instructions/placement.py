@@ -38,8 +38,8 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
 
 
 def consumes(consumer: Block, producer: Block) -> bool:
-    target = producer.store.target.buffer
-    return consumer is not producer and any(a.buffer is target for a in consumer.reads)
+    """Whether a block reads what another one stores."""
+    return consumer is not producer and any(producer.stores_to(a.buffer) for a in consumer.reads)
 
 
 def _partners(program: Program, block: Block, loop: Loop, reverse: bool) -> list[Block]:

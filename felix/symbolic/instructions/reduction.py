@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sympy
 
@@ -32,26 +32,37 @@ def rfactor(program: Program, loop: Loop, factor_axis: int) -> Block:
     block = ir.blocks_under(loop)[0]
     loops = program.loops_of(block)
     rf_component = loop.components[0]
-    if len(loop.components) != 1 or block.init is None:
+    if len(loop.components) != 1 or not block.inits:
         raise UnsupportedSchedule("rfactor over a fused loop")
-    old = block.store.target.buffer
-    shape = list(old.shape)
-    axis = factor_axis if factor_axis >= 0 else len(shape) + 1 + factor_axis
-    shape.insert(axis, rf_component.extent)
-    buffer = Buffer(f"{old.name}.rf", tuple(shape), old.dtype, old.dtype_bytes, old.scope)
-    program.buffers.append(buffer)
-    rf_block, copies = _rfactor_block(block, loops, rf_component, buffer, axis)
+    dimensions = len(block.writes[0].indices)
+    axis = factor_axis if factor_axis >= 0 else dimensions + 1 + factor_axis
+    buffers = [_factored(target.buffer, axis, rf_component.extent) for target in block.writes]
+    program.buffers += buffers
+    rf_block, copies = _rfactor_block(block, loops, rf_component, buffers, axis)
     rf_nest: Loop | Block = rf_block
     for lp in reversed(loops):
         rf_nest = Loop([copies[comp] for comp in lp.components], [rf_nest])
     place = next(i for i, n in enumerate(program.body) if n is loops[0])
-    _write_back(program, block, loops, loop, buffer, axis)
+    _write_back(program, block, loops, loop, buffers, axis)
     program.body.insert(place, rf_nest)
     return rf_block
 
 
+def _factored(buffer: Buffer, axis: int, extent: Scalar) -> Buffer:
+    """What a part of the reduction stores to instead of `buffer`."""
+    shape = list(buffer.shape)
+    shape.insert(axis, extent)
+    return Buffer(
+        f"{buffer.name}.rf", tuple(shape), buffer.dtype, buffer.dtype_bytes, buffer.scope
+    )
+
+
 def _rfactor_block(
-    block: Block, loops: list[Loop], rf_component: IterComponent, buffer: Buffer, axis: int
+    block: Block,
+    loops: list[Loop],
+    rf_component: IterComponent,
+    buffers: list[Buffer],
+    axis: int,
 ) -> tuple[Block, dict[IterComponent, IterComponent]]:
     copies = _copies(block, loops)
     first = index_expr.iter_symbol(f"v{rf_component.name}")
@@ -71,19 +82,23 @@ def _rfactor_block(
                 iters.append(Iter(by_component[component], component.extent, "reduce"))
                 bindings.append(Affine({copies[component]: 1}))
         mapping[it.symbol] = _as_index(binding, by_component)
-    target = _with_axis(block.store.target, buffer, axis, first)
-    combined = _retarget(block.store.value, block.store.target, target)
-    assert block.init is not None
+    targets = {
+        old: _with_axis(old, buffer, axis, first)
+        for old, buffer in zip(block.writes, buffers, strict=True)
+    }
     has_reduce = any(it.kind == "reduce" for it in iters)
-    value = inlining.substitute_value(combined, mapping)
-    if not has_reduce:
-        value = _combiner_right(value, target)
-    init = ir.Store(target, block.init.value) if has_reduce else None
+    stores, inits = [], []
+    for store, init in zip(block.stores, block.inits, strict=True):
+        value = store.value if has_reduce else _combiner_right(store)
+        value = inlining.substitute_value(_retarget(value, targets), mapping)
+        stores.append(ir.Store(targets[store.target], value))
+        inits.append(ir.Store(targets[store.target], init.value))
     guards = [(copied(g, copies), bound) for g, bound in block.guards]
     annotations = dict(block.annotations)
     rf_block = Block(
-        f"{block.name}_rf", iters, bindings, ir.Store(target, value), init, guards, annotations
-    )
+        f"{block.name}_rf", iters, bindings, tuple(stores), tuple(inits) if has_reduce else (),
+        guards, annotations,
+    )  # fmt: skip
     return rf_block, copies
 
 
@@ -140,25 +155,31 @@ def _with_axis(access: Access, buffer: Buffer, axis: int, symbol: sympy.Symbol) 
     return Access(buffer, tuple(indices))
 
 
-def _retarget(value: ir.Value, old: Access, new: Access) -> ir.Value:
-    """The update with its own accumulator read from the new buffer."""
-    if value.access == old:
-        return ir.Value(value.op, value.is_float, (), new)
-    args = tuple(_retarget(a, old, new) for a in value.args)
+def _retarget(value: ir.Value, targets: Mapping[Access, Access]) -> ir.Value:
+    """The update with its accumulators read from the new buffers."""
+    if value.access is not None and value.access in targets:
+        return ir.Value(value.op, value.is_float, (), targets[value.access])
+    args = tuple(_retarget(a, targets) for a in value.args)
     return ir.Value(value.op, value.is_float, args, value.access, value.expr)
 
 
-def _combiner_right(value: ir.Value, target: Access) -> ir.Value:
-    """The right operand of acc (+) rhs: what one step contributes."""
-    if len(value.args) == 2 and value.args[0].access == target:
-        return value.args[1]
+def _combiner_right(store: ir.Store) -> ir.Value:
+    """The right operand of acc (+) rhs, or of a choice between both: what one step adds."""
+    operands = store.value.args[1:] if store.value.op == "select" else store.value.args
+    if len(operands) == 2 and operands[0].access == store.target:
+        return operands[1]
     raise UnsupportedSchedule("the reduction is not of the form acc = combine(acc, value)")
 
 
 def _write_back(
-    program: Program, block: Block, loops: list[Loop], rf_loop: Loop, buffer: Buffer, axis: int
+    program: Program,
+    block: Block,
+    loops: list[Loop],
+    rf_loop: Loop,
+    buffers: list[Buffer],
+    axis: int,
 ) -> None:
-    """Rewrite the reduction block in place to reduce `buffer` over the rfactor loop only."""
+    """Rewrite the reduction block in place to reduce `buffers` over the rfactor loop only."""
     rf_component = rf_loop.components[0]
     reduce_components = {
         comp
@@ -173,12 +194,13 @@ def _write_back(
     block.iters = [Iter(first, rf_component.extent, "reduce"), *[it for it, _ in spatial]]
     block.bindings = [Affine({rf_component: 1}), *[b for _, b in spatial]]
     block.guards = []
-    accumulator = block.store.value.args[0]
-    operand = ir.Value(
-        "load", accumulator.is_float, access=_with_axis(block.store.target, buffer, axis, first)
-    )
-    value = ir.Value(block.store.value.op, block.store.value.is_float, (accumulator, operand))
-    block.store = ir.Store(block.store.target, value)
+    parts = {
+        _combiner_right(store): ir.Value(
+            "load", store.value.is_float, access=_with_axis(store.target, buffer, axis, first)
+        )
+        for store, buffer in zip(block.stores, buffers, strict=True)
+    }
+    block.stores = tuple(ir.Store(s.target, _with_parts(s.value, parts)) for s in block.stores)
     remaining = [
         lp
         for lp in loops
@@ -193,10 +215,18 @@ def _write_back(
     holder[place] = node
 
 
+def _with_parts(value: ir.Value, parts: Mapping[ir.Value, ir.Value]) -> ir.Value:
+    """The update with what a step adds taken from the parts of the reduction."""
+    if value in parts:
+        return parts[value]
+    args = tuple(_with_parts(a, parts) for a in value.args)
+    return ir.Value(value.op, value.is_float, args, value.access, value.expr)
+
+
 def decompose_reductions(program: Program) -> None:
     """RewriteReductionBlock: move `init` of each reduction block out of its reduction loops."""
     for loops, block in list(program.walk()):
-        if block.init is None or _reduced_over_threads(block, loops):
+        if not block.inits or _reduced_over_threads(block, loops):
             continue
         loops = program.loops_of(block)
         point = next(
@@ -244,19 +274,18 @@ def _decompose(program: Program, block: Block, loops: list[Loop], point: int) ->
     guards = [
         (copied(g, copies), bound) for g, bound in block.guards if not (set(g.terms) & dropped)
     ]
-    assert block.init is not None
     init_block = Block(
         f"{block.name}_init",
         [it for it, _ in pairs],
         bindings,
-        block.init,
-        None,
+        block.inits,
+        (),
         guards,
         dict(block.annotations),
         is_init=True,
         number=block.number,
     )
-    block.name, block.init = f"{block.name}_update", None
+    block.name, block.inits = f"{block.name}_update", ()
     node: Loop | Block = init_block
     for lp in reversed(chosen):
         node = dataclasses.replace(

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tvm import te
+from tvm import te, topi
 
 from felix import errors, task, workloads
 from felix.features import spec
@@ -77,6 +77,31 @@ def producer(target: str) -> task.Task:
     return task.Task.from_te([a, d], target=target)
 
 
+def embedding(target: str) -> task.Task:
+    """Rows of a table that data choose."""
+    table, i = te.placeholder((30, 24), name="table"), te.placeholder((13,), "int32", name="i")
+    return task.Task.from_te([table, i, topi.take(table, i, axis=0, mode="clip")], target=target)
+
+
+def gather(target: str) -> task.Task:
+    """Indices of two dimensions, more visits than the table has elements, scaled elsewhere."""
+    x, i = te.placeholder((6, 5), name="x"), te.placeholder((6, 40), "int32", name="i")
+    y = te.compute((6, 40), lambda a, b: x[a, te.min(te.max(i[a, b], 0), 4)] * 2.0, name="y")
+    return task.Task.from_te([x, i, topi.exp(y)], target=target)
+
+
+def argmax(target: str) -> task.Task:
+    x = te.placeholder((6, 48), name="x")
+    return task.Task.from_te([x, topi.argmax(x, axis=1)], target=target)
+
+
+def moments(target: str) -> task.Task:
+    """A sum and a sum of squares reduced together."""
+    x, scale = te.placeholder((2, 3, 6, 5), name="x"), te.placeholder((3,), name="scale")
+    norm = topi.nn.instance_norm(x, scale, scale, 1, [2, 3], 1e-5)
+    return task.Task.from_te([x, scale, norm], target=target)
+
+
 _gemm = partial(partial, workloads.gemm)
 _conv2d = partial(partial, workloads.conv2d)
 _pool2d = partial(partial, workloads.pool2d)
@@ -139,6 +164,10 @@ TASKS: dict[str, Make] = {
     "transposed": transposed,
     "six_operands": six_operands,
     "producer": producer,
+    "embedding": embedding,
+    "gather": gather,
+    "argmax": argmax,
+    "moments": moments,
 }
 
 

@@ -370,8 +370,8 @@ def test_a_missing_source_of_formulas_is_an_error(tmp_path: pathlib.Path, source
         formula_cache.digest_of(tmp_path)
 
 
-class ExtractedError(Exception):
-    """Formulas were extracted again; no error of modelling."""
+class ExtractedError(BaseException):
+    """Formulas were extracted again; no error of modelling, which is reported otherwise."""
 
 
 def forbid_extraction(monkeypatch: pytest.MonkeyPatch) -> None:

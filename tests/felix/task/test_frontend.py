@@ -95,6 +95,19 @@ def test_keyword_inputs_are_passed_on():
 
 
 def test_programs_felix_does_not_tune_are_left_out_and_logged(caplog):
+    class Sampled(torch.nn.Module):
+        def forward(self, x, grid):
+            return torch.nn.functional.grid_sample(torch.relu(x), grid, align_corners=False)
+
+    with caplog.at_level(logging.WARNING, "felix.frontend"):
+        tasks = felix.extract_tasks(Sampled(), (torch.ones(1, 1, 3, 4), torch.ones(1, 2, 2, 2)))
+    assert [task.flops for task in tasks] == [12]
+    (record,) = caplog.records
+    assert record.action == "skip_task"
+    assert "grid_sample is left untuned" in record.getMessage()
+
+
+def test_embeddings_are_tuned_with_indices_clamped_to_the_table():
     class Lookup(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -103,13 +116,10 @@ def test_programs_felix_does_not_tune_are_left_out_and_logged(caplog):
         def forward(self, index):
             return torch.relu(self.table(index))
 
-    with caplog.at_level(logging.WARNING, "felix.frontend"):
-        tasks = felix.extract_tasks(Lookup(), (torch.tensor([1, 2, 3]),))
-    assert [task.flops for task in tasks if "relu" in task.name] == [12]
-    assert not any("take" in task.name for task in tasks)
-    (record,) = caplog.records
-    assert record.action == "skip_task"
-    assert "depends on data" in record.getMessage()
+    tasks = felix.extract_tasks(Lookup(), (torch.tensor([1, 2, 3]),))
+    (gather,) = (task for task in tasks if "take" in task.name)
+    assert ", 0), 9), v_ax1]" in gather.func.script()
+    assert gather.min_bytes == 3 * 4 + 2 * 3 * 4 * 4
 
 
 @pytest.mark.parametrize(

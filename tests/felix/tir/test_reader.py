@@ -210,7 +210,7 @@ REFUSED = {
             "span": 0, "value": d.extern()})), "unsupported statement 'Evaluate'"),
     "a while loop": (
         lambda: changed("tirx.For", body=lambda d: d.add("tirx.While", {})), "'While'"),
-    "a let": (lambda: _index(lambda d: d.add("prim.Let", {})), "unsupported operation 'Let'"),
+    "a let of nothing": (lambda: _index(lambda d: d.add("prim.Let", {})), "not the fields"),
     "a shift of nothing": (lambda: _index(lambda d: d.add("prim.LShift", {})), "not the fields"),
     "a huge name of a type": (
         lambda: _index(lambda d: d.add("prim." + "x" * 10**6, {})), "unsupported operation 'xxx"),

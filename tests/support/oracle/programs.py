@@ -237,19 +237,35 @@ def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest
     if block.init is not None:
         feeding = used(reduce)
         spatial = [a for a in distinct if not any(v.same_as(a.variable) for v in feeding)]
-        result.append(
+        result += [
             Nest(
                 f"{block.name_hint}_init", place, [dataclasses.replace(a) for a in spatial],
-                bindings, [], realize.predicate, block.init, True,
-            )
-        )  # fmt: skip
+                bindings, [], realize.predicate, store, True,
+            ) for store in _unbound(block.init)
+        ]  # fmt: skip
     is_init = str(block.name_hint).endswith("_init") and not reduce
-    axes_of_store = [dataclasses.replace(a) for a in distinct]
-    result.append(
-        Nest(str(block.name_hint), place, axes_of_store, bindings, reduce, realize.predicate,
-             block.body, is_init)
-    )  # fmt: skip
+    result += [
+        Nest(str(block.name_hint), place, [dataclasses.replace(a) for a in distinct], bindings,
+             reduce, realize.predicate, store, is_init)
+        for store in _unbound(block.body)
+    ]  # fmt: skip
     return result
+
+
+@dataclasses.dataclass(eq=False)
+class _Store:
+    """A store of a tuple reduction with the value that was bound for it."""
+
+    buffer: Any
+    indices: Any
+    value: Any
+
+
+def _unbound(body: Any) -> list[Any]:
+    parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    values = {part.var: part.value for part in parts if isinstance(part, tirx.Bind)}
+    stores = [part for part in parts if isinstance(part, tirx.BufferStore)]
+    return [_Store(s.buffer, s.indices, values.get(s.value, s.value)) for s in stores]
 
 
 # ---------------------------------------------------------------- expressions
@@ -309,6 +325,17 @@ def loads(node: Any, conditions: tuple[tuple[Any, bool], ...]) -> Iterator[Acces
         yield from loads(child, conditions)
     if isinstance(node, TensorLoad):
         yield Access(node.source, tuple(node.indices), conditions)
+        for index in node.indices:
+            yield from loads(index, conditions)
+
+
+def positions(index: Any) -> list[Any]:
+    """Where an index that depends on data is loaded from, and what else it is made of."""
+    if isinstance(index, TensorLoad):
+        return [part for inner in index.indices for part in positions(inner)]
+    if reads_data(index):
+        return [part for child in children(index) for part in positions(child)]
+    return [index] if variables(index) else []
 
 
 def evaluate(node: Any, env: dict[Any, np.ndarray]) -> np.ndarray:
@@ -370,7 +397,26 @@ class Points:
         )
 
     def indices(self, access: Access) -> list[np.ndarray]:
-        return [np.broadcast_to(evaluate(i, self.env), self.shape) for i in access.indices]
+        """Indices; one that depends on data is half its dimension from its neighbours."""
+        pairs = zip(access.indices, access.buffer.shape, strict=True)
+        return [np.broadcast_to(self._index(i, int(extent)), self.shape) for i, extent in pairs]
+
+    def _index(self, index: Any, extent: int) -> np.ndarray:
+        if not reads_data(index):
+            return evaluate(index, self.env)
+        places = [evaluate(part, self.env) for part in positions(index)]
+        return np.asarray(sum(places) * max(1, extent // 2))
+
+    def width(self, index: Any, extent: int) -> int:
+        """Values between the least and the greatest, or as many as data can take."""
+        if reads_data(index):
+            return min(extent, math.prod(self.width(p, extent) for p in positions(index)))
+        values = np.broadcast_to(evaluate(index, self.env), self.shape)[self.passing]
+        return int(values.max() - values.min()) + 1
+
+    def env_of(self, index: Any) -> np.ndarray:
+        """An index that does not depend on data."""
+        return evaluate(index, self.env)
 
     def executed(self, access: Access) -> np.ndarray:
         """Where the access happens."""
@@ -382,7 +428,7 @@ class Points:
     def hull(self, accesses: Sequence[Access]) -> list[int]:
         """Per dimension the widest index range of any access, where the predicate passes."""
         widths = [
-            [int(i[self.passing].max() - i[self.passing].min()) + 1 for i in self.indices(a)]
+            [self.width(i, int(n)) for i, n in zip(a.indices, a.buffer.shape, strict=True)]
             for a in accesses
         ]
         return [max(w) for w in zip(*widths, strict=True)]
@@ -392,6 +438,9 @@ def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
     points = nest.points(nest.axes)
     shape = [int(extent) for extent in accesses[0].buffer.shape]
     is_touched = np.zeros(math.prod(shape), dtype=bool)
+    if any(reads_data(i) for a in accesses for i in a.indices):
+        total = sum(_gathered(points, access) for access in accesses)
+        return total if len(accesses) == 1 else min(math.prod(shape), total)
     for access in accesses:
         flat = np.zeros(points.shape, dtype=np.int64)
         for index, extent in zip(points.indices(access), shape, strict=True):
@@ -400,6 +449,24 @@ def distinct_elements(nest: Nest, accesses: Sequence[Access]) -> int:
         assert touched.size == 0 or touched.min() >= 0
         is_touched[touched] = True
     return int(is_touched.sum())
+
+
+def _gathered(points: Points, access: Access) -> int:
+    """min(table, visits), where nothing but iterators and data choose the element."""
+    shape = [int(extent) for extent in access.buffer.shape]
+    data = [i for i, index in enumerate(access.indices) if reads_data(index)]
+    names = {v for index in access.indices for part in positions(index) for v in variables(part)}
+    visits = _tuples([points.env[v] for v in sorted(names, key=str)], points)
+    plain = [points.env_of(x) for i, x in enumerate(access.indices) if i not in data]
+    return min(_tuples(plain, points) * math.prod(shape[i] for i in data), visits)
+
+
+def _tuples(values: Sequence[np.ndarray], points: Points) -> int:
+    """Distinct tuples of values over the iterations that pass."""
+    if not values:
+        return 1
+    columns = [np.broadcast_to(value, points.shape)[points.passing] for value in values]
+    return len(np.unique(np.stack(columns), axis=1).T)
 
 
 def address(nest: Nest, access: Access, shape: Sequence[int], axis: Axis | None, at: int) -> int:
