@@ -54,7 +54,7 @@ class Measured(Protocol):
         ...
 
 
-class Variant(Protocol):
+class StructureFormulas(Protocol):
     """The compiled formulas of a sketch under one structural choice."""
 
     @property
@@ -81,7 +81,7 @@ class Formulas(Protocol):
 
     @property
     def n_features(self) -> int: ...
-    def variant(self, structural_values: coordinates.Structure, /) -> Variant: ...
+    def of_structure(self, structural_values: coordinates.Structure, /) -> StructureFormulas: ...
 
 
 class Instruction(Protocol):
