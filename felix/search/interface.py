@@ -9,7 +9,7 @@ Units: latencies in microseconds; a cost model predicts ln(latency_us).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,6 +100,8 @@ class Sketch(Protocol):
 
     @property
     def is_gpu(self) -> bool: ...
+    @property
+    def variant(self) -> Hashable: ...
     @property
     def instructions(self) -> Sequence[Instruction]: ...
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from felix.symbolic import interpret
 
 #: Sketches of a task's own program, and of each variant, that are used.
-MAX_STOCK, MAX_VARIANT = 16, 3
+MAX_STOCK, MAX_VARIANT = 16, 2
 
 
 def diverse(sketches: Sequence[Sequence[interpret.Instruction]], limit: int) -> list[int]:

@@ -7,15 +7,15 @@ tile or spread over threads, and a second block combines the parts. Sums are reo
 differ from the unsplit sum's by rounding, no more than those of MetaSchedule's own reductions over
 threads.
 
-The number of parts is the largest exact divisor of a reduction loop with
+The number of parts is the largest divisor of a reduction loop with
 
     results x parts <= max_results x cores     results of all blocks of the grid
     terms / parts   >= min_terms               terms that a part combines
     parts           <= max_parts
 
-and, as a second variant, the divisor nearest to a quarter of it. The limits differ for products,
-whose operands are reused in tiles, and for other reductions, each result of which takes a block.
-A small reduction is not worth a second kernel. On a CPU MetaSchedule splits reductions by itself
+The parts are an axis that is tiled like any other. The limits differ for products, whose operands
+are reused in tiles, and for other reductions, each result of which takes a block. A small
+reduction is not worth a second kernel. On a CPU MetaSchedule splits reductions by itself
 (AddRFactor), with the number of parts a decision.
 """
 
@@ -33,7 +33,7 @@ from felix.tir.design_space import blocks
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
-#: The reduction that is split has at least this share of the program's iterations.
+#: The reduction that is split has more than this share of the iterations of all reductions.
 MIN_SHARE = 0.5
 #: Iterations and terms of the smallest reduction that is split.
 MIN_ITERATIONS, MIN_TERMS = 2**19, 256
@@ -95,10 +95,8 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     ]
     if not choices:
         return []
-    most, axis = max(choices, key=lambda choice: (choice[0], -choice[1]))
-    ladder = [parts for parts, other in choices if other == axis]
-    fewer = min(ladder, key=lambda parts: abs(math.log(4 * parts / most)))
-    return [_prefix(largest, axis, parts) for parts in dict.fromkeys((most, fewer))]
+    parts, axis = max(choices, key=lambda choice: (choice[0], -choice[1]))
+    return [_prefix(largest, axis, parts)]
 
 
 def _numbers_of_parts(largest: Reduction, axis: int, machine: Machine) -> list[int]:
@@ -133,10 +131,10 @@ def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
 
 
 def largest_reduction(func: tirx.PrimFunc) -> Reduction | None:
-    """The block with most iterations, if it has most of the program's and is a plain reduction."""
-    realizes = [realize for realize in blocks.realizes(func) if realize.block.iter_vars]
+    """The reduction with most iterations, if it has most of those of all and a plain form."""
+    realizes = [realize for realize in blocks.realizes(func) if realize.block.init is not None]
     sizes = [math.prod(_extents(realize.block)) for realize in realizes]
-    if not sizes or max(sizes) < MIN_SHARE * sum(sizes):
+    if not sizes or max(sizes) <= MIN_SHARE * sum(sizes):
         return None
     return _reduction(realizes[sizes.index(max(sizes))])
 
@@ -148,7 +146,7 @@ def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
     n_spatial = kinds.count(SPATIAL)
     ordered = [SPATIAL] * n_spatial + [REDUCE] * (len(kinds) - n_spatial)
     plain = all(isinstance(value, tirx.Var) for value in realize.iter_values)
-    if block.init is None or not isinstance(block.body, tirx.BufferStore):
+    if not isinstance(block.body, tirx.BufferStore):
         return None
     if kinds != ordered or n_spatial == len(kinds) or not plain:
         return None
