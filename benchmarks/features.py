@@ -197,7 +197,7 @@ def _one_more_structure(fresh: Any) -> float | None:
             os.environ["FELIX_CACHE_DIR"] = empty
             try:
                 fresh.formulas.default  # noqa: B018  (it says which rows there are)
-                return _seconds(lambda s=structure: fresh.formulas.variant(s))
+                return _seconds(lambda s=structure: fresh.formulas.of_structure(s))
             except errors.UnsupportedSchedule:
                 continue
             finally:
@@ -234,7 +234,7 @@ def _descent(task: Any, sketches: list[Any]) -> dict[str, Any]:
         common_one = collections.Counter(structures).most_common(1)[0][0]
         starts = rows[[s == common_one for s in structures]][:SEEDS]
         entries.append(descent.Entry(index, common_one, starts))
-        scorer.variant(index, common_one)
+        scorer.of_structure(index, common_one)
     runner = descent.Descent(scorer, descent.DescentOptions(steps=STEPS))
     return {
         "model": info.source,

@@ -39,7 +39,8 @@ class Record:
 
     `predicted_us` is what the cost model predicted before measuring, None without a model;
     `round` counts rounds of the task from 0; `elapsed_s` is since the start of tuning. A `repeat`
-    is another, longer measurement of a candidate at the end of a run; it is no trial.
+    is another, longer measurement of a candidate at the end of a run; it is no trial. `variant`
+    is the program of the task that the sketch schedules (`felix.tir.design_space.variants`).
     """
 
     task_key: str
@@ -54,6 +55,7 @@ class Record:
     timestamp: float
     versions: Mapping[str, str]
     repeat: bool = False
+    variant: str = "stock"
 
     @property
     def key(self) -> Key:
@@ -345,8 +347,10 @@ def _typed(fields: dict[str, Any]) -> dict[str, Any]:
         "timestamp": (int, float),
         "versions": dict,
         "repeat": bool,
+        "variant": str,
     }
     checked.setdefault("repeat", False)  # older records have none
+    checked.setdefault("variant", "stock")
     for name, kind in kinds.items():
         if not isinstance(checked[name], kind):
             raise TypeError(f"{name} is {checked[name]!r}")

@@ -58,6 +58,8 @@ class Best(Protocol):
     @property
     def sketch_index(self) -> int | None: ...
     @property
+    def variant(self) -> str: ...
+    @property
     def decisions(self) -> Sequence[int]: ...
 
 
@@ -265,6 +267,7 @@ def _candidate(task: Task, best: Best) -> dict[str, Any]:
         "latency_us": best.latency_us,
         "gflops": task.flops / best.latency_us / 1e3,
         "sketch_index": best.sketch_index,
+        "variant": best.variant,
         "decisions": [int(value) for value in best.decisions],
     }
 

@@ -147,6 +147,7 @@ def _task_json(
             "spread": best.measurement.spread,
             "gflops": result.gflops,
             "sketch_index": best.sketch_index,
+            "variant": best.variant,
             "decisions": list(best.decisions),
         },
         "ships": "unscheduled" if result.ships_unscheduled else "tuned",

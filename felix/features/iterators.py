@@ -42,6 +42,9 @@ class Visited:
 
 def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     """Values a binding takes over the launch, cut to the iterator's domain."""
+    for flat, bound in block.guards:
+        if flat is binding or flat.terms == binding.terms:
+            return Visited(0, bound, bound)
     guarded = [g for g, _ in block.guards]
     if _is_guarded(binding, guarded) or not all(map(_is_full, binding.terms)):
         return Visited(0, extent, extent)

@@ -118,7 +118,7 @@ class TraceScorer:
         if not self.scorer.admits(index, structure):
             return False
         try:
-            self.scorer.variant(index, structure)
+            self.scorer.of_structure(index, structure)
         except errors.UnsupportedSchedule:
             return False
         return True

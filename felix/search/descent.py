@@ -92,27 +92,27 @@ class MergedProgram:
     def __init__(
         self, keys: Sequence[tuple[int, coordinates.Structure]], scorer: scoring.Scorer
     ) -> None:
-        variants = [scorer.variant(*key) for key in keys]
-        self.n_rows = max(v.n_rows for v in variants)
+        compiled = [scorer.of_structure(*key) for key in keys]
+        self.n_rows = max(v.n_rows for v in compiled)
         self.n_features = scorer.sketches[keys[0][0]].formulas.n_features
         width = self.n_rows * self.n_features
         both: list[autodiff_program.Program] = []
         features: list[list[int | None]] = []
         constraint_entries: list[int] = []
-        for number, variant in enumerate(variants):
-            pair = [variant.program, variant.constraint_program]
+        for number, one in enumerate(compiled):
+            pair = [one.program, one.constraint_program]
             both.append(autodiff_program.Program.merge(pair, share_symbols=True))
-            n_features = len(variant.program.outputs)
+            n_features = len(one.program.outputs)
             features.append([*range(n_features), *([None] * (width - n_features))])
-            constraint_entries += [number] * len(variant.constraint_program.outputs)
+            constraint_entries += [number] * len(one.constraint_program.outputs)
         everything = autodiff_program.Program.merge(both)
         # all features first (padded to the same rows), then all constraints
         order: list[int | None] = []
         tail: list[int | None] = []
         first = 0
-        for variant, columns, program in zip(variants, features, both, strict=True):
+        for one, columns, program in zip(compiled, features, both, strict=True):
             order += [None if i is None else first + i for i in columns]
-            tail += range(first + len(variant.program.outputs), first + len(program.outputs))
+            tail += range(first + len(one.program.outputs), first + len(program.outputs))
             first += len(program.outputs)
         self.program = autodiff_program.Program.merge([everything], outputs=[[*order, *tail]])
         self.n_entries = len(keys)

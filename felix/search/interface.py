@@ -9,7 +9,7 @@ Units: latencies in microseconds; a cost model predicts ln(latency_us).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,7 +54,7 @@ class Measured(Protocol):
         ...
 
 
-class Variant(Protocol):
+class StructureFormulas(Protocol):
     """The compiled formulas of a sketch under one structural choice."""
 
     @property
@@ -81,7 +81,7 @@ class Formulas(Protocol):
 
     @property
     def n_features(self) -> int: ...
-    def variant(self, structural_values: coordinates.Structure, /) -> Variant: ...
+    def of_structure(self, structural_values: coordinates.Structure, /) -> StructureFormulas: ...
 
 
 class Instruction(Protocol):
@@ -100,6 +100,8 @@ class Sketch(Protocol):
 
     @property
     def is_gpu(self) -> bool: ...
+    @property
+    def variant(self) -> Hashable: ...
     @property
     def instructions(self) -> Sequence[Instruction]: ...
     @property

@@ -72,7 +72,7 @@ class Scorer:
     _allowance: list[int] | None = None
     #: structures admitted so far; stored with the search, so that a resumed one goes on alike
     known: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
-    _variants: dict[tuple[int, coordinates.Structure], interface.Variant] = field(
+    _compiled: dict[tuple[int, coordinates.Structure], interface.StructureFormulas] = field(
         default_factory=dict
     )
     #: structures that no program has, and those that TVM can apply
@@ -93,24 +93,26 @@ class Scorer:
             return True
         return self._allowance[sketch_index] > 0
 
-    def variant(self, sketch_index: int, structure: coordinates.Structure) -> interface.Variant:
+    def of_structure(
+        self, sketch_index: int, structure: coordinates.Structure
+    ) -> interface.StructureFormulas:
         """The formulas of a sketch under a structure; compiled once."""
         key = (sketch_index, structure)
-        if key not in self._variants:
+        if key not in self._compiled:
             if self._allowance is not None and key not in self.known:
                 self._allowance[sketch_index] -= 1
             self.known.add(key)
             formulas = self.sketches[sketch_index].formulas
-            self._variants[key] = formulas.variant(structure)
-        return self._variants[key]
+            self._compiled[key] = formulas.of_structure(structure)
+        return self._compiled[key]
 
     def features(
         self, sketch_index: int, structure: coordinates.Structure, values: Array
     ) -> Array:
         """Exact features [n, n_rows, n_features] of decisions of one structure."""
-        variant = self.variant(sketch_index, structure)
+        compiled = self.of_structure(sketch_index, structure)
         n_features = self.sketches[sketch_index].formulas.n_features
-        return variant.program.exact(values).reshape(len(values), variant.n_rows, n_features)
+        return compiled.program.exact(values).reshape(len(values), compiled.n_rows, n_features)
 
     def legal(self, sketch_index: int, decisions: interface.Decisions) -> NDArray[np.bool_]:
         """Which decisions meet all constraints exactly, of structures admitted now."""
@@ -119,7 +121,7 @@ class Scorer:
             if not self.admits(sketch_index, structure):
                 continue
             try:
-                program = self.variant(sketch_index, structure).constraint_program
+                program = self.of_structure(sketch_index, structure).constraint_program
             except errors.UnsupportedSchedule:  # no such program: TVM never samples it
                 self._impossible.add((sketch_index, structure))
                 continue

@@ -1,11 +1,11 @@
 """The formulas of one sketch: expressions, and their compiled exact and smooth evaluations.
 
-Structural decisions (compute locations) choose the program, so there is one `Variant` per
-combination of them, made on first use and cached on disk. The key of the cache is the
-trace, the target, the variant and the version of Felix's formulas.
+Structural decisions (compute locations) choose the program, so there is one `StructureFormulas`
+per combination of them, made on first use and cached on disk. The key of the cache is the trace,
+the target, the structure and the version of Felix's formulas.
 
 Notation
-    B    batch; R rows (stores, the same list for every variant of a sketch); F features
+    B    batch; R rows (stores, the same list for every structure of a sketch); F features
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Variant:
+class StructureFormulas:
     """Compiled formulas under one structural choice.
 
     Attributes:
-        rows: the store of each row; all variants of a sketch have the same rows in one order.
+        rows: the store of each row; all structures of a sketch have the same rows in one order.
         program: R * F outputs, row after row, transformed as `spec` says.
         constraint_program: legal where every output is <= 0.
         constraint_names: what each constraint limits.
@@ -80,7 +80,7 @@ class Formulas:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._variants: dict[Structure, Variant] = {}
+        self._by_structure: dict[Structure, StructureFormulas] = {}
         self._structural = [i for i, v in enumerate(source.variables) if v.structural]
         self._default = (interpret.ROOT,) * len(self._structural)
 
@@ -103,9 +103,9 @@ class Formulas:
         return len(self.rows)
 
     @property
-    def default(self) -> Variant:
-        """The variant with every movable block left at the root."""
-        return self.variant(self._default)
+    def default(self) -> StructureFormulas:
+        """The formulas with every movable block left at the root."""
+        return self.of_structure(self._default)
 
     @functools.cached_property
     def expressions(self) -> tuple[tuple[sympy.Expr, ...], ...]:
@@ -114,14 +114,14 @@ class Formulas:
         values = self._table(self._default)[1]
         return tuple(tuple(expr.resolved(v, known) for v in row) for row in values)
 
-    def variant(self, structure: Structure, /) -> Variant:
+    def of_structure(self, structure: Structure, /) -> StructureFormulas:
         """Compiled formulas under these values of the structural variables.
 
         Raises:
             UnsupportedSchedule: TVM has no such program, or it cannot be modelled.
         """
         structure = tuple(int(s) for s in structure)
-        if structure not in self._variants:
+        if structure not in self._by_structure:
             key = f"{self._source.key}-{structure}"
             stored = formula_cache.load(key)
             if stored is None:
@@ -129,8 +129,8 @@ class Formulas:
                     stored = self._compile(structure)
                 formula_cache.store(key, stored)
             rows, names, programs = stored
-            self._variants[structure] = Variant(rows, *programs, names)
-        return self._variants[structure]
+            self._by_structure[structure] = StructureFormulas(rows, *programs, names)
+        return self._by_structure[structure]
 
     def _table(
         self, structure: Structure
@@ -173,9 +173,9 @@ class Formulas:
         batch = np.atleast_2d(np.asarray(batch))
         result = np.zeros((len(batch), self.n_rows, self.n_features))
         for structure, where in self._groups(batch):
-            variant = self.variant(structure)
-            values = variant.program.exact(batch[where].astype(np.float64), raw=raw)
-            result[where] = values.reshape(len(where), variant.n_rows, self.n_features)
+            compiled = self.of_structure(structure)
+            values = compiled.program.exact(batch[where].astype(np.float64), raw=raw)
+            result[where] = values.reshape(len(where), compiled.n_rows, self.n_features)
         return result
 
     def _groups(self, batch: NDArray[np.int64]) -> list[tuple[Structure, NDArray[np.int64]]]:
@@ -186,11 +186,14 @@ class Formulas:
         return [(tuple(key.tolist()), np.flatnonzero(inverse == i)) for i, key in enumerate(keys)]
 
     def constraints_exact(self, batch: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Constraint values [B, C]; legal where all are <= 0. Variants with fewer are padded
+        """Constraint values [B, C]; legal where all are <= 0. Structures with fewer are padded
         with -1."""
         batch = np.atleast_2d(np.asarray(batch))
         parts = [
-            (where, self.variant(structure).constraint_program.exact(batch[where].astype(float)))
+            (
+                where,
+                self.of_structure(structure).constraint_program.exact(batch[where].astype(float)),
+            )
             for structure, where in self._groups(batch)
         ]
         result = np.full((len(batch), max((p.shape[1] for _, p in parts), default=0)), -1.0)
@@ -227,8 +230,8 @@ class Formulas:
         pieces, order = [], []
         for structure, where in self._groups(rounded):
             index = torch.from_numpy(where)
-            variant = self.variant(structure)
-            program = variant.program if features else variant.constraint_program
+            compiled = self.of_structure(structure)
+            program = compiled.program if features else compiled.constraint_program
             pieces.append(torch_function.smooth(program, values[index], temperature))
             order.append(index)
         width = max(p.shape[1] for p in pieces)

@@ -51,7 +51,7 @@ def sample(
         return np.zeros((n, 0), dtype=np.int64)
     rng = np.random.default_rng([seed, 0x5EED])
     spaces = [
-        _Space(variables, structure, formulas.variant(structure).constraint_program)
+        _Space(variables, structure, formulas.of_structure(structure).constraint_program)
         for structure in _structures(variables, formulas, tvm_sample, rng, max_structures)
     ]
     share = -(-n // len(spaces))
@@ -86,7 +86,7 @@ def _structures(
         if row is not None:
             structure = tuple(row[c] for c in columns)
             try:
-                formulas.variant(structure)
+                formulas.of_structure(structure)
             except UnsupportedSchedule:
                 continue
             structures[structure] = None

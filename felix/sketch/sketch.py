@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from felix.errors import (
     UnforeseenForm,
     UnsupportedSchedule,
 )
-from felix.sketch import formulas, sampling, unmodelled
+from felix.sketch import diversity, formulas, sampling, unmodelled
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
 from felix.symbolic import expr, interpret, ir, load, postprocs
@@ -32,6 +32,7 @@ from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
 from felix.tir import design_space, grammar
+from felix.tir.design_space import variants
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -51,6 +52,7 @@ class Sketch:
         index: number among the sketches of the task.
         space_generator: MetaSchedule's, which has the postprocessors of the target.
         machine: limits and rates the formulas use.
+        variant: which program of the task it schedules.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Sketch:
         trace: Trace,
         space_generator: ms.SpaceGenerator,
         machine: Hardware,
+        variant: variants.Variant = variants.STOCK,
     ) -> None:
         self.task = task
+        self.variant = variant
         self.hardware = machine
         self.index = index
         self.trace = trace
@@ -75,7 +79,10 @@ class Sketch:
         self._columns = decision_variables.columns_by_group(self.variables)
 
     def __repr__(self) -> str:
-        return f"Sketch({self.task.name}, {self.index}, {len(self.variables)} variables)"
+        return (
+            f"Sketch({self.task.name}, {self.index}, {self.variant}, "
+            f"{len(self.variables)} variables)"
+        )
 
     @functools.cached_property
     def key(self) -> str:
@@ -309,7 +316,10 @@ def sketches(
 ) -> list[Sketch]:
     """The sketches of MetaSchedule's default design space for the task's target.
 
-    One that cannot be modelled is left out; the others keep their numbers.
+    Those of the task's program come first, then those of each variant.
+
+    One that cannot be modelled is left out, and of very many some are (`felix.sketch.diversity`);
+    the others keep their numbers.
 
     Args:
         machine: limits and rates the formulas use; by default those of the task's target here.
@@ -319,14 +329,15 @@ def sketches(
         UnsupportedSchedule: no sketch can be modelled; the message says why.
         UnforeseenForm: the same, where a form that no rule was written for is a reason.
     """
-    space = design_space.generate(task.mod, task.target, name=task.name)
     machine = machine or hardware(task.target)
     modelled: list[Sketch] = []
     reasons: list[UnsupportedSchedule] = []
-    for index, schedule in enumerate(space.schedules):
+    for index, trace, space in _traces(task, machine):
         try:
             with unmodelled.reported():
-                modelled.append(Sketch(task, index, schedule.trace, space.generator, machine))
+                modelled.append(
+                    Sketch(task, index, trace, space.generator, machine, space.variant)
+                )
         except UnsupportedSchedule as error:
             reasons.append(error)
             if on_left_out is not None:
@@ -336,3 +347,25 @@ def sketches(
         kind = UnforeseenForm if unforeseen else UnsupportedSchedule
         raise kind(f"{task.name}: {'; '.join(dict.fromkeys(map(str, reasons)))}")
     return modelled
+
+
+def _traces(
+    task: Task, machine: Hardware
+) -> Iterator[tuple[int, Trace, design_space.DesignSpace]]:
+    """(number, trace, space) of the stock space, then of each variant: diverse ones of many."""
+    spaces = [design_space.generate(task.mod, task.target, name=task.name)]
+    limits = variants.Machine(machine.cores, machine.is_gpu)
+    spaces += design_space.generate_variants(task.mod, task.target, limits, name=task.name)
+    first = 0
+    for space in spaces:
+        traces = [schedule.trace for schedule in space.schedules]
+        limit = diversity.MAX_STOCK if space is spaces[0] else diversity.MAX_VARIANT
+        for number in _chosen(traces, limit):
+            yield first + number, traces[number], space
+        first += len(traces)
+
+
+def _chosen(traces: Sequence[Trace], limit: int) -> Sequence[int]:
+    if len(traces) <= limit:
+        return range(len(traces))
+    return diversity.diverse([interpret.parse(trace) for trace in traces], limit)

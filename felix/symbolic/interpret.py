@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from felix.errors import UnsupportedSchedule
 from felix.symbolic import ir, scalar, usage
-from felix.symbolic.instructions import caching, inlining, loop_transforms, placement, reduction
+from felix.symbolic.instructions import (
+    caching,
+    inlining,
+    loop_transforms,
+    padding,
+    placement,
+    reduction,
+)
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
 if TYPE_CHECKING:
@@ -270,6 +277,11 @@ def _rfactor(state: State, inst: Instruction) -> list[Any]:
     return [reduction.rfactor(state.program, state.get(inst.inputs[0]), inst.attrs[0])]
 
 
+def _pad_einsum(state: State, inst: Instruction) -> list[Any]:
+    padding.pad_einsum(state.program, state.get(inst.inputs[0]), inst.attrs[0])
+    return []
+
+
 def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
     return [loop_transforms.add_unit_loop(state.program, state.get(inst.inputs[0]))]
 
@@ -300,5 +312,6 @@ HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
     "ReverseComputeInline": _reverse_compute_inline,
     "SetScope": _set_scope,
     "RFactor": _rfactor,
+    "PadEinsum": _pad_einsum,
     "AddUnitLoop": _add_unit_loop,
 }

@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import tvm
 from tvm import tirx
@@ -21,9 +22,12 @@ from tvm import tirx
 from felix import errors
 from felix.processes import confine, environment, policy
 from felix.tir import design_space, grammar, reader, validate
+from felix.tir.design_space import variants
 
 MAX_JSON_CHARACTERS = 16 * 2**20
 CHILD_SECONDS = 60
+#: Of the machine whose variants are rehearsed: they differ in a number between machines.
+CORES = 128
 CHILD_BYTES = 8 * 2**30
 CHILD_OUTPUT_BYTES = 2**20
 
@@ -108,10 +112,16 @@ def rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
     """Do to the program what the tuner's own process will do: make the spaces, postprocess."""
     mod = tvm.IRModule({"main": func})
     try:
-        space = design_space.generate(mod, full)
-        for schedule in space.schedules:
-            all(postproc.apply(schedule) for postproc in space.generator.postprocs)
+        for space in _spaces(mod, full):
+            for schedule in space.schedules:
+                all(postproc.apply(schedule) for postproc in space.generator.postprocs)
     except grammar.TVM_ERRORS as error:
         raise errors.WorkloadError(
             f"TVM cannot make schedules of the program: {grammar.first_line(error)}"
         ) from error
+
+
+def _spaces(mod: tvm.IRModule, full: tvm.target.Target) -> Iterator[design_space.DesignSpace]:
+    yield design_space.generate(mod, full)
+    machine = variants.Machine(CORES, is_gpu=full.kind.name == "cuda")
+    yield from design_space.generate_variants(mod, full, machine)

@@ -65,6 +65,7 @@ class Recorder:
             elapsed_s=self._clock.elapsed_s if trial.completed_s is None else trial.completed_s,
             timestamp=time.time(),
             versions=records.versions(),
+            variant=str(sketch.variant),
         )
         self._store(record)
         trial.mark_recorded()

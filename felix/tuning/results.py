@@ -58,6 +58,11 @@ class Best:
         return self.record.sketch_index
 
     @property
+    def variant(self) -> str:
+        """Which program of the task the sketch schedules: "stock" is the task's own."""
+        return self.record.variant
+
+    @property
     def decisions(self) -> tuple[int, ...]:
         """Values of the sketch's variables, in order."""
         return self.record.decisions
@@ -68,7 +73,10 @@ class Best:
         return self._sketch.schedule(self.decisions)
 
     def __repr__(self) -> str:
-        return f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.decisions})"
+        return (
+            f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.variant}, "
+            f"{self.decisions})"
+        )
 
 
 class Unscheduled:
@@ -76,6 +84,7 @@ class Unscheduled:
 
     #: no sketch and no decisions made it
     sketch_index = None
+    variant = "stock"
     decisions: tuple[int, ...] = ()
 
     def __init__(self, task: Task, measurement: protocol.Measurement) -> None:

@@ -343,7 +343,7 @@ def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:
     if len(decisions) != len(sketch.variables):
         return False
     try:
-        sketch.formulas.variant(coordinates.structure(sketch.variables, decisions))
+        sketch.formulas.of_structure(coordinates.structure(sketch.variables, decisions))
         return sketch.is_applicable(decisions)
     except (errors.DecisionError, errors.UnsupportedSchedule):
         return False

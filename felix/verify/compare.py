@@ -72,6 +72,7 @@ class SketchReport:
     """Result of one sketch; `checked` rows were compared, `invalid` ones TVM rejected."""
 
     index: int
+    variant: str
     checked: int
     invalid: int
     mismatches: tuple[Mismatch, ...]
@@ -130,8 +131,8 @@ class Report:
         text = [f"{self.task} on {self.target}: {len(self.sketches)} sketches"]
         for s in self.sketches:
             text.append(
-                f"  sketch {s.index}: {s.checked} rows compared, {s.mismatched} mismatched, "
-                f"{s.invalid} rejected by TVM, "
+                f"  sketch {s.index}, {s.variant}: {s.checked} rows compared, "
+                f"{s.mismatched} mismatched, {s.invalid} rejected by TVM, "
                 f"{len({x.decisions for x in s.loose})} with loose allocations"
             )
         for m in self.mismatches[:limit]:
@@ -168,7 +169,7 @@ def check_sketch(sketch: Sketch, n: int = 50, seed: int = 0) -> SketchReport:
     try:
         rows = sketch.sample(n, seed)
     except InvalidSchedule:
-        return SketchReport(sketch.index, 0, 0, (), ())
+        return SketchReport(sketch.index, str(sketch.variant), 0, 0, (), ())
     return check_rows(sketch, rows)
 
 
@@ -189,7 +190,12 @@ def check_rows(sketch: Sketch, rows: NDArray[np.int64]) -> SketchReport:
         mismatches += comparison.mismatches
         loose += comparison.loose
     return SketchReport(
-        sketch.index, len(rows) - invalid, invalid, tuple(mismatches), tuple(loose)
+        index=sketch.index,
+        variant=str(sketch.variant),
+        checked=len(rows) - invalid,
+        invalid=invalid,
+        mismatches=tuple(mismatches),
+        loose=tuple(loose),
     )
 
 

@@ -47,7 +47,7 @@ def _first_legal(sketch: Sketch, drawn: NDArray[np.int64], n: int) -> NDArray[np
 def _is_modelled(sketch: Sketch, structure: tuple[int, ...]) -> bool:
     """Whether the symbolic program covers the structure, as `Sketch.sample` asks too."""
     try:
-        sketch.formulas.variant(structure)
+        sketch.formulas.of_structure(structure)
     except UnsupportedSchedule:
         return False
     return True

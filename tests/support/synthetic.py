@@ -86,8 +86,8 @@ def formulas(
 
 
 @dataclass(frozen=True)
-class Variant:
-    """What `Formulas.variant` returns."""
+class StructureFormulas:
+    """What `Formulas.of_structure` returns."""
 
     program: autodiff_program.Program
     constraint_program: autodiff_program.Program
@@ -115,6 +115,7 @@ class FakeSketch:
     calls: list[str] = field(default_factory=list)
 
     is_gpu = False
+    variant = "stock"
     instructions = ()
     n_features = 12
     names = tuple(f"feature{i}" for i in range(12))
@@ -144,8 +145,8 @@ class FakeSketch:
     def symbols(self) -> list[sympy.Symbol]:
         return [expr.variable(v.name) for v in self.variables]
 
-    def variant(self, structural_values: tuple[int, ...]) -> Variant:
-        self.calls.append(f"variant{structural_values}")
+    def of_structure(self, structural_values: tuple[int, ...]) -> StructureFormulas:
+        self.calls.append(f"structure{structural_values}")
         tile = [s for s, v in zip(self.symbols, self.variables, strict=True) if v.kind == "tile"]
         penalty = sympy.Integer(0)
         for symbol, best in zip(tile, itertools.cycle((8, 2, 16, 4)), strict=False):
@@ -163,7 +164,7 @@ class FakeSketch:
         flags = ([False] + [True] * (self.n_features - 1)) * self.n_rows
         inner = sympy.Mul(*tile[self.parts - 2 : self.parts])
         constraint = autodiff_program.relative_constraint(inner * 4 - 4 * self.capacity)
-        return Variant(
+        return StructureFormulas(
             autodiff_program.Program.compile(rows, self.symbols, flags),
             autodiff_program.Program.compile([constraint], self.symbols),
             self.n_rows,

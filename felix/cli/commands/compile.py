@@ -119,6 +119,7 @@ def _json(result: results.TuneResult, folder: pathlib.Path) -> dict[str, Any]:
         "latency_us": result.best.latency_us,
         "gflops": result.gflops,
         "sketch_index": result.best.sketch_index,
+        "variant": result.best.variant,
         "decisions": list(result.best.decisions),
         "artifact": str(folder),
     }

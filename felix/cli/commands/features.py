@@ -75,6 +75,7 @@ def _values(sketch: Sketch, samples: int, seed: int) -> dict[str, Any]:
     raw = np.asarray(formulas.raw(batch))
     return {
         "sketch": sketch.index,
+        "variant": str(sketch.variant),
         "variables": [v.name for v in sketch.variables],
         "decisions": batch.tolist(),
         "rows": [{"block": str(row.block), "buffer": str(row.buffer)} for row in formulas.rows],
@@ -99,7 +100,8 @@ def _table(name: str, sketch: dict[str, Any], with_zeros: bool) -> None:
     for decisions, values in zip(sketch["decisions"], sketch["values"], strict=True):
         pairs = zip(sketch["variables"], decisions, strict=True)
         text = ", ".join(f"{variable}={value}" for variable, value in pairs)
-        out.print(f"{name}, sketch {sketch['sketch']}: {text}", soft_wrap=True, highlight=False)
+        label = f"{name}, sketch {sketch['sketch']}, {sketch['variant']}"
+        out.print(f"{label}: {text}", soft_wrap=True, highlight=False)
         rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
         rows.add_column("feature", no_wrap=True)
         rows.add_column("unit")

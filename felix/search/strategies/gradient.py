@@ -20,6 +20,7 @@ the state to store is small and a resumed search goes on as if it had never stop
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,7 +168,7 @@ class GradientSearch(base.ModelSearch):
         """Entries of all sketches whose best seed is predicted best, and one at random."""
         ranked = pool.ranked()
         entries = [e for i in range(len(self.sketches)) for e in self._entries(i, ranked, rng)]
-        limit = max(1, self.options.n_entries)
+        limit = self._n_entries(entries)
         if len(entries) <= limit:
             return entries
         best: list[float] = []
@@ -178,6 +179,12 @@ class GradientSearch(base.ModelSearch):
         chosen, rest = order[: limit - 1], order[limit - 1 :]
         chosen.append(rest[int(rng.integers(len(rest)))])
         return [entries[i] for i in sorted(chosen)]
+
+    def _n_entries(self, entries: Sequence[descent.Entry]) -> int:
+        """At most as many as the program with most of them has: variants of a task add choice
+        and no descents."""
+        programs = collections.Counter(self.sketches[e.sketch_index].variant for e in entries)
+        return max(1, min(self.options.n_entries, max(programs.values(), default=1)))
 
     @property
     def descent_steps(self) -> list[events.DescentStep]:

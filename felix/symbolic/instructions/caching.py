@@ -28,7 +28,7 @@ def cache_read(
         place = next(i for i, n in enumerate(program.body) if n is top) + 1
     program.body.insert(place, nest)
     for consumer in consumers or [b for _, b in program.walk() if b is not copy]:
-        _redirect(consumer, source, cached)
+        redirect(consumer, source, cached)
     return copy
 
 
@@ -43,7 +43,7 @@ def cache_write(program: Program, block: Block, index: int, scope: str) -> Block
     top: Loop | Block = loops[0] if loops else block
     place = next(i for i, n in enumerate(program.body) if n is top) + 1
     program.body.insert(place, nest)
-    _redirect(block, target, cached)
+    redirect(block, target, cached)
     return copy
 
 
@@ -79,7 +79,7 @@ def _copy_block(
     return block, loop_transforms.nest(components, block)
 
 
-def _redirect(block: Block, old: Buffer, new: Buffer) -> None:
+def redirect(block: Block, old: Buffer, new: Buffer) -> None:
     """Let every access of the block to `old` go to `new`."""
 
     def access(a: Access) -> Access:

@@ -107,6 +107,19 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
     producer.stores = (ir.Store(Access(block.store.target.buffer, indices), value),)
     placement.remove(program, block)
     program.discard(stored.buffer)
+    producer.guards += _guards(block, producer, mapping)
+
+
+def _guards(
+    block: Block, producer: Block, mapping: Mapping[sympy.Symbol, sympy.Expr]
+) -> list[tuple[ir.Affine, ir.Scalar]]:
+    """What keeps a padded producer inside of the inlined block's domain."""
+    domains = {it.symbol: it.extent for it in producer.iters}
+    return [
+        (producer.binding(mapping[it.symbol]), it.extent)
+        for it in block.iters
+        if not scalar.is_static(domains.get(mapping[it.symbol], it.extent), it.extent)
+    ]
 
 
 def _chooses(buffer: ir.Buffer, index: sympy.Expr) -> bool:

@@ -28,13 +28,33 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
         )
         for component, interval in zip(components, domains, strict=True)
     ]
-    block.guards = []
+    block.guards = _guards(block, partners) if reverse else []
     place = len(loop.body)
     for i, node in enumerate(loop.body):
         if any(consumes(other, block) for other in ir.blocks_under(node)):
             place = i
             break
     loop.body.insert(place, loop_transforms.nest(components, block))
+
+
+def _guards(block: Block, producers: list[Block]) -> list[tuple[Affine, ir.Scalar]]:
+    """What keeps a block that reads a part of what is produced (padded, say) in its domain."""
+    produced = {id(producer.store.target.buffer) for producer in producers}
+    sizes = {
+        index: size
+        for access in block.reads
+        if id(access.buffer) in produced
+        for index, size in zip(access.indices, access.buffer.shape, strict=True)
+    }
+    return [
+        (binding, it.extent)
+        for it, binding in zip(block.iters, block.bindings, strict=True)
+        if _is_less(it.extent, sizes.get(it.symbol, it.extent))
+    ]
+
+
+def _is_less(a: ir.Scalar, b: ir.Scalar) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a < b
 
 
 def consumes(consumer: Block, producer: Block) -> bool:

@@ -6,14 +6,19 @@ import dataclasses
 import logging
 import sys
 import types
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import tvm
 
 from felix.tir import grammar
+from felix.tir.design_space import post_order, variants
+from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,10 +27,12 @@ class DesignSpace:
 
     Attributes:
         schedules: never empty; one that changes nothing where no rule of TVM applies.
+        variant: the program that they schedule.
     """
 
     schedules: tuple[tvm.s_tir.Schedule, ...]
     generator: ms.SpaceGenerator
+    variant: Variant = variants.STOCK
 
 
 def generate(
@@ -42,6 +49,28 @@ def generate(
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
         schedules = _generate_guarded(context)
     return DesignSpace(tuple(schedules), context.space_generator)
+
+
+def generate_variants(
+    mod: tvm.IRModule, target: tvm.target.Target, machine: Machine, *, name: str = "main"
+) -> Iterator[DesignSpace]:
+    """The design space of each variant of a program; those that TVM cannot make are left out."""
+    for prefix in variants.of_program(mod, machine):
+        context = tune_context(mod, target, name=name)
+        try:
+            schedules = _generate_variant(mod, context, prefix)
+        except grammar.TVM_ERRORS as error:
+            _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
+            continue
+        yield DesignSpace(tuple(schedules), context.space_generator, prefix.variant)
+
+
+def _generate_variant(
+    mod: tvm.IRModule, context: ms.TuneContext, prefix: Prefix
+) -> list[tvm.s_tir.Schedule]:
+    schedule = tvm.s_tir.Schedule(mod, seed=1, debug_mask="none")
+    prefix.apply(schedule)
+    return post_order.apply(schedule, context.space_generator.sch_rules, prefix)
 
 
 def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:

@@ -30,6 +30,7 @@ class _Best:
     schedule: Any
     sketch_index: int
     decisions: tuple[int, ...]
+    variant: str = "stock"
 
 
 @dataclasses.dataclass

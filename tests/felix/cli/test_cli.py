@@ -316,7 +316,7 @@ def test_check_that_fails_is_an_error(
     from felix.verify import compare
 
     wrong = compare.Mismatch(0, (1,), next(iter(compare.Kind.__args__)), "here", "1", "2")
-    report = compare.Report("t", "llvm", (compare.SketchReport(0, 1, 0, (wrong,), ()),))
+    report = compare.Report("t", "llvm", (compare.SketchReport(0, "stock", 1, 0, (wrong,), ()),))
     monkeypatch.setattr(compare, "check", lambda *_: report)
     assert main.main(["features", "gemm:16,16,16", "--check", "1"]) == 1
     assert "felix: error:" in capsys.readouterr().err
@@ -327,7 +327,7 @@ def test_a_check_that_compared_nothing_is_an_error(
 ) -> None:
     from felix.verify import compare
 
-    report = compare.Report("t", "llvm", (compare.SketchReport(0, 0, 3, (), ()),))
+    report = compare.Report("t", "llvm", (compare.SketchReport(0, "stock", 0, 3, (), ()),))
     monkeypatch.setattr(compare, "check", lambda *_: report)
     assert main.main(["features", "gemm:16,16,16", "--check", "1"]) == 1
     assert "no row was compared" in capsys.readouterr().err

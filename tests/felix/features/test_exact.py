@@ -16,6 +16,7 @@ from tvm import te, topi
 from felix import errors, task, workloads
 from felix.features import spec
 from felix.sketch import sketch as sketching
+from felix.tir.design_space.variants import padded_extents, split_reductions
 from tests.support import legal_rows
 from tests.support.oracle import features
 
@@ -174,17 +175,49 @@ TASKS: dict[str, Make] = {
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("name", TASKS)
 def test_every_feature_equals_its_enumeration(name: str, target: str) -> None:
-    compared = 0
-    for sketch in sketching.sketches(TASKS[name](target=target)):
-        rows = legal_rows.draw(sketch, 2, seed=7)
-        for row, raw in zip(rows, sketch.formulas.raw(rows), strict=True):
-            try:
-                counted = features.features(sketch, row.tolist())
-            except errors.InvalidSchedule:
-                continue  # the few that TVM's verification rejects
-            compare(sketch, row, raw, counted)
-            compared += 1
-    assert compared >= 2
+    sketches = sketching.sketches(TASKS[name](target=target))
+    assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
+
+
+VARIANTS: dict[str, Make] = {
+    "padded": _gemm(11, 13, 6, epilogue=("bias", "relu")),
+    "split": _gemm(2, 12, 24, epilogue=("bias",)),
+    "split_window": _conv2d(1, 4, 4, 6, 4, 3, padding=1),
+    "split_sum": partial(workloads.reduce, (4, 48), (1,)),
+}
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_feature_of_a_variant_equals_its_enumeration(
+    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With limits that give such small programs variants."""
+    limits = split_reductions.Limits(10**6, 4, 4)
+    for constant, value in (("PRODUCT", limits), ("PLAIN", limits), ("MIN_ITERATIONS", 1),
+                            ("MIN_TERMS", 2)):  # fmt: skip
+        monkeypatch.setattr(split_reductions, constant, value)
+    for constant, value in (("MULTIPLES", (4,)), ("MIN_DIVISOR", 4), ("MAX_WASTE", 1.0)):
+        monkeypatch.setattr(padded_extents, constant, value)
+    sketches = [sketch for sketch in sketching.sketches(VARIANTS[name](target=target))
+                if sketch.variant.name.startswith(name.partition("_")[0])]  # fmt: skip
+    if target == "llvm" and name != "padded":
+        assert sketches == []  # MetaSchedule splits there
+    else:
+        assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
+
+
+def count_and_compare(sketch: sketching.Sketch) -> int:
+    """How many rows were compared."""
+    rows, compared = legal_rows.draw(sketch, 2, seed=7), 0
+    for row, raw in zip(rows, sketch.formulas.raw(rows), strict=True):
+        try:
+            counted = features.features(sketch, row.tolist())
+        except errors.InvalidSchedule:
+            continue  # the few that TVM's verification rejects
+        compare(sketch, row, raw, counted)
+        compared += 1
+    return compared
 
 
 def compare(

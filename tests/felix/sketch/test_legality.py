@@ -22,6 +22,6 @@ def test_rows_without_constraints_are_legal() -> None:
 def test_scores_follow_the_same_rule() -> None:
     sketch = synthetic.FakeSketch(extents=(512,), capacity=64, with_choices=False)
     rows = np.asarray([[2, 4, 16, 4], [1, 4, 16, 8], [512, 1, 1, 1]])  # at the limit, over, under
-    values = sketch.variant(()).constraint_program.exact(rows.astype(np.float64))
+    values = sketch.of_structure(()).constraint_program.exact(rows.astype(np.float64))
     legal = scoring.Scorer([sketch], synthetic.CostModel()).legal(0, rows)
     assert legal.tolist() == legality.is_legal(values).tolist() == [True, False, True]

@@ -64,7 +64,8 @@ def test_report_of_a_task() -> None:
     assert (read["checked"], read["mismatches"], read["invalid"]) == (6, 0, 0)
     assert [s["index"] for s in read["sketches"]] == [0, 1]
     assert report.lines()[1] == (
-        "  sketch 0: 3 rows compared, 0 mismatched, 0 rejected by TVM, 0 with loose allocations"
+        "  sketch 0, stock: 3 rows compared, 0 mismatched, 0 rejected by TVM, "
+        "0 with loose allocations"
     )
     assert compare.merge([report, report])["checked"] == 12
 

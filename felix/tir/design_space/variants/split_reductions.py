@@ -1,0 +1,179 @@
+"""Reductions split over thread blocks of a GPU: partial results first, then their reduction.
+
+A product of few rows, or a long sum with few results, has too little parallelism in its spatial
+loops. The largest reduction of a program is cut in `parts` along one of its loops (split and
+rfactor): the partial results are a program with one more spatial axis, which MetaSchedule's rules
+tile or spread over threads, and a second block combines the parts. Sums are reordered: results
+differ from the unsplit sum's by rounding, no more than those of MetaSchedule's own reductions over
+threads.
+
+The number of parts is the largest divisor of a reduction loop with
+
+    results x parts <= max_results x cores     results of all blocks of the grid
+    terms / parts   >= min_terms               terms that a part combines
+    parts           <= max_parts
+
+The parts are an axis that is tiled like any other. The limits differ for products, whose operands
+are reused in tiles, and for other reductions, each result of which takes a block. A small
+reduction is not worth a second kernel. On a CPU MetaSchedule splits reductions by itself
+(AddRFactor), with the number of parts a decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import stmt as s_stmt
+
+from felix.tir.design_space import blocks
+from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
+
+SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+#: The reduction that is split has more than this share of the iterations of all reductions.
+MIN_SHARE = 0.5
+#: Iterations and terms of the smallest reduction that is split.
+MIN_ITERATIONS, MIN_TERMS = 2**19, 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the number of parts; `max_results` is for one core."""
+
+    max_results: int
+    min_terms: int
+    max_parts: int
+
+
+#: 1024 threads a multiprocessor with 12 results each; combining 32 parts costs little.
+PRODUCT = Limits(max_results=12 * 1024, min_terms=64, max_parts=32)
+#: 16 blocks a multiprocessor, each thread of which combines a few values.
+PLAIN = Limits(max_results=16, min_terms=1024, max_parts=4096)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction block whose first `n_spatial` iterators are spatial and the others reduce.
+
+    Attributes:
+        extents: of its iterators, each of which is a loop.
+        is_product: elements of its operands are reused.
+        has_plain_indices: every index is an iterator or a constant (no windows).
+    """
+
+    name: str
+    extents: tuple[int, ...]
+    n_spatial: int
+    is_product: bool
+    has_plain_indices: bool
+
+    @property
+    def results(self) -> int:
+        """Elements of the result."""
+        return math.prod(self.extents[: self.n_spatial])
+
+    @property
+    def terms(self) -> int:
+        """Values that are combined in an element of the result."""
+        return math.prod(self.extents[self.n_spatial :])
+
+
+def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
+    """The split reductions of a program; none where there is enough parallelism without."""
+    largest = largest_reduction(mod["main"]) if machine.is_gpu else None
+    if largest is None or largest.terms < MIN_TERMS:
+        return []
+    if largest.results * largest.terms < MIN_ITERATIONS:
+        return []
+    choices = [
+        (parts, axis)
+        for axis in range(largest.n_spatial, len(largest.extents))
+        for parts in _numbers_of_parts(largest, axis, machine)
+    ]
+    if not choices:
+        return []
+    parts, axis = max(choices, key=lambda choice: (choice[0], -choice[1]))
+    return [_prefix(largest, axis, parts)]
+
+
+def _numbers_of_parts(largest: Reduction, axis: int, machine: Machine) -> list[int]:
+    limits = PRODUCT if largest.is_product else PLAIN
+    most = min(
+        limits.max_parts,
+        limits.max_results * machine.cores // largest.results,
+        largest.terms // limits.min_terms,
+    )
+    return [parts for parts in range(2, most + 1) if largest.extents[axis] % parts == 0]
+
+
+def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
+    def apply(schedule: tvm.s_tir.Schedule) -> None:
+        block = schedule.get_sblock(largest.name, func_name="main")
+        loops = schedule.get_loops(block)
+        outer, _ = schedule.split(loops[axis], factors=[parts, None])
+        before = loops[largest.n_spatial : axis]
+        if before:
+            schedule.reorder(outer, *before)
+        partial = schedule.rfactor(outer, factor_axis=0)
+        # MetaSchedule's rules expect the loops in the order of the block's iterators.
+        *spatial, part = schedule.get_loops(partial)[: largest.n_spatial + 1]
+        if spatial:
+            schedule.reorder(part, *spatial)
+
+    variant = Variant("split_reduction", (("parts", parts), ("loop", axis)))
+    return Prefix(variant, apply, second=largest.name)
+
+
+# ---------------------------------------------------------------- reading the program
+
+
+def largest_reduction(func: tirx.PrimFunc) -> Reduction | None:
+    """The reduction with most iterations, if it has most of those of all and a plain form."""
+    realizes = [realize for realize in blocks.realizes(func) if realize.block.init is not None]
+    sizes = [math.prod(_extents(realize.block)) for realize in realizes]
+    if not sizes or max(sizes) <= MIN_SHARE * sum(sizes):
+        return None
+    return _reduction(realizes[sizes.index(max(sizes))])
+
+
+def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
+    """The block if it is one store with an init, with a loop for each iterator."""
+    block = realize.block
+    kinds = [int(each.iter_type) for each in block.iter_vars]
+    n_spatial = kinds.count(SPATIAL)
+    ordered = [SPATIAL] * n_spatial + [REDUCE] * (len(kinds) - n_spatial)
+    plain = all(isinstance(value, tirx.Var) for value in realize.iter_values)
+    if not isinstance(block.body, tirx.BufferStore):
+        return None
+    if kinds != ordered or n_spatial == len(kinds) or not plain:
+        return None
+    return Reduction(
+        name=str(block.name_hint),
+        extents=_extents(block),
+        n_spatial=n_spatial,
+        is_product=_is_product(block),
+        has_plain_indices=_has_plain_indices(block),
+    )
+
+
+def _extents(block: s_stmt.SBlock) -> tuple[int, ...]:
+    return tuple(int(each.dom.extent) for each in block.iter_vars)
+
+
+def _is_product(block: s_stmt.SBlock) -> bool:
+    """Whether a tensor that is read lacks a spatial iterator, so that its elements are reused."""
+    spatial = {each.var for each in block.iter_vars
+               if each.iter_type == SPATIAL and int(each.dom.extent) > 1}  # fmt: skip
+    for region in block.reads:
+        indices = [tirx.analysis.undefined_vars(each.min) for each in region.region]
+        if spatial - {var for used in indices for var in used}:
+            return True
+    return False
+
+
+def _has_plain_indices(block: s_stmt.SBlock) -> bool:
+    ranges = [each for region in (*block.reads, *block.writes) for each in region.region]
+    return all(isinstance(each.min, tirx.Var | tirx.IntImm) for each in ranges)

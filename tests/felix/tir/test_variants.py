@@ -1,0 +1,137 @@
+"""Program variants: which a task has, that they compute the same, and that formulas hold."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import tvm
+
+import felix
+from felix import workloads
+from felix.measure import reference
+from felix.measure.cuda import build as cuda_build
+from felix.sketch import sketch as sketching
+from felix.task import Task
+from felix.tir.design_space import variants
+from felix.tir.design_space.variants import padded_extents
+from felix.verify import compare
+from tests.support import legal_rows
+
+CUDA = "cuda -arch=sm_90"
+GPU, CPU = variants.Machine(132, is_gpu=True), variants.Machine(2, is_gpu=False)
+
+SPLIT = {
+    "few rows": functools.partial(workloads.gemm, 2, 512, 512, epilogue=("bias", "relu")),
+    "channels": functools.partial(workloads.conv2d, 1, 7, 7, 64, 64, 3, padding=1),
+    "window first": functools.partial(
+        workloads.conv2d, 1, 7, 7, 3, 64, 32, padding=16, layout="NCHW"
+    ),
+    "mapped": functools.partial(workloads.reduce, (6, 2**17), (1,), kind="mean"),
+    "rows": functools.partial(workloads.reduce, (6, 2**17), (1,), kind="max"),
+    "everything": functools.partial(workloads.reduce, (48, 2**14)),
+}
+PADDED = {
+    "primes": functools.partial(workloads.gemm, 67, 127, 67, epilogue=("bias", "relu")),
+    "batch": functools.partial(workloads.gemm, 32, 197, 64, batch=2, transpose_b=True),
+}
+
+
+def texts(task: Task, machine: variants.Machine) -> list[str]:
+    return [str(prefix.variant) for prefix in variants.of_program(task.mod, machine)]
+
+
+def test_a_product_is_split_by_the_threads_there_are() -> None:
+    row = workloads.gemm(1, 4096, 4096)
+    assert texts(row, GPU) == ["split_reduction(parts=32, loop=2)"]
+    wide = workloads.gemm(128, 3072, 768)
+    assert texts(wide, GPU) == ["split_reduction(parts=4, loop=2)"]
+    assert texts(wide, variants.Machine(72, is_gpu=True)) == ["split_reduction(parts=2, loop=2)"]
+    assert texts(wide, variants.Machine(16, is_gpu=True)) == []
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.gemm(1024, 1024, 1024), workloads.gemm(8, 64, 1021), workloads.gemm(64, 48, 32),
+     workloads.softmax((64, 2**16)), workloads.elementwise((2**20,), ("relu",))],
+    ids=["parallel enough", "prime", "small", "three passes", "no sum"],
+)  # fmt: skip
+def test_other_programs_are_not_split(task: Task) -> None:
+    assert texts(task, GPU) == []
+
+
+def test_metaschedule_splits_by_itself_on_a_cpu() -> None:
+    assert texts(workloads.reduce((4, 2**17), (1,)), CPU) == []
+
+
+def test_a_plain_reduction_is_split_by_the_blocks_there_are() -> None:
+    assert texts(workloads.reduce((64, 131072), (1,)), GPU) == [
+        "split_reduction(parts=32, loop=1)"
+    ]
+
+
+def test_extents_are_padded_that_divide_badly() -> None:
+    assert texts(workloads.gemm(197, 1021, 509), CPU) == [
+        "padded_extents(loop0=16, loop1=64, loop2=64)"
+    ]
+    assert [padded_extents.multiple(extent) for extent in (100, 13, 344, 11008, 50257)] == [
+        1, 1, 32, 1, 64,
+    ]  # fmt: skip
+    assert texts(workloads.gemm(197, 256, 256), CPU) == ["padded_extents(loop0=16)"]
+    assert texts(workloads.conv2d(1, 197, 197, 4, 32, 3), CPU) == []  # windows
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *PADDED])
+def test_a_variant_computes_what_the_task_does(name: str) -> None:
+    task = (SPLIT | PADDED)[name]()
+    arguments = reference.arguments(task.mod)
+    arrays = reference.inputs(arguments, 0, positive=False)
+
+    def run(mod: tvm.IRModule) -> list[reference.Array]:
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        tvm.build(mod, task.target)(*tensors)
+        pairs = zip(tensors, arguments, strict=True)
+        return [tensor.numpy() for tensor, argument in pairs if argument.is_output]
+
+    (prefix,) = variants.of_program(task.mod, GPU)
+    schedule = tvm.s_tir.Schedule(task.mod)
+    prefix.apply(schedule)
+    (expected,), (actual,) = run(task.mod), run(schedule.mod)
+    assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+
+
+@pytest.mark.parametrize("name", ["few rows", "window first", "rows", "primes"])
+def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
+    """The first sketch of a variant, and one with a software pipeline."""
+    task = (SPLIT | PADDED)[name](target=CUDA)
+    sketches = [s for s in felix.sketches(task) if s.variant != variants.STOCK]
+    for sketch in (sketches[0], sketches[-1]):
+        rows = legal_rows.draw(sketch, 2, seed=2)
+        report = compare.check_rows(sketch, rows)
+        assert (report.checked, report.mismatches) == (len(rows), ())
+
+
+def test_a_variant_of_a_gpu_has_two_kernels_with_its_epilogue_in_the_second() -> None:
+    sketch = felix.sketches(SPLIT["few rows"](target=CUDA))[-1]
+    mod = sketch.schedule(legal_rows.draw(sketch, 1, seed=1)[0]).mod
+    launches = cuda_build.lower(mod, sketch.task.target).plan.launches
+    assert len(launches) == 2
+
+
+def test_the_tasks_own_program_comes_first() -> None:
+    sketches = felix.sketches(SPLIT["few rows"](target=CUDA))
+    names = [sketch.variant.name for sketch in sketches]
+    n_stock = names.count("stock")
+    assert names == ["stock"] * n_stock + ["split_reduction"] * (len(names) - n_stock)
+    assert [sketch.index for sketch in sketches] == list(range(len(names)))
+    assert "split_reduction(parts=" in repr(sketches[-1])
+
+
+def test_a_variant_that_tvm_cannot_make_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: tvm.s_tir.Schedule, *args: object, **options: object) -> None:
+        raise RuntimeError("TVM cannot")
+
+    task = SPLIT["rows"](target=CUDA)
+    n_sketches = len(sketching.sketches(task))
+    monkeypatch.setattr(tvm.s_tir.Schedule, "rfactor", fail)
+    assert len(sketching.sketches(task)) == 2 < n_sketches
