@@ -110,5 +110,6 @@ def _less(symbol: sympy.Symbol, bound: ir.Scalar) -> ir.Value:
 
 def _nest(name: str, iters: list[Iter], store: ir.Store) -> Loop | Block:
     components = [IterComponent(f"i{i}", it.extent) for i, it in enumerate(iters)]
-    block = Block(name, iters, [Affine({component: 1}) for component in components], store)
+    bindings = [Affine({component: 1}) for component in components]
+    block = Block(name, iters, bindings, (store,))
     return loop_transforms.nest(components, block)
