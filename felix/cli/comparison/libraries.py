@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from felix import errors
 from felix.cli.comparison import process
 
 if TYPE_CHECKING:
@@ -65,27 +63,7 @@ def _torch(task: Task, workload: str | None, library: str) -> process.LibraryTim
         "device": "cpu" if kind == "llvm" else kind,
         "compiled": library == "inductor",
     }
-    try:
-        with _alone_on(kind):
-            return process.timed("torch_child", request, _threads(task), TIMEOUT_S[library])
-    except errors.MeasureError as error:
-        return process.LibraryTime(None, str(error))
-
-
-@contextlib.contextmanager
-def _alone_on(kind: str) -> Iterator[None]:
-    """Nobody else measures on the GPU meanwhile; raises MeasureError without one."""
-    if kind != "cuda":
-        yield
-        return
-    from felix.measure.pool import device_lock
-
-    lock = device_lock.for_device(kind)
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return process.timed("torch_child", request, _threads(task), TIMEOUT_S[library])
 
 
 def _arguments(task: Task) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,9 @@ def main() -> None:
 
     request = process.request()
     latency_us = _latency_us(request["source"], request["arguments"])
-    threads = os.environ["OPENBLAS_NUM_THREADS"]
-    process.answer(latency_us, f"{threads} threads, cold caches, its allocations included")
+    threads = process.threads(int(os.environ["OPENBLAS_NUM_THREADS"]))
+    version = importlib.metadata.version("numpy")
+    process.answer(latency_us, f"{version}, {threads}, cold caches, its allocations included")
 
 
 def _latency_us(source: str, fields: Sequence[Mapping[str, Any]]) -> float:

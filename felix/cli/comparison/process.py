@@ -32,12 +32,12 @@ class LibraryTime:
 
 
 def timed(
-    child: str, request: Mapping[str, Any], threads: int | None, timeout_s: float
+    child: str, request: Mapping[str, Any], n_threads: int | None, timeout_s: float
 ) -> LibraryTime:
     """What a module of this package, run as a process, answers to a request."""
     package = str(pathlib.Path(__file__).parents[3])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    variables = {} if n_threads is None else dict.fromkeys(_THREAD_VARIABLES, str(n_threads))
     try:
         done = subprocess.run(
             [sys.executable, "-m", f"felix.cli.comparison.{child}"],
@@ -54,6 +54,11 @@ def timed(
         lines = done.stderr.strip().splitlines() or ["no message"]
         return LibraryTime(None, f"it failed: {lines[-1]}")
     return LibraryTime(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def threads(count: int) -> str:
+    """A number of threads in words."""
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def request() -> dict[str, Any]:

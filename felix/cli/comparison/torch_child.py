@@ -5,7 +5,8 @@ TF32 is off, and float16 sums stay in float32 where PyTorch lets one say so, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +28,14 @@ def main() -> None:
     request = process.request()
     device = request["device"]
     if device == "cuda" and not torch.cuda.is_available():
-        process.answer(None, f"PyTorch {torch.__version__} has no GPU here")
+        process.answer(None, f"{torch.__version__} has no GPU here")
         return
     use_full_precision()
     form = torch_forms.form(request["operator"], request["params"])
     arguments = [reference.Argument(**fields) for fields in request["arguments"]]
     inputs = random_inputs(form, arguments, device)
     call = compiled(form.call, device) if request["compiled"] else form.call
-    with torch.inference_mode():
+    with _alone_on(device), torch.inference_mode():
         latency_us = median_us(call, inputs, device)
     process.answer(latency_us, ", ".join(filter(None, [_how(device), form.note])))
 
@@ -88,6 +89,22 @@ def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+@contextlib.contextmanager
+def _alone_on(device: str) -> Iterator[None]:
+    """Nobody else measures on the GPU meanwhile."""
+    if device != "cuda":
+        yield
+        return
+    from felix.measure.pool import device_lock
+
+    lock = device_lock.for_device(device)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _how(device: str) -> str:
     """Versions, threads or device, and what differs from the timing of candidates."""
     if device == "cuda":
@@ -97,8 +114,8 @@ def _how(device: str) -> str:
     else:
         named: dict[str, Any] = {"oneDNN": torch.backends.mkldnn, "MKL": torch.backends.mkl}
         libraries = ", ".join(name for name, backend in named.items() if backend.is_available())
-        place = f"{torch.get_num_threads()} threads, cold caches"
-    return f"PyTorch {torch.__version__} ({libraries}), {place}, its allocations included"
+        place = f"{process.threads(torch.get_num_threads())}, cold caches"
+    return f"{torch.__version__} ({libraries}), {place}, its allocations included"
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
         library_us = task[f"{library}_us"]
         assert task[f"{library}_speedup"] == pytest.approx(library_us / best["latency_us"])
         assert "cold caches" in task[f"{library}_note"]
-    assert task["torch_note"].startswith(f"PyTorch {torch.__version__}")
+    assert task["torch_note"].startswith(torch.__version__)
     assert (task["inductor_us"], task["inductor_note"]) == (None, "not timed")
     assert best["gflops"] == pytest.approx(task["flops"] / best["latency_us"] / 1e3)
     assert task["curve"][-1][0] == 8 and task["curve"][-1][2] == best["latency_us"]
