@@ -75,7 +75,7 @@ def test_the_best_schedule_is_built_from_stored_records(
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["best"]["latency_us"] == BEST_US
     old = json.loads((stored / "run" / "manifest.json").read_text())
-    assert set(manifest) == set(old) | {"ships", "tuned", "unscheduled_us"}
+    assert set(manifest) == set(old) | {"ships", "tuned", "unscheduled_us", "pass_config"}
     assert manifest["ships"] == "tuned" and manifest["tuned"] == manifest["best"]
     assert manifest["task"] == old["task"] and manifest["best"] == old["best"]
     assert set(manifest["files"]) == set(old["files"]) - {".tuning.lock"}
