@@ -33,7 +33,7 @@ def measure(workload: str, seed: int, trials: int, runs: int) -> dict[str, Any]:
     """Tune, then run the artifact: the latency it reports and those of fresh processes."""
     with tempfile.TemporaryDirectory() as folder:
         tune = ["-m", "felix", "tune", workload, "--trials", str(trials), "--seed", str(seed)]
-        _python(*tune, "--out", folder, "--no-numpy", "--quiet")
+        _python(*tune, "--out", folder, "--compare", "none", "--quiet")
         reports = [json.loads(_python(f"{folder}/run.py", "--json")) for _ in range(runs)]
     return {
         "workload": workload,

@@ -55,7 +55,7 @@ def test_a_session_is_resumed(stored: pathlib.Path) -> None:
     out = stored / "run"
     before = records.read(out / "tuning" / "records.jsonl")
     felix("tune", "gemm:64,64,64,epilogue=relu", "--target", TARGET, "--trials", "16",
-          "--round", "4", "--seed", "3", "--no-numpy", "--quiet", "--resume",
+          "--round", "4", "--seed", "3", "--compare", "none", "--quiet", "--resume",
           "--out", str(out))  # fmt: skip
     after = records.read(out / "tuning" / "records.jsonl")
     assert after[: len(before)] == before
@@ -75,7 +75,7 @@ def test_the_best_schedule_is_built_from_stored_records(
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["best"]["latency_us"] == BEST_US
     old = json.loads((stored / "run" / "manifest.json").read_text())
-    assert set(manifest) == set(old) | {"ships", "tuned", "unscheduled_us"}
+    assert set(manifest) == set(old) | {"ships", "tuned", "unscheduled_us", "pass_config"}
     assert manifest["ships"] == "tuned" and manifest["tuned"] == manifest["best"]
     assert manifest["task"] == old["task"] and manifest["best"] == old["best"]
     assert set(manifest["files"]) == set(old["files"]) - {".tuning.lock"}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import display, errors, version
 from felix.cli import interrupts
+from felix.cli.comparison import libraries
 from felix.search import strategies
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
-    add("--no-numpy", action="store_true", help="do not time numpy for comparison")
+    add("--compare", type=_libraries, default=libraries.DEFAULT, metavar="LIBRARIES",
+        help="what the best schedules are compared with: numpy, torch, inductor (torch.compile), "
+        "joined by +, or none (default: numpy+torch)")  # fmt: skip
+    add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
 
 
@@ -258,6 +262,14 @@ def _positive(kind: type) -> Any:
 
     parse.__name__ = kind.__name__  # argparse says "invalid int value"
     return parse
+
+
+def _libraries(text: str) -> tuple[str, ...]:
+    names = () if text == "none" else tuple(text.split("+"))
+    if unknown := [name for name in names if name not in libraries.NAMES]:
+        known = ", ".join(libraries.NAMES)
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {known}, none")
+    return names
 
 
 def _size(text: str) -> int:

@@ -1,7 +1,7 @@
 """The end of a run in words and as JSON.
 
-    task                    trials   best       GFLOP/s   vs unscheduled   vs numpy
-    gemm_512x512x512            64   1.44 ms      187.4           216.4x      1.31x
+    task               trials   best       GFLOP/s   vs unscheduled   vs numpy   vs PyTorch
+    gemm_512x512x512       64   1.44 ms      187.4           216.4x      1.31x        0.97x
 
 Units: latencies in microseconds in JSON, scaled in tables.
 """
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from felix import version
-from felix.cli import numpy_baseline
+from felix.cli.comparison import libraries, process
 from felix.tuning import pacing, results
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+#: Library -> its time, of those that a task is compared with.
+Compared = Mapping[str, process.LibraryTime]
 
 #: Parts of the time a person waits, in words, in order.
 PARTS = {
@@ -52,7 +55,7 @@ def ratio(value: float | None) -> str:
 def show(
     console: Console,
     tasks: Sequence[results.TuneResult],
-    numpy: Sequence[numpy_baseline.NumpyTime],
+    compared: Sequence[Compared],
     breakdown: pacing.Breakdown,
 ) -> None:
     """Print the table of tasks and where the time went."""
@@ -60,10 +63,13 @@ def show(
 
     rows = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     rows.add_column("task", overflow="fold")
-    for name in ("trials", "failed", "best", "GFLOP/s", "vs unscheduled", "vs numpy"):
+    columns = [name for name in libraries.NAMES if any(name in times for times in compared)]
+    for name in ("trials", "failed", "best", "GFLOP/s", "vs unscheduled"):
         rows.add_column(name, justify="right")
-    for result, numpy_time in zip(tasks, numpy, strict=True):
-        rows.add_row(*_cells(result, numpy_time))
+    for name in columns:
+        rows.add_column(f"vs {libraries.NAMES[name]}", justify="right")
+    for result, times in zip(tasks, compared, strict=True):
+        rows.add_row(*_cells(result, times, columns))
     console.print(rows)
     console.print(_time_line(breakdown), soft_wrap=True, highlight=False)
     for result in tasks:
@@ -71,31 +77,34 @@ def show(
             console.print(result.failure(), soft_wrap=True, highlight=False)
         elif (note := result.unscheduled_note()) is not None:
             console.print(note, soft_wrap=True, highlight=False)
-    notes = {n.note for n in numpy if n.latency_us is not None}
-    if notes:
-        console.print(
-            f"numpy: {', '.join(sorted(notes))}; its allocations included",
-            soft_wrap=True, highlight=False,
-        )  # fmt: skip
+    for line in dict.fromkeys(_notes(tasks, compared)):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
-def _cells(result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime) -> list[str]:
+def _notes(tasks: Sequence[results.TuneResult], compared: Sequence[Compared]) -> Iterator[str]:
+    """How each library was timed, or why not."""
+    for library, label in libraries.NAMES.items():
+        for result, times in zip(tasks, compared, strict=True):
+            if library in times and result.best_or_none is not None:
+                yield f"{label}: {times[library].note}"
+
+
+def _cells(result: results.TuneResult, times: Compared, columns: Sequence[str]) -> list[str]:
     failed = str(sum(not record.measurement.ok for record in result.records))
     head = [result.task.name, str(len(result.records)), failed]
     if result.best_or_none is None:
-        return [*head, "none", "-", "-", "-"]
+        return [*head, "none", "-", "-", *("-" for _ in columns)]
     rate = f"{result.gflops:.1f}"
     best = duration(result.best.latency_us)
-    return [*head, best, rate, ratio(result.speedup), ratio(_numpy_speedup(result, numpy_time))]
+    speedups = [ratio(_speedup(result, times.get(library))) for library in columns]
+    return [*head, best, rate, ratio(result.speedup), *speedups]
 
 
-def _numpy_speedup(
-    result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime
-) -> float | None:
-    """Numpy's over the best latency."""
-    if numpy_time.latency_us is None or result.best_or_none is None:
+def _speedup(result: results.TuneResult, library: process.LibraryTime | None) -> float | None:
+    """The library's over the best latency."""
+    if library is None or library.latency_us is None or result.best_or_none is None:
         return None
-    return numpy_time.latency_us / result.best.latency_us
+    return library.latency_us / result.best.latency_us
 
 
 def _time_line(spent: pacing.Breakdown) -> str:
@@ -107,7 +116,7 @@ def _time_line(spent: pacing.Breakdown) -> str:
 
 def to_json(
     network: results.NetworkResult,
-    numpy: Sequence[numpy_baseline.NumpyTime],
+    compared: Sequence[Compared],
     artifacts: Sequence[pathlib.Path | None],
 ) -> dict[str, Any]:
     """The result for programs; see `docs` for the fields."""
@@ -122,13 +131,13 @@ def to_json(
         "time": {**dataclasses.asdict(spent), "other_s": spent.other_s},
         "curve": [list(point) for point in network.curve],
         "tasks": [
-            _task_json(*parts) for parts in zip(network.results, numpy, artifacts, strict=True)
+            _task_json(*parts) for parts in zip(network.results, compared, artifacts, strict=True)
         ],
     }
 
 
 def _task_json(
-    result: results.TuneResult, numpy_time: numpy_baseline.NumpyTime, folder: pathlib.Path | None
+    result: results.TuneResult, times: Compared, folder: pathlib.Path | None
 ) -> dict[str, Any]:
     task, best = result.task, result.best_or_none
     return {
@@ -154,11 +163,19 @@ def _task_json(
         "tuned_us": None if result.tuned_or_none is None else result.tuned_or_none.latency_us,
         "unscheduled_us": result.unscheduled_us,
         "speedup": None if best is None else result.speedup,
-        "numpy_us": numpy_time.latency_us,
-        "numpy_speedup": _numpy_speedup(result, numpy_time),
-        "numpy_note": numpy_time.note,
+        **_compared_json(result, times),
         "curve": [list(point) for point in result.curve],
         "artifact": None if folder is None else str(folder),
         "error": result.failure() if best is None else None,
         "skipped": result.skipped,
     }
+
+
+def _compared_json(result: results.TuneResult, times: Compared) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for library in libraries.NAMES:
+        time = times.get(library)
+        fields[f"{library}_us"] = None if time is None else time.latency_us
+        fields[f"{library}_speedup"] = _speedup(result, time)
+        fields[f"{library}_note"] = "not timed" if time is None else time.note
+    return fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import pathlib
@@ -18,6 +19,7 @@ import felix
 from benchmarks import measure_throughput, search_efficiency, unrolling
 from benchmarks.support import efficiency, subgraphs, vendor, winners
 from felix import workloads
+from felix.cli.comparison import torch_child
 from felix.measure import protocol, testing
 from felix.measure.pool import local
 from felix.tuning import online_model
@@ -300,59 +302,51 @@ def test_felix_and_evolution_differ_in_the_search_alone(
     assert dataclasses.replace(options, **batches) == others and ours == theirs
 
 
-@pytest.mark.parametrize("name", list(subgraphs.SUBGRAPHS))
-def test_vendor_programs_compute_the_shape_of_the_workload(name: str) -> None:
+@pytest.mark.parametrize("name", ["gemm-skinny", "depthwise", "transposed", "reduction"])
+def test_vendor_programs_compute_the_workload_in_every_layout(name: str) -> None:
     text = subgraphs.SUBGRAPHS[name]
-    layouts = vendor.layouts(text)
-    shapes = set()
-    for layout in layouts:
-        function, inputs = vendor.program(text, "cpu", layout)
-        with torch.no_grad():
-            shapes.add(tuple(function(*inputs).shape))
-    (shape,) = shapes
-    expected = [int(n) for n in catalogue.parse(text).mod["main"].params[-1].shape]
-    assert len(layouts) == 1 + text.startswith(("conv", "depthwise"))
-    if len(layouts) == 2:  # PyTorch names channels second
-        expected = [expected[0], expected[-1], *expected[1:-1]]
-        assert inputs[0].is_contiguous()  # the second layout is channels first
-        _, (x, *_) = vendor.program(text, "cpu", vendor.LAST)
-        assert x.stride(1) == 1 and x.shape == inputs[0].shape
-    assert list(shape) == expected
-    with pytest.raises(ValueError, match="no PyTorch form"):
-        vendor.program("gemm:8,8,8,epilogue=gelu", "cpu")
+    variants = vendor.variants(text)
+    expected = ["NHWC", "NCHW"] if name in ("depthwise", "transposed") else [vendor.ONLY]
+    assert list(variants) == expected
+    assert catalogue.build(*variants[expected[0]]).key == catalogue.parse(text).key
+    for operator, params in variants.values():
+        call, inputs = vendor.program(operator, params, "cpu")
+        output = catalogue.build(operator, params).mod["main"].params[-1]
+        assert list(call(*inputs).shape) == [int(n) for n in output.shape]
+
+
+def test_every_operator_has_a_vendor_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def compile_(call: Any, device: str) -> Any:
+        compiled.append(functools.partial(call))
+        return compiled[-1]
+
+    def median_us(call: Any, inputs: list[Any], device: str) -> float:
+        assert device == "cuda" and torch.is_inference_mode_enabled()
+        call(*inputs)
+        return 2.0 if call in compiled else 1.0
+
+    program = vendor.program
+    monkeypatch.setattr(torch_child, "median_us", median_us)
+    monkeypatch.setattr(torch_child, "compiled", compile_)
+    monkeypatch.setattr(vendor, "program", lambda *operator: program(*operator[:2], "cpu"))
+    texts = {"pool2d": "pool2d:1,4,4,3", "rms_norm": "rms_norm:2x3", "softmax": "softmax:2x3",
+             "layer_norm": "layer_norm:2x3", "global_pool2d": "global_pool2d:1,4,4,3",
+             "reduce": "reduce:2x3", "elementwise": "elementwise:2x3", "gemm": "gemm:2,2,3",
+             "conv1d": "conv1d:1,4,2,2", "conv2d": "conv2d:1,4,4,2,2",
+             "conv3d": "conv3d:1,4,4,4,2,2", "depthwise_conv2d": "depthwise_conv2d:1,4,4,2",
+             "conv_transpose2d": "conv_transpose2d:1,4,4,2,2"}  # fmt: skip
+    assert set(texts) == set(workloads.OPERATORS)
+    for text in texts.values():
+        by_layout = vendor.latencies_us(text)
+        assert list(by_layout) == list(vendor.variants(text))
+        assert vendor.best(by_layout) == {"eager": 1.0, "inductor": 2.0}
 
 
 def test_the_better_layout_counts_for_each_kind() -> None:
     by_layout = {"a": {"eager": 2.0, "inductor": 5.0}, "b": {"eager": 3.0, "inductor": 4.0}}
     assert vendor.best(by_layout) == {"eager": 2.0, "inductor": 4.0}
-
-
-def test_pytorch_is_timed_behind_a_delay_and_a_read_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            log.append("event")
-
-        def elapsed_time(self, end: Any) -> float:
-            return 0.002  # milliseconds
-
-    def zeros(count: int, **kwargs: Any) -> Any:
-        assert count * 4 == 2 * 1024
-        return types.SimpleNamespace(sum=lambda: log.append("read"))
-
-    device = types.SimpleNamespace(L2_cache_size=1024)
-    monkeypatch.setattr(torch, "zeros", zeros)
-    for name, fake in {"get_device_properties": lambda index: device, "current_device": lambda: 0,
-                       "synchronize": lambda: None, "Event": Event,
-                       "_sleep": lambda cycles: log.append("delay")}.items():  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, fake)
-    assert vendor._time(lambda: log.append("call"), []) == 2.0
-    assert log[-5:] == ["delay", "read", "event", "call", "event"]
-    assert log.count("delay") == vendor._CALLS
 
 
 def test_throughput_counts_all_candidates_and_those_that_ran() -> None:

@@ -21,8 +21,7 @@ def task(text: str, target: str | None) -> Task:
         WorkloadError: it is neither, or not valid.
         TargetError: unknown target.
     """
-    name = text.partition(":")[0]
-    if name in workloads.OPERATORS or not _is_path(text):
+    if operator(text) is not None:
         return workloads.parse(text, target or DEFAULT_TARGET)
     try:
         content = pathlib.Path(text).read_text()
@@ -31,6 +30,12 @@ def task(text: str, target: str | None) -> Task:
     except OSError as error:
         raise errors.WorkloadError(f"cannot read {text}: {error.strerror}") from error
     return Task.from_json(content, target or (None if _has_target(content) else DEFAULT_TARGET))
+
+
+def operator(text: str) -> str | None:
+    """A WORKLOAD argument that is no file: an operator with its parameters; else None."""
+    name = text.partition(":")[0]
+    return text if name in workloads.OPERATORS or not _is_path(text) else None
 
 
 def _has_target(content: str) -> bool:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from felix import errors
 from felix.artifact import convergence, export
-from felix.cli import interrupts, numpy_baseline, progress, report
+from felix.cli import interrupts, progress, report
 from felix.cli.commands import inputs
+from felix.cli.comparison import libraries
 from felix.tuning import options, pacing, results
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     out = export.check_writable(arguments.out)
     network = _tune(tasks, arguments, out)
     artifacts = _export(network, out)
-    numpy = [_numpy(result, arguments.no_numpy) for result in network.results]
+    compared = _compared(network, arguments)
     human = sys.stderr if arguments.json else sys.stdout
     if not arguments.quiet or not arguments.json:
-        _show(_console(human), network, numpy, artifacts)
+        _show(_console(human), network, compared, artifacts)
     if arguments.json:
-        content = {**report.to_json(network, numpy, artifacts), "out": str(out)}
+        content = {**report.to_json(network, compared, artifacts), "out": str(out)}
         print(json.dumps(content, indent=1))
     if network.reason == "interrupted":
         return interrupts.EXIT_CODE
@@ -90,19 +91,26 @@ def _export(network: results.NetworkResult, out: pathlib.Path) -> list[pathlib.P
     return written
 
 
-def _numpy(result: results.TuneResult, skip: bool) -> numpy_baseline.NumpyTime:
-    if skip or result.best_or_none is None:
-        return numpy_baseline.NumpyTime(None, "not timed")
-    return numpy_baseline.measure(result.task)
+def _compared(
+    network: results.NetworkResult, arguments: argparse.Namespace
+) -> list[report.Compared]:
+    """The times of the chosen libraries for each task that has a result."""
+    chosen = [name for name in arguments.compare if name != "numpy" or not arguments.no_numpy]
+    return [
+        {}
+        if result.best_or_none is None
+        else libraries.measure(result.task, inputs.operator(text), chosen)
+        for result, text in zip(network.results, arguments.workload, strict=True)
+    ]
 
 
 def _show(
     console: Console,
     network: results.NetworkResult,
-    numpy: Sequence[numpy_baseline.NumpyTime],
+    compared: Sequence[report.Compared],
     artifacts: Sequence[pathlib.Path | None],
 ) -> None:
-    report.show(console, network.results, numpy, network.breakdown)
+    report.show(console, network.results, compared, network.breakdown)
     if len(network.results) > 1 and network.latency_us is not None:
         total = report.duration(network.latency_us)
         tasks = "all tasks" if not network.skipped else "all tasks but the skipped ones"

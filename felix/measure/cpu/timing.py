@@ -62,20 +62,23 @@ def _sampler(
     return sample
 
 
-def _flush(cache_bytes: int) -> str:
-    """Register the flush for this process; returns its global name."""
-    name = "felix.measure.flush"
-    if tvm.get_global_func(name, allow_missing=True) is not None:
-        return name
+def flusher(cache_bytes: int) -> Callable[..., None]:
+    """A function that empties the caches of the tensors that it is called with."""
     if platform.machine().lower() in _FLUSHABLE:
         flush_all_but_first = tvm.get_global_func("cache_flush_cpu_non_first_arg")
         spared = tvm.runtime.tensor(np.zeros(1, "int32"))
-        tvm.register_global_func(name, lambda *args: flush_all_but_first(spared, *args))
-    else:
-        sweep = np.zeros(2 * cache_bytes, dtype="int8")
+        return lambda *args: flush_all_but_first(spared, *args)
+    sweep = np.zeros(2 * cache_bytes, dtype="int8")
 
-        def write_all(*args: Any) -> None:
-            np.add(sweep, 1, out=sweep)
+    def write_all(*args: Any) -> None:
+        np.add(sweep, 1, out=sweep)
 
-        tvm.register_global_func(name, write_all)
+    return write_all
+
+
+def _flush(cache_bytes: int) -> str:
+    """Register the flush for this process; returns its global name."""
+    name = "felix.measure.flush"
+    if tvm.get_global_func(name, allow_missing=True) is None:
+        tvm.register_global_func(name, flusher(cache_bytes))
     return name

@@ -13,6 +13,7 @@ Importing this package loads torch; `felix.workloads` does not import it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,4 +46,8 @@ def form(operator: str, params: Mapping[str, Any]) -> Form:
         WorkloadError: unknown operator, unknown or missing parameter, or a bad value.
     """
     complete = catalogue.complete(operator, params)
-    return FORMS[operator](complete)
+    made = FORMS[operator](complete)
+    if complete["dtype"] != "float16":
+        return made
+    note = ", ".join(filter(None, [made.note, "float16 between its calls"]))
+    return dataclasses.replace(made, note=note)

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from felix import records, workloads
 from felix.cli import interrupts, main
@@ -53,7 +54,12 @@ def test_json_says_everything(tuned: tuple[pathlib.Path, dict[str, Any]]) -> Non
     best = task["best"]
     assert 0 < best["latency_us"] < task["unscheduled_us"]
     assert task["speedup"] == pytest.approx(task["unscheduled_us"] / best["latency_us"])
-    assert task["numpy_us"] > 0 and task["numpy_speedup"] > 0
+    for library in ("numpy", "torch"):
+        library_us = task[f"{library}_us"]
+        assert task[f"{library}_speedup"] == pytest.approx(library_us / best["latency_us"])
+        assert "cold caches" in task[f"{library}_note"]
+    assert task["torch_note"].startswith(torch.__version__)
+    assert (task["inductor_us"], task["inductor_note"]) == (None, "not timed")
     assert best["gflops"] == pytest.approx(task["flops"] / best["latency_us"] / 1e3)
     assert task["curve"][-1][0] == 8 and task["curve"][-1][2] == best["latency_us"]
     assert result["latency_us"] == best["latency_us"]
@@ -104,7 +110,8 @@ def test_resume_adds_to_the_run(
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
     before = records.read(copy / "tuning" / "records.jsonl")
-    done = _felix("tune", GEMM, "--trials", "12", "--out", str(copy), "--resume", "--no-numpy")
+    options = ("--trials", "12", "--out", str(copy), "--resume", "--compare", "none")
+    done = _felix("tune", GEMM, *options)
     assert done.returncode == 0, done.stderr
     after = records.read(copy / "tuning" / "records.jsonl")
     assert after[: len(before)] == before
@@ -134,7 +141,7 @@ def test_resume_of_another_workload_is_refused(
 def test_interrupted_run_reports_what_it_has(tmp_path: pathlib.Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "felix", "tune", GEMM, "--trials", "5000", "--out", str(tmp_path),
-         "--json", "--no-numpy"],
+         "--json", "--compare", "none"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV,
     )  # fmt: skip
     log = tmp_path / "tuning" / "records.jsonl"

@@ -78,7 +78,10 @@ def test_weights_are_kept_as_pytorch_users_keep_them() -> None:
     assert "channels last" in form.note
     output = form.call(data, stored)
     assert output.shape == (1, 2, 2, 5) and output.is_contiguous()
-    assert torch_forms.form("gemm", {"m": 1, "n": 1, "k": 1}).stored([data]) == [data]
+    gemm = torch_forms.form("gemm", {"m": 1, "n": 1, "k": 1})
+    assert gemm.stored([data]) == [data] and gemm.note == ""
+    half = torch_forms.form("gemm", {"m": 1, "n": 1, "k": 1, "dtype": "float16"})
+    assert half.note == "float16 between its calls"
 
 
 def test_parameters_are_those_of_the_operator() -> None:

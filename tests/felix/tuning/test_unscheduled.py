@@ -18,7 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 import felix
 from felix import events, workloads
-from felix.cli import main, numpy_baseline, report
+from felix.cli import main, report
 from felix.measure import protocol
 from felix.tuning import options, pending, results
 from tests.support import tuning_fakes as fakes
@@ -104,12 +104,11 @@ def test_both_are_timed_in_turns() -> None:
 def test_the_report_says_it() -> None:
     result, _ = _tune([4.0] * 4)
     out = io.StringIO()
-    untimed = numpy_baseline.NumpyTime(None, "not timed")
-    report.show(console.Console(file=out, width=200), [result], [untimed], result.breakdown)
+    report.show(console.Console(file=out, width=200), [result], [{}], result.breakdown)
     assert "the unscheduled program was faster" in out.getvalue()
     assert "it is what ships" in out.getvalue() and "1.00x" in out.getvalue()
     network = results.network([result], result.reason, result.breakdown)
-    (task,) = report.to_json(network, [untimed], [None])["tasks"]
+    (task,) = report.to_json(network, [{}], [None])["tasks"]
     assert task["ships"] == "unscheduled" and task["best"]["latency_us"] == 4.0
     assert task["best"]["sketch_index"] is None and task["tuned_us"] > 4.0
     assert network.latency_us == 4.0

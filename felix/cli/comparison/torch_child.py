@@ -1,0 +1,122 @@
+"""The process that times PyTorch: `python -m felix.cli.comparison.torch_child`.
+
+TF32 is off, and float16 sums stay in float32 where PyTorch lets one say so, as in the tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from felix.cli.comparison import process
+
+if TYPE_CHECKING:
+    from felix.measure import reference
+    from felix.workloads.torch_forms.form import Form
+
+Call = Callable[..., torch.Tensor]
+
+
+def main() -> None:
+    """Time the form of the request's operator, eager or compiled."""
+    from felix.measure import reference
+    from felix.workloads import torch_forms
+
+    request = process.request()
+    device = request["device"]
+    if device == "cuda" and not torch.cuda.is_available():
+        process.answer(None, f"{torch.__version__} has no GPU here")
+        return
+    use_full_precision()
+    form = torch_forms.form(request["operator"], request["params"])
+    arguments = [reference.Argument(**fields) for fields in request["arguments"]]
+    inputs = random_inputs(form, arguments, device)
+    call = compiled(form.call, device) if request["compiled"] else form.call
+    with _alone_on(device), torch.inference_mode():
+        latency_us = median_us(call, inputs, device)
+    process.answer(latency_us, ", ".join(filter(None, [_how(device), form.note])))
+
+
+def use_full_precision() -> None:
+    """No TF32, and no sums in float16."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cudnn.benchmark = True
+
+
+def random_inputs(
+    form: Form, arguments: Sequence[reference.Argument], device: str
+) -> list[torch.Tensor]:
+    """The inputs of the correctness check on a device, weights in PyTorch's memory order."""
+    from felix.measure import reference
+
+    arrays = reference.inputs(arguments, 0, positive=False)
+    return form.stored(
+        [
+            torch.from_numpy(array).to(device, copy=True)  # aligned, as torch's memory is
+            for array, argument in zip(arrays, arguments, strict=True)
+            if argument.is_input
+        ]
+    )
+
+
+def compiled(call: Call, device: str) -> Call:
+    """The call compiled by inductor; the first call compiles and chooses kernels."""
+    mode = "max-autotune-no-cudagraphs" if device == "cuda" else "max-autotune"
+    return torch.compile(call, mode=mode, dynamic=False)
+
+
+def median_us(call: Call, inputs: Sequence[torch.Tensor], device: str) -> float:
+    """The median latency with cold inputs, in us."""
+    if device == "cuda":
+        from felix.cli.comparison import cuda_calls
+
+        return cuda_calls.median_us(lambda: call(*inputs))
+    import tvm
+
+    from felix.cli.comparison import cpu_calls
+
+    flat = [tvm.runtime.from_dlpack(_as_stored(tensor)) for tensor in inputs]
+    return cpu_calls.median_us(lambda: call(*inputs), flat)
+
+
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements in one row, as they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+@contextlib.contextmanager
+def _alone_on(device: str) -> Iterator[None]:
+    """Nobody else measures on the GPU meanwhile."""
+    if device != "cuda":
+        yield
+        return
+    from felix.measure.pool import device_lock
+
+    lock = device_lock.for_device(device)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _how(device: str) -> str:
+    """Versions, threads or device, and what differs from the timing of candidates."""
+    if device == "cuda":
+        cudnn: Callable[[], int | None] = torch.backends.cudnn.version
+        libraries = f"CUDA {torch.version.cuda}, cuDNN {cudnn()}"
+        place = f"{torch.cuda.get_device_name()}, TF32 off, cold L2, without launch overhead"
+    else:
+        named: dict[str, Any] = {"oneDNN": torch.backends.mkldnn, "MKL": torch.backends.mkl}
+        libraries = ", ".join(name for name, backend in named.items() if backend.is_available())
+        place = f"{process.threads(torch.get_num_threads())}, cold caches"
+    return f"{torch.__version__} ({libraries}), {place}, its allocations included"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""Comparison with numpy and PyTorch: requests, answers, timing, options and the report."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import subprocess
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich import console
+
+from felix import workloads
+from felix.cli import main, report
+from felix.cli.commands import tune
+from felix.cli.comparison import (
+    cpu_calls,
+    cuda_calls,
+    libraries,
+    numpy_child,
+    process,
+    torch_child,
+)
+from felix.measure import protocol
+from felix.measure.pool import device_lock
+from felix.tuning import pacing, results
+from felix.workloads import torch_forms
+
+CONV = "conv2d:1,6,6,4,8,3,padding=1,epilogue=bias"
+GEMM = "gemm:16,16,16"
+CPU = "llvm -num-cores 3"
+Request = dict[str, Any]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Request, int | None, float]]:
+    """What children are started with; they answer 5 us."""
+    started: list[tuple[str, Request, int | None, float]] = []
+
+    def timed(
+        child: str, request: Request, threads: int | None, timeout_s: float
+    ) -> process.LibraryTime:
+        started.append((child, json.loads(json.dumps(request)), threads, timeout_s))
+        return process.LibraryTime(5.0, "a note")
+
+    monkeypatch.setattr(process, "timed", timed)
+    return started
+
+
+def _answer(
+    child: Callable[[], None],
+    request: Mapping[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> process.LibraryTime:
+    """A child's answer, run in this process with few repeats."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
+    monkeypatch.setattr(cpu_calls, "MAX_REPEATS", 2)
+    monkeypatch.setattr(cpu_calls, "PAUSE_S", 0.0)
+    child()
+    return process.LibraryTime(**json.loads(capsys.readouterr().out))
+
+
+def test_children_get_the_target_s_threads_and_the_program(requests: Any) -> None:
+    task = workloads.parse(GEMM, CPU)
+    times = libraries.measure(task, GEMM, ["numpy", "torch", "inductor"])
+    assert {time.latency_us for time in times.values()} == {5.0}
+    children = [(child, threads, timeout_s) for child, _, threads, timeout_s in requests]
+    assert children == [
+        ("numpy_child", 3, 60.0), ("torch_child", 3, 60.0), ("torch_child", 3, 600.0)
+    ]  # fmt: skip
+    of_numpy, eager, compiled = (request for _, request, _, _ in requests)
+    assert "np.einsum" in of_numpy["source"]
+    assert [a["name"] for a in of_numpy["arguments"] if a["is_input"]] == ["A", "B"]
+    assert (eager["device"], eager["compiled"], compiled["compiled"]) == ("cpu", False, True)
+    assert (eager["operator"], eager["params"]) == ("gemm", {"m": 16, "n": 16, "k": 16})
+
+
+def test_what_has_no_form_says_why(requests: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = workloads.parse(CONV, CPU)
+    times = libraries.measure(task, None, libraries.DEFAULT)
+    assert times["numpy"] == process.LibraryTime(None, "the program has no plain numpy form")
+    assert times["torch"].latency_us is None and "catalogue" in times["torch"].note
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    without = libraries.measure(task, CONV, ["torch"])
+    assert without == {"torch": process.LibraryTime(None, "PyTorch is not installed")}
+    assert requests == []
+
+
+def test_gpus_are_compared_with_pytorch_alone(requests: list[Any]) -> None:
+    task = workloads.parse(CONV, "h100")
+    assert list(libraries.measure(task, CONV, libraries.DEFAULT)) == ["torch"]
+    ((_, request, threads, _),) = requests
+    assert request["device"] == "cuda" and threads is None
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "latency_us", "note"),
+    [
+        (0, 'chatter\n{"latency_us": 2.5, "note": "how"}\n', 2.5, "how"),
+        (1, "", None, "it failed: ValueError: why"),
+        (None, "", None, "it took over 7 s"),
+    ],
+)
+def test_a_process_answers_fails_or_takes_too_long(
+    code: int | None, output: str, latency_us: float | None, note: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1:] == ["-m", "felix.cli.comparison.numpy_child"]
+        assert options["env"]["OMP_NUM_THREADS"] == options["env"]["MKL_NUM_THREADS"] == "4"
+        assert json.loads(options["input"]) == {"a": 1} and options["timeout"] == 7.0
+        if code is None:
+            raise subprocess.TimeoutExpired(command, 7.0)
+        return subprocess.CompletedProcess(command, code, output, "Traceback\nValueError: why\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    answer = process.timed("numpy_child", {"a": 1}, 4, 7.0)
+    assert answer == process.LibraryTime(latency_us, note)
+
+
+@pytest.mark.parametrize("text", [CONV, GEMM])
+def test_pytorch_is_timed_on_the_cpu(
+    text: str, requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = workloads.parse(text, CPU)
+    libraries.measure(task, text, ["torch"])
+    ((_, request, _, _),) = requests
+    shapes: list[Any] = []
+    form_of = torch_forms.form
+
+    def form(*operator: Any) -> torch_forms.Form:
+        made = form_of(*operator)
+
+        def call(*inputs: torch.Tensor) -> torch.Tensor:
+            output = made.call(*inputs)
+            shapes.append(tuple(output.shape))
+            return output
+
+        return torch_forms.Form(call, made.memory_order, made.note)
+
+    monkeypatch.setattr(torch_forms, "form", form)
+    answer = _answer(torch_child.main, request, monkeypatch, capsys)
+    assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
+    assert answer.note.startswith(f"{torch.__version__} (") and "thread" in answer.note
+    assert ("channels last" in answer.note) == (text == CONV)
+    assert shapes == [tuple(int(n) for n in task.func.params[-1].ty.shape)] * 3  # one warms up
+
+
+def test_numpy_is_timed_on_the_same_inputs(
+    requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = workloads.parse(GEMM, CPU)
+    libraries.measure(task, GEMM, ["numpy"])
+    ((_, request, _, _),) = requests
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    answer = _answer(numpy_child.main, request, monkeypatch, capsys)
+    assert answer.latency_us is not None and 0 < answer.latency_us < 1e6
+    how = f"{np.__version__}, 3 threads, cold caches, its allocations included"
+    assert answer.note == how
+
+
+def test_inputs_are_flushed_before_each_call_and_the_median_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    # A timed call, the end of timing, then a look at the clock before each further call.
+    clock = iter([0.0, 9e-6, 0.0, 0.0, 1.0, 1.0 + 5e-6, 0.0, 2.0, 2.0 + 4e-6, 99.0])
+    monkeypatch.setattr(cpu_calls.timing, "flusher", lambda size: lambda *a: log.append(f"{a}"))
+    fake = types.SimpleNamespace(
+        perf_counter=lambda: next(clock), sleep=lambda seconds: log.append("pause")
+    )
+    monkeypatch.setattr(cpu_calls, "time", fake)
+    monkeypatch.setattr(cpu_calls, "BURST", 2)
+    median_us = cpu_calls.median_us(lambda: log.append("call"), ["x"])
+    assert median_us == pytest.approx(5.0)
+    assert log == ["call", *["('x',)", "call"] * 2, "pause", "('x',)", "call"]
+
+
+def _fake_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A GPU whose events are 2 us apart; returns what is queued."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, end: Any) -> float:
+            return 0.002  # milliseconds
+
+    def zeros(count: int, **kwargs: Any) -> Any:
+        assert count * 4 == 2 * 1024
+        return types.SimpleNamespace(sum=lambda: log.append("read"))
+
+    device = types.SimpleNamespace(L2_cache_size=1024)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    fakes = {
+        "_sleep": lambda cycles: log.append(f"delay {cycles}"),
+        "Event": Event,
+        "current_device": lambda: 0,
+        "get_device_name": lambda: "H999",
+        "get_device_properties": lambda index: device,
+        "is_available": lambda: True,
+        "synchronize": lambda: log.append("wait"),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return log
+
+
+def test_gpu_calls_wait_behind_a_delay_and_a_read_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _fake_gpu(monkeypatch)
+    assert cuda_calls.median_us(lambda: log.append("call")) == 2.0
+    assert log[-6:] == ["delay 1000000", "read", "event", "call", "event", "wait"]
+    delays = [entry for entry in log if entry.startswith("delay")]
+    assert len(delays) == cuda_calls.CALLS
+    monkeypatch.setattr(cuda_calls, "_queueing_s", lambda call: 1e-3)
+    cuda_calls.median_us(lambda: None)
+    assert log[-5] == "delay 4000000"  # the CPU needs 1 ms to queue the call
+
+
+def test_the_note_of_a_gpu_says_what_was_timed(
+    requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    libraries.measure(workloads.parse(CONV, CPU), CONV, ["torch"])
+    request = {**requests[0][1], "device": "cuda"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    answer = _answer(torch_child.main, request, monkeypatch, capsys)
+    assert answer == process.LibraryTime(None, f"{torch.__version__} has no GPU here")
+    log = _fake_gpu(monkeypatch)
+    inputs = torch_child.random_inputs
+    monkeypatch.setattr(torch_child, "random_inputs", lambda *of: inputs(*of[:2], "cpu"))
+    lock = types.SimpleNamespace(
+        acquire=lambda: log.append("acquired"), release=lambda: log.append("released")
+    )
+    monkeypatch.setattr(device_lock, "for_device", lambda device: {"cuda": lock}[device])
+    answer = _answer(torch_child.main, request, monkeypatch, capsys)
+    assert answer.latency_us == 2.0
+    assert (log[0], log[-1]) == ("acquired", "released") and "event" in log
+    for words in ("H999", "TF32 off", "cold L2", "channels last", "without launch overhead"):
+        assert words in answer.note
+    assert not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ["numpy", "torch"]),
+        (["--no-numpy"], ["torch"]),
+        (["--compare", "torch+inductor"], ["torch", "inductor"]),
+        (["--compare", "none"], []),
+    ],
+)
+def test_options_choose_the_libraries(
+    options: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = main._parser().parse_args(["tune", GEMM, "file.json", GEMM, *options])
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(libraries, "measure", lambda *args: calls.append(args) or {"torch": 1})
+    network = types.SimpleNamespace(
+        results=[types.SimpleNamespace(task=i, best_or_none=best) for i, best in
+                 enumerate([1, 2, None])]
+    )  # fmt: skip
+    compared = tune._compared(network, arguments)
+    assert calls == [(0, GEMM, expected), (1, None, expected)]
+    assert compared == [{"torch": 1}, {"torch": 1}, {}]
+
+
+def test_an_unknown_library_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["tune", GEMM, "--compare", "torch+cublas"])
+    assert "'cublas' is none of numpy, torch, inductor, none" in capsys.readouterr().err
+
+
+def _result(text: str, target: str, best_us: float | None) -> results.TuneResult:
+    task = workloads.parse(text, target)
+    best = best_us and results.Unscheduled(task, protocol.Measurement.timed([best_us]))
+    return results.TuneResult(
+        task=task, records=(), curve=(), best_or_none=best or None, unscheduled_us=None,
+        reason="trials", breakdown=pacing.Breakdown(),
+    )  # fmt: skip
+
+
+def _shown(tasks: list[results.TuneResult], compared: list[report.Compared]) -> str:
+    out = io.StringIO()
+    report.show(console.Console(file=out, width=200), tasks, compared, pacing.Breakdown())
+    return out.getvalue()
+
+
+def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
+    tasks = [_result(GEMM, CPU, 2.0), _result(CONV, CPU, 4.0), _result(GEMM, CPU, None)]
+    numpy, torch_time = process.LibraryTime(3.0, "3 threads"), process.LibraryTime(7.0, "how")
+    compared = [
+        {"numpy": numpy, "torch": torch_time},
+        {"numpy": process.LibraryTime(None, "no form"), "torch": torch_time},
+        {},
+    ]
+    lines = [line.strip() for line in _shown(tasks, compared).splitlines() if line.strip()]
+    head, _, *rows = lines
+    assert head.split("   ")[-2:] == ["vs numpy", "vs PyTorch"]
+    cells = [row.split()[-2:] for row in rows[:3]]
+    assert cells == [["1.50x", "3.50x"], ["-", "1.75x"], ["-", "-"]]
+    notes = ["numpy: 3 threads", "numpy: no form", "PyTorch: how"]
+    assert [line for line in lines if line in notes] == notes  # each once
+    network = results.network(tasks, "trials", pacing.Breakdown())
+    first, second, third = report.to_json(network, compared, [None] * 3)["tasks"]
+    assert (first["torch_us"], first["torch_speedup"], first["torch_note"]) == (7.0, 3.5, "how")
+    assert (second["numpy_us"], second["numpy_speedup"], second["numpy_note"]) == (
+        None, None, "no form"
+    )  # fmt: skip
+    assert third["torch_note"] == first["inductor_note"] == "not timed"
+
+
+def test_the_report_of_a_gpu_has_no_column_for_numpy() -> None:
+    text = _shown([_result(CONV, "h100", 2.0)], [{"torch": process.LibraryTime(None, "why")}])
+    assert "vs PyTorch" in text and "numpy" not in text and "PyTorch: why" in text
