@@ -21,6 +21,7 @@ from felix.measure import protocol
 from felix.measure.pool import inbox, local, rights
 from felix.measure.pool import worker as pool_worker
 from felix.task import Task
+from tests.support import tir_programs
 from tests.support.hostile import besieged
 
 N = 8
@@ -33,7 +34,7 @@ def candidate_that_runs(code: str) -> tvm.IRModule:
     """A candidate whose kernel calls into the worker's interpreter."""
     python = f"exec(bytes.fromhex('{code.encode().hex()}'))"
 
-    @T.prim_func(s_tir=True)
+    @tir_programs.prim_func(s_tir=True)
     def main(
         a: T.Buffer((N, N), "float32"),
         b: T.Buffer((N, N), "float32"),
