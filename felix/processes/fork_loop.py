@@ -16,6 +16,7 @@ process is killed, the kernel kills the workers (PR_SET_PDEATHSIG).
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
@@ -39,7 +40,10 @@ def serve(argv: Sequence[str], load: Callable[[], None], work: Work) -> None:
     """Serve fork requests on the socket `argv[0]` until the parent goes away."""
     control = socket.socket(fileno=int(argv[0]))
     work_dir = argv[1]
+    gc.disable()  # collections of garbage are a fifth of the time that libraries take to load
     load()
+    gc.freeze()  # workers need not copy these pages to look through them
+    gc.enable()
     children: set[int] = set()
     try:
         control.send(b'{"ready": true}')

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
 
 from felix.processes import fork_loop
 
 
-def main() -> None:
-    """Serve until the parent goes away."""
+def _load() -> None:
     from felix import without_torch  # noqa: F401  (before TVM)
+    from server.parsing import child  # noqa: F401
+
+
+def _work(connection: Connection, settings: Mapping[str, Any]) -> None:
     from server.parsing import child
 
-    fork_loop.serve(sys.argv[1:], lambda: None, child.serve)
+    child.serve(connection, settings)
 
 
 if __name__ == "__main__":
-    main()
+    fork_loop.serve(sys.argv[1:], _load, _work)

@@ -167,6 +167,7 @@ def run_child(header: bytes, code: str) -> bytes | None:
     """As `Parser._run_child`, in a fresh process that runs `code` in place of the reader."""
     script = f"""
 import json, os, sys
+from felix import without_torch
 from server.parsing import child as parsing_child
 def reader(request, content):
     {code}

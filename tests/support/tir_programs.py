@@ -1,18 +1,35 @@
-"""Small TIR programs from script, and their JSON with parts changed."""
+"""Small TIR programs from script, and their JSON with parts changed.
+
+`T.prim_func` reads the sources of all callers up the stack, which takes 0.1 s below pytest.
+`prim_func` parses the same without.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from concurrent import futures
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm.script import ir as I
 from tvm.script import tirx as T
+from tvm.script.parser.core import entry, utils
 
 A16 = 'A: T.Buffer((16,), "float32")'
 B16 = 'B: T.Buffer((16,), "float32")'
+
+
+def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], Any]:
+    """`T.prim_func(s_tir=...)` of a function; write the module before it, as TVM does."""
+
+    def parsed(written: Callable[..., None]) -> Any:
+        names = utils.inspect_function_capture(written)
+        return entry.parse(written, names)
+
+    parsed.dispatch_token = "tirx"  # how the parser knows the dialect
+    return parsed
 
 
 def function(body: str, *params: str, name: str = "main") -> Any:
@@ -21,15 +38,13 @@ def function(body: str, *params: str, name: str = "main") -> Any:
     TVM's parser evaluates annotations, which our files postpone; so it is given text.
     """
     lines = "\n    ".join(body.strip("\n").splitlines())
-    source = f"@T.prim_func(s_tir=True)\ndef {name}({', '.join(params)}):\n    {lines}\n"
+    source = f"@programs.prim_func(s_tir=True)\ndef {name}({', '.join(params)}):\n    {lines}\n"
     return _parsed(source)
 
 
 @functools.cache
 def _parsed(source: str) -> Any:
-    """In a thread of its own: TVM's parser reads the source of every caller up the stack."""
-    with futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(tvm.script.from_source, source, {"T": T, "I": I}).result()
+    return tvm.script.from_source(source, {"T": T, "I": I, "programs": sys.modules[__name__]})
 
 
 def copy(value: str, store: str = "B[v]", *, loop: int = 16, domain: int = 16, binding: str = "i",

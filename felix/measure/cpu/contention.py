@@ -22,6 +22,8 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
+from tvm.script import ir_builder
+from tvm.tirx.script import builder as tirx
 
 #: A probe that takes this many times as long as the fastest shows contention.
 SLOW_PROBE_RATIO = 1.4
@@ -111,15 +113,13 @@ class ContentionGuard:
 
 def multiply_adds(target: tvm.target.Target, threads: int) -> Callable[[], float]:
     """A probe for a CPU target, ready to use; takes 0.1 s to build."""
-    source = f"""
-@T.prim_func(s_tir=True)
-def main(x: T.Buffer(({threads}, {_LANES}), "float32")):
-    for thread in T.parallel({threads}):
-        for _ in range({_STEPS}):
-            for lane in T.vectorized({_LANES}):
-                x[thread, lane] = x[thread, lane] * T.float32(0.5) + T.float32(1.0)
-"""
-    main = tvm.script.from_source(source)
+    with ir_builder.IRBuilder() as program, tirx.prim_func(s_tir=True):
+        tirx.func_name("main")
+        x = tirx.arg("x", tirx.buffer((threads, _LANES), "float32"))
+        with tirx.parallel(threads) as i, tirx.serial(_STEPS), tirx.vectorized(_LANES) as lane:
+            product = x[i, lane] * tirx.float32(0.5)
+            tirx.buffer_store(x, product + tirx.float32(1.0), [i, lane])
+    main = program.get()
     kernel = tvm.tirx.build(tvm.IRModule({"main": main}), target)["main"]
     tensor = tvm.runtime.tensor(np.ones((threads, _LANES), "float32"))
     kernel(tensor)  # starts TVM's threads

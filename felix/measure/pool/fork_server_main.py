@@ -1,14 +1,12 @@
 """The fork server of a measuring pool: imports TVM and forks workers (`processes.fork_loop`).
 
 TVM's and LLVM's thread pools come up in the workers, and the environment keeps BLAS to one thread.
-What only costs time here is kept out: torch, which TVM imports when it can (two seconds), TVM's
-graph level, which comes when something asks for it, and collections of garbage meanwhile. The last
-two are half of the rest.
+What only costs time here is kept out: torch, which TVM imports when it can (two seconds), and
+TVM's graph level, which comes when something asks for it.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -26,7 +24,6 @@ def _import_tvm() -> None:
     from felix import without_torch  # noqa: F401  (before TVM)
 
     sys.meta_path.insert(0, _WhenUsed("tvm.relax"))
-    gc.disable()
     import tvm
     import tvm.s_tir
 
@@ -40,9 +37,6 @@ def _import_tvm() -> None:
     from felix.measure.cpu import runner as cpu_runner  # noqa: F401
     from felix.measure.cuda import build as cuda_build  # noqa: F401
     from felix.measure.cuda import runner as cuda_runner  # noqa: F401
-
-    gc.freeze()  # workers need not copy these pages to look through them
-    gc.enable()
 
 
 class _WhenUsed(importlib.abc.MetaPathFinder):

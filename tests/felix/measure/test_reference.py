@@ -9,6 +9,7 @@ from tvm import te, topi
 from tvm.script import tirx as T
 
 from felix.measure import reference
+from tests.support import tir_programs
 
 
 def _mod(*tensors: te.Tensor) -> tvm.IRModule:
@@ -28,7 +29,7 @@ def _run(mod: tvm.IRModule, arrays: list[reference.Array]) -> list[reference.Arr
     return [tensor.numpy() for tensor in tensors]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def scale(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
     for i in range(8):
         with T.sblock("scale"):

@@ -10,23 +10,11 @@ import sys
 import pytest
 import tvm
 from tvm import te
-from tvm.script import ir as I
-from tvm.script import tirx as T
 
 from felix import errors, target, workloads
 from felix.task import Task
 from felix.tir import bounds, sandbox
-
-# TVM's script parser evaluates annotations, which this file postpones: the functions below are
-# parsed from text by `function`.
-
-
-def function(body, *params, name="main"):
-    """Parse `@T.prim_func(s_tir=True) def main(params): body`."""
-    lines = "\n    ".join(body.strip("\n").splitlines())
-    source = f"@T.prim_func(s_tir=True)\ndef {name}({', '.join(params)}):\n    {lines}\n"
-    return tvm.script.from_source(source, {"T": T, "I": I})
-
+from tests.support.tir_programs import function
 
 A4 = 'A: T.Buffer((4,), "float32")'
 B4 = 'B: T.Buffer((4,), "float32")'
@@ -130,7 +118,10 @@ def test_key_depends_on_program_and_target_only():
 
 
 def test_key_is_the_same_in_another_process():
-    code = "from felix import workloads; print(workloads.gemm(8, 9, 10, target='cuda').key)"
+    code = (
+        "from felix import without_torch, workloads;"
+        "print(workloads.gemm(8, 9, 10, target='cuda').key)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="."
     )

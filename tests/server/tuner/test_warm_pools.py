@@ -14,11 +14,12 @@ from felix import workloads
 from felix.measure import protocol
 from felix.target import cpu
 from server.tuner import warm_pools
+from tests.support import tir_programs
 
 TARGET = "llvm -num-cores 1"
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def endless(a: T.Buffer((8, 8), "float32"), b: T.Buffer((8, 8), "float32"),
             c: T.Buffer((8, 8), "float32")):  # fmt: skip
     for i, j, k in T.grid(8, 8, 1 << 30):

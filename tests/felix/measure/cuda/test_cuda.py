@@ -24,13 +24,14 @@ from felix.measure.cuda import launches, nvrtc, reference
 from felix.measure.cuda import source as cuda_source
 from felix.measure.pool import device_lock, local
 from felix.task import Task
+from tests.support import tir_programs
 
 N = 64
 HAS_GPU = tvm.runtime.device("cuda", 0).exist
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def gemm(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -45,7 +46,7 @@ def gemm(
             c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def other_sum(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -61,7 +62,7 @@ def other_sum(
                     c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vj, vk]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def unwritten_row(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -77,7 +78,7 @@ def unwritten_row(
                     c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def out_of_bounds(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -90,7 +91,7 @@ def out_of_bounds(
                 c[vi, vj] = a[vi, vj + 500000000] + b[vi, vj]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def endless(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -105,7 +106,7 @@ def endless(
                     c[vi, vj] = T.float32(1) + a[vi, vj] * a[vi, vj] + b[vi, vj] * b[vi, vj]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def much_shared(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),

@@ -18,13 +18,14 @@ from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import launches, nvrtc
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
+from tests.support import tir_programs
 from tests.support.cuda_fakes import Driver, array, word
 
 N = 64
 _N_BYTES = N * 4
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def add(a: T.Buffer((N,), "float32"), b: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
     for i in range(N):
         with T.sblock("c"):
@@ -32,7 +33,7 @@ def add(a: T.Buffer((N,), "float32"), b: T.Buffer((N,), "float32"), c: T.Buffer(
             c[vi] = a[vi] + b[vi]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def accumulate(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
     for i in range(N):
         with T.sblock("c"):
@@ -40,7 +41,7 @@ def accumulate(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
             c[vi] = c[vi] + a[vi]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def root(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
     for i in range(N):
         with T.sblock("c"):
@@ -48,7 +49,7 @@ def root(a: T.Buffer((N,), "float32"), c: T.Buffer((N,), "float32")):
             c[vi] = T.sqrt(a[vi])
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def both(a: T.Buffer((N,), "int32"), c: T.Buffer((N,), "int32")):
     for i in range(N):
         with T.sblock("c"):

@@ -24,6 +24,7 @@ from felix.measure.pool import candidates, inbox, local, rights, run_stage
 from felix.measure.pool import worker as pool_worker
 from felix.processes import policy
 from felix.task import Task
+from tests.support import tir_programs
 from tests.support.cuda import library
 from tests.support.hostile import besieged
 
@@ -37,7 +38,7 @@ def candidate_that_runs(code: str) -> tvm.IRModule:
     """A candidate whose kernel calls into the worker's interpreter."""
     python = f"exec(bytes.fromhex('{code.encode().hex()}'))"
 
-    @T.prim_func(s_tir=True)
+    @tir_programs.prim_func(s_tir=True)
     def main(
         a: T.Buffer((N, N), "float32"),
         b: T.Buffer((N, N), "float32"),

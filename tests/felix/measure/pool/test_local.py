@@ -21,6 +21,7 @@ from felix import errors, workloads
 from felix.measure import build, protocol, reference, timing
 from felix.measure.pool import fork_server_main, local, worker
 from felix.task import Task
+from tests.support import tir_programs
 
 N = 64
 OPTIONS = local.LocalOptions(
@@ -31,7 +32,7 @@ OPTIONS = local.LocalOptions(
 )
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def gemm(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -46,7 +47,7 @@ def gemm(
             c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def other_sum(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -60,7 +61,7 @@ def other_sum(
             c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vj, vk]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def unwritten_row(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -74,7 +75,7 @@ def unwritten_row(
             c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def null_pointer(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -88,7 +89,7 @@ def null_pointer(
             c[0, 0] = a[0, 0] + b[0, 0]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def abort(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -102,7 +103,7 @@ def abort(
             c[0, 0] = a[0, 0] + b[0, 0]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def hang(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -117,7 +118,7 @@ def hang(
                 c[0, 0] = c[0, 0] + a[0, 0] * a[0, 0] + b[0, 0] * b[0, 0]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def unknown_function(
     a: T.Buffer((N, N), "float32"),
     b: T.Buffer((N, N), "float32"),
@@ -282,6 +283,7 @@ def test_close_ends_every_process_and_pending_candidates(task: Task) -> None:
 
 _PARENT = """
 import time
+from felix import without_torch
 from felix.measure.pool import local
 from tests.felix.measure.pool import test_local as t
 from felix.task import Task

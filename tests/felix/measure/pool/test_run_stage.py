@@ -25,6 +25,7 @@ from felix.measure.pool import (
 )
 from felix.processes import policy
 from felix.task import Task
+from tests.support import tir_programs
 
 GOOD = {"latencies_us": [2.0, 3.0, 4.0], "checked": True, "seconds": 0.1}
 BROKEN = {"error": "infrastructure", "message": "broken", "seconds": 0.1}
@@ -194,7 +195,7 @@ def test_seconds_of_a_build_are_those_of_the_cpu(
 # ---------------------------------------------------------------- real processes
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def double(a: T.Buffer((64,), "float32"), c: T.Buffer((64,), "float32")):
     for i in range(64):
         with T.sblock("c"):
@@ -202,7 +203,7 @@ def double(a: T.Buffer((64,), "float32"), c: T.Buffer((64,), "float32")):
             c[vi] = a[vi] + a[vi]
 
 
-@T.prim_func(s_tir=True)
+@tir_programs.prim_func(s_tir=True)
 def too_large(a: T.Buffer((1 << 50,), "float32"), c: T.Buffer((1 << 50,), "float32")):
     for i in T.serial(T.int64(1 << 50)):
         with T.sblock("c"):
