@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx import defs
 
-#: Of these only the first input is needed: models leave others empty against the schema, or mean
+#: Of these only the first input is required: models leave others empty against the schema, or mean
 #: Microsoft's operator of the name, which takes others; TVM's conversions know it.
 _LENIENT = frozenset({"Attention", "Resize", "Upsample"})
 
@@ -22,26 +22,26 @@ def missing(node: Any, opset: int) -> str | None:
         node: a NodeProto.
         opset: the version of the operators of its model.
     """
-    given = list(node.input)
-    for index, name in enumerate(_needed(node, opset, len(given))):
-        if name is not None and (index >= len(given) or not given[index]):
+    inputs = list(node.input)
+    for index, name in enumerate(_required(node, opset, len(inputs))):
+        if name is not None and (index >= len(inputs) or not inputs[index]):
             return f"its input {name!r}"
     return None
 
 
-def _needed(node: Any, opset: int, n_given: int) -> list[str | None]:
+def _required(node: Any, opset: int, n_inputs: int) -> list[str | None]:
     """Names of the inputs by position; None for one that may be left out."""
     schema = _schema(node.op_type, opset)
     if schema is None:
         return ["1"]
-    needed: list[str | None] = []
+    required: list[str | None] = []
     for formal in schema.inputs:
         if formal.option == defs.OpSchema.FormalParameterOption.Variadic:
-            count = max(formal.min_arity, n_given - len(needed))
-            return needed + [formal.name] * count
-        is_needed = formal.option == defs.OpSchema.FormalParameterOption.Single
-        needed.append(formal.name if is_needed else None)
-    return needed[:1] if node.op_type in _LENIENT else needed
+            count = max(formal.min_arity, n_inputs - len(required))
+            return required + [formal.name] * count
+        is_required = formal.option == defs.OpSchema.FormalParameterOption.Single
+        required.append(formal.name if is_required else None)
+    return required[:1] if node.op_type in _LENIENT else required
 
 
 def _schema(operator: str, opset: int) -> defs.OpSchema | None:
