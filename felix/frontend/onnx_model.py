@@ -27,7 +27,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import memory
+from felix.frontend import memory, onnx_inputs
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -82,7 +82,6 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
     shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
     _check_shapes(proto.graph, shape_of)
     renamed = _rename(proto)
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     importer = onnx_frontend.ONNXGraphImporter(
         {renamed[name]: shape for name, shape in shape_of.items()},
         "float32",
@@ -94,7 +93,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
         # TVM prints the inputs of what it cannot convert, and warns with names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            imported = importer.from_onnx(proto.graph, opset)
+            imported = importer.from_onnx(proto.graph, _opset(proto))
     except errors.WorkloadError:
         raise
     except Exception as error:  # TVM raises bare Exceptions, too
@@ -145,6 +144,7 @@ def _check(proto: Any) -> None:
     if n_nodes > MAX_NODES:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
     _check_operators(proto.graph)
+    _check_inputs(proto.graph, _opset(proto))
     _check_graph(proto.graph, frozenset())
 
 
@@ -183,7 +183,7 @@ def _check_tensor(tensor: Any) -> None:
 def _check_operators(graph: Any) -> None:
     known = {*onnx_frontend._get_convert_map(), "If", "Constant"}
     unknown = set()
-    for node in (item for item in _messages(graph) if item.DESCRIPTOR.name == "NodeProto"):
+    for node in _nodes(graph):
         if node.domain not in _DOMAINS:
             unknown.add(f"{node.domain}.{node.op_type}")
         elif node.op_type not in known:
@@ -192,6 +192,25 @@ def _check_operators(graph: Any) -> None:
         raise errors.WorkloadError(
             f"the ONNX model cannot be imported: unsupported operators {_listed(sorted(unknown))}"
         )
+
+
+def _check_inputs(graph: Any, opset: int) -> None:
+    for node in _nodes(graph):
+        name = onnx_inputs.missing(node, opset)
+        if name is not None:
+            raise errors.WorkloadError(
+                f"the node {_node(node.name, node.op_type)} of the ONNX model lacks {name}"
+            )
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph and of its subgraphs."""
+    return (item for item in _messages(graph) if item.DESCRIPTOR.name == "NodeProto")
+
+
+def _opset(proto: Any) -> int:
+    """The version of ONNX's operators that a model asks for."""
+    return next((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def _check_graph(graph: Any, outer: frozenset[str]) -> None:

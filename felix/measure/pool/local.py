@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import tvm
 
-from felix import errors, target
+from felix import errors
 from felix.measure import build, protocol
-from felix.measure.cuda import driver, nvrtc
 from felix.measure.pool import (
     candidates,
     device_lock,
     inbox,
+    local_device,
     replies,
     rights,
     run_stage,
@@ -65,7 +65,7 @@ class LocalPool:
         self._options = options or LocalOptions()
         self._kind = task.target.kind.name
         self._arch = str(task.target.attrs.get("arch", ""))
-        self._device = _local_device(task.target)
+        self._device = local_device.of(task.target)
         is_cpu = self._device.kind == "cpu"
         exclusive = self.timing_lock if is_cpu else device_lock.for_device(self._device.kind)
         confine.warn_of_missing()
@@ -84,7 +84,7 @@ class LocalPool:
         self._to_run: queue.SimpleQueue[candidates.Candidate | candidates.TaskState | None] = (
             queue.SimpleQueue()
         )
-        threads = _num_cores(task.target) if is_cpu else 1
+        threads = local_device.num_cores(task.target) if is_cpu else 1
         count = self._options.builders or cpu.available_cores()
         limit = self._options.build_memory_bytes
         running = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self._folders)
@@ -366,44 +366,6 @@ class TaskView:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _local_device(built_for: tvm.target.Target) -> candidates.Device:
-    """The device a target runs on, if this machine has it."""
-    kind = built_for.kind.name
-    if kind not in ("llvm", "cuda"):
-        raise errors.MeasureError(f"cannot measure target kind {kind!r} on this machine")
-    target.refuse_foreign(built_for)
-    hardware = target.hardware(built_for)
-    if kind == "cuda":
-        if not tvm.runtime.device("cuda", 0).exist:
-            raise errors.MeasureError(
-                "no CUDA device here: tune for 'llvm' or on a machine with a GPU"
-            )
-        nvrtc.check(str(built_for.attrs["arch"]), driver.version())
-        hardware = _gpu_here(built_for, hardware)
-    cache_bytes = hardware.l3_bytes or hardware.l2_bytes
-    return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
-
-
-def _gpu_here(built_for: tvm.target.Target, required: target.Hardware) -> target.Hardware:
-    """This machine's GPU, under whose name latencies are recorded.
-
-    Raises:
-        MeasureError: the target names another model.
-    """
-    here = target.hardware("cuda")
-    names_model = "model" in built_for.attrs or "feature.name" in built_for.attrs
-    if names_model and required.name != here.name:
-        raise errors.MeasureError(
-            f"the target is for {required.name}, the GPU here is {here.name}: "
-            "tune for 'cuda', which is the GPU that is here, or where the target's is"
-        )
-    return here
-
-
-def _num_cores(built_for: tvm.target.Target) -> int:
-    return int(built_for.attrs.get("num-cores", 0)) or cpu.available_cores()
 
 
 if TYPE_CHECKING:

@@ -36,9 +36,11 @@ _NVIDIA_FILES = (
     "/proc/modules", "/sys/module",  # whether the modules are loaded, and which version
     "/proc/sys/kernel",  # the kernel's version and limits of shared memory
     "/sys/bus", "/sys/class", "/sys/devices",  # the GPU's PCI address and NUMA node; memory blocks
-    "/etc/nvidia*", "/usr/share/nvidia",  # settings for applications
-    "/run/nvidia*",  # where the driver lies beside containers
+    "/etc/nvidia", "/usr/share/nvidia",  # settings for applications
+    "/run/nvidia",  # where the driver lies beside containers
 )  # fmt: skip
+#: Folders whose names these patterns, and NVRTC's search for its libraries, ask for.
+NVIDIA_FOLDERS = ("/dev", "/usr/local")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def builder(folders: Folders, index: int, memory_bytes: int | None) -> policy.Po
         folder=folder,
         scratch=[folder],
         read=_cuda_toolkits(),
+        names=["/usr/local"],
         programs=True,
         file_bytes=min(BUILD_FILE_BYTES, folders.limit_bytes),
         address_bytes=memory_bytes,
@@ -101,6 +104,7 @@ def cuda_runner(folders: Folders) -> policy.Policy:
         folder=str(folders.tasks),
         scratch=[str(folders.tasks)],
         read=[str(folders.libraries), *nvidia_files()],
+        names=["/usr/local"],
         devices=[*nvidia_devices(), "/proc/self/task"],
         local_sockets=True,
         memory_files=True,

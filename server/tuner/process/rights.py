@@ -59,7 +59,10 @@ def engine(folder: pathlib.Path) -> policy.Policy:
             *(*_OF_THE_MACHINE, _VIRTUAL),
             *(*_packages(), *rights.nvidia_files(), *_loaded_libraries()),
         ],
-        names=sorted({os.path.dirname(package) for package in _packages()}),
+        names=[
+            *sorted({os.path.dirname(package) for package in _packages()}),
+            *(rights.NVIDIA_FOLDERS if devices else ()),
+        ],
         devices=[*devices, *glob.glob(str(files.device_lock("*"))), *_names_of_threads()],
         execute=[os.path.dirname(os.path.realpath(sys.executable))],
         programs=True,

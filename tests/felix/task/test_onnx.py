@@ -9,9 +9,12 @@ import resource
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")
+
+import onnx
 
 from felix import errors, frontend, names
 from felix.frontend import onnx_model
@@ -141,6 +144,34 @@ def test_cycles_and_unknown_values_are_refused() -> None:
     )
     assert "reads 'q'" in refusal(models.model([models.node("Relu", ["q"], ["y"])]))
     assert "nothing computes the output 'z'" in refusal(models.model([RELU], outputs=["z"]))
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "opset", "lacks"),
+    [
+        ("Clip", [], 1, "its input 'input'"),  # native code of TVM reads it
+        ("Clip", [""], 13, "its input 'input'"),
+        ("Add", ["x"], 13, "its input 'B'"),
+        ("Add", ["x", ""], 13, "its input 'B'"),
+        ("Concat", ["x", ""], 13, "its input 'inputs'"),
+        ("LayerNormalization", ["x"], 1, "its input 'Scale'"),  # younger than the model
+        ("FastGelu", [], 13, "its input '1'"),  # of no schema
+        ("Resize", [], 13, "its input 'X'"),
+    ],
+)
+def test_nodes_have_the_inputs_that_their_operators_need(
+    operator: str, inputs: list[str], opset: int, lacks: str
+) -> None:
+    made = models.model([models.node(operator, inputs, ["y"])])
+    made.opset_import[0].version = opset
+    assert f"(operator '{operator}') of the ONNX model lacks {lacks}" in refusal(made)
+
+
+def test_inputs_that_may_be_left_out_may() -> None:
+    clip = models.node("Clip", ["x", "", "high"], ["y"])
+    made = models.model([clip], [onnx.numpy_helper.from_array(np.float32(6.0), "high")])
+    (task,) = frontend.extract_tasks_onnx(made.SerializeToString())
+    assert "minimum" in task.name and "maximum" not in task.name
 
 
 def test_operators_of_other_domains_are_refused() -> None:

@@ -17,10 +17,10 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from felix import workloads
+from felix import errors, workloads
 from felix.measure import protocol
-from felix.measure.cuda import reference
-from felix.measure.pool import candidates, inbox, local, rights, run_stage
+from felix.measure.cuda import nvrtc, reference
+from felix.measure.pool import candidates, inbox, local, rights, run_stage, rwlock
 from felix.measure.pool import worker as pool_worker
 from felix.processes import policy
 from felix.task import Task
@@ -85,16 +85,20 @@ def gpu_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def pool(
-    task: Task, gpu_file: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[local.LocalPool]:
-    libraries = tmp_path_factory.mktemp("lib")
-    library.make(libraries, gpu_file)
+def drivers(gpu_file: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with that driver."""
+    folder = tmp_path_factory.mktemp("lib")
+    library.make(folder, gpu_file)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool(task: Task, drivers: pathlib.Path) -> Iterator[local.LocalPool]:
     options = local.LocalOptions(builders=1, run_timeout_s=30, scratch_bytes=64 << 20)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FELIX_DATABASE_URL", besieged.SECRET)
         patched.setenv("AWS_SECRET_ACCESS_KEY", besieged.SECRET)
-        patched.setenv("LD_LIBRARY_PATH", str(libraries), prepend=os.pathsep)
+        patched.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
         with local.LocalPool(task, options) as opened:
             assert opened.measure([task.mod])[0].ok  # the run worker is idle now
             yield opened
@@ -175,6 +179,19 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     assert (runs.unconfined is None) is is_confined
     assert (worker.pid is not None) is (is_there and is_allowed)  # one start of the driver
     worker.kill()
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
+    gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_file.touch()  # which no policy allows
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
+    monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
+    monkeypatch.setattr(local.device_lock, "for_device", lambda kind: rwlock.ReadWriteLock())
+    options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
+    with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
+        local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import subprocess
@@ -249,25 +250,28 @@ def test_on_a_gpu_an_engine_keeps_what_its_pools_need(
     assert rights.variables()[files.LOCKS_VARIABLE] == str(tmp_path)
 
 
-def test_the_driver_in_a_run_worker_of_a_confined_engine_names_its_threads(
+def test_a_run_worker_in_a_confined_engine_has_what_a_driver_needs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVIDIA's refuses to begin where it may not, and rules of both processes have to allow it."""
-    monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
+    """Devices and names for its threads, without which NVIDIA's does not begin.
+
+    Rules of both processes have to allow it, and the engine has to see what there is.
+    """
+    monkeypatch.setattr(pool_rights, "_NVIDIA_DEVICES", ("/dev/zer*",))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     folders = pool_rights.Folders.make(tmp_path, None)
 
-    def name_a_thread() -> None:
+    def run_worker(may: policy.Policy) -> None:
+        confine.confine(may)
         with open(f"/proc/self/task/{threading.get_native_id()}/comm", "r+") as name:
             name.write("cuda")
-
-    def run_worker() -> None:
-        confine.confine(pool_rights.cuda_runner(folders))
-        name_a_thread()
+        with open("/dev/zero", "r+b", buffering=0) as device:
+            device.write(b"0")
 
     def engine() -> None:
         confine.confine(rights.engine(tmp_path))
-        in_a_process(run_worker)
+        may = pool_rights.cuda_runner(folders)  # as a pool of the engine makes it
+        in_a_process(functools.partial(run_worker, may))
 
     in_a_process(engine)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

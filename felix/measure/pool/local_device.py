@@ -1,0 +1,54 @@
+"""The device of this machine that candidates of a target run on."""
+
+from __future__ import annotations
+
+import tvm
+
+from felix import errors, target
+from felix.measure.cuda import driver, nvrtc
+from felix.measure.pool import candidates
+from felix.target import cpu
+
+
+def of(built_for: tvm.target.Target) -> candidates.Device:
+    """The device a target runs on.
+
+    Raises:
+        MeasureError: this machine does not have it, or cannot build for it.
+        TargetError: the target's code uses instructions that this machine's CPU does not have.
+    """
+    kind = built_for.kind.name
+    if kind not in ("llvm", "cuda"):
+        raise errors.MeasureError(f"cannot measure target kind {kind!r} on this machine")
+    target.refuse_foreign(built_for)
+    hardware = target.hardware(built_for)
+    if kind == "cuda":
+        if not tvm.runtime.device("cuda", 0).exist:
+            raise errors.MeasureError(
+                "no CUDA device here: tune for 'llvm' or on a machine with a GPU"
+            )
+        nvrtc.check(str(built_for.attrs["arch"]), driver.version())
+        hardware = _gpu_here(built_for, hardware)
+    cache_bytes = hardware.l3_bytes or hardware.l2_bytes
+    return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
+
+
+def _gpu_here(built_for: tvm.target.Target, required: target.Hardware) -> target.Hardware:
+    """This machine's GPU, under whose name latencies are recorded.
+
+    Raises:
+        MeasureError: the target names another model.
+    """
+    here = target.hardware("cuda")
+    names_model = "model" in built_for.attrs or "feature.name" in built_for.attrs
+    if names_model and required.name != here.name:
+        raise errors.MeasureError(
+            f"the target is for {required.name}, the GPU here is {here.name}: "
+            "tune for 'cuda', which is the GPU that is here, or where the target's is"
+        )
+    return here
+
+
+def num_cores(built_for: tvm.target.Target) -> int:
+    """How many cores a program for a CPU uses."""
+    return int(built_for.attrs.get("num-cores", 0)) or cpu.available_cores()
