@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import gc
 import pathlib
+from collections.abc import Generator
 
 import pytest
 
 #: Tests that wait for processes rather than compute: first, so that others compute meanwhile, and
 #: no worker is left with them at the end.
-_WAITING = pathlib.Path(__file__).parent / "server" / "tuner"
+_WAITING = str(pathlib.Path(__file__).parent / "server" / "tuner")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files: those that wait come first."""
-    items.sort(key=lambda item: not item.path.is_relative_to(_WAITING))
+    items.sort(key=lambda item: not str(item.path).startswith(_WAITING))
 
 
 #: New objects after which Python looks for garbage; its own 700 cost several per cent of all time.
 _COLLECT_AFTER = 10_000
 
-gc.disable()  # until the libraries are imported
 
-
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Keep the garbage collector from looking through the imported libraries again and again."""
-    gc.freeze()
-    gc.enable()
-    gc.set_threshold(_COLLECT_AFTER)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(_COLLECT_AFTER)

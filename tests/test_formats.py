@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tarfile
 import warnings
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
 
 from felix import records, target
+from felix.cli import main
 from server import app, commands, settings, states
 from server.database import database, models, schema
 from server.parsing import devices
@@ -40,18 +42,23 @@ def stored(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "version_0_1_0"
 
 
-def felix(*arguments: str) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-m", "felix", *arguments, "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+Felix = Callable[..., None]
+
+
+@pytest.fixture
+def felix(capsys: pytest.CaptureFixture[str]) -> Felix:
+    """Runs a command that is to succeed and to print JSON."""
+
+    def run(*arguments: str) -> None:
+        code, (out, err) = main.main([*arguments, "--json"]), capsys.readouterr()
+        assert code == 0, err
+        json.loads(out)
+
+    return run
 
 
 @pytest.mark.slow
-def test_a_session_is_resumed(stored: pathlib.Path) -> None:
+def test_a_session_is_resumed(stored: pathlib.Path, felix: Felix) -> None:
     out = stored / "run"
     before = records.read(out / "tuning" / "records.jsonl")
     felix("tune", "gemm:64,64,64,epilogue=relu", "--target", TARGET, "--trials", "16",
@@ -68,7 +75,7 @@ def test_a_session_is_resumed(stored: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_the_best_schedule_is_built_from_stored_records(
-    stored: pathlib.Path, tmp_path: pathlib.Path
+    stored: pathlib.Path, tmp_path: pathlib.Path, felix: Felix
 ) -> None:
     out = tmp_path / "built"
     felix("compile", str(stored / "run"), "--out", str(out))

@@ -5,6 +5,7 @@ Nothing upgrades by itself: a server that meets another schema says which comman
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 import alembic.command
@@ -26,6 +27,7 @@ def config() -> alembic.config.Config:
     return made
 
 
+@functools.cache
 def head() -> str:
     """The revision that this version works with."""
     revision = alembic.script.ScriptDirectory.from_config(config()).get_current_head()

@@ -113,15 +113,15 @@ def db(url: str, empty_file: pathlib.Path) -> Iterator[database.Database]:
     opened = database.Database(url)
     if not is_sqlite:
         empty(opened)
-        schema.upgrade(opened)
     yield opened
     opened.close()
 
 
 def empty(db: database.Database) -> None:
-    """Remove the rows of all tables, if there are tables; the default project stays."""
+    """Remove the rows of all tables, or make the tables; the default project stays."""
     if schema.current(db) != schema.head():
         drop_all(db)
+        schema.upgrade(db)
         return
     sequences = "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"
     with db.engine.begin() as connection:  # TRUNCATE makes new files: 25 times as long

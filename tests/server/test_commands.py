@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 
+from felix.cli import main
 from server import commands, settings
 from server.database import database, schema
 from server.store import keys
@@ -35,12 +36,14 @@ def test_nothing_starts_on_another_schema(tmp_path: pathlib.Path) -> None:
         assert "run `felix db upgrade`" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_db_upgrade(tmp_path: pathlib.Path) -> None:
-    first = felix(tmp_path, "db", "upgrade")
-    assert first.returncode == 0 and "before: none" in first.stdout
-    second = felix(tmp_path, "db", "upgrade", "--json")
+def test_db_upgrade(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FELIX_DATA_DIR", str(tmp_path))
+    assert main.main(["db", "upgrade"]) == 0 and "before: none" in capsys.readouterr().out
+    assert main.main(["db", "upgrade", "--json"]) == 0
     head = schema.head()
-    assert second.stdout == f'{{"before": "{head}", "after": "{head}"}}\n'
+    assert capsys.readouterr().out == f'{{"before": "{head}", "after": "{head}"}}\n'
     assert list(tmp_path.glob("felix.db"))
 
 

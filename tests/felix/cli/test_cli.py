@@ -102,7 +102,9 @@ def test_compile_rebuilds_the_best(
 
 @pytest.mark.slow
 def test_resume_adds_to_the_run(
-    tuned: tuple[pathlib.Path, dict[str, Any]], tmp_path: pathlib.Path
+    tuned: tuple[pathlib.Path, dict[str, Any]],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     import shutil
 
@@ -110,9 +112,9 @@ def test_resume_adds_to_the_run(
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
     before = records.read(copy / "tuning" / "records.jsonl")
-    options = ("--trials", "12", "--out", str(copy), "--resume", "--compare", "none")
-    done = _felix("tune", GEMM, *options)
-    assert done.returncode == 0, done.stderr
+    options = ["--trials", "12", "--out", str(copy), "--resume", "--compare", "none"]
+    code, (out_text, err_text) = main.main(["tune", GEMM, *options]), capsys.readouterr()
+    assert code == 0, err_text
     after = records.read(copy / "tuning" / "records.jsonl")
     assert after[: len(before)] == before
     trials = [r for r in after if not r.repeat]
@@ -121,10 +123,10 @@ def test_resume_adds_to_the_run(
     assert {(r.sketch_index, r.decisions) for r in after if r.repeat} <= {
         (r.sketch_index, r.decisions) for r in trials
     }
-    assert "8 trials done before" in done.stderr
-    assert "gemm_64x64x64_relu" in done.stdout and "GFLOP/s" in done.stdout
-    assert f"python {copy / 'run.py'}" in done.stdout
-    assert "\x1b" not in done.stderr + done.stdout  # no terminal, no colours
+    assert "8 trials done before" in err_text
+    assert "gemm_64x64x64_relu" in out_text and "GFLOP/s" in out_text
+    assert f"python {copy / 'run.py'}" in out_text
+    assert "\x1b" not in err_text + out_text  # no terminal, no colours
 
 
 def test_resume_of_another_workload_is_refused(

@@ -7,6 +7,7 @@ every tensor intrinsic, 20 s and more, and none of them is used.
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import sys
@@ -121,15 +122,24 @@ def context_of(task: felix.Task, strategy: Any = None) -> Any:
     )
 
 
-def candidates_of(task: felix.Task, n: int = 6) -> list[Any]:
-    """Legal candidates of every sketch."""
+@functools.cache
+def scheduled(task: felix.Task) -> list[list[Any]]:
+    """Six legal candidates of every sketch of a task."""
     candidates = []
     for sketch in felix.sketches(task):
-        for row in sketch.sample(n, seed=2):
-            schedule = sketch.schedule(row)
-            info = ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
-            candidates.append(ms.search_strategy.MeasureCandidate(schedule, info))
+        schedules = [sketch.schedule(row) for row in sketch.sample(6, seed=2)]
+        candidates.append([
+            ms.search_strategy.MeasureCandidate(
+                schedule, ms.arg_info.ArgInfo.from_entry_func(schedule.mod, remove_preproc=True)
+            )
+            for schedule in schedules
+        ])  # fmt: skip
     return candidates
+
+
+def candidates_of(task: felix.Task, n: int = 6) -> list[Any]:
+    """Legal candidates of every sketch, n of each."""
+    return [candidate for of_sketch in scheduled(task) for candidate in of_sketch[:n]]
 
 
 def times(us: Sequence[float | None]) -> list[Any]:

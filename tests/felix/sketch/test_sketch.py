@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import shutil
 import subprocess
@@ -31,6 +32,11 @@ def gemm(target: Any = "cuda", index: int = 0) -> sketching.Sketch:
     return sketching.sketches(workloads.gemm(64, 48, 32, target=target))[index]
 
 
+#: The same sketch again, for tests that leave it as it is.
+shared_gemm = functools.cache(gemm)
+
+
+@functools.cache
 def pool(target: str = "llvm") -> sketching.Sketch:
     """One with compute locations."""
     return sketching.sketches(workloads.pool2d(1, 15, 15, 16, 3, padding=1, target=target))[0]
@@ -65,15 +71,15 @@ def test_variables_describe_the_trace(target: str) -> None:
 
 
 def test_choices_are_the_values_themselves() -> None:
-    choices = [v.domain for v in gemm("cuda").variables if v.kind == "choice"]
+    choices = [v.domain for v in shared_gemm("cuda").variables if v.kind == "choice"]
     assert choices == [(1, 2, 3, 4), (1, 2, 3, 4), (0, 16, 32, 64, 128, 256, 512, 1024)]
-    (unroll,) = (v for v in gemm("llvm").variables if v.kind == "choice")
+    (unroll,) = (v for v in shared_gemm("llvm").variables if v.kind == "choice")
     assert unroll.domain == (0, 16, 64, 512) and not unroll.structural
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_decisions_have_labels_in_their_order(target: str) -> None:
-    sketch = gemm(target)
+    sketch = shared_gemm(target)
     groups = variables.labels(sketch.variables)
     assert sum(n for _, n in groups) == len(sketch.variables)
     labels = [label for label, n in groups for _ in range(n)]
@@ -117,7 +123,7 @@ def test_formulas_of_users_have_no_shared_subexpressions() -> None:
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_samples_are_legal_distinct_and_deterministic(target: str) -> None:
-    sketch = gemm(target)
+    sketch = shared_gemm(target)
     rows = sketch.sample(200, seed=4)
     assert rows.shape == (200, len(sketch.variables)) and rows.dtype == np.int64
     assert len(np.unique(rows, axis=0)) == 200
@@ -132,7 +138,7 @@ def test_samples_are_legal_distinct_and_deterministic(target: str) -> None:
 
 
 def test_samples_cover_the_domains() -> None:
-    sketch = gemm("llvm")
+    sketch = shared_gemm("llvm")
     rows = sketch.sample(2000, seed=0)
     for v, column in zip(sketch.variables, rows.T, strict=True):
         assert set(column.tolist()) == set(v.domain), v.name
@@ -180,7 +186,7 @@ def test_locations_round_trip_too() -> None:
 
 
 def test_wrong_decisions_are_refused() -> None:
-    sketch = gemm()
+    sketch = shared_gemm()
     row = sketch.sample(1, seed=0)[0].tolist()
     with pytest.raises(errors.DecisionError, match="16 decisions needed, 15 given"):
         sketch.schedule(row[:-1])
@@ -191,7 +197,7 @@ def test_wrong_decisions_are_refused() -> None:
 
 
 def test_what_tvm_rejects_is_invalid() -> None:
-    sketch = gemm()
+    sketch = shared_gemm()
     row = sketch.sample(1, seed=0)[0]
     row[:13] = [64, 1, 1, 1, 1, 48, 1, 1, 1, 1, 32, 1, 1]  # one thread a block
     assert not legality.is_legal(sketch.formulas.constraints_exact(row[None])).any()
@@ -260,7 +266,7 @@ def test_tvm_accepts_nearly_every_sampled_row(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_formulas_have_the_shapes_they_say(target: str) -> None:
-    sketch = gemm(target)
+    sketch = shared_gemm(target)
     f = sketch.formulas
     rows = sketch.sample(7, seed=1)
     raw, exact = f.raw(rows), f.exact(rows)
@@ -274,7 +280,7 @@ def test_formulas_have_the_shapes_they_say(target: str) -> None:
 
 
 def test_expressions_are_what_is_compiled() -> None:
-    sketch = gemm("cuda")
+    sketch = shared_gemm("cuda")
     f = sketch.formulas
     row = sketch.sample(1, seed=1)
     values = {v.name: int(x) for v, x in zip(sketch.variables, row[0], strict=True)}
@@ -288,7 +294,7 @@ def test_expressions_are_what_is_compiled() -> None:
 
 
 def test_rows_follow_the_program() -> None:
-    assert [tuple(r) for r in gemm("cuda").formulas.rows] == [
+    assert [tuple(r) for r in shared_gemm("cuda").formulas.rows] == [
         ("matmul_init", "matmul_local"),
         ("A_shared", "A_shared"),
         ("B_shared", "B_shared"),
@@ -327,7 +333,7 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
     assert len(set(different)) == len(different)
     assert keys(target="llvm") == different[:3]
     code = (
-        "import felix; from felix import without_torch;"
+        "import felix;"
         "print(*[s.key for s in felix.sketches(felix.workloads.gemm(64, 48, 32, target='llvm'))])"
     )
     done = subprocess.run(

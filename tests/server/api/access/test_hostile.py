@@ -22,6 +22,9 @@ GEMM: dict[str, Any] = {
     "workload": {"kind": "operator", "name": "gemm", "params": {"m": 8, "n": 8, "k": 8}}
 }
 
+#: Of what is refused before the store: on one database alone.
+before_the_store = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+
 
 @pytest.fixture
 def clean(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Service]:
@@ -49,6 +52,7 @@ def _is_problem(response: Any, status: int) -> dict[str, Any]:
     return problem
 
 
+@before_the_store
 def test_a_gigabyte_is_refused_when_announced(clean: Service) -> None:
     headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Length": str(1 << 30)}
     response = clean.client.post("/v1/jobs/upload", headers=headers, content=b"--x")
@@ -56,6 +60,7 @@ def test_a_gigabyte_is_refused_when_announced(clean: Service) -> None:
     assert str(clean.settings.max_upload_bytes) in problem["detail"]
 
 
+@before_the_store
 def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
     """Without a Content-Length it is counted while it is read, and the rest is not read."""
     head = (
@@ -86,6 +91,7 @@ def test_a_gigabyte_is_refused_while_it_comes(clean: Service) -> None:
     assert len(received) == 6  # 4 MiB are allowed, and 1 MiB for the form
 
 
+@before_the_store
 def test_a_key_may_allow_less(clean: Service) -> None:
     ask = {"name": "s", "scopes": ["submit"], "max_upload_bytes": 100}
     text = clean.client.post("/v1/keys", json=ask, headers=clean.auth("admin")).json()["text"]
@@ -97,6 +103,7 @@ def test_a_key_may_allow_less(clean: Service) -> None:
     _is_problem(clean.client.post("/v1/jobs", json=body, headers=headers), 413)
 
 
+@before_the_store
 def test_a_large_json_body_is_refused(clean: Service) -> None:
     body = b'{"workload": "' + b"x" * (21 << 20) + b'"}'
     headers = {"Content-Type": "application/json"}
@@ -105,6 +112,7 @@ def test_a_large_json_body_is_refused(clean: Service) -> None:
     _is_problem(clean.client.post("/v1/jobs", content=pieces, headers=headers), 413)
 
 
+@before_the_store
 def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as file:
@@ -113,6 +121,7 @@ def test_a_zip_bomb_is_no_model(clean: Service) -> None:
     _is_problem(_upload(clean, "bomb.onnx", bomb.getvalue()), 422)
 
 
+@before_the_store
 @pytest.mark.parametrize(
     "name",
     ["../../etc/passwd", "..", "a/b.onnx", "a\\b.onnx", "/etc/passwd", "a\u202eb", "x" * 300],
@@ -122,12 +131,14 @@ def test_names_with_paths_are_refused(clean: Service, name: str) -> None:
     assert problem["errors"][0]["where"] == "#/file/filename"
 
 
+@before_the_store
 def test_truncated_models_are_refused(clean: Service) -> None:
     content = onnx_models.matmul_relu()
     for length in (1, len(content) // 2, len(content) - 1):
         _is_problem(_upload(clean, "cut.onnx", content[:length]), 422)
 
 
+@before_the_store
 @pytest.mark.parametrize(
     "content",
     [
@@ -146,6 +157,7 @@ def test_malformed_tir_is_refused(clean: Service, content: bytes) -> None:
     _is_problem(clean.client.post("/v1/jobs", json=body), 422)
 
 
+@before_the_store
 @pytest.mark.parametrize(
     "body",
     [
@@ -163,6 +175,7 @@ def test_malformed_bodies_are_refused(clean: Service, body: bytes) -> None:
     _is_problem(clean.client.post("/v1/jobs", content=body, headers=headers), 422)
 
 
+@before_the_store
 @pytest.mark.parametrize(
     "changes",
     [
@@ -175,6 +188,7 @@ def test_settings_out_of_range_are_refused(clean: Service, changes: dict[str, An
     _is_problem(clean.client.post("/v1/jobs", json=GEMM | changes), 422)
 
 
+@before_the_store
 def test_forms_that_are_none_are_refused(clean: Service) -> None:
     send = clean.client.post
     _is_problem(send("/v1/jobs/upload", json={}), 415)
@@ -208,6 +222,7 @@ def test_text_that_databases_refuse(clean: Service) -> None:
         assert clean.client.get(f"/v1/jobs?{query}").status_code == 200
 
 
+@before_the_store
 def test_wrong_methods_and_places_are_problems(clean: Service) -> None:
     _is_problem(clean.client.put("/v1/jobs"), 405)
     _is_problem(clean.client.get("/v1/nothing"), 404)
@@ -227,6 +242,7 @@ def test_a_stolen_lease_token_writes_nothing(service: Service) -> None:
     assert json.dumps(service.client.get(f"/v1/jobs/{claim.job.id}").json()) == before
 
 
+@before_the_store
 def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
@@ -239,6 +255,7 @@ def test_an_unexpected_error_tells_nothing(service: Service, monkeypatch: Any) -
     )
 
 
+@before_the_store
 def test_a_database_out_of_reach_is_said(service: Service, monkeypatch: Any) -> None:
     import sqlalchemy as sa
 
