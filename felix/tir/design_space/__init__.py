@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from felix.tir import grammar
+from felix.tir.design_space import soundness
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -33,12 +34,16 @@ def generate(
 ) -> DesignSpace:
     """The default design space of a program.
 
-    Where a rule of TVM fails, the space is made again with rules that fail on single blocks only.
+    Where a rule of TVM fails, or leaves a program that reads what nothing stores, the space is
+    made again with rules that fail on single blocks only.
     """
     context = tune_context(mod, target, name=name, seed=seed)
     try:
         schedules = context.generate_design_space()
+        sound = all(soundness.is_sound(schedule.mod) for schedule in schedules)
     except grammar.TVM_ERRORS:
+        sound = False
+    if not sound:
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
         schedules = _generate_guarded(context)
     return DesignSpace(tuple(schedules), context.space_generator)
