@@ -14,7 +14,7 @@ MODELLED = (
     "log_softmax", "reshape_mixed", "depth_to_space", "upsampling", "resize_cubic", "mirror_pad",
     "replicate_pad", "sparse_to_dense", "concatenate_itself", "compute_named_root", "diamond",
     "large_extents", "take", "gather", "argmax", "fast_exp", "floor_divide_int32",
-    "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_best_and_where",
+    "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {
