@@ -110,14 +110,16 @@ def _slot(i: int) -> list[Feature]:
         Feature(p + "bytes", "bytes", True, "trip x element size", "[A]"),
         Feature(p + "unique_bytes", "bytes", True,
                 "distinct elements touched over the launch x element size; boundary guards and "
-                "if_then_else conditions respected, conditions on loaded data taken both ways",
-                "[A]"),
+                "if_then_else conditions respected, conditions on loaded data taken both ways; a "
+                "gather touches min(table, visits) of those its other indices leave, an upper "
+                "bound", "[A]"),
         Feature(p + "task_bytes", "bytes", True,
                 "footprint while all loops but the parallel one (CPU) or blockIdx (GPU) run",
                 "[M]"),
         Feature(p + "stride", "elements", True,
                 "address step from the origin of the innermost loop with more than one iteration "
-                "that passes the guards", "[A]"),
+                "that passes the guards; an index that is loaded from a buffer is half its "
+                "dimension from its neighbours", "[A]"),
         Feature(p + "vector_stride", "elements", True,
                 "the same if that loop is vectorized, else 0", "[M]"),
         Feature(p + "reuse", "times", True,

@@ -220,7 +220,7 @@ def load_value(node: Any, buffers: _Buffers, symbols: _Vars) -> ir.Value:
         return ir.Value("bits", False, (visit(node.a),))
     if isinstance(node, tirx.Select):
         args = (visit(node.condition), visit(node.true_value), visit(node.false_value))
-        return ir.Value("select", _is_float(node), args)
+        return ir.Value("select", _is_float(node), args, expr=_choice(node, symbols))
     if type(node) in BINARY:
         return _fold(ir.Value(BINARY[type(node)], _is_float(node), (visit(node.a), visit(node.b))))
     if isinstance(node, Call):
@@ -229,7 +229,10 @@ def load_value(node: Any, buffers: _Buffers, symbols: _Vars) -> ir.Value:
 
 
 def _fold(value: ir.Value) -> ir.Value:
-    """Integer arithmetic of iterators only becomes one index expression."""
+    """Integer arithmetic of iterators only becomes one index expression.
+
+    Choices between such keep their parts, which are operations.
+    """
     combine: Any = {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,
@@ -240,7 +243,20 @@ def _fold(value: ir.Value) -> ir.Value:
     left, right = value.args
     if value.is_float or combine is None or left.expr is None or right.expr is None:
         return value
-    return ir.Value("iter", False, expr=combine(left.expr, right.expr))
+    combined = combine(left.expr, right.expr)
+    if any(side.args for side in value.args):
+        return ir.Value(value.op, False, value.args, expr=combined)
+    return ir.Value("iter", False, expr=combined)
+
+
+def _choice(node: Any, symbols: _Vars) -> sympy.Expr | None:
+    """A choice between integers as an index expression; None where data take part in it."""
+    if not str(node.ty).startswith(("int", "uint")):
+        return None
+    try:
+        return index_expr.load_index(node, symbols)
+    except UnsupportedSchedule:
+        return None
 
 
 def _load_call(node: Any, visit: Any) -> ir.Value:

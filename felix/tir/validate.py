@@ -14,7 +14,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from felix import errors
-from felix.tir import bounds, grammar, reader
+from felix.tir import bounds, grammar, reader, windows
 
 TVM_ERRORS = grammar.TVM_ERRORS
 first_line = grammar.first_line
@@ -22,6 +22,8 @@ first_line = grammar.first_line
 
 def normalise(func: tirx.PrimFunc, *, clamp: bool = False) -> tirx.PrimFunc:
     """A checked copy of `func` named main, with int32 indices where they cannot overflow.
+
+    Windows of uneven size become windows of one size (`windows`).
 
     Args:
         clamp: move indices of loads that depend on data into their buffers where they are not
@@ -33,7 +35,7 @@ def normalise(func: tirx.PrimFunc, *, clamp: bool = False) -> tirx.PrimFunc:
     if not isinstance(func, tirx.PrimFunc):
         raise errors.WorkloadError(f"a task needs a TIR PrimFunc, got {type(func).__name__}")
     try:
-        clean = _proved(tvm.ir.save_json(func), clamp)
+        clean = _proved(tvm.ir.save_json(windows.even(func)), clamp)
         grammar.check(
             s_tir.analysis.verify_well_formed(clean, assert_mode=False),
             "the program is not well-formed TIR",

@@ -46,7 +46,7 @@ def _integers() -> dict[str, Builder]:
         for name in ("subtract", "minimum", "bitwise_and", "greater"):
             result[f"{name}_{dtype}_odd"] = apply(getattr(topi, name), _ODD, (31, 1), dtype=dtype)
         result[f"clip_{dtype}"] = apply(topi.clip, _ODD, dtype=dtype, a_min=-3, a_max=5)
-        result[f"floor_mod_{dtype}"] = apply(topi.floor_mod, _ODD, _ODD, dtype=dtype)
+        result[f"floor_mod_{dtype}_odd"] = apply(topi.floor_mod, _ODD, _ODD, dtype=dtype)
         result[f"shift_{dtype}"] = apply(topi.right_shift, _ODD, _ODD, dtype=dtype)
     result["reinterpret"] = apply(lambda x: topi.reinterpret(x, "int32"), _ODD)
     result["fixed_point_multiply"] = apply(

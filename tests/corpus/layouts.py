@@ -80,6 +80,7 @@ def _pieces() -> dict[str, Builder]:
         "concatenate_itself": apply(lambda x: topi.concatenate([x, x], axis=0), (12, 20)),
         "stack": apply(stack, (12, 20), (12, 20)),
         "split": apply(topi.split, _SHAPE, indices_or_sections=[5, 12], axis=1),
+        "split_of_exp": apply(lambda x: topi.split(topi.exp(x), 4, axis=1), (12, 20)),
         "strided_slice": apply(
             topi.strided_slice, _SHAPE, begin=[1, 2, 0], end=[11, 19, 15], strides=[2, 3, 1]
         ),

@@ -199,7 +199,8 @@ class _Rms(nn.Module):
 def _rotated(x: torch.Tensor) -> torch.Tensor:
     """Rotary positions."""
     length, half = x.shape[-2], x.shape[-1] // 2
-    angles = torch.arange(length)[:, None] / 100 ** (torch.arange(half) / half)
+    steps = torch.arange(length, dtype=torch.float32)
+    angles = steps[:, None] * torch.linspace(1, 0.1, half)
     a, b = x[..., :half], x[..., half:]
     return torch.cat(
         [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1

@@ -57,8 +57,11 @@ def of(name: str, target: str, rows: int = 1) -> outcome.Outcome:
             tasks = _tasks(form, model.eval(), inputs, target)
     except errors.FelixError as error:
         return outcome.Outcome(name, target, outcome.Kind.REFUSED, message=str(error))
+    except torch.onnx.errors.OnnxExporterError:
+        message = "torch cannot export the model"
+        return outcome.Outcome(name, target, outcome.Kind.REFUSED, message=message)
     results = [
-        outcome.of_task(task.name, target, lambda task=task: task, rows, MAX_SKETCHES)  # type: ignore[misc]
+        outcome.of_task(task.name, target, lambda task=task: task, rows, MAX_SKETCHES)
         for task in tasks
     ]
     results += [

@@ -14,7 +14,7 @@ MODELLED = (
     "log_softmax", "reshape_mixed", "depth_to_space", "upsampling", "resize_cubic", "mirror_pad",
     "replicate_pad", "sparse_to_dense", "concatenate_itself", "compute_named_root", "diamond",
     "large_extents", "take", "gather", "argmax", "fast_exp", "floor_divide_int32",
-    "left_shift_int32",
+    "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {
@@ -41,5 +41,5 @@ def test_a_program_that_is_refused_is_refused_in_one_sentence(name: str, target:
 
 def test_a_name_is_that_of_one_program() -> None:
     modules = (outcome.elementwise, outcome.contractions, outcome.reductions, outcome.layouts,
-               outcome.families, outcome.written)  # fmt: skip
+               outcome.families, outcome.written, outcome.scripts)  # fmt: skip
     assert sum(len(module.programs()) for module in modules) == len(outcome.PROGRAMS) >= 400

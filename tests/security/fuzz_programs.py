@@ -79,7 +79,43 @@ def seeds() -> list[str]:
         tir_programs.copy("A[v // 4 * 4 + v % 4]", loop=32, where="i < 16"),
         tir_programs.copy("A[T.max(T.min(v * 3 - 5, 15), 0)] + T.Select(v < 3, A[v], A[0])"),
     ]  # fmt: skip
+    data = ('I: T.Buffer((16,), "int32")', 'J: T.Buffer((16,), "int32")')
+    programs += [
+        tir_programs.copy(value, store, params=(tir_programs.A16, tir_programs.B16, *data))
+        for value, store in (
+            ("A[T.min(T.max(I[v], 0), 15)] + A[I[v] % 16]", "B[v]"),
+            ("T.shift_left(I[v], T.min(T.max(I[v], 0), 31)) // T.Select(I[v] == 0, 1, I[v])",
+             "J[v]"),
+        )
+    ]  # fmt: skip
+    programs.append(tir_programs.function(_NAMED, tir_programs.A16, tir_programs.B16))
+    programs.append(tir_programs.function(_BEST, 'A: T.Buffer((4, 16), "float32")',
+                                          'B: T.Buffer((4,), "int32")',
+                                          'C: T.Buffer((4,), "float32")'))  # fmt: skip
     return [tvm.ir.save_json(program) for program in programs]
+
+
+#: A value that has a name.
+_NAMED = """
+for i in range(16):
+    with T.sblock("copy"):
+        v = T.axis.spatial(16, i)
+        n: T.let[T.float32] = A[15 - v]
+        B[v] = n * n
+"""
+#: The greatest of each row, and where it is.
+_BEST = """
+for i, k in T.grid(4, 16):
+    with T.sblock("best"):
+        v, w = T.axis.remap("SR", [i, k])
+        with T.init():
+            B[v] = -1
+            C[v] = T.float32(-3e38)
+        b: T.let[T.int32] = T.Select(C[v] >= A[v, w], B[v], w)
+        c: T.let[T.float32] = T.Select(C[v] >= A[v, w], C[v], A[v, w])
+        B[v] = b
+        C[v] = c
+"""
 
 
 # Mutations

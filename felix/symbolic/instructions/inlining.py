@@ -89,6 +89,8 @@ def reverse_compute_inline(program: Program, block: Block) -> None:
     if len(producers) != 1:
         raise UnsupportedSchedule("reverse_compute_inline needs one producer in the program")
     producer = producers[0]
+    if sum(placement.consumes(b, producer) for _, b in program.walk()) != 1:
+        raise UnsupportedSchedule("reverse inlining into a block that others read")
     stored = producer.store.target
     loads = [a for a in block.reads if a.buffer is stored.buffer]
     if any(_chooses(stored.buffer, index) for a in block.reads for index in a.indices):

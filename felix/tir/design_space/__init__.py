@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space import post_order, variants
+from felix.tir.design_space import post_order, soundness, variants
 from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
@@ -40,12 +40,16 @@ def generate(
 ) -> DesignSpace:
     """The default design space of a program.
 
-    Where a rule of TVM fails, the space is made again with rules that fail on single blocks only.
+    Where a rule of TVM fails, or leaves a program that reads what nothing stores, the space is
+    made again with rules that fail on single blocks only.
     """
     context = tune_context(mod, target, name=name, seed=seed)
     try:
         schedules = context.generate_design_space()
+        sound = all(soundness.is_sound(schedule.mod) for schedule in schedules)
     except grammar.TVM_ERRORS:
+        sound = False
+    if not sound:
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
         schedules = _generate_guarded(context)
     return DesignSpace(tuple(schedules), context.space_generator)
@@ -62,7 +66,9 @@ def generate_variants(
         except grammar.TVM_ERRORS as error:
             _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
             continue
-        yield DesignSpace(tuple(schedules), context.space_generator, prefix.variant)
+        sound = tuple(each for each in schedules if soundness.is_sound(each.mod))
+        if sound:
+            yield DesignSpace(sound, context.space_generator, prefix.variant)
 
 
 def _generate_variant(

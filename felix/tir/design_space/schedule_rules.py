@@ -2,7 +2,9 @@
 
 A rule of TVM that fails on a block (CrossThreadReduction after a tiled product indexes a list
 without a check, MultiLevelTiling computes a consumer of two products at one of them) would end the
-whole design space. Here the block is left as it was, and the other rules go on.
+whole design space, and one that leaves an unsound program (AutoInline moves a block into a
+producer that others read) would spoil it. Here the block is left as it was, and the other rules
+go on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
 from tvm.s_tir.schedule import SBlockRV, Schedule
 
 from felix.tir import grammar
+from felix.tir.design_space import soundness
 
 _LOGGER = logging.getLogger(__name__)
 #: Largest innermost tile of MetaSchedule's default for CPUs.
@@ -52,9 +55,12 @@ class _Guarded(PyScheduleRule):  # type: ignore[misc]
     def apply(self, sch: Schedule, block: SBlockRV) -> list[Schedule]:
         for rule in self._rules:
             try:
-                return list(rule.apply(sch.copy(), block))
+                results = list(rule.apply(sch.copy(), block))
             except grammar.TVM_ERRORS as error:
                 _LOGGER.debug("%s fails: %s", rule, grammar.first_line(error))
+                continue
+            if all(soundness.is_sound(result.mod) for result in results):
+                return results
         return [sch]
 
     def clone(self) -> ms.ScheduleRule:

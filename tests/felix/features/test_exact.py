@@ -103,6 +103,12 @@ def moments(target: str) -> task.Task:
     return task.Task.from_te([x, scale, norm], target=target)
 
 
+def uneven(target: str) -> task.Task:
+    """Windows of two and three elements."""
+    x = te.placeholder((2, 5, 7), name="x")
+    return task.Task.from_te([x, topi.nn.adaptive_pool1d(x, [3], "avg", "NCW")], target=target)
+
+
 _gemm = partial(partial, workloads.gemm)
 _conv2d = partial(partial, workloads.conv2d)
 _pool2d = partial(partial, workloads.pool2d)
@@ -169,6 +175,7 @@ TASKS: dict[str, Make] = {
     "gather": gather,
     "argmax": argmax,
     "moments": moments,
+    "uneven": uneven,
 }
 
 

@@ -12,6 +12,7 @@ from felix import workloads
 from felix.sketch import sketch as sketching
 from felix.task import Task
 from felix.tir import design_space
+from felix.tir.design_space import soundness
 from felix.verify import compare
 from tests.corpus import outcome
 from tests.support import legal_rows
@@ -75,3 +76,13 @@ def test_where_no_rule_fails_the_space_is_tvms_own() -> None:
     plain = [str(schedule.trace) for schedule in context.generate_design_space()]
     space = design_space.generate(task.mod, task.target)
     assert [str(schedule.trace) for schedule in space.schedules] == plain
+
+
+def test_a_block_is_not_moved_into_a_producer_that_others_read() -> None:
+    """AutoInline does so with one of the parts, and the others then read what nothing stores."""
+    task = corpus_task("split_of_exp", "cuda")
+    context = design_space.tune_context(task.mod, task.target)
+    stock = context.generate_design_space()
+    assert not all(soundness.is_sound(schedule.mod) for schedule in stock)
+    space = design_space.generate(task.mod, task.target)
+    assert all(soundness.is_sound(schedule.mod) for schedule in space.schedules)

@@ -59,6 +59,14 @@ class GuardedArray:
         return tensor._create_view(self.array.shape, self._dtype)
 
 
+def _values(dtype: np.dtype[Any]) -> Any:
+    """Values of a type that an index should not have; the least is left out, for -1 divides it."""
+    if dtype.kind not in "iu" or dtype.itemsize == 2:  # bfloat16 is held as its bits
+        return np.array([0, 1]).astype(dtype)
+    limits = np.iinfo(dtype)
+    return np.array([0, 1, 7, 15, 16, 100, limits.max, limits.min + 1]).astype(dtype)
+
+
 def run(function: Any, parameters: Any, seed: int = 0) -> None:
     """Call a compiled function twice, its tensors before a forbidden page and behind one.
 
@@ -73,7 +81,6 @@ def run(function: Any, parameters: Any, seed: int = 0) -> None:
         for parameter in parameters:
             shape = tuple(int(extent) for extent in parameter.ty.shape)
             memory = GuardedArray(shape, str(parameter.ty.dtype), at_end=at_end)
-            values = rng.integers(0, 2, shape) if shape else 1
-            memory.array[...] = np.asarray(values).astype(memory.array.dtype)
+            memory.array[...] = rng.choice(_values(memory.array.dtype), shape)
             guarded.append(memory)
         function(*[memory.tensor() for memory in guarded])

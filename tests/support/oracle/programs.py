@@ -350,6 +350,8 @@ def evaluate(node: Any, env: dict[Any, np.ndarray]) -> np.ndarray:
         return evaluate(node.value, env)
     if isinstance(node, tirx.Not):
         return np.logical_not(evaluate(node.a, env))
+    if isinstance(node, tirx.Select):
+        return np.where(*(evaluate(child, env) for child in children(node)))
     return _BINARY[type(node)](evaluate(node.a, env), evaluate(node.b, env))
 
 
