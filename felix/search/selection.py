@@ -7,15 +7,17 @@ because a winner has so many that they would fill rounds, and those that a build
 
 `select` ranks them with rules against a model that is sure and wrong: no structure takes more
 than a share of the picks while others have candidates, and the less the more of its candidates
-failed (some programs take LLVM longer than a builder allows); near copies of picks wait; a share
-is for neighbours of what measured best, and a share is drawn at random. Code that takes long
-to build must promise more: the *acquisition* value adds the cost of building to the prediction.
+failed (some programs take LLVM longer than a builder allows); nor does a variant of the task. Near
+copies of picks wait; a share is for neighbours of what measured best, and a share is drawn at
+random. Code that takes long to build must promise more: the *acquisition* value adds the cost of
+building to the prediction.
 """
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -80,6 +82,8 @@ class SelectionOptions:
     #: builder has (`LocalOptions.build_timeout_s`), for long ones take 1.3 times what is predicted
     #: in the median, some twice as long (docs/design/measuring-cuda.md)
     max_compile_s: float = 3.0
+    #: most that the sketches of one variant of the task may take while others have candidates
+    variant_share: float = 0.85
 
 
 @dataclass(slots=True)
@@ -162,9 +166,12 @@ def select(
     n_greedy = n - n_random
     limit = max(1, math.ceil(options.structure_share * n_greedy))
     limits = {k: math.ceil(limit * (1 - share)) for k, share in pool.failures().items()}
+    variants = [sketch.variant for sketch in pool.scorer.sketches]
+    variant_limit = math.ceil((options.variant_share if len(set(variants)) > 1 else 1) * n_greedy)
     near = [c for c in ranked if c.source is Source.NEIGHBOUR]
     chosen: dict[interface.Key, Candidate] = {}
     taken: dict[Kind, int] = {}
+    taken_of: collections.Counter[Hashable] = collections.Counter()
 
     def take(candidates: list[Candidate], upto: int, capped: bool) -> None:
         for candidate in candidates:
@@ -172,13 +179,16 @@ def select(
                 return
             key = candidate.key
             kind = (candidate.sketch_index, candidate.structure)
+            variant = variants[candidate.sketch_index]
             if key in chosen:
                 continue
             is_full = taken.get(kind, 0) >= limits.get(kind, limit)
+            is_full = is_full or taken_of[variant] >= variant_limit
             if capped and (is_full or _has_similar(candidate, chosen, options)):
                 continue
             chosen[key] = candidate
             taken[kind] = taken.get(kind, 0) + 1
+            taken_of[variant] += 1
 
     take(near, round(options.neighbour_share * n_greedy), True)
     take(ranked, n_greedy, True)

@@ -286,7 +286,7 @@ def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
     return [loop_transforms.add_unit_loop(state.program, state.get(inst.inputs[0]))]
 
 
-#: Instruction name -> what it does; the whole vocabulary of the default design spaces.
+#: Instruction name -> what it does; all that the default design spaces and the variants use.
 HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
     "GetSBlock": _get_block,
     "GetLoops": _get_loops,

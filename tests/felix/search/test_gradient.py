@@ -282,7 +282,8 @@ def scored(pool: selection.Pool, n: int, structure: int, first: float) -> None:
 
 
 def empty_pool() -> selection.Pool:
-    scorer = scoring.Scorer([synthetic.FakeSketch()], synthetic.CostModel())
+    sketches = [synthetic.FakeSketch(), synthetic.FakeSketch()]
+    scorer = scoring.Scorer(sketches, synthetic.CostModel())
     return selection.Pool(scorer, history_module.History())
 
 
@@ -463,6 +464,44 @@ def test_all_entries_descend_in_one_program_as_they_would_alone() -> None:
         (alone,) = descent.Descent(scorer, options).run([entry])
         np.testing.assert_allclose(visited.values, alone.values, rtol=1e-6)
         np.testing.assert_allclose(visited.predicted, alone.predicted, rtol=1e-4, atol=1e-4)
+
+
+def programs_of_a_task() -> list[synthetic.FakeSketch]:
+    """Two sketches of one program and one of a variant, in that order."""
+    sketches = [synthetic.FakeSketch(extents=extents) for extents in ((64, 64), (32,), (16, 8))]
+    sketches[2].variant = "split"
+    return sketches
+
+
+def test_no_variant_takes_all_picks() -> None:
+    """The two sketches of one program may not have more than its share, however good they are."""
+    sketches = programs_of_a_task()
+    pool = selection.Pool(
+        scoring.Scorer(sketches, synthetic.CostModel()), history_module.History()
+    )
+    for index, first in ((0, 0.0), (1, 0.5), (2, 500.0)):
+        for i in range(40):
+            score = first + i
+            pool.candidates[(index, (i,) * 5)] = selection.Candidate(
+                index, (i,) * 5, (), score, selection.Source.DESCENT, score
+            )
+    options = selection.SelectionOptions(random_share=0.0)
+    picks = selection.select(pool, 20, options, np.random.default_rng(0))
+    assert [c.sketch_index for c in picks].count(2) == 3
+    all_of_one = selection.SelectionOptions(random_share=0.0, variant_share=1.0)
+    picks = selection.select(pool, 20, all_of_one, np.random.default_rng(0))
+    assert [c.sketch_index for c in picks].count(2) == 0
+
+
+def test_variants_add_no_entries_to_a_descent() -> None:
+    search = gradient.GradientSearch(programs_of_a_task(), synthetic.CostModel(), None, 0)
+    entries = [
+        descent.Entry(index, (), sketch.sample(2, seed=0))
+        for index, sketch in enumerate(search.sketches)
+    ]
+    assert search._n_entries(entries) == 2
+    assert search._n_entries(entries[:1]) == 1
+    assert search._n_entries([]) == 1
 
 
 def test_rows_that_do_not_exist_are_masked() -> None:
