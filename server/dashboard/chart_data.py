@@ -12,17 +12,17 @@ from typing import Any
 
 from sqlalchemy import orm
 
-from server.store import points, rows
+from server.store import plot_points, rows
 
 
 def convergence(tx: orm.Session, job: rows.Job, tasks: Sequence[rows.Task]) -> dict[str, Any]:
     """The curves of a job: of all its tasks together, and of each."""
-    curves = points.task_curves(tx, job.id)
+    curves = plot_points.task_curves(tx, job.id)
     return {
         "seq": job.last_seq,
         "n_trials": job.n_trials,
         "unscheduled_us": _digits(job.unscheduled_us),
-        "total": _curve(points.curve(tx, job.id)),
+        "total": _curve(plot_points.curve(tx, job.id)),
         "tasks": [
             {
                 "number": task.number,
@@ -38,7 +38,7 @@ def convergence(tx: orm.Session, job: rows.Job, tasks: Sequence[rows.Task]) -> d
 
 def compared(tx: orm.Session, jobs: Sequence[rows.Job]) -> dict[str, Any]:
     """The curves of several jobs, each with the latency where it stands now."""
-    curves = points.curves(tx, [job.id for job in jobs]) if jobs else {}
+    curves = plot_points.curves(tx, [job.id for job in jobs]) if jobs else {}
     return {
         "jobs": [
             {

@@ -18,7 +18,7 @@ from costmodel.models import analytic, segment_mlp
 from costmodel.online import finetune
 from costmodel.training import evaluate, metrics, train
 from felix import errors
-from tests.support.law_fakes import NAMES, SMALL, features, quick, task
+from tests.support.synthetic_task_data import NAMES, SMALL, features, quick, task
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from costmodel.data import features as task_features
 from costmodel.data import split
 from costmodel.training import calibration, evaluate, losses, metrics, train, xgboost
 from felix import errors
-from tests.support.law_fakes import SMALL, features, quick, task
+from tests.support.synthetic_task_data import SMALL, features, quick, task
 
 
 @pytest.fixture(autouse=True)

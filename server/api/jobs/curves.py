@@ -10,7 +10,7 @@ from typing import Annotated
 import fastapi
 from sqlalchemy import orm
 
-from server.store import jobs, points, rows
+from server.store import jobs, plot_points, rows
 from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
 
 router = fastapi.APIRouter(tags=["curves"])
@@ -62,12 +62,12 @@ def predicted(
     """Latencies of trials as the cost model predicted them, and as they were measured."""
     with caller.read() as tx:
         jobs.get(tx, job_id)
-        pairs = points.predicted(tx, job_id, task, limit)
+        pairs = plot_points.predicted(tx, job_id, task, limit)
     predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
     ratios = [max(p / m, m / p) for p, m in zip(predicted_us, measured_us, strict=True) if p > 0]
     return response_bodies.Predicted(
         n=len(pairs),
-        rank_correlation=points.rank_correlation(predicted_us, measured_us),
+        rank_correlation=plot_points.rank_correlation(predicted_us, measured_us),
         median_ratio=statistics.median(ratios) if ratios else None,
         points=[response_bodies.PredictedPoint.model_validate(pair) for pair in pairs],
     )
@@ -76,7 +76,7 @@ def predicted(
 def _curves(
     tx: orm.Session, job_ids: Sequence[int], task: int | None
 ) -> list[response_bodies.Curve]:
-    curve_points = points.curves(tx, job_ids, task)
+    curve_points = plot_points.curves(tx, job_ids, task)
     of = {number: jobs.get(tx, number) for number in job_ids}
     if task is not None:
         unscheduled = {n: _unscheduled(jobs.tasks(tx, n), task) for n in job_ids}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import fastapi
 from starlette import responses
 
-from server.api import cells
+from server.api import csv_cells
 from server.api.jobs import jobs as job_routes
 from server.store import rows
 from server.store.across_jobs import job_lists
@@ -57,7 +57,7 @@ def _cell(job: rows.Job, name: str) -> object:
     value = getattr(job, name)
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    return cells.safe(" ".join(value) if name == "tags" else value)
+    return csv_cells.safe(" ".join(value) if name == "tags" else value)
 
 
 def _written(lines: Iterable[Iterable[object]]) -> str:

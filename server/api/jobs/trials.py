@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import fastapi
 from starlette import responses
 
-from server.api import cells, paging
+from server.api import csv_cells, paging
 from server.store import jobs, rows, trials
 from server.web import auth, decisions, dependencies, request_bodies
 from server.web import response_bodies as response_models
@@ -159,7 +159,7 @@ def _cell(trial: rows.Trial, name: str) -> object:
         return value.isoformat()
     if name == "is_best":
         return int(value)
-    return cells.safe(value)
+    return csv_cells.safe(value)
 
 
 def _json_lines(

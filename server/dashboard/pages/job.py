@@ -18,7 +18,7 @@ from starlette import responses
 from server import errors, job_actions, states
 from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
-from server.store import artifacts, events, jobs, points, progress, rows, trials, workers
+from server.store import artifacts, events, jobs, plot_points, progress, rows, trials, workers
 from server.store.across_jobs import reuse
 from server.teams import templates as team_templates
 from server.web import auth, decisions, dependencies, request_bodies
@@ -155,7 +155,7 @@ def search_page(
         number = _existing(head["tasks"], task)
         rounds = progress.rounds(tx, job_id, number, -1, ROUNDS_LIMIT)
         trainings = progress.trainings(tx, job_id)
-        pairs = points.predicted(tx, job_id, number, 2000)
+        pairs = plot_points.predicted(tx, job_id, number, 2000)
     predicted_us, measured_us = [p.predicted_us for p in pairs], [p.latency_us for p in pairs]
     return render.page(
         request, "job/search.html", viewer, tab="search", **head,
@@ -164,7 +164,7 @@ def search_page(
         rounds=rounds,
         trainings=trainings,
         n_pairs=len(pairs),
-        rank_correlation=points.rank_correlation(predicted_us, measured_us),
+        rank_correlation=plot_points.rank_correlation(predicted_us, measured_us),
     )  # fmt: skip
 
 

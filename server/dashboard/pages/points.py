@@ -7,8 +7,7 @@ from typing import Annotated
 import fastapi
 from starlette import responses
 
-from server.store import jobs
-from server.store import points as store_points
+from server.store import jobs, plot_points
 from server.web import auth, dependencies, request_bodies
 
 _Trial = Annotated[int, fastapi.Query(ge=0, le=request_bodies.MAX_INT)]
@@ -31,7 +30,7 @@ def points(
     """
     with caller.read() as tx:
         jobs.get(tx, job_id)
-        trial_points = store_points.points(tx, job_id, task, after, up_to)
+        trial_points = plot_points.points(tx, job_id, task, after, up_to)
     trial, tasks, elapsed_s, measured_s, latency_us = (
         zip(*trial_points, strict=True) if trial_points else [()] * 5
     )

@@ -89,7 +89,7 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
 
     def run(mod: tvm.IRModule) -> list[reference.Array]:
         tensors = [tvm.runtime.tensor(array) for array in arrays]
-        tvm.build(mod, task.target)(*tensors)
+        tvm.tirx.build(mod, task.target)(*tensors)
         pairs = zip(tensors, arguments, strict=True)
         return [tensor.numpy() for tensor, argument in pairs if argument.is_output]
 

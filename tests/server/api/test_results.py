@@ -13,7 +13,7 @@ import pytest
 
 from server.api import routers
 from server.api.jobs import events
-from server.store import artifacts, points, trials
+from server.store import artifacts, plot_points, trials
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -120,8 +120,8 @@ def test_rank_correlation_shares_ranks() -> None:
 
     one, other = [1.0, 2.0, 2.0, 5.0, 4.0], [3.0, 1.0, 4.0, 4.0, 9.0]
     expected = stats.spearmanr(one, other).statistic
-    assert abs((points.rank_correlation(one, other) or 0.0) - expected) < 1e-12
-    assert points.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
+    assert abs((plot_points.rank_correlation(one, other) or 0.0) - expected) < 1e-12
+    assert plot_points.rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
 
 
 def test_search_internals(service: Service) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from felix.tuning import results
 from server.database import database
-from server.store import events, jobs, points, progress, rows, trials
+from server.store import events, jobs, plot_points, progress, rows, trials
 from tests.support import service_fakes
 
 
@@ -26,7 +26,7 @@ def test_the_unscheduled_program_is_the_best_where_it_ships(db: database.Databas
     with db.read() as tx:
         first, second = jobs.tasks(tx, job.id)
         chosen = events.after(tx, job.id, kinds=[events.Type.CHOSEN])
-        assert points.curve(tx, job.id)[-1].best_us == after.best_us
+        assert plot_points.curve(tx, job.id)[-1].best_us == after.best_us
         assert len(list(trials.stream(tx, job.id))) == 2
     assert (first.ships_unscheduled, first.best_us, first.speedup) == (True, 5.0, 1.0)
     assert (second.ships_unscheduled, second.best_us, second.speedup) == (False, 10.0, 8.0)

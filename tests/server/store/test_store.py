@@ -11,8 +11,18 @@ import sqlalchemy as sa
 
 from server import errors, states
 from server.database import database
-from server.store import artifacts, control, events, jobs, keys, leases, progress, trials, workers
-from server.store import points as store_points
+from server.store import (
+    artifacts,
+    control,
+    events,
+    jobs,
+    keys,
+    leases,
+    plot_points,
+    progress,
+    trials,
+    workers,
+)
 from server.store.across_jobs import job_lists
 from tests.support import service_fakes
 
@@ -142,16 +152,16 @@ def test_trials_make_the_curve(db: database.Database) -> None:
     assert after.measured_s == pytest.approx(6 * 0.25)
     assert after.gflops == pytest.approx(1e6 / 20.0 / 1e3)
     with db.read() as tx:
-        points = store_points.curve(tx, job.id)
+        points = plot_points.curve(tx, job.id)
         assert [(p.trial, p.best_us) for p in points] == [(1, 50.0), (4, 20.0), (6, 20.0)]
         assert [p.elapsed_s for p in points] == [1.0, 4.0, 6.0]
-        assert store_points.curve(tx, job.id, task=0) == points
+        assert plot_points.curve(tx, job.id, task=0) == points
         assert [t.best_us for t in trials.page(tx, job.id).trials] == [50, 50, 50, 20, 20, 20]
-        pairs = store_points.predicted(tx, job.id)
+        pairs = plot_points.predicted(tx, job.id)
         assert [(p.trial, p.latency_us) for p in pairs] == [
             (1, 50.0), (3, 60.0), (4, 20.0), (5, 30.0), (6, 1.0),
         ]  # fmt: skip
-        assert [p.trial for p in store_points.predicted(tx, job.id, limit=2)] == [5, 6]
+        assert [p.trial for p in plot_points.predicted(tx, job.id, limit=2)] == [5, 6]
         assert trials.error_counts(tx, job.id) == {"build": 1}
         (task,) = jobs.tasks(tx, job.id)
     assert (task.best_us, task.best_trial, task.n_trials, task.n_failed) == (20.0, 4, 6, 1)
@@ -163,14 +173,14 @@ def test_the_curve_of_several_tasks_is_their_weighted_sum(db: database.Database)
     for number, (task, latency_us) in enumerate([(0, 10.0), (1, 30.0), (1, 20.0), (0, 5.0)]):
         service_fakes.add(db, fence, service_fakes.new_trial(number, latency_us, task=task))
     with db.read() as tx:
-        points = store_points.curve(tx, job.id)
+        points = plot_points.curve(tx, job.id)
         assert [(p.trial, p.best_us) for p in points] == [(2, 70.0), (3, 50.0), (4, 45.0)]
-        of_task = [(p.trial, p.best_us) for p in store_points.curve(tx, job.id, task=1)]
+        of_task = [(p.trial, p.best_us) for p in plot_points.curve(tx, job.id, task=1)]
         assert of_task == [(2, 30.0), (3, 20.0), (4, 20.0)]
-        both = store_points.curves(tx, [job.id])
+        both = plot_points.curves(tx, [job.id])
         assert both == {job.id: points}
         with pytest.raises(errors.NotFound):
-            store_points.curves(tx, [job.id, 99])
+            plot_points.curves(tx, [job.id, 99])
 
 
 def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
@@ -188,7 +198,7 @@ def test_what_is_measured_again_counts_alone(db: database.Database) -> None:
         trials.remeasure(tx, fence, service_fakes.new_trial(2, None, record="failed again"))
     assert service_fakes.get(db, job.id).best_us == 25.0
     with db.read() as tx:
-        assert store_points.curve(tx, job.id)[-1].best_us == 25.0
+        assert plot_points.curve(tx, job.id)[-1].best_us == 25.0
         assert trials.records(tx, job.id)[3:] == ["again", "failed again"]
         assert trials.get(tx, job.id, 2).final_us == 25.0
         (task,) = jobs.tasks(tx, job.id)
