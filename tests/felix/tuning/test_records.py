@@ -114,6 +114,7 @@ def test_missing_file_and_unwritable_folder(tmp_path: pathlib.Path) -> None:
 
 
 _WRITER = """
+from felix import without_torch
 from tests.felix.tuning import test_records as t
 from felix import records
 with records.Writer({path!r}) as writer:
