@@ -25,11 +25,12 @@ from tests.support.api import routes
 
 EXAMPLES = 5
 
-#: What does not fit the document is refused before a database is asked: on one of them alone.
+#: What does not fit the document is refused before a database is asked, so it is tried on one of
+#: them alone: the one that takes less of what comes through.
 ROUNDS = [
     ("sqlite", schemathesis.GenerationMode.POSITIVE),
-    ("sqlite", schemathesis.GenerationMode.NEGATIVE),
     ("postgresql", schemathesis.GenerationMode.POSITIVE),
+    ("postgresql", schemathesis.GenerationMode.NEGATIVE),
 ]
 
 #: Besides the status: what the document promises of media types and bodies.

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from server import errors
-from server.store import control, jobs, keys
-from server.store import points as store_points
+from server.store import control, jobs, keys, plot_points
 from server.store.across_jobs import batches, job_lists
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
@@ -85,7 +84,7 @@ def test_controls_of_the_charts(page: Any, site: Site) -> None:
     until(page, "document.querySelector('#convergence').textContent.includes('unscheduled')")
     page.goto(f"/dashboard/jobs/{number}/search")
     with site.db.read() as tx:
-        pairs = len(store_points.predicted(tx, number, 0))
+        pairs = len(plot_points.predicted(tx, number, 0))
     assert points(page, "predicted") == pairs + 2  # and the two ends of the line
     assert points(page, "descent") == 4 * 21
     before = page.locator("#rounds tbody tr").count()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.store import points, trials
+from server.store import plot_points, trials
 from tests.server.dashboard.conftest import Pages
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import browser, growing
@@ -45,9 +45,9 @@ def test_each_task_has_its_curve_from_its_first_trial_on(pages: Pages) -> None:
     db = pages.service.db
     claim = api_rows.running(db, pages.service.keys["submit"].key.id, n_tasks=3, n_trials=5)
     with db.read() as tx:
-        assert points.curve(tx, claim.job.id) == []
-        by_task = points.task_curves(tx, claim.job.id)
-        assert by_task == {0: points.curve(tx, claim.job.id, 0)}
+        assert plot_points.curve(tx, claim.job.id) == []
+        by_task = plot_points.task_curves(tx, claim.job.id)
+        assert by_task == {0: plot_points.curve(tx, claim.job.id, 0)}
     data = data_of(pages.get(f"/dashboard/jobs/{claim.job.id}"))
     assert data["total"]["trial"] == []
     assert data["tasks"][0]["trial"] == [1, 2, 3, 5] and data["tasks"][1]["trial"] == []
@@ -56,10 +56,10 @@ def test_each_task_has_its_curve_from_its_first_trial_on(pages: Pages) -> None:
         trials.append(tx, claim.fence, service_fakes.new_trial(90, 7.0, task=1))
         trials.append(tx, claim.fence, service_fakes.new_trial(91, 8.0, task=2))
     with db.read() as tx:
-        by_task = points.task_curves(tx, claim.job.id)
+        by_task = plot_points.task_curves(tx, claim.job.id)
         for task in range(3):
-            assert by_task[task] == points.curve(tx, claim.job.id, task)
-        total = points.curve(tx, claim.job.id)
+            assert by_task[task] == plot_points.curve(tx, claim.job.id, task)
+        total = plot_points.curve(tx, claim.job.id)
     weighted = sum((task + 1) * by_task[task][-1].best_us for task in range(3))
     assert total[-1].best_us == pytest.approx(weighted)
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from server import errors
-from server.store import artifacts, control, keys, points, progress, trials
+from server.store import artifacts, control, keys, plot_points, progress, trials
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -478,9 +478,9 @@ def test_of_many_trials_a_share_is_drawn_and_all_improvements(pages: Pages) -> N
             new = service_fakes.new_trial(number, 50.0 if number == 36 else 100.0 + number)
             trials.append(tx, claim.fence, new)
     with pages.service.db.read() as tx:
-        every = points.points(tx, claim.job.id)
-        some = points.points(tx, claim.job.id, most=10)
-        late = points.points(tx, claim.job.id, after=38)
+        every = plot_points.points(tx, claim.job.id)
+        some = plot_points.points(tx, claim.job.id, most=10)
+        late = plot_points.points(tx, claim.job.id, after=38)
     assert [point[0] for point in every] == list(range(1, 41))
     assert [point[0] for point in some] == [1, *range(4, 37, 4), 37, 40]
     assert [point[0] for point in late] == [39, 40]

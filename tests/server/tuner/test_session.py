@@ -12,7 +12,7 @@ from felix import events as engine_events
 from felix import workloads
 from felix.tuning import task_run as engine_jobs
 from server.database import database
-from server.store import control, events, jobs, leases, points, progress, rows, trials
+from server.store import control, events, jobs, leases, plot_points, progress, rows, trials
 from server.tuner import claimed_job, engine, event_recorder, session
 from tests.support import service_fakes, service_kill_child, tuning_fakes
 
@@ -72,7 +72,7 @@ def test_a_run_tells_everything(db: database.Database) -> None:
         (task,) = jobs.tasks(tx, job.id)
         kinds = {event.type for event in events.after(tx, job.id)}
         assert [r.round for r in progress.rounds(tx, job.id)] == [0, 1, 2]
-        curve = points.curve(tx, job.id)
+        curve = plot_points.curve(tx, job.id)
     assert (task.n_sketches, task.n_trials, task.best_us) == (2, 24, best_us)
     assert task.task_key is not None
     assert {"started", "opened", "baseline", "round", "trial", "checkpoint"} <= kinds
