@@ -84,7 +84,8 @@ def test_the_best_schedule_is_built_from_stored_records(
     old = json.loads((stored / "run" / "manifest.json").read_text())
     assert set(manifest) == set(old) | {"ships", "tuned", "unscheduled_us", "pass_config"}
     assert manifest["ships"] == "tuned" and manifest["tuned"] == manifest["best"]
-    assert manifest["task"] == old["task"] and manifest["best"] == old["best"] | {"variant": "stock"}
+    assert manifest["task"] == old["task"]
+    assert manifest["best"] == old["best"] | {"variant": "stock"}
     assert set(manifest["files"]) == set(old["files"]) - {".tuning.lock"}
     for name in ("schedule.py", "workload.json"):
         assert (out / name).read_text() == (stored / "run" / name).read_text(), name

@@ -68,6 +68,7 @@ class Pool:
     measured: list[Program] = dataclasses.field(default_factory=list)
     closed: bool = False
     is_idle: bool = True
+    unconfined: str | None = None
     timing_lock: rwlock.ReadWriteLock = dataclasses.field(default_factory=rwlock.ReadWriteLock)
 
     def for_task(self, task: Task) -> protocol.Measurer:
