@@ -19,7 +19,8 @@ import sympy
 from numpy.typing import NDArray
 
 from felix.features import iterators, stores
-from felix.symbolic import index_expr, ir, loaded, scalar
+from felix.symbolic import ir, scalar
+from felix.symbolic.indices import index_expr, loaded
 from felix.symbolic.ir import Access, Scalar
 
 #: Points enumerated at most for one group of linked indices.

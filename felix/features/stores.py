@@ -19,7 +19,8 @@ from typing import NamedTuple
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, ir, loaded, scalar, usage
+from felix.symbolic import expr, ir, scalar, usage
+from felix.symbolic.indices import loaded
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
 
 

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, loaded, scalar
+from felix.symbolic import expr, scalar
+from felix.symbolic.indices import loaded
 
 Scalar = scalar.Scalar
 IterKind = Literal["spatial", "reduce"]

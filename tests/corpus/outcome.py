@@ -20,8 +20,16 @@ from felix.sketch import unmodelled
 from felix.task import Task
 from felix.tir import design_space, grammar
 from felix.verify import compare
-from tests.corpus import contractions, elementwise, families, layouts, reductions, scripts, written
-from tests.corpus.build import Builder, Program
+from tests.corpus.programs import (
+    contractions,
+    elementwise,
+    families,
+    layouts,
+    reductions,
+    scripts,
+    written,
+)
+from tests.corpus.programs.build import Builder, Program
 from tests.support import legal_rows
 
 #: Sketches compared of a program: a chain of several products has hundreds.

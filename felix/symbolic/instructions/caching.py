@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import index_expr, ir, loaded
+from felix.symbolic import ir
+from felix.symbolic.indices import index_expr, loaded
 from felix.symbolic.instructions import loop_transforms
 from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import index_expr, ir
+from felix.symbolic import ir
+from felix.symbolic.indices import index_expr
 from felix.symbolic.instructions import caching, loop_transforms
 from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
 

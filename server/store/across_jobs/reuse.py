@@ -212,11 +212,11 @@ def _finish(
     changes: dict[str, Any] = {name: getattr(source, name) for name in same}
     changes["reason"] = "reused"
     ended = rows.Job(**vars(jobs.get(tx, job_id)) | changes | {"reused_from": source.id})
-    own = answered_bundle.make(tx, request.store, ended, rows.Artifact.of(bundle))
-    if own is None:
+    copied = answered_bundle.make(tx, request.store, ended, rows.Artifact.of(bundle))
+    if copied is None:
         return False
     _copy_tasks(tx, job_id, source.id)
-    artifacts.attach(tx, job_id, own)
+    artifacts.attach(tx, job_id, copied)
     events.append(tx, job_id, events.Type.REUSED, {"jobs": [source.id], "n_trials": 0})
     job = transitions.lock(tx, job_id)
     transitions.move(tx, job, _S.STOPPING, started_at=columns.db_now(), reused_from=source.id)

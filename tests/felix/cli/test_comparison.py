@@ -289,7 +289,7 @@ def _result(text: str, target: str, best_us: float | None) -> results.TuneResult
     )  # fmt: skip
 
 
-def _shown(tasks: list[results.TuneResult], compared: list[report.Compared]) -> str:
+def _report_text(tasks: list[results.TuneResult], compared: list[report.Compared]) -> str:
     out = io.StringIO()
     report.show(console.Console(file=out, width=200), tasks, compared, pacing.Breakdown())
     return out.getvalue()
@@ -303,7 +303,7 @@ def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
         {"numpy": process.LibraryTime(None, "no form"), "torch": torch_time},
         {},
     ]
-    lines = [line.strip() for line in _shown(tasks, compared).splitlines() if line.strip()]
+    lines = [line.strip() for line in _report_text(tasks, compared).splitlines() if line.strip()]
     head, _, *rows = lines
     assert head.split("   ")[-2:] == ["vs numpy", "vs PyTorch"]
     cells = [row.split()[-2:] for row in rows[:3]]
@@ -320,5 +320,7 @@ def test_the_report_has_a_column_and_a_note_for_each_library() -> None:
 
 
 def test_the_report_of_a_gpu_has_no_column_for_numpy() -> None:
-    text = _shown([_result(CONV, "h100", 2.0)], [{"torch": process.LibraryTime(None, "why")}])
+    text = _report_text(
+        [_result(CONV, "h100", 2.0)], [{"torch": process.LibraryTime(None, "why")}]
+    )
     assert "vs PyTorch" in text and "numpy" not in text and "PyTorch: why" in text

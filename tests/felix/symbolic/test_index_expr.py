@@ -11,7 +11,7 @@ from tvm import te, tirx, topi
 from felix.errors import UnsupportedSchedule
 from felix.features import iterators
 from felix.sketch import sketch as sketching
-from felix.symbolic import index_expr
+from felix.symbolic.indices import index_expr
 from felix.task import Task
 from felix.verify import compare, tvm_schedule
 from tests.corpus import outcome

@@ -19,7 +19,7 @@ from felix.measure.cuda import launches, nvrtc
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
 from tests.support import tir_programs
-from tests.support.cuda_fakes import Driver, array, word
+from tests.support.cuda.fakes import Driver, array, word
 
 N = 64
 _N_BYTES = N * 4

@@ -65,17 +65,17 @@ def test_a_batch_is_cancelled_after_a_question(pages: Pages) -> None:
 
 
 def test_batches_are_of_a_key(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, other = batch_of(pages), batch_of(pages, scope="admin")
+    mine, other = batch_of(pages), batch_of(pages, scope="admin")
     listed = pages.get("/dashboard/batches")
-    assert f"/batches/{own}" in listed and f"/batches/{other}" not in listed
+    assert f"/batches/{mine}" in listed and f"/batches/{other}" not in listed
     pages.get(f"/dashboard/batches/{other}", 404)
     pages.log_in("admin")
     monkeypatch.setattr(page_module, "LIMIT", 1)
     newest = pages.get("/dashboard/batches")
     assert f"/batches/{other}" in newest and f'href="?after={other}" rel="next"' in newest
-    assert f"/batches/{own}" in pages.get(f"/dashboard/batches?after={other}")
-    pages.get(f"/dashboard/batches/{own}")
+    assert f"/batches/{mine}" in pages.get(f"/dashboard/batches?after={other}")
+    pages.get(f"/dashboard/batches/{mine}")
     pages.log_in("read")
     assert "/dashboard/batches" not in pages.get("/dashboard")
-    for address in ("/dashboard/batches", f"/dashboard/batches/{own}"):
+    for address in ("/dashboard/batches", f"/dashboard/batches/{mine}"):
         assert "scope submit" in pages.get(address, 403)

@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm import te, topi
 
-from tests.corpus.build import Builder, apply, gelu, tensor
+from tests.corpus.programs.build import Builder, apply, gelu, tensor
 
 _IMAGE = (1, 8, 14, 15)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx, topi
 
-from tests.corpus.build import Builder, apply
+from tests.corpus.programs.build import Builder, apply
 
 _SHAPE = (12, 20, 15)
 _IMAGE = (1, 8, 12, 14)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import te, topi
 
-from tests.corpus.build import Builder, apply
+from tests.corpus.programs.build import Builder, apply
 
 _SHAPE = (29, 200)
 _IMAGE = (2, 6, 15, 17)

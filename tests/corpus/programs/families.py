@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import te, topi
 
-from tests.corpus.build import Builder, apply
+from tests.corpus.programs.build import Builder, apply
 
 _ODD = (7, 31, 3)
 _FLOATS = ("float16", "bfloat16", "float64")

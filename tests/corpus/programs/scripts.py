@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.corpus.build import Builder
+from tests.corpus.programs.build import Builder
 from tests.support import tir_programs
 
 _GRID = (

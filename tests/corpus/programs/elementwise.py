@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import tirx, topi
 
-from tests.corpus.build import Builder, apply, chain, gelu
+from tests.corpus.programs.build import Builder, apply, chain, gelu
 
 _SHAPE = (37, 130)
 _UNARY = (

@@ -16,7 +16,8 @@ import tvm
 from tvm import sym, tirx
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import expr, index_expr
+from felix.symbolic import expr
+from felix.symbolic.indices import index_expr
 
 _BINARY = {expr.FloorDiv: tirx.floordiv, expr.FloorMod: tirx.floormod}
 
@@ -44,23 +45,25 @@ def inverse(
     Raises:
         UnsupportedSchedule: the indices are not such a bijection.
     """
-    own, others = _variables(iters), _variables(outer)
+    inner, others = _variables(iters), _variables(outer)
     analyzer = sym.Analyzer()
     for symbol, extent in outer:
         analyzer.bind(others[symbol], tvm.ir.Range(0, extent))
-    found = sym.detect_iter_map(
-        [_to_tir(index, own) for index in indices],
-        {own[symbol]: tvm.ir.Range(0, extent) for symbol, extent in iters},
+    iter_map = sym.detect_iter_map(
+        [_to_tir(index, inner) for index in indices],
+        {inner[symbol]: tvm.ir.Range(0, extent) for symbol, extent in iters},
         check_level=sym.iter_affine_map.IterMapLevel.Bijective,
         simplify_trivial_iterators=False,
     ).indices
-    if not found:
+    if not iter_map:
         raise UnsupportedSchedule("reverse inlining through indices that are no bijection")
-    inverted = sym.inverse_affine_iter_map(found, [_to_tir(target, others) for target in targets])
+    inverted = sym.inverse_affine_iter_map(
+        iter_map, [_to_tir(target, others) for target in targets]
+    )
     symbols = {variable: symbol for symbol, variable in others.items()}
     return {
         symbol: index_expr.load_index(analyzer.simplify(inverted[variable]), symbols)
-        for symbol, variable in own.items()
+        for symbol, variable in inner.items()
         if variable in inverted
     }
 

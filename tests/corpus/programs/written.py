@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import te, tirx, topi
 
-from tests.corpus.build import Builder, apply, tensor
+from tests.corpus.programs.build import Builder, apply, tensor
 
 
 def programs() -> dict[str, Builder]:

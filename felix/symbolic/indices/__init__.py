@@ -1,0 +1,1 @@
+"""Indices of buffers: expressions, their inverses, and what is loaded to index with."""
