@@ -21,14 +21,14 @@ def reported() -> Iterator[None]:
     """Errors that modelling does not raise on purpose as UnforeseenForm.
 
     Raises:
-        UnsupportedSchedule: as it is.
+        UnsupportedSchedule, MemoryError: as they are.
         UnforeseenForm: any other error was raised.
     """
     try:
         yield
-    except UnsupportedSchedule:
+    except (UnsupportedSchedule, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # the edge of modelling: a defect costs one sketch, by name
         action = {"action": "unforeseen_form"}
         _LOGGER.warning("a form that no rule was written for", exc_info=True, extra=action)
         lines = str(error).strip().splitlines()
