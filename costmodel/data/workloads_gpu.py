@@ -1,10 +1,10 @@
 """The built-in collection workloads for GPUs, made from tables of layers and from a seed.
 
-Layers of ResNet-50, MobileNet-v2, R3D-18, DCGAN, ViT, LLaMA and BERT at batch sizes 1 to 16, then
-random shapes of every operator, awkward extents included. No workload of `benchmarks/` is among
-them (`tests/costmodel/test_collect_cuda.py` holds that), so that a model trained on them has not
-seen those. Lines are of the workload text form, in an order that mixes operators, so that a run
-which ends early has them all.
+Layers of ResNet-50, MobileNet-v2, R3D-18, DCGAN, ViT, LLaMA and BERT at batch sizes 1 to 16,
+random shapes of every operator, and awkward ones (`workloads_random`). No workload of
+`benchmarks/` is among them (`tests/costmodel/test_collect_cuda.py` holds that), so that a model
+trained on them has not seen those. Lines are of the workload text form, in an order that mixes
+operators, so that a run which ends early has them all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+
+from costmodel.data import workloads_random
 
 #: (height, channels in, channels out, kernel, stride) of ResNet-50's convolutions.
 _RESNET50 = (
@@ -77,12 +79,19 @@ _ODD = (7, 13, 17, 31, 49, 53, 67, 97, 101, 149, 197, 211, 257, 337, 499, 577, 1
 _MAX_MACS = 4e9
 
 
-def lines(random_count: int = 120, seed: int = 7) -> list[str]:
-    """The workloads, operators mixed, none twice."""
+def lines(random_count: int = 120, awkward_count: int = 800, seed: int = 7) -> list[str]:
+    """The workloads, operators mixed, none twice: awkward ones and those of networks in turns."""
     groups = [list(group()) for group in (_resnet, _mobilenet, _video, _dense, _others)]
     groups.append(list(_random_lines(random_count, seed)))
-    mixed = itertools.chain.from_iterable(itertools.zip_longest(*groups))
-    return list(dict.fromkeys(line for line in mixed if line is not None))
+    networks = [line for line in _in_turns(groups) if line is not None]
+    awkward = list(workloads_random.lines(awkward_count, seed))
+    step = max(1, len(awkward) // len(networks))
+    shares = [awkward[start::step] for start in range(step)]
+    return list(dict.fromkeys(line for line in _in_turns([*shares, networks]) if line is not None))
+
+
+def _in_turns(groups: Sequence[Sequence[str]]) -> Iterator[str | None]:
+    return itertools.chain.from_iterable(itertools.zip_longest(*groups))
 
 
 def _resnet() -> Iterator[str]:
