@@ -184,8 +184,7 @@ def _conv3d(draw: random.Random) -> Drawn:
 def _transposed(draw: random.Random) -> Drawn:
     size, ci = _extent(draw, 4, 67), _extent(draw, 8, 512)
     co, batch = draw.choice((1, 3, 3, 21, _extent(draw, 8, 256))), draw.choice((1, 1, 4))
-    windows = "4", "2,stride=2,padding=0", "3,stride=2,output_padding=1", "5,padding=2", "3,stride=1"
-    window = draw.choice(windows)
+    window = draw.choice(("4", "2,padding=0", "3,output_padding=1", "5,padding=2", "3,stride=1"))
     text = f"conv_transpose2d:{batch},{size},{size},{ci},{co},{window}"
     return text + draw.choice(("", "", ",layout=NCHW")), batch * size**2 * 25.0 * ci * co
 
