@@ -30,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 
 #: Increased whenever a name, an order or a meaning changes; checkpoints carry it.
-FEATURES_VERSION = 2
+FEATURES_VERSION = 3
 
 #: Buffers described per store: the destination, then operands in program order.
 SLOTS = 5
@@ -61,6 +61,7 @@ def _row() -> list[Feature]:
         count("bool_ops", "and, or, not"),
         count("int_ops", "comparisons and integer operations outside of buffer indices; + - * // "
               "% of iterators and constants alone count as an index"),
+        count("cast_ops", "conversions between data types"),
         Feature("float_ops", "operations", True, "sum of the float_* counts", "[A]"),
         Feature("trip_count", "iterations", True, "product of the loop extents", "[A] outer_prod"),
         Feature("active_trips", "iterations", True, "trip that pass the boundary guards", "[M]"),
@@ -95,6 +96,16 @@ def _row() -> list[Feature]:
                 "size of the destination buffer: the index ranges touched inside one allocation; "
                 "of the whole tensor for a parameter", "[A]"),
         Feature("alloc_trips", "times", True, "how often that buffer is allocated", "[A]"),
+        Feature("element_bytes", "bytes", True, "size of an element that is stored", "[M]"),
+        Feature("loaded_bytes", "bytes", True,
+                "size of the smallest element that is loaded; 0 if none is", "[M]"),
+        Feature("pipeline_stages", "stages", True,
+                "stages of the software pipeline around the store, 0 outside of any", "[M]"),
+        Feature("async_bytes", "bytes", True,
+                "trip x element size of a copy from global to shared memory in an asynchronous "
+                "stage of a software pipeline, if vector_extent x element size is 4, 8 or 16 and "
+                "vector lanes load neighbours, or under if_then_else if the element size is; else "
+                "0", "[M]"),
         Feature("is_init", "0/1", False, "the store initialises a reduction", "[M]"),
         Feature("is_reduction", "0/1", False, "the store updates a reduction", "[M]"),
     ]  # fmt: skip

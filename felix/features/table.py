@@ -7,7 +7,7 @@ from collections import Counter
 
 import sympy
 
-from felix.features import analytic, code, memory, spec
+from felix.features import analytic, code, memory, pipelines, spec
 from felix.features import stores as store_rows
 from felix.symbolic import allocation, expr, ir, load, parallelize, scalar
 from felix.symbolic.ir import Program, Scalar
@@ -64,12 +64,13 @@ def _row_values(
     values = _compute(row)
     values |= _structure(row)
     values |= _allocation(row, allocated)
+    values |= _elements(row)
     stack = memory.levels(row, machine)
     for slot in range(min(spec.SLOTS, len(row.accesses))):
         slot_values = memory.slot_values(row, slot, stack, shapes, machine)
         names = [f"buf{slot}.{name}" for name in spec.SLOT_NAMES]
         values |= dict(zip(names, slot_values, strict=True))
-    return values
+    return values | pipelines.row_values(row, values)
 
 
 def operation_counts(value: ir.Value) -> Counter[str]:
@@ -82,7 +83,9 @@ def operation_counts(value: ir.Value) -> Counter[str]:
               "math": "float_math"}  # fmt: skip
     for node in value.walk():
         kind = load.OPERATION_KINDS.get(node.op)
-        if kind == "select":
+        if node.op == "cast":
+            counts["cast_ops"] += 1
+        elif kind == "select":
             counts["select_ops"] += 1
         elif kind == "bool":
             counts["bool_ops"] += 1
@@ -139,6 +142,12 @@ def _active(row: store_rows.Row) -> Scalar:
             else:
                 active = active / issued * scalar.minimum(bound, issued)
     return active
+
+
+def _elements(row: store_rows.Row) -> dict[str, Scalar]:
+    loaded = [access.buffer.dtype_bytes for access in row.store.value.loads()]
+    stored = row.store.target.buffer.dtype_bytes
+    return {"element_bytes": stored, "loaded_bytes": min(loaded, default=0)}
 
 
 def _allocation(

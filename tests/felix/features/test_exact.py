@@ -6,6 +6,7 @@ the operators do not have: several accesses to a buffer, conditions on data, tra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -15,6 +16,7 @@ from tvm import te, topi
 
 from felix import errors, task, workloads
 from felix.features import spec
+from felix.measure.cuda import build
 from felix.sketch import sketch as sketching
 from felix.tir.design_space.variants import padded_extents, split_reductions
 from tests.support import legal_rows
@@ -246,3 +248,22 @@ def compare(
             f"{sketch.index} at {row.tolist()}"
             for i in wrong
         )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_asynchronous_copies_are_those_of_the_source_that_tvm_writes(dtype: str) -> None:
+    """Bytes of an instruction; vector lanes that wrap are the exception (`pipelines`)."""
+    task = workloads.gemm(64, 96, 128, dtype=dtype, target="h200")
+    *_, sketch = sketching.sketches(task)
+    names, moved = sketch.formulas.names, set()
+    columns = [names.index(n) for n in ("async_bytes", "vector_extent", "element_bytes")]
+    for row in sketch.sample(4, seed=3):
+        raw = sketch.formulas.raw(row[None])[0]
+        assert raw[:, names.index("pipeline_stages")].max() == 4
+        predicted = {int(lanes * size) for copied, lanes, size in raw[:, columns] if copied}
+        source = build.lower(sketch.schedule(row).mod, task.target).source.text
+        sizes = re.findall(r"cp\.async\.c[ag]\.shared.*\n.*\"n\"\((\d+)\)", source)
+        written = set(map(int, sizes))
+        assert written <= predicted <= {4, 8, 16}
+        moved |= written
+    assert moved

@@ -17,7 +17,7 @@ from tvm.ir.expr import Call
 from felix.features import spec
 from felix.sketch.sketch import Sketch
 from felix.target import Hardware, hardware
-from tests.support.oracle import analytic, code, programs
+from tests.support.oracle import analytic, code, pipelines, programs
 from tests.support.oracle.programs import Access, Axis, Nest, Site, element_bytes
 
 SECTOR_BYTES, BANK_BYTES, WARP_LANES = 32, 128, (1, 2, 4, 8, 16)
@@ -49,6 +49,9 @@ def _store_features(
     values: dict[str, float] = {**_operations(nest), **_loops(nest)}
     target = nest.store.buffer
     values["alloc_bytes"] = math.prod(shapes[target.name]) * element_bytes(target)
+    values["element_bytes"] = element_bytes(target)
+    read_bytes = [element_bytes(access.buffer) for access in programs.loads(nest.store.value, ())]
+    values["loaded_bytes"] = min(read_bytes, default=0)
     values["alloc_trips"] = _times_allocated(sites.get(str(target.name), ()))
     values["is_init"] = float(nest.is_init)
     values["is_reduction"] = float(bool(nest.reduce))
@@ -60,7 +63,7 @@ def _store_features(
             buffer
         )
         values |= {f"buf{slot}.{name}": value for name, value in of_slot.items()}
-    return values
+    return values | pipelines.features(nest, values)
 
 
 def _times_allocated(site: Site) -> int:
@@ -80,7 +83,7 @@ def _operations(nest: Nest) -> dict[str, float]:
     """Operations of the stored value; arithmetic of iterators alone is part of an index."""
     counts = dict.fromkeys(
         ["float_add", "float_mul", "float_div", "float_cmp", "float_math", "select_ops",
-         "bool_ops", "int_ops"], 0
+         "bool_ops", "int_ops", "cast_ops"], 0
     )  # fmt: skip
     names = {tirx.Add: "float_add", tirx.Sub: "float_add", tirx.Mul: "float_mul",
              tirx.Div: "float_div", tirx.Mod: "float_div", tirx.FloorDiv: "float_div",
@@ -92,6 +95,8 @@ def _operations(nest: Nest) -> dict[str, float]:
             counts["select_ops"] += 1
         elif isinstance(node, (tirx.And, tirx.Or, tirx.Not)):
             counts["bool_ops"] += 1
+        elif isinstance(node, tirx.Cast):
+            counts["cast_ops"] += 1
         elif isinstance(node, programs.COMPARISONS):
             counts["int_ops"] += 1
         elif isinstance(node, Call):

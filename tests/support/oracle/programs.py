@@ -47,6 +47,8 @@ class Axis:
     vector: bool = False
     #: variables of the outer bindings of the same thread axis
     other_variables: tuple[Any, ...] = ()
+    #: position, in the loop's body, of the statement that has the nest
+    child: int = 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -228,11 +230,11 @@ def _stores(axes: list[Axis], place: tuple[int, ...], realize: Any) -> list[Nest
     bindings = dict(zip((iv.var for iv in block.iter_vars), realize.iter_values, strict=True))
     reduce = [bindings[iv.var] for iv in block.iter_vars if int(iv.iter_type) == 2]
     distinct: list[Axis] = []
-    for axis in axes:
+    for axis, child in zip(axes, place[1:], strict=True):
         twice = [a for a in distinct if a.thread is not None and a.thread == axis.thread]
         distinct = [a for a in distinct if a not in twice]
         names = tuple(v for a in twice for v in (a.variable, *a.other_variables))
-        distinct.append(dataclasses.replace(axis, other_variables=names))
+        distinct.append(dataclasses.replace(axis, other_variables=names, child=child))
     result = []
     if block.init is not None:
         feeding = used(reduce)
