@@ -145,7 +145,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
             num_threads=self._threads,
         )
         self._strategy = self._context.search_strategy
-        spaces = [s.apply(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
+        spaces = [s.apply_stock(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
         model = self._xgb if self._xgb is not None else _Adapter(self._traces)
         self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
 

@@ -27,12 +27,12 @@ from felix.errors import (
 from felix.sketch import diversity, formulas, sampling, unmodelled
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
-from felix.symbolic import expr, interpret, ir, load, postprocs
+from felix.symbolic import expr, interpret, ir, kernels, load, postprocs
 from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
 from felix.tir import design_space, grammar
-from felix.tir.design_space import variants
+from felix.tir.design_space import shared_memory, variants
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -113,6 +113,13 @@ class Sketch:
     def is_gpu(self) -> bool:
         return bool(self.task.target.kind.name == "cuda")
 
+    @functools.cached_property
+    def _may_be_dynamic(self) -> bool:
+        """Whether a schedule may need more shared memory than there is of the static kind."""
+        if not self.is_gpu or not shared_memory.uses_static(self.trace):
+            return False
+        return _needs_dynamic(int(self.task.target.attrs["max_shared_memory_per_block"]))
+
     # ------------------------------------------------------------ programs
 
     def symbolic(self, structure: Sequence[int]) -> ir.Program:
@@ -144,11 +151,20 @@ class Sketch:
             columns = self._columns.get(inst.position)
             return [inst.attrs[0][0]] if columns is None else [row[c] for c in columns]
 
-        return self._interpret(decide, rewrite=True)
+        program = self._interpret(decide, rewrite=True)
+        if self._may_be_dynamic and _needs_dynamic(kernels.most_shared_bytes(program)):
+            trace = shared_memory.dynamic(self.trace)
+            return self._interpret(decide, rewrite=True, instructions=interpret.parse(trace))
+        return program
 
-    def _interpret(self, decide: _Decide, rewrite: bool) -> ir.Program:
+    def _interpret(
+        self,
+        decide: _Decide,
+        rewrite: bool,
+        instructions: Sequence[interpret.Instruction] | None = None,
+    ) -> ir.Program:
         program = load.load(self.task.mod["main"])
-        interpret.interpret(program, self.instructions, decide)
+        interpret.interpret(program, instructions or self.instructions, decide)
         threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0
         postprocs.apply(program, self.is_gpu, threads, rewrite)
         return program
@@ -173,7 +189,7 @@ class Sketch:
             InvalidSchedule: a postprocessor rejects it.
         """
         schedule.enter_postproc()
-        for postproc in self._space_generator.postprocs:
+        for postproc in self._postprocs(schedule.trace):
             name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
             try:
                 accepted = postproc.apply(schedule)
@@ -185,10 +201,30 @@ class Sketch:
                 decisions = self.decisions_of(schedule.trace)
                 raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
 
+    def _postprocs(self, trace: Trace) -> Sequence[ms.Postproc]:
+        """The postprocessors for a schedule with this trace."""
+        if self._may_be_dynamic and shared_memory.is_dynamic(trace):
+            return self._postprocs_of_dynamic
+        postprocs: Sequence[ms.Postproc] = self._space_generator.postprocs
+        return postprocs
+
+    @functools.cached_property
+    def _postprocs_of_dynamic(self) -> Sequence[ms.Postproc]:
+        return shared_memory.verified_to(
+            self.task.mod, self.task.target, self._space_generator.postprocs
+        )
+
     def apply(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
         """The schedule before the postprocessors; raises as `schedule` does."""
         self._check(decisions)
-        trace = self.with_decisions(decisions)
+        return self._applied(self.with_decisions(decisions))
+
+    def apply_stock(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
+        """As `apply`, with the scopes of MetaSchedule's own trace whatever the decisions need."""
+        self._check(decisions)
+        return self._applied(self._with_static_memory(decisions))
+
+    def _applied(self, trace: Trace) -> tvm.s_tir.Schedule:
         schedule = tvm.s_tir.Schedule(self.task.mod, seed=1, debug_mask="none")
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
@@ -217,7 +253,18 @@ class Sketch:
         return True
 
     def with_decisions(self, decisions: Sequence[int]) -> Trace:
-        """The trace with its sampling decisions set."""
+        """The trace with its sampling decisions set, and the shared memory that they need.
+
+        Where a kernel takes more than there is of the static kind, all is dynamic.
+        """
+        trace = self._with_static_memory(decisions)
+        if self._may_be_dynamic:
+            (most,) = self.formulas.shared_bytes(np.asarray([decisions]))
+            if _needs_dynamic(most):
+                return shared_memory.dynamic(trace)
+        return trace
+
+    def _with_static_memory(self, decisions: Sequence[int]) -> Trace:
         trace = Trace(self.trace.insts, {})
         for position, columns in self._columns.items():
             inst = self.trace.insts[position]
@@ -307,6 +354,10 @@ class Sketch:
         if len(rows) < n:
             raise InvalidSchedule(f"no legal decisions were found for {self!r}")
         return rows
+
+
+def _needs_dynamic(shared_bytes: float) -> bool:
+    return shared_bytes > shared_memory.STATIC_BYTES
 
 
 def sketches(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space import post_order, soundness, variants
+from felix.tir.design_space import post_order, shared_memory, soundness, variants
 from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def tune_context(
     Making a `TuneContext` imports every tensor intrinsic TVM knows, 20 s of script parsing that
     the default rules never use; an empty module stands in for them.
 
+    The rules use static shared memory, so their kernels are legal up to its limit.
+
     Args:
         name: of the task, in TVM's messages.
         strategy: the search strategy that the context owns, if any.
@@ -117,7 +119,7 @@ def tune_context(
     logger.setLevel(logging.ERROR)
     return ms.TuneContext(
         mod=mod,
-        target=target,
+        target=shared_memory.static_target(target),
         space_generator=ms.space_generator.PostOrderApply(
             sch_rules=schedule_rules.guarded(kind) if guarded else kind,
             postprocs=kind,
