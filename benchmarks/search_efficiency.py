@@ -1,8 +1,8 @@
 """How fast each search gets near the best: Felix, stock MetaSchedule, TVM's evolution, chance.
 
-    python benchmarks/search_efficiency.py [--seeds 1] [--trials felix=128 stock=64 ...]
+    python benchmarks/search_efficiency.py [--set common] [--seeds 1] [--trials felix=128 ...]
 
-For every subgraph of `subgraphs` and seed, each in a process of its own:
+For every subgraph of a set of `subgraphs` and seed, each in a process of its own:
   felix        `felix.tune` as it is
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
@@ -12,7 +12,8 @@ For every subgraph of `subgraphs` and seed, each in a process of its own:
                tensor intrinsics first, and many builds fail by that
   winners      the best of each search, timed in turns by one process (`winners`); of stock its
                four fastest with a cold L2, the fastest of which counts
-  vendor       PyTorch eager and compiled (cuBLAS, cuDNN, inductor), TF32 off; once a subgraph
+  vendor       PyTorch eager and compiled (cuBLAS, cuDNN, inductor), TF32 off, and Felix's winner
+               under the first seed, if there is one: timed in turns by one clock; once a subgraph
 
 Stock times kernels with a warm L2 and Felix with a cold one, so every schedule of stock's that ran
 is timed again by Felix's pool, and its curve has those times at the moments when stock knew them:
@@ -151,8 +152,11 @@ def _device(target: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    names = list(subgraphs.SUBGRAPHS)
-    parser.add_argument("--subgraphs", nargs="+", choices=names, default=names)
+    parser.add_argument("--set", nargs="+", choices=list(subgraphs.SETS), default=["common"])
+    parser.add_argument(
+        "--subgraphs", nargs="+", choices=list(subgraphs.EVERY), metavar="NAME",
+        help="only these (default: all of the sets)",
+    )  # fmt: skip
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--seeds", type=int, default=1)
     defaults = " ".join(f"{name}={count}" for name, count in TRIALS.items())
@@ -193,7 +197,8 @@ def _trials(text: str) -> tuple[str, int]:
 
 def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
     """All strategies of a subgraph and seed right after each other."""
-    names = ["own"] if args.workload else args.subgraphs
+    of_sets = [name for each in args.set for name in subgraphs.SETS[each]]
+    names = ["own"] if args.workload else args.subgraphs or of_sets
     for seed in range(args.seeds):
         for name in names:
             for strategy in args.strategies:
@@ -209,7 +214,7 @@ def _run(
     args: argparse.Namespace, name: str, seed: int, strategy: str, path: pathlib.Path
 ) -> bool:
     """One piece in a fresh fork of a process that has everything imported."""
-    workload = args.workload or subgraphs.SUBGRAPHS[name]
+    workload = args.workload or subgraphs.EVERY[name]
     request = {"name": name, "workload": workload, "seed": seed, "strategy": strategy,
                "trials": args.trials.get(strategy), "target": args.target, "model": args.model,
                "max_compile_s": args.max_compile_s, "path": str(path)}  # fmt: skip
@@ -231,8 +236,6 @@ def _run(
 
 
 def _piece(request: dict[str, Any], log: str) -> None:
-    from benchmarks.support import vendor
-
     with open(log, "w") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
@@ -240,8 +243,7 @@ def _piece(request: dict[str, Any], log: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["FELIX_CACHE_DIR"] = scratch
         if strategy == "vendor":
-            by_layout = vendor.latencies_us(request["workload"])
-            results = {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
+            results = _vendor(request)
         elif strategy == "winners":
             results = _winners(request)
         elif strategy == "stock":
@@ -398,6 +400,20 @@ def _winners(request: dict[str, Any]) -> dict[str, Any]:
         for strategy in efficiency.SEARCHES
     }
     return winners.timed(task, winners.read(pieces), _patient())
+
+
+def _vendor(request: dict[str, Any]) -> dict[str, Any]:
+    """The libraries and the winner that Felix's piece of this seed wrote, in turns."""
+    from benchmarks.support import vendor
+    from felix import workloads
+
+    task = workloads.parse(request["workload"], target=request["target"])
+    work = pathlib.Path(request["path"]).parent
+    piece = _path(work, request["name"], request["seed"], "felix")
+    mods = winners.read_one(piece) if piece.exists() else []
+    winner = vendor.scheduled(task, mods[0]) if mods else None
+    by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), winner)
+    return {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
 
 
 def _watch() -> Any:

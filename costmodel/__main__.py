@@ -59,6 +59,13 @@ def _collect(sub: argparse.ArgumentParser) -> None:
         help="cuda: a random schedule is the best predicted of N (%(default)s)",
     )  # fmt: skip
     sub.add_argument("--turn", type=_positive, default=16, help="schedules between workloads")
+    sub.add_argument(
+        "--sketches", type=_positive, metavar="N",
+        help="use N sketches of a workload at random, those of variants among them (default: all)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--gpus", type=_positive, default=1, help="that the --jobs are spread over (%(default)s)"
+    )
     sub.add_argument("--builders", type=_positive, help="build workers (default: one a core)")
     shares = sub.add_mutually_exclusive_group()
     shares.add_argument(

@@ -87,11 +87,7 @@ def search_efficiency(data: Data) -> str:
         _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_subgraphs)
         for strategy in efficiency.COMPARED
     ]
-    libraries = [
-        min(entry["vendor_eager_us"], entry["vendor_inductor_us"]) / entry["best_us"]
-        for entry in entries
-        if entry["strategy"] == "felix" and "vendor_eager_us" in entry
-    ]
+    libraries = efficiency.library_ratios(entries)
     if libraries:
         lines.append(_libraries(libraries))
     return "\n".join(f"- {line}" for line in lines if line)
@@ -114,15 +110,23 @@ def _slower(strategy: str, ratios: efficiency.Ratios, n_subgraphs: int) -> str:
     )
 
 
-def _libraries(ratios: Sequence[float]) -> str:
-    slower = [ratio for ratio in ratios if ratio > CLOSE]
-    faster = [1 / ratio for ratio in ratios if ratio < 1 / CLOSE]
+def _libraries(ratios: Mapping[str, float]) -> str:
+    slower = [ratio for ratio in ratios.values() if ratio > CLOSE]
+    faster = [1 / ratio for ratio in ratios.values() if ratio < 1 / CLOSE]
     alike = len(ratios) - len(slower) - len(faster)
+    least = min(ratios, key=lambda name: ratios[name])
+    mean = statistics.geometric_mean(ratios.values())
     return (
-        f"**PyTorch's libraries** (the faster of eager and inductor) are slower than Felix's "
-        f"schedule on {len(slower)} subgraphs ({_range(slower)} times), within "
-        f"{CLOSE - 1:.0%} on {alike}, and faster on {len(faster)} ({_range(faster)} times)."
+        f"**PyTorch's libraries** (the faster of eager and inductor) take {mean:.2f} times as "
+        f"long as Felix's schedule (geometric mean of {len(ratios)} subgraphs), "
+        f"{ratios[least]:.2f} times on {least}, the least. They "
+        f"are slower on {_counted(slower)}, within {CLOSE - 1:.0%} on {alike}, and faster on "
+        f"{_counted(faster)}."
     )
+
+
+def _counted(ratios: Sequence[float]) -> str:
+    return f"{len(ratios)} ({_range(ratios)} times)" if ratios else "none"
 
 
 def service_polling(data: Data) -> str:

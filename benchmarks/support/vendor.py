@@ -1,44 +1,93 @@
 """Vendor libraries on the benchmark's subgraphs, through PyTorch: eager, and compiled.
 
 cuBLAS, cuDNN and PyTorch's own kernels (eager), and inductor's (`torch.compile`, with autotuning),
-as `felix tune` times them. Operators that have layouts are timed in all of them, not only in that
-of the workload; the best one counts.
+as `felix tune` times them, but in turns, with Felix's schedule among them. Operators that have
+layouts are timed in all of them, not only in that of the workload; the best one counts.
 """
 
 from __future__ import annotations
 
+import functools
+import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import tvm
+
+    from felix.task import Task
+
+Call = Callable[[], object]
+#: Bursts of each call, and timed calls in a burst.
+TURNS, BURST = 10, 8
 #: What the only variant of an operator without layouts is called.
 ONLY = "as it is"
 
 
-def latencies_us(workload: str) -> dict[str, dict[str, float]]:
-    """Median latencies in us by layout: "eager" and "inductor"."""
+def calls(workload: str) -> dict[str, dict[str, Call]]:
+    """The workload by each library on the GPU: layout -> "eager" and "inductor" -> call.
+
+    The first call of an "inductor" compiles and chooses kernels.
+    """
     import torch
 
     from felix.cli.comparison import torch_child
 
     torch_child.use_full_precision()
-    latencies = {}
+    torch.compiler.reset()
+    made = {}
     for layout, (operator, params) in variants(workload).items():
-        torch.compiler.reset()
-        call, inputs = program(operator, params, "cuda")
-        with torch.inference_mode():
-            latencies[layout] = {
-                "eager": torch_child.median_us(call, inputs, "cuda"),
-                "inductor": torch_child.median_us(
-                    torch_child.compiled(call, "cuda"), inputs, "cuda"
-                ),
-            }
-    return latencies
+        form, inputs = program(operator, params, "cuda")
+        compiled = torch_child.compiled(form, "cuda")
+        made[layout] = {
+            "eager": functools.partial(form, *inputs),
+            "inductor": functools.partial(compiled, *inputs),
+        }
+    return made
+
+
+def scheduled(task: Task, mod: tvm.IRModule) -> Call:
+    """A scheduled module of the task on the GPU, on the stream that PyTorch uses, too."""
+    import tvm
+
+    from felix.measure import reference
+    from felix.measure.cuda import build
+
+    arrays = reference.inputs(reference.arguments(task.mod), 0, positive=False)
+    tensors = [tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays]
+    return functools.partial(build.module(mod, task.target)["main"], *tensors)
+
+
+def in_turns_us(
+    by_layout: Mapping[str, Mapping[str, Call]], winner: Call | None = None
+) -> dict[str, dict[str, float]]:
+    """Median latencies in us of calls that are timed in turns, Felix's winner among them.
+
+    A burst of each call, then the next burst of each, with a cold L2, by one clock. The winner is
+    another kind, "felix", of the first layout.
+    """
+    import torch
+
+    from felix.cli.comparison import cuda_calls
+
+    each = {(layout, kind): call for layout, kinds in by_layout.items()
+            for kind, call in kinds.items()}  # fmt: skip
+    if winner is not None:
+        each[next(iter(by_layout)), "felix"] = winner
+    with torch.inference_mode():
+        latencies_us = cuda_calls.in_turns_us(each, TURNS, BURST)
+    medians: dict[str, dict[str, float]] = {layout: {} for layout in by_layout}
+    for (layout, kind), times_us in latencies_us.items():
+        medians[layout][kind] = statistics.median(times_us)
+    return medians
 
 
 def best(by_layout: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The best latency of each kind over the layouts."""
-    kinds = next(iter(by_layout.values()))
-    return {kind: min(times[kind] for times in by_layout.values()) for kind in kinds}
+    kinds = dict.fromkeys(kind for times in by_layout.values() for kind in times)
+    return {
+        kind: min(times[kind] for times in by_layout.values() if kind in times) for kind in kinds
+    }
 
 
 def variants(workload: str) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -39,14 +39,19 @@ def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[tvm.IRModule]]:
     Raises:
         FileNotFoundError: a piece is there and its modules are not, or there are no two.
     """
-    import tvm
-
     done = {name: path.with_suffix(SUFFIX) for name, path in pieces.items() if path.exists()}
     missing = [name for name, path in done.items() if not path.exists()]
     if missing or len(done) < 2:
         what = f"no modules of {', '.join(missing)}" if missing else "fewer than two searches"
         raise FileNotFoundError(f"{what}: run the searches again, in this work folder")
-    return {name: list(tvm.ir.load_json(path.read_text())) for name, path in done.items()}
+    return {name: read_one(path) for name, path in done.items()}
+
+
+def read_one(piece: pathlib.Path) -> list[tvm.IRModule]:
+    """The modules that `write` wrote beside one piece."""
+    import tvm
+
+    return list(tvm.ir.load_json(piece.with_suffix(SUFFIX).read_text()))
 
 
 def timed(

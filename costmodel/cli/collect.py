@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import datetime
 import importlib.metadata
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
 
 
+#: Records that a collector which is killed may lose.
+PART_ROWS = 16
+
+
 def collect(options: argparse.Namespace, command: str) -> None:
     """Measure schedules into `options.out`, in one process or in several."""
     if options.jobs > 1:
@@ -42,7 +47,10 @@ def collect(options: argparse.Namespace, command: str) -> None:
 def _collect_in_parallel(options: argparse.Namespace) -> None:
     """Run one collector process for each share of the workloads; wait for all."""
     running = [
-        subprocess.Popen([sys.executable, "-m", "costmodel", *_share_arguments(options, index)])
+        subprocess.Popen(
+            [sys.executable, "-m", "costmodel", *_share_arguments(options, index)],
+            env=os.environ | _device_of(index, options.gpus),
+        )
         for index in range(options.jobs)
     ]
     failed = sum(process.wait() != 0 for process in running)
@@ -50,12 +58,17 @@ def _collect_in_parallel(options: argparse.Namespace) -> None:
         raise errors.MeasureError(f"{failed} of {options.jobs} collectors failed")
 
 
+def _device_of(index: int, gpus: int) -> dict[str, str]:
+    """Environment that gives a collector one of several GPUs; nothing of one."""
+    return {} if gpus == 1 else {"CUDA_VISIBLE_DEVICES": str(index % gpus)}
+
+
 def _share_arguments(options: argparse.Namespace, index: int) -> list[str]:
     """The command line of one of `options.jobs` collectors: the same options, but its share."""
     arguments = [
         f"--{name.replace('_', '-')}={value}"
         for name, value in vars(options).items()
-        if name not in ("command", "run", "jobs", "part") and value is not None
+        if name not in ("command", "run", "jobs", "gpus", "part") and value is not None
     ]
     return ["collect", *arguments, f"--part={index}/{options.jobs}"]
 
@@ -70,14 +83,14 @@ def _collect_share(options: argparse.Namespace) -> collecting.Progress:
     target = felix_bridge.target_text(options.target)
     is_gpu = felix_bridge.is_gpu(target)
     workloads = _workloads(options, is_gpu)
-    writer = datasets.Writer(options.out)
+    writer = datasets.Writer(options.out, PART_ROWS)
     known = datasets.read(options.out).records
     writer.add_workloads(workloads)
     model = _model(options.model, target) if is_gpu or options.model is not None else None
     builders = options.builders or cpu.available_cores()
     with contextlib.ExitStack() as stack, writer:
         environment = collecting.Environment(
-            _opener(options.seed, target, builders, stack, model if is_gpu else None),
+            _opener(options, target, builders, stack, model if is_gpu else None),
             time.monotonic,
             lambda: datetime.datetime.now(datetime.UTC),
             None if model is None else _predictor(model),
@@ -90,7 +103,10 @@ def _collect_share(options: argparse.Namespace) -> collecting.Progress:
 def _collect_options(
     options: argparse.Namespace, target: str, builders: int
 ) -> proposals.CollectOptions:
-    """What the options say; each builder has one candidate at work and one waiting."""
+    """What the options say; each builder has one candidate at work and one waiting.
+
+    On a GPU a turn's candidates wait as well, so that building and opening workloads overlap.
+    """
     from costmodel.collect import proposals
     from costmodel.data import felix_bridge
 
@@ -104,7 +120,7 @@ def _collect_options(
         seed=options.seed,
         near=options.near,
         turn=options.turn,
-        in_flight=2 * builders,
+        in_flight=2 * builders + (options.turn if is_gpu else 0),
         guided=0.0 if is_gpu else 0.5,
         descend=options.descend if is_gpu else 0.0,
         tournament=options.tournament if is_gpu else 1,
@@ -134,7 +150,7 @@ def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
 
 
 def _opener(
-    seed: int,
+    options: argparse.Namespace,
     target: str,
     builders: int,
     stack: contextlib.ExitStack,
@@ -151,8 +167,9 @@ def _opener(
         if not pools:
             pools.append(stack.enter_context(felix_bridge.pool_for(task, builders)))
         view = pools[0].for_task(task)
-        sketches = felix_bridge.sketches_of(task)
-        search = None if model is None else descent.search(sketches, model, seed)
+        seed = int(workload.key, 16) ^ options.seed % 2**32
+        sketches = proposals.some_of(felix_bridge.sketches_of(task), options.sketches, seed)
+        search = None if model is None else descent.search(sketches, model, options.seed)
         return proposals.OpenWorkload(
             workload, sketches, view.submit, pools[0].timing_lock.shared, search
         )

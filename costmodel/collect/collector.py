@@ -157,12 +157,12 @@ class _Collector:
         )
         self.progress.measured += len(records)
         if state.opened.search is not None:
-            sketches = {sketch.key: sketch for sketch in state.opened.sketches}
+            there = {sketch.key for sketch in state.opened.sketches}
             state.opened.search.update(
                 [
-                    (proposals.Candidate(sketches[r.sketch_key], r.decisions, "").suggestion, r)
+                    (state.opened.suggestion(r.sketch_key, r.decisions), r)
                     for r in records
-                    if r.sketch_key in sketches
+                    if r.sketch_key in there
                 ]
             )
         return state
@@ -200,7 +200,8 @@ class _Collector:
         else:
             self._write(state, candidate, measurement)
             if state.opened.search is not None:
-                state.opened.search.update([(candidate.suggestion, measurement)])
+                suggestion = state.opened.suggestion(candidate.sketch.key, candidate.decisions)
+                state.opened.search.update([(suggestion, measurement)])
         if self.environment.report is not None:
             self.environment.report(self.progress)
 

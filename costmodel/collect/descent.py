@@ -1,8 +1,8 @@
 """Descent on the current cost model, as a source of schedules to collect.
 
-A data set that covers where descent goes must be collected by descending. Rounds are small,
-because in a collection the model only has to show where it leads, and hundreds of workloads take
-turns.
+A data set that covers where descent goes must be collected by descending. Rounds are small
+and all of them descend, because in a collection the model only has to show where it leads, and
+hundreds of workloads take turns.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ SMALL_ROUNDS = gradient.GradientOptions(
     n_seeds=4,
     n_structures=1,
     n_new_structures=1,
+    n_warm_rounds=0,
     n_samples=48,
     n_polish=2,
     n_polished=4,

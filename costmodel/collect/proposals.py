@@ -43,7 +43,7 @@ class OpenWorkload:
     """A workload ready to be measured: its sketches, and where to submit their modules.
 
     `computing` is held while this process computes, so that timing can wait for it. `search`
-    proposes schedules by descent; None for none of those.
+    proposes schedules of these sketches by descent; None for none of those.
     """
 
     workload: datasets.Workload
@@ -51,6 +51,11 @@ class OpenWorkload:
     submit: Callable[[tvm.IRModule], Future[protocol.Measurement]]
     computing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     search: interface.Search | None = None
+
+    def suggestion(self, sketch_key: str, decisions: tuple[int, ...]) -> interface.Suggestion:
+        """A schedule as the search names it: by its sketch's place among these."""
+        keys = [sketch.key for sketch in self.sketches]
+        return interface.Suggestion(keys.index(sketch_key), decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,6 @@ class Candidate:
     sketch: Sketch
     decisions: tuple[int, ...]
     source: str
-
-    @property
-    def suggestion(self) -> interface.Suggestion:
-        """The same for a search."""
-        return interface.Suggestion(self.sketch.index, self.decisions)
 
 
 @dataclass(slots=True)
@@ -184,10 +184,10 @@ class Proposer:
         """What the workload's search proposes next."""
         if count == 0 or state.opened.search is None:
             return
-        by_index = {sketch.index: sketch for sketch in state.opened.sketches}
         for suggestion in state.opened.search.suggest(count):
             row = np.array(suggestion.decisions, dtype=np.int64)
-            candidate = state.propose(by_index[suggestion.sketch_index], row, "descent")
+            sketch = state.opened.sketches[suggestion.sketch_index]
+            candidate = state.propose(sketch, row, "descent")
             if candidate is not None:
                 yield candidate
 
@@ -255,6 +255,17 @@ class Proposer:
         costs = self._predict(sketch, rows).reshape(-1, size)
         best: Decisions = rows[np.arange(len(costs)) * size + costs.argmin(axis=1)]
         return best
+
+
+def some_of(sketches: Sequence[Sketch], count: int | None, seed: int) -> list[Sketch]:
+    """At most `count` sketches at random, in their order, each as likely as another; None: all.
+
+    Extracting the formulas of a sketch can take as long as building a kernel of it.
+    """
+    if count is None or len(sketches) <= count:
+        return list(sketches)
+    chosen = np.random.default_rng(seed).choice(len(sketches), count, replace=False)
+    return [sketches[index] for index in sorted(chosen.tolist())]
 
 
 def _neighbours_of_best(

@@ -1,10 +1,10 @@
 """The built-in collection workloads for GPUs, made from tables of layers and from a seed.
 
-Layers of ResNet-50, MobileNet-v2, R3D-18, DCGAN, ViT, LLaMA and BERT at batch sizes 1 to 16, then
-random shapes of every operator, awkward extents included. No workload of `benchmarks/` is among
-them (`tests/costmodel/test_collect_cuda.py` holds that), so that a model trained on them has not
-seen those. Lines are of the workload text form, in an order that mixes operators, so that a run
-which ends early has them all.
+Layers of ResNet-50, MobileNet-v2, R3D-18, DCGAN, ViT, LLaMA and BERT at batch sizes 1 to 16,
+random shapes of every operator, and awkward ones (`workloads_random`). No workload of
+`benchmarks/` is among them (`tests/costmodel/test_collect_cuda.py` holds that), so that a model
+trained on them has not seen those. Lines are of the workload text form, in an order that mixes
+operators, so that a run which ends early has them all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+
+from costmodel.data import workloads_random
 
 #: (height, channels in, channels out, kernel, stride) of ResNet-50's convolutions.
 _RESNET50 = (
@@ -69,6 +71,8 @@ _REDUCTIONS = ("4194304", "128x4096,axes=1", "4096x1024,axes=1", "1024x4096,axes
 _ELEMENTWISE = ("2048x4096", "16x56x56x64,ops=mul@3+add@3+relu", "512x3072,ops=add@1+gelu",
                 "128x11008,ops=sigmoid+mul", "16777216", "197x3072,ops=add@1+gelu",
                 "1000x1009,ops=sub@0+exp+div@0", "8x28x28x512,ops=relu")  # fmt: skip
+#: Layers of these networks that benchmarks time.
+_HELD_OUT = ("conv2d:1,224,224,3,64,7,stride=2,padding=3", "conv_transpose2d:1,8,8,512,256,4")
 _BATCHES = (1, 16, 4, 8, 2)
 #: Extents that random shapes are made of: round ones, and primes and their kin.
 _ROUND = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
@@ -77,12 +81,20 @@ _ODD = (7, 13, 17, 31, 49, 53, 67, 97, 101, 149, 197, 211, 257, 337, 499, 577, 1
 _MAX_MACS = 4e9
 
 
-def lines(random_count: int = 120, seed: int = 7) -> list[str]:
-    """The workloads, operators mixed, none twice."""
+def lines(random_count: int = 120, awkward_count: int = 800, seed: int = 7) -> list[str]:
+    """The workloads, operators mixed, none twice: awkward ones and those of networks in turns."""
     groups = [list(group()) for group in (_resnet, _mobilenet, _video, _dense, _others)]
     groups.append(list(_random_lines(random_count, seed)))
-    mixed = itertools.chain.from_iterable(itertools.zip_longest(*groups))
-    return list(dict.fromkeys(line for line in mixed if line is not None))
+    networks = [line for line in _in_turns(groups) if line is not None]
+    awkward = list(workloads_random.lines(awkward_count, seed))
+    step = max(1, len(awkward) // len(networks))
+    shares = [awkward[start::step] for start in range(step)]
+    mixed = dict.fromkeys(_in_turns([*shares, networks]))
+    return [line for line in mixed if line is not None and line not in _HELD_OUT]
+
+
+def _in_turns(groups: Sequence[Sequence[str]]) -> Iterator[str | None]:
+    return itertools.chain.from_iterable(itertools.zip_longest(*groups))
 
 
 def _resnet() -> Iterator[str]:

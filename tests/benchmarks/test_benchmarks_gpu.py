@@ -17,9 +17,10 @@ import torch
 
 import felix
 from benchmarks import measure_throughput, search_efficiency, unrolling
+from benchmarks.pages import statements
 from benchmarks.support import efficiency, subgraphs, vendor, winners
 from felix import workloads
-from felix.cli.comparison import torch_child
+from felix.cli.comparison import cuda_calls, torch_child
 from felix.measure import protocol, testing
 from felix.measure.pool import local
 from felix.tuning import online_model
@@ -319,16 +320,17 @@ def test_every_operator_has_a_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
     compiled: list[Any] = []
 
     def compile_(call: Any, device: str) -> Any:
-        compiled.append(functools.partial(call))
+        compiled.append(lambda *inputs: call(*inputs))
         return compiled[-1]
 
-    def median_us(call: Any, inputs: list[Any], device: str) -> float:
-        assert device == "cuda" and torch.is_inference_mode_enabled()
-        call(*inputs)
-        return 2.0 if call in compiled else 1.0
+    def in_turns_us(calls: dict[Any, Any], turns: int, burst: int) -> dict[Any, list[float]]:
+        assert torch.is_inference_mode_enabled()
+        for call in calls.values():
+            call()
+        return {name: [2.0 if calls[name].func in compiled else 1.0] for name in calls}
 
     program = vendor.program
-    monkeypatch.setattr(torch_child, "median_us", median_us)
+    monkeypatch.setattr(cuda_calls, "in_turns_us", in_turns_us)
     monkeypatch.setattr(torch_child, "compiled", compile_)
     monkeypatch.setattr(vendor, "program", lambda *operator: program(*operator[:2], "cpu"))
     texts = {"pool2d": "pool2d:1,4,4,3", "rms_norm": "rms_norm:2x3", "softmax": "softmax:2x3",
@@ -339,9 +341,32 @@ def test_every_operator_has_a_vendor_program(monkeypatch: pytest.MonkeyPatch) ->
              "conv_transpose2d": "conv_transpose2d:1,4,4,2,2"}  # fmt: skip
     assert set(texts) == set(workloads.OPERATORS)
     for text in texts.values():
-        by_layout = vendor.latencies_us(text)
+        by_layout = vendor.in_turns_us(vendor.calls(text))
         assert list(by_layout) == list(vendor.variants(text))
         assert vendor.best(by_layout) == {"eager": 1.0, "inductor": 2.0}
+    winner = functools.partial(lambda: None)
+    with_winner = vendor.best(vendor.in_turns_us(vendor.calls(text), winner))
+    assert with_winner == {"eager": 1.0, "inductor": 2.0, "felix": 1.0}
+
+
+def test_felix_is_compared_as_it_was_timed_in_turns_with_the_libraries() -> None:
+    (turns,) = (piece | {"latency_us": piece["latency_us"] | {"felix": 12.0}}
+                for piece in RUNS if piece["strategy"] == "vendor")  # fmt: skip
+    assert efficiency.library_ratios(efficiency.summary(RUNS)) == {"gemm": 0.9}
+    runs = [*RUNS[:-1], turns]
+    assert efficiency.library_ratios(efficiency.summary(runs)) == {"gemm": 0.75}
+    said = statements.search_efficiency({"runs": runs})
+    assert "0.75 times as long as Felix's schedule (geometric mean of 1 subgraphs)" in said
+    assert "0.75 times on gemm, the least" in said and "faster on 1 (1.33 to 1.33 times)" in said
+
+
+def test_sets_of_subgraphs_have_no_name_in_common_and_build() -> None:
+    assert len(subgraphs.EVERY) == len(subgraphs.SUBGRAPHS) + len(subgraphs.AWKWARD)
+    assert len(subgraphs.AWKWARD) >= 16 and len(set(subgraphs.EVERY.values())) == len(
+        subgraphs.EVERY
+    )
+    for text in subgraphs.AWKWARD.values():
+        assert workloads.parse(text).flops > 0
 
 
 def test_the_better_layout_counts_for_each_kind() -> None:

@@ -196,10 +196,13 @@ def test_collectors_get_the_same_options_and_a_share_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[list[str]] = []
+    devices: list[str | None] = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     codes = iter([0, 0, 0, 1, 1])
 
-    def start(command: list[str]) -> Any:
+    def start(command: list[str], env: dict[str, str]) -> Any:
         started.append(command)
+        devices.append(env.get("CUDA_VISIBLE_DEVICES"))
         return types.SimpleNamespace(wait=lambda: next(codes))
 
     monkeypatch.setattr(collect.subprocess, "Popen", start)
@@ -212,7 +215,8 @@ def test_collectors_get_the_same_options_and_a_share_each(
     for index, command in enumerate(started):
         alone = cli.parser().parse_args([*arguments, "--part", f"{index}/3"])
         assert cli.parser().parse_args(command[3:]) == alone and alone.jobs == 1
-    assert cli.main([*arguments, "--jobs=2"]) == 1
+    assert cli.main([*arguments, "--jobs=2", "--gpus=2"]) == 1
+    assert devices == [None, None, None, "0", "1"]
     assert "2 of 2 collectors failed" in capsys.readouterr().err and len(started) == 5
 
 

@@ -23,13 +23,14 @@ TARGET = felix_bridge.target_text("h200")
 
 def test_builtin_workloads_are_many_valid_and_not_those_of_the_benchmarks() -> None:
     lines = workloads_gpu.lines()
-    assert len(set(lines)) == len(lines) >= 250
+    assert len(set(lines)) == len(lines) >= 1000
+    assert sum(",dtype=float16" in line for line in lines) >= 50
     counts = Counter(line.partition(":")[0] for line in lines)
     assert set(counts) == set(catalogue.OPERATORS)
     assert lines == workloads_gpu.lines()
     parsed = [catalogue.parse_params(line) for line in lines]
-    held_out = [catalogue.parse_params(text) for text in subgraphs.SUBGRAPHS.values()]
-    assert len(held_out) >= 12 and not [one for one in held_out if one in parsed]
+    held_out = [catalogue.parse_params(text) for text in subgraphs.EVERY.values()]
+    assert len(held_out) >= 29 and not [one for one in held_out if one in parsed]
     for line in lines[:: len(lines) // 12]:
         assert felix_bridge.workload(line).min_bytes > 0
 
@@ -71,6 +72,33 @@ def test_schedules_come_from_descent_neighbours_and_chance(tmp_path: pathlib.Pat
     assert len({record.identity for record in records}) == 24
     search = opened[0].search
     assert len(search.history.measured) == 24
+
+
+def test_some_sketches_are_drawn_evenly_and_keep_their_order() -> None:
+    names: Any = ["a", "b", "c", "d", "e"]
+    assert proposals.some_of(names, None, 1) == proposals.some_of(names, 9, 1) == names
+    drawn = [proposals.some_of(names, 3, seed) for seed in range(200)]
+    assert all(chosen == sorted(set(chosen)) and len(chosen) == 3 for chosen in drawn)
+    counts = Counter(name for chosen in drawn for name in chosen)
+    assert set(counts) == set(names) and min(counts.values()) > 90
+    assert proposals.some_of(names, 3, 7) == proposals.some_of(names, 3, 7)
+
+
+def test_a_search_of_some_sketches_counts_them_from_0() -> None:
+    """The number of a sketch is its place among all of the task's."""
+    workload = felix_bridge.workload("gemm:64,96,128")
+    sketches = felix_bridge.sketches_of(felix_bridge.task_of(workload, TARGET))[1:3]
+    model = collect._model(None, TARGET)
+    search = descent.search(sketches, model, seed=0)
+    opened = proposals.OpenWorkload(workload, sketches, Future, search=search)
+    state = proposals.WorkloadState(opened, set(), Counter())
+    options = proposals.CollectOptions(TARGET, "0", descend=1.0)
+    candidates = list(proposals.Proposer(options, None).propose(state, 6))
+    assert {c.source for c in candidates} == {"descent"} and len(candidates) == 6
+    for candidate in candidates:
+        assert candidate.sketch.schedule(candidate.decisions).mod is not None
+        named = opened.suggestion(candidate.sketch.key, candidate.decisions)
+        assert sketches[named.sketch_index] is candidate.sketch
 
 
 def test_a_tournament_prefers_what_is_predicted_to_be_fast() -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
 
-CALLS = 50
+_Name = TypeVar("_Name", bound=Hashable)
+
+CALLS, WARM_UPS = 50, 5
 #: Calls queued before waiting for them; a stream takes 1,024 launches.
 _BATCH = 8
 #: The delay is at least this, and twice what the CPU needs to queue a call.
@@ -24,15 +27,37 @@ _CYCLES_PER_S = 2e9
 
 def median_us(call: Callable[[], object]) -> float:
     """The median latency of `call` in us; the first calls, which may compile, do not count."""
+    return statistics.median(in_turns_us({"call": call}, turns=1, burst=CALLS)["call"])
+
+
+def in_turns_us(
+    calls: Mapping[_Name, Callable[[], object]], turns: int, burst: int
+) -> dict[_Name, list[float]]:
+    """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
+
+    The first calls, which may compile, do not count.
+    """
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     swept = torch.zeros(2 * l2_bytes // 4, dtype=torch.float32, device="cuda")
-    for _ in range(5):
-        call()
-        swept.sum()
-    delay_cycles = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
+    delays = {}
+    for name, call in calls.items():
+        for _ in range(WARM_UPS):
+            call()
+            swept.sum()
+        delays[name] = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
+    latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            latencies_us[name] += _burst_us(call, burst, delays[name], swept)
+    return latencies_us
+
+
+def _burst_us(
+    call: Callable[[], object], count: int, delay_cycles: int, swept: torch.Tensor
+) -> list[float]:
     delay: Callable[[int], None] = torch.cuda._sleep
     event: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    events = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(CALLS)]
+    events = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
     for number, (start, end) in enumerate(events):
         if number % _BATCH == 0:
             torch.cuda.synchronize()
@@ -42,7 +67,7 @@ def median_us(call: Callable[[], object]) -> float:
         call()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(float(start.elapsed_time(end)) for start, end in events) * 1e3
+    return [float(start.elapsed_time(end)) * 1e3 for start, end in events]
 
 
 def _queueing_s(call: Callable[[], object]) -> float:

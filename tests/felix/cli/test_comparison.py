@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import json
@@ -225,6 +226,15 @@ def test_gpu_calls_wait_behind_a_delay_and_a_read_sweep(monkeypatch: pytest.Monk
     monkeypatch.setattr(cuda_calls, "_queueing_s", lambda call: 1e-3)
     cuda_calls.median_us(lambda: None)
     assert log[-5] == "delay 4000000"  # the CPU needs 1 ms to queue the call
+
+
+def test_gpu_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _fake_gpu(monkeypatch)
+    calls = {name: functools.partial(log.append, name) for name in ("a", "b")}
+    latencies_us = cuda_calls.in_turns_us(calls, turns=2, burst=3)
+    assert latencies_us == {"a": [2.0] * 6, "b": [2.0] * 6}
+    timed = [entry for entry in log if entry in ("a", "b")]
+    assert "".join(timed[-12:]) == "aaabbbaaabbb"
 
 
 def test_the_note_of_a_gpu_says_what_was_timed(
