@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import sympy
 import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from tvm.s_tir.schedule import Instruction, Trace
 
@@ -53,6 +54,7 @@ class Sketch:
         space_generator: MetaSchedule's, which has the postprocessors of the target.
         machine: limits and rates the formulas use.
         variant: which program of the task it schedules.
+        mod: that program, of which the trace is; the task's when left out.
     """
 
     def __init__(
@@ -63,15 +65,17 @@ class Sketch:
         space_generator: ms.SpaceGenerator,
         machine: Hardware,
         variant: variants.Variant = variants.STOCK,
+        mod: tvm.IRModule | None = None,
     ) -> None:
         self.task = task
+        self.mod: tvm.IRModule = task.mod if mod is None else mod
         self.variant = variant
         self.hardware = machine
         self.index = index
         self.trace = trace
         self._space_generator = space_generator
         self.instructions = interpret.parse(trace)
-        program = load.load(task.mod["main"])
+        program = load.load(self.mod["main"])
         self._names = program.names()
         self.variables: tuple[Variable, ...] = decision_variables.of_trace(
             program, self.instructions
@@ -86,9 +90,16 @@ class Sketch:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of workload, target and trace, the same in every process."""
-        text = "\n".join([self.task.key, repr(self.instructions)])
+        """Hash of workload, target, program and trace, the same in every process."""
+        text = "\n".join([self.task.key, *self._program_key, repr(self.instructions)])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def _program_key(self) -> list[str]:
+        """Hash of a variant's own program; none of the task's."""
+        if self.mod.same_as(self.task.mod):
+            return []
+        return [f"{tvm_ffi.structural_hash(self.mod) % 2**64:016x}"]
 
     @functools.cached_property
     def formulas(self) -> formulas.Formulas:
@@ -163,7 +174,7 @@ class Sketch:
         rewrite: bool,
         instructions: Sequence[interpret.Instruction] | None = None,
     ) -> ir.Program:
-        program = load.load(self.task.mod["main"])
+        program = load.load(self.mod["main"])
         interpret.interpret(program, instructions or self.instructions, decide)
         threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0
         postprocs.apply(program, self.is_gpu, threads, rewrite)
@@ -225,7 +236,7 @@ class Sketch:
         return self._applied(self._with_static_memory(decisions))
 
     def _applied(self, trace: Trace) -> tvm.s_tir.Schedule:
-        schedule = tvm.s_tir.Schedule(self.task.mod, seed=1, debug_mask="none")
+        schedule = tvm.s_tir.Schedule(self.mod, seed=1, debug_mask="none")
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
         except _TVM_ERRORS as error:
@@ -325,7 +336,7 @@ class Sketch:
 
         Its compute locations exist for its tile sizes, which need not be legal.
         """
-        schedule = tvm.s_tir.Schedule(self.task.mod, seed=seed, debug_mask="none")
+        schedule = tvm.s_tir.Schedule(self.mod, seed=seed, debug_mask="none")
         trace = Trace(self.trace.insts, {})
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
@@ -387,7 +398,7 @@ def sketches(
         try:
             with unmodelled.reported():
                 modelled.append(
-                    Sketch(task, index, trace, space.generator, machine, space.variant)
+                    Sketch(task, index, trace, space.generator, machine, space.variant, space.mod)
                 )
         except UnsupportedSchedule as error:
             reasons.append(error)

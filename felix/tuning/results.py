@@ -67,6 +67,11 @@ class Best:
         """Values of the sketch's variables, in order."""
         return self.record.decisions
 
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The program that is scheduled: the task's, or a variant of it."""
+        return self._sketch.mod
+
     @functools.cached_property
     def schedule(self) -> tvm.s_tir.Schedule:
         """The schedule, made by TVM from the decisions."""
@@ -97,12 +102,17 @@ class Unscheduled:
         assert self.measurement.latency_us is not None
         return self.measurement.latency_us
 
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The task's program."""
+        return self._task.mod
+
     @functools.cached_property
     def schedule(self) -> tvm.s_tir.Schedule:
         """A schedule that changes nothing."""
         from tvm import s_tir
 
-        schedule = s_tir.Schedule(self._task.mod)
+        schedule = s_tir.Schedule(self.mod)
         schedule.get_sblock("root")  # databases of TVM hold no trace without an instruction
         return schedule
 

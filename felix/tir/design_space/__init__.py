@@ -28,10 +28,12 @@ class DesignSpace:
     Attributes:
         schedules: never empty; one that changes nothing where no rule of TVM applies.
         variant: the program that they schedule.
+        mod: its module, of which the traces are.
     """
 
     schedules: tuple[tvm.s_tir.Schedule, ...]
     generator: ms.SpaceGenerator
+    mod: tvm.IRModule
     variant: Variant = variants.STOCK
 
 
@@ -52,7 +54,7 @@ def generate(
     if not sound:
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
         schedules = _generate_guarded(context)
-    return DesignSpace(tuple(schedules), context.space_generator)
+    return DesignSpace(tuple(schedules), context.space_generator, mod)
 
 
 def generate_variants(
@@ -60,15 +62,16 @@ def generate_variants(
 ) -> Iterator[DesignSpace]:
     """The design space of each variant of a program; those that TVM cannot make are left out."""
     for prefix in variants.of_program(mod, machine):
-        context = tune_context(mod, target, name=name)
+        program = mod if prefix.mod is None else prefix.mod
+        context = tune_context(program, target, name=name)
         try:
-            schedules = _generate_variant(mod, context, prefix)
+            schedules = _generate_variant(program, context, prefix)
         except grammar.TVM_ERRORS as error:
             _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
             continue
         sound = tuple(each for each in schedules if soundness.is_sound(each.mod))
         if sound:
-            yield DesignSpace(sound, context.space_generator, prefix.variant)
+            yield DesignSpace(sound, context.space_generator, program, prefix.variant)
 
 
 def _generate_variant(

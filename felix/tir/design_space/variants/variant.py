@@ -19,6 +19,10 @@ class Variant:
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
 
+    def then(self, other: Variant) -> Variant:
+        """This variant of the program, and the other of what it made."""
+        return Variant(f"{self.name}+{other.name}", (*self.parameters, *other.parameters))
+
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.parameters)
         return f"{self.name}({values})" if values else self.name
@@ -48,8 +52,21 @@ class Prefix:
     Attributes:
         apply: changes a schedule; TVM raises where the program has no such variant.
         second: name of the reduction of partial results; None if there is none.
+        mod: what is scheduled, where it is another program than the task's module.
+        can_split: whether the reduction of what it makes may be split in turn.
     """
 
     variant: Variant
     apply: Callable[[tvm.s_tir.Schedule], None]
     second: str | None = None
+    mod: tvm.IRModule | None = None
+    can_split: bool = True
+
+    def then(self, other: Prefix) -> Prefix:
+        """This variant, and another of what it made."""
+
+        def apply(schedule: tvm.s_tir.Schedule) -> None:
+            self.apply(schedule)
+            other.apply(schedule)
+
+        return Prefix(self.variant.then(other.variant), apply, other.second, self.mod)
