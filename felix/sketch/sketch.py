@@ -222,7 +222,7 @@ class Sketch:
     @functools.cached_property
     def _postprocs_of_dynamic(self) -> Sequence[ms.Postproc]:
         return shared_memory.verified_to(
-            self.task.mod, self.task.target, self._space_generator.postprocs
+            self.mod, self.task.target, self._space_generator.postprocs
         )
 
     def apply(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
