@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import tvm
 
-from felix.tir.design_space.variants import padded_extents, split_reductions
-from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Variant
+from felix.tir.design_space.variants import padded_extents, row_groups, split_reductions
+from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Rule, Variant
 
-__all__ = ["STOCK", "Machine", "Prefix", "Variant", "of_program"]
+__all__ = ["STOCK", "Machine", "Prefix", "Rule", "Variant", "of_program"]
 
 
 def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
@@ -22,4 +22,5 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     return [
         *split_reductions.prefixes(mod, machine),
         *padded_extents.prefixes(mod),
+        *row_groups.prefixes(mod, machine),
     ]

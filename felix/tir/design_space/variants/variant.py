@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm
+from tvm.s_tir.schedule import SBlockRV
+
+#: What a rule makes of one block of a schedule, which it may change.
+Rule = Callable[[tvm.s_tir.Schedule, SBlockRV], Sequence[tvm.s_tir.Schedule]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,15 +45,23 @@ class Machine:
     is_gpu: bool
 
 
+def _anything(schedule: tvm.s_tir.Schedule) -> bool:
+    return True
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefix:
     """A variant, and how a schedule of the task's module becomes it.
 
     Attributes:
         apply: changes a schedule; TVM raises where the program has no such variant.
-        second: name of the reduction of partial results; None if there is none.
+        before_finishing: a rule of its own, for blocks that MetaSchedule's have placed.
+        only: name of the one block that this rule is applied to; None for all.
+        accepts: whether what the rules made of the program is the variant.
     """
 
     variant: Variant
     apply: Callable[[tvm.s_tir.Schedule], None]
-    second: str | None = None
+    before_finishing: Rule | None = None
+    only: str | None = None
+    accepts: Callable[[tvm.s_tir.Schedule], bool] = _anything
