@@ -69,7 +69,8 @@ def generate_variants(
         except grammar.TVM_ERRORS as error:
             _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
             continue
-        sound = tuple(each for each in schedules if soundness.is_sound(each.mod))
+        accepted = (each for each in schedules if prefix.accepts(each))
+        sound = tuple(each for each in accepted if soundness.is_sound(each.mod))
         if sound:
             yield DesignSpace(sound, context.space_generator, program, prefix.variant)
 

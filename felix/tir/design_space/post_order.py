@@ -6,21 +6,19 @@ before stays in the traces, and blocks that it made are visited like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
 from tvm.s_tir.schedule import SBlockRV
 
 from felix.tir import grammar
-from felix.tir.design_space import blocks, second_reductions
-from felix.tir.design_space.variants import Prefix
+from felix.tir.design_space import blocks
+from felix.tir.design_space.variants import Prefix, Rule
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
 
-#: What a rule makes of one block.
-_Rule = Callable[[tvm.s_tir.Schedule, SBlockRV], Sequence[tvm.s_tir.Schedule]]
 #: The first of the rules that need every block at its place.
 _FINISHING = "ParallelizeVectorizeUnroll"
 
@@ -45,16 +43,16 @@ def apply(
     return schedules
 
 
-def _steps(rules: Sequence[ms.ScheduleRule], prefix: Prefix) -> Iterator[tuple[_Rule, str | None]]:
+def _steps(rules: Sequence[ms.ScheduleRule], prefix: Prefix) -> Iterator[tuple[Rule, str | None]]:
     """The rules in order, each with the only block that it is applied to, if there is one."""
     for rule in rules:
-        if type(rule).__name__ == _FINISHING and prefix.second is not None:
-            yield second_reductions.join_consumer, prefix.second
+        if type(rule).__name__ == _FINISHING and prefix.before_finishing is not None:
+            yield prefix.before_finishing, prefix.only
         yield rule.apply, None
 
 
 def _applied(
-    rule: _Rule, schedule: tvm.s_tir.Schedule, name: str, block: SBlockRV
+    rule: Rule, schedule: tvm.s_tir.Schedule, name: str, block: SBlockRV
 ) -> Sequence[tvm.s_tir.Schedule]:
     if name not in blocks.names(schedule.mod["main"]):
         return [schedule]

@@ -191,6 +191,8 @@ VARIANTS: dict[str, Make] = {
     "split": _gemm(2, 12, 24, epilogue=("bias",)),
     "split_window": _conv2d(1, 4, 4, 6, 4, 3, padding=1),
     "split_sum": partial(workloads.reduce, (4, 48), (1,)),
+    "row_softmax": partial(workloads.softmax, (144, 37)),
+    "row_max": partial(workloads.reduce, (3, 50, 36), (2,), kind="max"),
 }
 
 

@@ -35,6 +35,12 @@ PADDED = {
     "primes": functools.partial(workloads.gemm, 67, 127, 67, epilogue=("bias", "relu")),
     "batch": functools.partial(workloads.gemm, 32, 197, 64, batch=2, transpose_b=True),
 }
+ROWS = {
+    "softmax": functools.partial(workloads.softmax, (1536, 128)),
+    "layer norm": functools.partial(workloads.layer_norm, (394, 768)),
+    "rms norm": functools.partial(workloads.rms_norm, (2364, 96)),
+    "sum of rows": functools.partial(workloads.reduce, (12, 200, 197), (2,)),
+}
 
 
 def texts(task: Task, machine: variants.Machine) -> list[str]:
@@ -68,6 +74,40 @@ def test_a_plain_reduction_is_split_by_the_blocks_there_are() -> None:
     assert texts(workloads.reduce((64, 131072), (1,)), GPU) == [
         "split_reduction(parts=32, loop=1)"
     ]
+
+
+def test_short_rows_are_grouped() -> None:
+    for make in ROWS.values():
+        assert texts(make(), GPU) == ["row_groups"]
+        assert texts(make(), CPU) == []
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.softmax((100, 128)), workloads.softmax((1536, 4096)),
+     workloads.softmax((1031, 128)), workloads.reduce((4096, 16), (1,)),
+     workloads.gemm(512, 512, 64)],
+    ids=["few", "long", "a prime number", "too short for threads", "a product"],
+)  # fmt: skip
+def test_other_rows_are_not_grouped(task: Task) -> None:
+    assert "row_groups" not in texts(task, GPU)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_block_takes_a_group_of_rows_in_one_kernel(name: str) -> None:
+    """Results of rows are in registers: TVM would read them in shared memory too early."""
+    task = ROWS[name](target=CUDA)
+    (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "row_groups")
+    rows = legal_rows.draw(sketch, 3, seed=2)
+    report = compare.check_rows(sketch, rows)
+    assert (report.checked, report.mismatches) == (len(rows), ())
+    mod = sketch.schedule(rows[0]).mod
+    (launch,) = cuda_build.lower(mod, task.target).plan.launches
+    factors = [v.name for v in sketch.variables if v.kind == "tile"]
+    decided = dict(zip((v.name for v in sketch.variables), rows[0].tolist(), strict=True))
+    assert [launch.extents[0], launch.extents[4]] == [decided[name] for name in factors]
+    shared = (b for b in mod["main"].body.block.alloc_buffers if b.scope() == "shared")
+    assert list(shared) == []
 
 
 def test_extents_are_padded_that_divide_badly() -> None:

@@ -12,10 +12,15 @@ from collections.abc import Sequence
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space.variants import padded_extents, phases, split_reductions
-from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Variant
+from felix.tir.design_space.variants import (
+    padded_extents,
+    phases,
+    row_groups,
+    split_reductions,
+)
+from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Rule, Variant
 
-__all__ = ["STOCK", "Machine", "Prefix", "Variant", "of_program"]
+__all__ = ["STOCK", "Machine", "Prefix", "Rule", "Variant", "of_program"]
 
 
 def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
@@ -26,6 +31,7 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     return [
         *split_reductions.prefixes(mod, machine),
         *_with_splits(padded_extents.prefixes(mod), mod, machine),
+        *row_groups.prefixes(mod, machine),
     ]
 
 

@@ -29,7 +29,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 
-from felix.tir.design_space import blocks
+from felix.tir.design_space import blocks, second_reductions
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -124,7 +124,8 @@ def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
             schedule.reorder(part, *spatial)
 
     variant = Variant("split_reduction", (("parts", parts), ("loop", axis)))
-    return Prefix(variant, apply, second=largest.name)
+    join = second_reductions.join_consumer
+    return Prefix(variant, apply, before_finishing=join, only=largest.name)
 
 
 # ---------------------------------------------------------------- reading the program
@@ -154,7 +155,7 @@ def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
         name=str(block.name_hint),
         extents=_extents(block),
         n_spatial=n_spatial,
-        is_product=_is_product(block),
+        is_product=is_product(block),
         has_plain_indices=_has_plain_indices(block),
     )
 
@@ -163,7 +164,7 @@ def _extents(block: s_stmt.SBlock) -> tuple[int, ...]:
     return tuple(int(each.dom.extent) for each in block.iter_vars)
 
 
-def _is_product(block: s_stmt.SBlock) -> bool:
+def is_product(block: s_stmt.SBlock) -> bool:
     """Whether a tensor that is read lacks a spatial iterator, so that its elements are reused."""
     spatial = {each.var for each in block.iter_vars
                if each.iter_type == SPATIAL and int(each.dom.extent) > 1}  # fmt: skip

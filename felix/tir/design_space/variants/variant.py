@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm
+from tvm.s_tir.schedule import SBlockRV
+
+#: What a rule makes of one block of a schedule, which it may change.
+Rule = Callable[[tvm.s_tir.Schedule, SBlockRV], Sequence[tvm.s_tir.Schedule]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,20 +49,28 @@ class Machine:
     is_gpu: bool
 
 
+def _anything(schedule: tvm.s_tir.Schedule) -> bool:
+    return True
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefix:
     """A variant, and how a schedule of the task's module becomes it.
 
     Attributes:
         apply: changes a schedule; TVM raises where the program has no such variant.
-        second: name of the reduction of partial results; None if there is none.
+        before_finishing: a rule of its own, for blocks that MetaSchedule's have placed.
+        only: name of the one block that this rule is applied to; None for all.
+        accepts: whether what the rules made of the program is the variant.
         mod: what is scheduled, where it is another program than the task's module.
         can_split: whether the reduction of what it makes may be split in turn.
     """
 
     variant: Variant
     apply: Callable[[tvm.s_tir.Schedule], None]
-    second: str | None = None
+    before_finishing: Rule | None = None
+    only: str | None = None
+    accepts: Callable[[tvm.s_tir.Schedule], bool] = _anything
     mod: tvm.IRModule | None = None
     can_split: bool = True
 
@@ -69,4 +81,5 @@ class Prefix:
             self.apply(schedule)
             other.apply(schedule)
 
-        return Prefix(self.variant.then(other.variant), apply, other.second, self.mod)
+        variant = self.variant.then(other.variant)
+        return dataclasses.replace(other, variant=variant, apply=apply, mod=self.mod)
