@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space.variants import padded_extents, phases, split_reductions
+from felix.tir.design_space.variants import (
+    padded_extents,
+    padded_windows,
+    phases,
+    split_reductions,
+)
 from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Variant
 
 __all__ = ["STOCK", "Machine", "Prefix", "Variant", "of_program"]
@@ -23,9 +28,10 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     phased = phases.prefixes(mod)
     if phased:
         return _with_splits(phased, mod, machine)
+    padded = padded_extents.prefixes(mod) or padded_windows.prefixes(mod)
     return [
         *split_reductions.prefixes(mod, machine),
-        *_with_splits(padded_extents.prefixes(mod), mod, machine),
+        *_with_splits(padded, mod, machine),
     ]
 
 

@@ -187,6 +187,15 @@ def summed(nest: Nest) -> Expr | None:
     return store.value.b if accumulates else None
 
 
+def is_product(term: Expr) -> bool:
+    """Whether a term is a product of loads, so that it is 0 where one of them is."""
+    if isinstance(term, tirx.Mul):
+        return is_product(term.a) and is_product(term.b)
+    if isinstance(term, tirx.Cast):
+        return is_product(term.value)
+    return isinstance(term, TensorLoad)
+
+
 def analyzer(variables: Sequence[tirx.Var], extents: Sequence[int]) -> sym.Analyzer:
     """That knows the domains [0, extent) of the variables."""
     made = sym.Analyzer()

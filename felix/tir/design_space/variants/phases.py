@@ -29,7 +29,7 @@ from felix import errors
 from felix.tir import validate
 from felix.tir.design_space.variants import nests, transposed
 from felix.tir.design_space.variants.nests import SPATIAL, Axis, Expr, Nest
-from felix.tir.design_space.variants.variant import Prefix, Variant
+from felix.tir.design_space.variants.variant import Prefix, Variant, nothing
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,15 +54,11 @@ def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
     return [
         Prefix(
             Variant("phases", strides),
-            _nothing,
+            nothing,
             mod=tvm.IRModule({"main": checked}),
             can_split=divides,
         )
     ]
-
-
-def _nothing(schedule: tvm.s_tir.Schedule) -> None:
-    """What is left to primitives of a program that was made anew."""
 
 
 def rewritten(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[transposed.Strided, ...]] | None:

@@ -70,3 +70,7 @@ class Prefix:
             other.apply(schedule)
 
         return Prefix(self.variant.then(other.variant), apply, other.second, self.mod)
+
+
+def nothing(schedule: tvm.s_tir.Schedule) -> None:
+    """What is left to primitives of a program that was made anew."""
