@@ -14,6 +14,7 @@ import tvm
 from felix.tir import grammar
 from felix.tir.design_space.variants import (
     padded_extents,
+    padded_windows,
     phases,
     row_groups,
     split_reductions,
@@ -28,9 +29,10 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     phased = phases.prefixes(mod)
     if phased:
         return _with_splits(phased, mod, machine)
+    padded = padded_extents.prefixes(mod) or padded_windows.prefixes(mod)
     return [
         *split_reductions.prefixes(mod, machine),
-        *_with_splits(padded_extents.prefixes(mod), mod, machine),
+        *_with_splits(padded, mod, machine),
         *row_groups.prefixes(mod, machine),
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.s_tir import stmt as s_stmt
 from tvm_ffi import structural
@@ -168,6 +168,40 @@ def _used(func: tirx.PrimFunc, nests: Sequence[Nest]) -> list[Nest]:
 
 
 # ---------------------------------------------------------------- expressions
+
+
+def summed(nest: Nest) -> Expr | None:
+    """What a nest sums into each element of its result; None if it does not."""
+    store, init = nest.block.body, nest.block.init
+    kinds = [axis.kind for axis in nest.axes]
+    if init is None or kinds != sorted(kinds, key=[SPATIAL, REDUCE].index):
+        return None
+    spatial = [axis.variable for axis in nest.axes if axis.kind == SPATIAL]
+    plain = len(spatial) == len(store.indices) and all(
+        a.same_as(b) for a, b in zip(store.indices, spatial, strict=True)
+    )
+    if not plain or not isinstance(store.value, tirx.Add):
+        return None
+    left = store.value.a
+    accumulates = isinstance(left, TensorLoad) and left.source.same_as(store.buffer)
+    return store.value.b if accumulates else None
+
+
+def is_product(term: Expr) -> bool:
+    """Whether a term is a product of loads, so that it is 0 where one of them is."""
+    if isinstance(term, tirx.Mul):
+        return is_product(term.a) and is_product(term.b)
+    if isinstance(term, tirx.Cast):
+        return is_product(term.value)
+    return isinstance(term, TensorLoad)
+
+
+def analyzer(variables: Sequence[tirx.Var], extents: Sequence[int]) -> sym.Analyzer:
+    """That knows the domains [0, extent) of the variables."""
+    made = sym.Analyzer()
+    for variable, extent in zip(variables, extents, strict=True):
+        made.bind(variable, tvm.ir.Range(0, extent))
+    return made
 
 
 def loads(expr: Expr) -> list[TensorLoad]:

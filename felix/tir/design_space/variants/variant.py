@@ -83,3 +83,7 @@ class Prefix:
 
         variant = self.variant.then(other.variant)
         return dataclasses.replace(other, variant=variant, apply=apply, mod=self.mod)
+
+
+def nothing(schedule: tvm.s_tir.Schedule) -> None:
+    """What is left to primitives of a program that was made anew."""
