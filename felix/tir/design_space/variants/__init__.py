@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tvm
 
-from felix.tir.design_space.variants import padded_extents, split_reductions
+from felix.tir.design_space.variants import packed_operands, padded_extents, split_reductions
 from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Variant
 
 __all__ = ["STOCK", "Machine", "Prefix", "Variant", "of_program"]
@@ -22,4 +22,5 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     return [
         *split_reductions.prefixes(mod, machine),
         *padded_extents.prefixes(mod),
+        *packed_operands.prefixes(mod, machine),
     ]

@@ -35,10 +35,12 @@ class Machine:
     Attributes:
         cores: CPU cores or GPU multiprocessors.
         is_gpu: programs are launched as grids of thread blocks.
+        vector_lanes: float32 values of a vector instruction.
     """
 
     cores: int
     is_gpu: bool
+    vector_lanes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,8 +50,10 @@ class Prefix:
     Attributes:
         apply: changes a schedule; TVM raises where the program has no such variant.
         second: name of the reduction of partial results; None if there is none.
+        is_at_root: blocks that it adds stay outside of the loops of others.
     """
 
     variant: Variant
     apply: Callable[[tvm.s_tir.Schedule], None]
     second: str | None = None
+    is_at_root: bool = False
