@@ -3,8 +3,8 @@
 C[i, j] = sum of A[i, k] B[k, j] reads B by vectors along j. Where j is not the last axis of B, a
 vector is gathered; where rows are long, each row of a tile is in another page. Here B is copied
 first, in parallel, to [j / panel, k, panel], which tiles then read in the order of memory
-(`reindex`), and j becomes two iterators of the product (`transform_block_layout`), so that no index
-needs a division. What the copy costs is what the cost model and measuring decide by.
+(`reindex`), and j becomes two iterators of the product (`transform_block_layout`), so that no
+index needs a division. What the copy costs is what the cost model and measuring decide by.
 
 The operand is indexed by iterators alone, among them the last axis of the result (the `axis`) and
 every axis of the sum, and lacks some spatial iterator, so that its elements are used again.
