@@ -416,7 +416,7 @@ def _traces(
 ) -> Iterator[tuple[int, Trace, design_space.DesignSpace]]:
     """(number, trace, space) of the stock space, then of each variant: diverse ones of many."""
     spaces = [design_space.generate(task.mod, task.target, name=task.name)]
-    limits = variants.Machine(machine.cores, machine.is_gpu)
+    limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
     spaces += design_space.generate_variants(task.mod, task.target, limits, name=task.name)
     first = 0
     for space in spaces:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space import post_order, shared_memory, soundness, variants
+from felix.tir.design_space import blocks, post_order, shared_memory, soundness, variants
 from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ def _generate_variant(
 ) -> list[tvm.s_tir.Schedule]:
     schedule = tvm.s_tir.Schedule(mod, seed=1, debug_mask="none")
     prefix.apply(schedule)
-    return post_order.apply(schedule, context.space_generator.sch_rules, prefix)
+    added = set(blocks.names(schedule.mod["main"])) - set(blocks.names(mod["main"]))
+    at_root = added if prefix.is_at_root else set()
+    return post_order.apply(schedule, context.space_generator.sch_rules, prefix, at_root)
 
 
 def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:

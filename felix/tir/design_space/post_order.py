@@ -6,7 +6,7 @@ before stays in the traces, and blocks that it made are visited like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 #: The first of the rules that need every block at its place.
 _FINISHING = "ParallelizeVectorizeUnroll"
+#: The rule that samples compute locations.
+_MOVING = "RandomComputeLocation"
 
 
 def apply(
-    schedule: tvm.s_tir.Schedule, rules: Sequence[ms.ScheduleRule], prefix: Prefix
+    schedule: tvm.s_tir.Schedule,
+    rules: Sequence[ms.ScheduleRule],
+    prefix: Prefix,
+    at_root: Collection[str] = (),
 ) -> list[tvm.s_tir.Schedule]:
     """The schedules that the rules make of every block, one rule after another.
 
@@ -32,23 +37,30 @@ def apply(
 
     Args:
         schedule: after the prefix.
+        at_root: names of the blocks that no compute location is sampled for.
     """
     names = blocks.names(schedule.mod["main"])
     visited = [(name, schedule.get_sblock(name, func_name="main")) for name in reversed(names)]
     schedules = [schedule]
-    for rule, only in _steps(rules, prefix):
+    for rule, names_of_rule in _steps(rules, prefix, names, at_root):
         for name, block in visited:
-            if only in (None, name):
+            if name in names_of_rule:
                 schedules = [m for each in schedules for m in _applied(rule, each, name, block)]
     return schedules
 
 
-def _steps(rules: Sequence[ms.ScheduleRule], prefix: Prefix) -> Iterator[tuple[Rule, str | None]]:
-    """The rules in order, each with the only block that it is applied to, if there is one."""
+def _steps(
+    rules: Sequence[ms.ScheduleRule],
+    prefix: Prefix,
+    names: Collection[str],
+    at_root: Collection[str],
+) -> Iterator[tuple[Rule, Collection[str]]]:
+    """The rules in order, each with the blocks that it is applied to."""
     for rule in rules:
-        if type(rule).__name__ == _FINISHING and prefix.before_finishing is not None:
-            yield prefix.before_finishing, prefix.only
-        yield rule.apply, None
+        kind = type(rule).__name__
+        if kind == _FINISHING and prefix.before_finishing is not None:
+            yield prefix.before_finishing, names if prefix.only is None else [prefix.only]
+        yield rule.apply, set(names) - set(at_root) if kind == _MOVING else names
 
 
 def _applied(

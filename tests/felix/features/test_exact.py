@@ -16,7 +16,7 @@ from tvm import te, topi
 from felix import errors, task, workloads
 from felix.features import spec
 from felix.sketch import sketch as sketching
-from felix.tir.design_space.variants import padded_extents, split_reductions
+from felix.tir.design_space.variants import packed_operands, padded_extents, split_reductions
 from tests.support import legal_rows
 from tests.support.oracle import features
 
@@ -214,6 +214,26 @@ def test_every_feature_of_a_variant_equals_its_enumeration(
         assert sketches == []  # MetaSchedule splits there
     else:
         assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
+
+
+PACKED: dict[str, Make] = {
+    "gathered": _gemm(4, 12, 6, transpose_b=True, epilogue=("bias",)),
+    "channels": _conv2d(1, 4, 4, 3, 12, 3, padding=1),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_every_feature_of_a_packed_operand_equals_its_enumeration(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With limits that give such small programs panels."""
+    monkeypatch.setattr(split_reductions, "MIN_ITERATIONS", 1)
+    monkeypatch.setattr(packed_operands, "MIN_ROW_BYTES", 1)
+    monkeypatch.setattr(packed_operands, "MIN_USES", 2)
+    monkeypatch.setattr(packed_operands, "panel_of", lambda extent, machine: 4)
+    sketches = [sketch for sketch in sketching.sketches(PACKED[name](target="llvm"))
+                if sketch.variant.name == "packed_operand"]  # fmt: skip
+    assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
 
 
 def count_and_compare(sketch: sketching.Sketch) -> int:

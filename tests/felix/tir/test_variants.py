@@ -19,7 +19,7 @@ from felix.verify import compare
 from tests.support import legal_rows
 
 CUDA = "cuda -arch=sm_90"
-GPU, CPU = variants.Machine(132, is_gpu=True), variants.Machine(2, is_gpu=False)
+GPU, CPU = variants.Machine(132, True, 4), variants.Machine(2, False, 16)
 
 SPLIT = {
     "few rows": functools.partial(workloads.gemm, 2, 512, 512, epilogue=("bias", "relu")),
@@ -41,6 +41,13 @@ ROWS = {
     "rms norm": functools.partial(workloads.rms_norm, (2364, 96)),
     "sum of rows": functools.partial(workloads.reduce, (12, 200, 197), (2,)),
 }
+PACKED = {
+    "transposed": functools.partial(
+        workloads.gemm, 32, 128, 128, batch=2, transpose_b=True, epilogue=("bias", "relu")
+    ),
+    "long rows": functools.partial(workloads.gemm, 16, 1024, 32),
+    "channels": functools.partial(workloads.conv2d, 1, 4, 4, 16, 1024, 3, padding=1),
+}
 
 
 def texts(task: Task, machine: variants.Machine) -> list[str]:
@@ -52,8 +59,8 @@ def test_a_product_is_split_by_the_threads_there_are() -> None:
     assert texts(row, GPU) == ["split_reduction(parts=32, loop=2)"]
     wide = workloads.gemm(128, 3072, 768)
     assert texts(wide, GPU) == ["split_reduction(parts=4, loop=2)"]
-    assert texts(wide, variants.Machine(72, is_gpu=True)) == ["split_reduction(parts=2, loop=2)"]
-    assert texts(wide, variants.Machine(16, is_gpu=True)) == []
+    assert texts(wide, variants.Machine(72, True, 4)) == ["split_reduction(parts=2, loop=2)"]
+    assert texts(wide, variants.Machine(16, True, 4)) == []
 
 
 @pytest.mark.parametrize(
@@ -121,9 +128,53 @@ def test_extents_are_padded_that_divide_badly() -> None:
     assert texts(workloads.conv2d(1, 197, 197, 4, 32, 3), CPU) == []  # windows
 
 
-@pytest.mark.parametrize("name", [*SPLIT, *PADDED])
+def test_an_operand_is_packed_that_vectors_read_badly() -> None:
+    packed = ["packed_operand(operand=1, panel=32)"]
+    assert texts(workloads.gemm(128, 768, 768, transpose_b=True), CPU) == packed
+    assert texts(workloads.gemm(128, 1024, 768), CPU) == packed  # rows of a page
+    assert texts(workloads.conv2d(1, 14, 14, 64, 1024, 3, padding=1), CPU) == packed
+    assert texts(workloads.gemm(128, 48, 768, transpose_b=True), CPU) == [
+        "packed_operand(operand=1, panel=16)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.gemm(128, 768, 768), workloads.gemm(8, 1024, 768, transpose_b=True),
+     workloads.gemm(128, 1000, 768, transpose_b=True), workloads.gemm(32, 32, 768),
+     workloads.conv2d(1, 14, 14, 64, 64, 3, layout="NCHW"), workloads.softmax((1024, 1024))],
+    ids=["short rows", "few rows", "no whole panels", "one panel", "channels first", "no product"],
+)  # fmt: skip
+def test_other_programs_have_no_packed_operand(task: Task) -> None:
+    assert texts(task, CPU) == []
+
+
+def test_packing_is_for_cpus() -> None:
+    assert "packed" not in str(texts(workloads.gemm(1024, 1024, 1024, transpose_b=True), GPU))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_formulas_of_packed_operands_say_what_tvm_makes(name: str) -> None:
+    sketches = [s for s in felix.sketches(PACKED[name]()) if s.variant != variants.STOCK]
+    assert 1 <= len(sketches) <= 2
+    rows = legal_rows.draw(sketches[-1], 2, seed=2)
+    report = compare.check_rows(sketches[-1], rows)
+    assert (report.checked, report.mismatches) == (len(rows), ())
+
+
+def test_a_packed_operand_stays_outside_of_the_product() -> None:
+    """No compute location is a decision of it, and it is not inlined."""
+    sketches = felix.sketches(PACKED["transposed"]())
+    assert not any(v.structural for s in sketches for v in s.variables)
+    program = sketches[-1].concrete(legal_rows.draw(sketches[-1], 1, seed=1)[0])
+    assert [loop.kind for loop in program.loops_of(program.block("B_reindex_reindex"))] == [
+        "parallel", "vectorized",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *PADDED, *PACKED])
 def test_a_variant_computes_what_the_task_does(name: str) -> None:
-    task = (SPLIT | PADDED)[name]()
+    task = (SPLIT | PADDED | PACKED)[name]()
     arguments = reference.arguments(task.mod)
     arrays = reference.inputs(arguments, 0, positive=False)
 
@@ -133,7 +184,7 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
         pairs = zip(tensors, arguments, strict=True)
         return [tensor.numpy() for tensor, argument in pairs if argument.is_output]
 
-    (prefix,) = variants.of_program(task.mod, GPU)
+    (prefix,) = variants.of_program(task.mod, CPU if name in PACKED else GPU)
     schedule = tvm.s_tir.Schedule(task.mod)
     prefix.apply(schedule)
     (expected,), (actual,) = run(task.mod), run(schedule.mod)

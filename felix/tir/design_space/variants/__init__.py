@@ -13,6 +13,7 @@ import tvm
 
 from felix.tir import grammar
 from felix.tir.design_space.variants import (
+    packed_operands,
     padded_extents,
     padded_windows,
     phases,
@@ -34,6 +35,7 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
         *split_reductions.prefixes(mod, machine),
         *_with_splits(padded, mod, machine),
         *row_groups.prefixes(mod, machine),
+        *packed_operands.prefixes(mod, machine),
     ]
 
 

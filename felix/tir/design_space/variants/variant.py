@@ -43,10 +43,12 @@ class Machine:
     Attributes:
         cores: CPU cores or GPU multiprocessors.
         is_gpu: programs are launched as grids of thread blocks.
+        vector_lanes: float32 values of a vector instruction.
     """
 
     cores: int
     is_gpu: bool
+    vector_lanes: int
 
 
 def _anything(schedule: tvm.s_tir.Schedule) -> bool:
@@ -62,6 +64,7 @@ class Prefix:
         before_finishing: a rule of its own, for blocks that MetaSchedule's have placed.
         only: name of the one block that this rule is applied to; None for all.
         accepts: whether what the rules made of the program is the variant.
+        is_at_root: blocks that it adds stay outside of the loops of others.
         mod: what is scheduled, where it is another program than the task's module.
         can_split: whether the reduction of what it makes may be split in turn.
     """
@@ -71,6 +74,7 @@ class Prefix:
     before_finishing: Rule | None = None
     only: str | None = None
     accepts: Callable[[tvm.s_tir.Schedule], bool] = _anything
+    is_at_root: bool = False
     mod: tvm.IRModule | None = None
     can_split: bool = True
 
