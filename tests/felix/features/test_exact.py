@@ -203,7 +203,7 @@ def test_every_feature_of_a_variant_equals_its_enumeration(
 ) -> None:
     """With limits that give such small programs variants."""
     limits = split_reductions.Limits(10**6, 4, 4)
-    for constant, value in (("PRODUCT", limits), ("PLAIN", limits), ("MIN_ITERATIONS", 1),
+    for constant, value in (("PRODUCT", (limits,)), ("PLAIN", (limits,)), ("MIN_ITERATIONS", 1),
                             ("MIN_TERMS", 2)):  # fmt: skip
         monkeypatch.setattr(split_reductions, constant, value)
     for constant, value in (("MULTIPLES", (4,)), ("MIN_DIVISOR", 4), ("MAX_WASTE", 1.0)):
