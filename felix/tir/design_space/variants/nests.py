@@ -83,6 +83,11 @@ def of_function(func: tirx.PrimFunc) -> list[Nest] | None:
     return [nest for nest in nests if nest] if all(nests) else None
 
 
+def producers(program: Sequence[Nest]) -> dict[Any, Nest]:
+    """The nests that compute each element of a buffer for itself, by their buffers."""
+    return {nest.buffer: nest for nest in program if nest.is_plain}
+
+
 def _nest(statement: Any) -> Nest | None:
     inner = statement
     while isinstance(inner, tirx.For):

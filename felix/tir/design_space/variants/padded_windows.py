@@ -17,6 +17,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -24,7 +25,7 @@ from tvm.ir.expr import TensorLoad
 
 from felix import errors
 from felix.tir import validate
-from felix.tir.design_space.variants import nests, padded_extents, split_reductions
+from felix.tir.design_space.variants import guards, nests, padded_extents, split_reductions
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
 from felix.tir.design_space.variants.variant import Prefix, Variant, nothing
 
@@ -43,6 +44,7 @@ class Padded:
     nest: Nest
     term: Expr
     extents: Mapping[tirx.Var, int]
+    producers: Mapping[Any, Nest]
 
     def extent(self, axis: Axis) -> int:
         """Of an axis after padding."""
@@ -58,7 +60,7 @@ def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
         return []
     program = nests.of_function(mod["main"]) or []
     for position, nest in enumerate(program):
-        padded = _padded(nest) if nest.name == largest.name else None
+        padded = _padded(nest, nests.producers(program)) if nest.name == largest.name else None
         if padded is None:
             continue
         made = [*program[:position], *_nests(padded), *program[position + 1 :]]
@@ -88,7 +90,7 @@ def window_multiple(extent: int) -> int:
     return next((m for m in MULTIPLES if -extent % m <= MAX_WASTE * extent), 1)
 
 
-def _padded(nest: Nest) -> Padded | None:
+def _padded(nest: Nest, producers: Mapping[Any, Nest]) -> Padded | None:
     """What is padded of a nest; None if nothing is."""
     term = nests.summed(nest)
     loads = [] if term is None else nests.loads(term)
@@ -104,7 +106,7 @@ def _padded(nest: Nest) -> Padded | None:
         multiple = (window_multiple if moves else padded_extents.multiple)(axis.extent)
         if axis.extent % multiple:
             extents[axis.variable] = -(-axis.extent // multiple) * multiple
-    return Padded(nest, term, extents) if extents else None
+    return Padded(nest, term, extents, producers) if extents else None
 
 
 def _in_windows(loads: Sequence[TensorLoad]) -> set[tirx.Var]:
@@ -122,7 +124,7 @@ def _nests(padded: Padded) -> list[Nest]:
     for number, load in enumerate(nests.loads(padded.term)):
         shape = _reach(padded, load)
         if any(grown > int(old) for grown, old in zip(shape, load.source.shape, strict=True)):
-            operands[number] = _operand(load, shape)
+            operands[number] = _operand(padded, load, shape)
     result = _result(padded, operands)
     return [*operands.values(), result, _cropped(padded, result)]
 
@@ -136,16 +138,21 @@ def _reach(padded: Padded, load: TensorLoad) -> list[int]:
     return [max(int(b), int(old)) for b, old in zip(bounds, load.source.shape, strict=True)]
 
 
-def _operand(load: TensorLoad, shape: Sequence[int]) -> Nest:
-    """A copy of an operand, 0 outside of it."""
+def _operand(padded: Padded, load: TensorLoad, shape: Sequence[int]) -> Nest:
+    """A copy of an operand, 0 outside of it; in one with padding that makes the operand."""
 
     def value(at: Sequence[Expr]) -> Expr:
+        analyzer = nests.analyzer(at, shape)
         inside = [
             place < old
             for place, grown, old in zip(at, shape, load.source.shape, strict=True)
             if grown > int(old)
         ]
-        return nests.zero_unless(inside, tirx.BufferLoad(load.source, list(at)))
+        element = tirx.BufferLoad(load.source, list(at))
+        conditions, value = guards.resolved(element, padded.producers)
+        return nests.zero_unless(
+            guards.needed(conditions, inside, analyzer), guards.simplified(value, analyzer)
+        )
 
     return nests.computed(f"{load.source.name}_padded", load.source, shape, value)
 

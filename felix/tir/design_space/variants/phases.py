@@ -22,12 +22,12 @@ import logging
 from collections.abc import Sequence
 
 import tvm
-from tvm import sym, tirx
+from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from felix import errors
 from felix.tir import validate
-from felix.tir.design_space.variants import nests, transposed
+from felix.tir.design_space.variants import guards, nests, transposed
 from felix.tir.design_space.variants.nests import SPATIAL, Axis, Expr, Nest
 from felix.tir.design_space.variants.variant import Prefix, Variant, nothing
 
@@ -106,41 +106,12 @@ def _cells(conv: transposed.Transposed) -> Nest:
             inside += [index >= 0, index < axis.extent]
         conditions = [nests.substituted(c, cell) for c in spread.conditions]
         return nests.zero_unless(
-            _needed(conditions, inside, analyzer),
-            _simplified(nests.substituted(spread.value, cell), analyzer),
+            guards.needed(conditions, inside, analyzer),
+            guards.simplified(nests.substituted(spread.value, cell), analyzer),
         )
 
     source = conv.load.source
     return nests.computed(f"{source.name}_phases", source, sizes, value)
-
-
-def _needed(
-    conditions: Sequence[Expr], inside: Sequence[Expr], analyzer: sym.Analyzer
-) -> list[Expr]:
-    """The conditions that are not always true, and of `inside` those that they do not imply."""
-    simple = [analyzer.simplify(condition) for condition in conditions]
-    needed = [condition for condition in simple if not _is_true(condition)]
-    for condition in inside:
-        holds = analyzer.can_prove(condition)
-        if not holds and needed:
-            with analyzer.constraint_scope(tirx.all(*needed)):
-                holds = analyzer.can_prove(condition)
-        if not holds:
-            needed.append(analyzer.simplify(condition))
-    return needed
-
-
-def _is_true(condition: Expr) -> bool:
-    return isinstance(condition, tirx.IntImm) and int(condition) == 1
-
-
-def _simplified(value: Expr, analyzer: sym.Analyzer) -> Expr:
-    """The value with simple indices."""
-
-    def simple(load: TensorLoad) -> Expr:
-        return tirx.BufferLoad(load.source, [analyzer.simplify(index) for index in load.indices])
-
-    return nests.with_loads(value, simple)
 
 
 def _tap_axes(conv: transposed.Transposed, load: TensorLoad) -> list[transposed.Strided | None]:
@@ -170,11 +141,12 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
             tap = each.tap_of(phases[each], new)
             indices.append(analyzer.simplify(nests.substituted(old, {each.tap.variable: tap})))
             inside += [tap < each.tap.extent] if each.overhangs else []
-        conditions, element = transposed.resolved(
+        conditions, element = guards.resolved(
             tirx.BufferLoad(load.source, indices), conv.producers
         )
         return nests.zero_unless(
-            _needed([*inside, *conditions], [], analyzer), _simplified(element, analyzer)
+            guards.needed([*inside, *conditions], [], analyzer),
+            guards.simplified(element, analyzer),
         )
 
     return nests.computed(f"{load.source.name}_phases", load.source, sizes, value)

@@ -12,14 +12,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import tvm
 from tvm import sym, tirx
 from tvm.ir.expr import TensorLoad
 
-from felix.tir.design_space.variants import nests
+from felix.tir.design_space.variants import guards, nests
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
-
-_IF = "prim.if_then_else"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +138,7 @@ def of_nest(nest: Nest, program: Sequence[Nest]) -> Transposed | None:
     term = nests.summed(nest)
     if term is None:
         return None
-    producers = {each.buffer: each for each in program if each.is_plain}
+    producers = nests.producers(program)
     for load in nests.loads(term):
         alone = sum(other.source.same_as(load.source) for other in nests.loads(term)) == 1
         if load.source not in producers or not alone or not _is_factor(term, load):
@@ -165,40 +162,8 @@ def _is_factor(term: Expr, load: TensorLoad) -> bool:
 
 def _spread(nest: Nest, producers: Mapping[Any, Nest]) -> Spread:
     """What the nest stores, with the guards and copies that it is made of in one."""
-    conditions, value = resolved(nest.block.body.value, producers)
+    conditions, value = guards.resolved(nest.block.body.value, producers)
     return Spread(tuple(nest.axes), tuple(conditions), value)
-
-
-def resolved(value: Expr, producers: Mapping[Any, Nest]) -> tuple[list[Expr], Expr]:
-    """(conditions, value): `value` where all conditions hold, else 0."""
-    guarded = _guarded(value)
-    if guarded is not None:
-        conditions, inner = resolved(guarded[1], producers)
-        return [*_conjuncts(guarded[0]), *conditions], inner
-    if isinstance(value, TensorLoad) and value.source in producers:
-        nest = producers[value.source]
-        stored = nest.block.body.value
-        if _guarded(stored) is not None or isinstance(stored, TensorLoad):
-            at = {a.variable: i for a, i in zip(nest.axes, value.indices, strict=True)}
-            return resolved(nests.substituted(stored, at), producers)
-    return [], value
-
-
-def _guarded(value: Expr) -> tuple[Expr, Expr] | None:
-    """(condition, value) of an expression that is 0 where the condition does not hold."""
-    if isinstance(value, tvm.ir.Call) and getattr(value.op, "name", "") == _IF:
-        condition, inner, other = value.args
-        if isinstance(other, tirx.IntImm | tirx.FloatImm) and float(other.value) == 0:
-            return condition, inner
-    return None
-
-
-def _conjuncts(condition: Expr) -> Iterator[Expr]:
-    if isinstance(condition, tirx.And):
-        yield from _conjuncts(condition.a)
-        yield from _conjuncts(condition.b)
-    else:
-        yield condition
 
 
 def _strided_axes(nest: Nest, load: TensorLoad, spread: Spread) -> Iterator[Strided]:
