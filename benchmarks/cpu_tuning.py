@@ -174,7 +174,7 @@ def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
 
 
 def _is_missing(work: pathlib.Path, workload: str, seed: int, piece: str) -> bool:
-    """Whether a piece is to be run: a comparison, whenever there is another tool than in the last."""
+    """Whether a piece is to be run: a comparison, whenever it lacks a tool."""
     if piece != COMPARE:
         return not _path(work, workload, seed, piece).exists()
     there = {tool for tool in TOOLS if _path(work, workload, seed, tool).exists()}
