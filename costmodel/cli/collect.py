@@ -129,22 +129,22 @@ def _collect_options(
 
 def _workloads(options: argparse.Namespace, is_gpu: bool) -> list[datasets.Workload]:
     """This process' share of the workloads, in their order."""
-    from costmodel.data import felix_bridge, workloads_cpu
+    from costmodel.data import felix_bridge
 
     index, count = options.part
-    lines = workloads_cpu.lines(_workload_text(options, is_gpu))[index::count]
+    lines = _workload_lines(options, is_gpu)[index::count]
     if not lines:
         raise errors.WorkloadError("there are no workloads to measure")
     return [felix_bridge.workload(line) for line in lines]
 
 
-def _workload_text(options: argparse.Namespace, is_gpu: bool) -> str:
+def _workload_lines(options: argparse.Namespace, is_gpu: bool) -> list[str]:
     from costmodel.data import workloads_cpu, workloads_gpu
 
     if options.workloads == "builtin":
-        return "\n".join(workloads_gpu.lines()) if is_gpu else workloads_cpu.LLVM
+        return workloads_gpu.lines() if is_gpu else workloads_cpu.builtin()
     try:
-        return Path(options.workloads).read_text()
+        return workloads_cpu.lines(Path(options.workloads).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise errors.WorkloadError(f"cannot read {options.workloads}: {error}") from error
 

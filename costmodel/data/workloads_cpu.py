@@ -2,12 +2,16 @@
 
 Layers of real networks (at batch 1, the larger ones reduced in image size or rows so that a
 typical random schedule runs in well under 0.1 s on two cores) and odd shapes: primes, 197
-tokens, extents of 1. None is a workload of `benchmarks/`, so that a model trained on them has not
-seen those.
+tokens, extents of 1; then random awkward ones (`workloads_random`). None is a workload of
+`benchmarks/`, so that a model trained on them has not seen those.
 """
 
 from __future__ import annotations
 
+from costmodel.data import workloads_random
+
+#: Random workloads: how many, their seed, and most multiply-adds or elements of one.
+_RANDOM_COUNT, _SEED, _MAX_WORK = 240, 11, 4e7
 #: One workload a line; `#` starts a comment.
 LLVM = """
 # gemm: ResNet/MobileNet heads, BERT and ViT projections, attention products, LLaMA slices
@@ -128,6 +132,12 @@ elementwise:197x3072,ops=add@1+gelu
 elementwise:4096x1009,ops=sub@0+exp+div@0
 elementwise:3145728,ops=sigmoid+mul
 """
+
+
+def builtin() -> list[str]:
+    """The built-in workloads, none twice."""
+    drawn = workloads_random.lines(_RANDOM_COUNT, _SEED, _MAX_WORK, float16_share=0.0)
+    return list(dict.fromkeys([*lines(LLVM), *drawn]))
 
 
 def lines(text: str) -> list[str]:

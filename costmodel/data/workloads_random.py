@@ -1,8 +1,9 @@
-"""Random collection workloads for GPUs, awkward ones above all, drawn from a seed.
+"""Random collection workloads, awkward ones above all, drawn from a seed.
 
 Extents that divide badly (odd, prime, 197 tokens), one and few rows, long reductions, few output
 channels, first layers, dilated, grouped and transposed convolutions, products of attention,
-programs with exp and erf, and float16 among all of them. Lines are of the workload text form.
+programs with exp and erf, and for GPUs float16 among all of them. Lines are of the workload text
+form.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 #: A line without its type and the multiply-adds (else: elements read) of the workload.
 Drawn = tuple[str, float]
 
-#: Most multiply-adds or elements of a workload: a poor schedule must end within seconds.
+#: Most multiply-adds or elements of a workload for GPUs: a poor schedule must end within seconds.
 MAX_WORK = 4e9
-#: Share of the workloads in float16.
-_FLOAT16_SHARE = 0.12
+#: Share of the workloads for GPUs in float16.
+FLOAT16_SHARE = 0.12
 _ROUND = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1280, 2048)
 _ODD = (7, 11, 13, 17, 21, 31, 37, 49, 53, 67, 83, 97, 101, 149, 197, 211, 257, 337, 499, 577,
         701, 811, 1009, 1021, 1499, 2003)  # fmt: skip
@@ -29,15 +30,17 @@ _UNARY = ("exp", "erf", "tanh", "sigmoid", "gelu", "silu", "relu", "sqrt", "squa
 _BINARY = ("add", "sub", "mul", "max", "add@0", "add@1", "mul@1", "div@0", "sub@0")
 
 
-def lines(count: int, seed: int) -> Iterator[str]:
-    """So many workloads, their kinds in turns."""
+def lines(
+    count: int, seed: int, max_work: float = MAX_WORK, float16_share: float = FLOAT16_SHARE
+) -> Iterator[str]:
+    """So many workloads of at most so many multiply-adds or elements, their kinds in turns."""
     draw = random.Random(seed)
     made = 0
     while made < count:
         text, work = _MAKERS[made % len(_MAKERS)](draw)
-        if work <= MAX_WORK:
+        if work <= max_work:
             made += 1
-            half = draw.random() < _FLOAT16_SHARE
+            half = draw.random() < float16_share
             yield f"{text},dtype=float16" if half else text
 
 

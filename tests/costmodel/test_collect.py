@@ -144,12 +144,17 @@ def test_neighbours_are_new_legal_and_one_decision_away() -> None:
 
 
 def test_builtin_workloads_build_are_small_and_cover_every_operator() -> None:
+    from benchmarks import cpu_tuning
     from costmodel.data import felix_bridge
     from felix import workloads
+    from felix.workloads import catalogue
 
-    made = [felix_bridge.workload(line) for line in workloads_cpu.lines(workloads_cpu.LLVM)]
-    assert len(made) >= 48 and len({w.key for w in made}) == len(made)
+    made = [felix_bridge.workload(line) for line in workloads_cpu.builtin()[::3]]
+    assert len(made) >= 100 and len({w.key for w in made}) == len(made)
     assert {w.operator for w in made} == set(workloads.OPERATORS)
+    every = [catalogue.parse_params(line) for line in workloads_cpu.builtin()]
+    timed = [catalogue.parse_params(text) for text in cpu_tuning.WORKLOADS.values()]
+    assert not [workload for workload in timed if workload in every]
     assert max(w.flops for w in made) <= 125e6
     rebuilt = felix_bridge.task_of(made[0], "llvm")
     assert rebuilt.flops == made[0].flops and rebuilt.name == made[0].name
