@@ -2,6 +2,7 @@
 
     python benchmarks/cpu_tuning.py [--trials 64] [--seeds 3] [--workloads gemm conv2d ...]
     python benchmarks/cpu_tuning.py --only 'gemm:0:*' 'conv2d:*:felix'
+    python benchmarks/cpu_tuning.py --products --seeds 1
     python benchmarks/cpu_tuning.py --limit-s 1800
 
 For every workload and seed there are pieces, each in a process of its own: tuning with each
@@ -18,6 +19,7 @@ Tools:
                machine
   stock-light  the same without that import, in the tuner and in the workers, and with the `llvm`
                rules, which do not need it: what a user of stock TVM could gain with effort
+  torch        PyTorch eager, where it is installed: a part of every comparison
 
 All pieces run kernels with a thread for each available core, stock's runner and the comparison
 too: by itself TVM takes half of them on x86, as if each were half of a hyper-threaded one.
@@ -31,7 +33,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib
 import json
 import os
 import pathlib
@@ -45,7 +46,8 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks.support import common
+from benchmarks.support import common, cpu_pieces
+from benchmarks.support.cpu_pieces import COMPARE, TOOLS, TORCH
 from felix.target import cpu
 
 WORKLOADS = {
@@ -56,12 +58,23 @@ WORKLOADS = {
     "gemm64": "gemm:64,64,64",  # for a quick check of this benchmark
 }
 DEFAULT = ("gemm", "conv2d", "softmax", "layer_norm")
-TOOLS = ("felix", "stock", "stock-light")
-#: Seconds a stock build may take.
-BUILD_TIMEOUT_S = 180.0
-#: TVM's sentinels for a failed run are beyond this.
-FAILED_US = 1e14
-COMPARE = "compare"
+#: GEMMs: square, of few rows, of primes, of a transposed matrix. Convolutions: 3x3, 1x1, strided
+#: and 7x7 windows, with channels last and first.
+PRODUCTS = {
+    "gemm-512": "gemm:512,512,512",
+    "gemm-1024": "gemm:1024,1024,1024",
+    "gemm-wide": "gemm:128,3072,768",
+    "gemm-primes": "gemm:197,1021,509",
+    "gemm-transposed": "gemm:128,768,3072,transpose_b=true",
+    "conv-56": "conv2d:1,56,56,64,64,3,padding=1",
+    "conv-14": "conv2d:1,14,14,256,256,3,padding=1",
+    "conv-7": "conv2d:1,7,7,512,512,3,padding=1",
+    "conv-first": "conv2d:1,28,28,128,128,3,padding=1,layout=NCHW",
+    "conv-1x1": "conv2d:1,56,56,64,256,1",
+    "conv-strided": "conv2d:1,56,56,256,512,1,stride=2",
+    "conv-7x7": "conv2d:1,224,224,3,64,7,stride=2,padding=3",
+}
+WORKLOADS |= PRODUCTS
 
 
 def main() -> int:
@@ -131,6 +144,8 @@ def _row(run: dict[str, Any], tool: str) -> list[Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(DEFAULT))
+    parser.add_argument("--products", action="store_true",
+                        help="GEMMs and convolutions; results: cpu_products")  # fmt: skip
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=["felix", "stock"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=64)
@@ -140,9 +155,13 @@ def _arguments() -> argparse.Namespace:
                         help="patterns of the pieces to run; TOOL may be compare")  # fmt: skip
     parser.add_argument("--limit-s", type=float, default=None,
                         help="start no further piece after this long")  # fmt: skip
-    parser.add_argument("--name", default="cpu_tuning", help="of the results file")
+    parser.add_argument("--name", help="of the results file")
     parser.add_argument("--fresh", action="store_true", help="forget what this name has done")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.products:
+        args.workloads = list(PRODUCTS)
+    args.name = args.name or ("cpu_products" if args.products else "cpu_tuning")
+    return args
 
 
 def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
@@ -155,12 +174,12 @@ def _pieces(args: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
 
 
 def _is_missing(work: pathlib.Path, workload: str, seed: int, piece: str) -> bool:
-    """Whether a piece is to be run: a comparison, whenever there is another tool to compare."""
+    """Whether a piece is to be run: a comparison, whenever it lacks a tool."""
     if piece != COMPARE:
         return not _path(work, workload, seed, piece).exists()
     there = {tool for tool in TOOLS if _path(work, workload, seed, tool).exists()}
     compared = _load(_path(work, workload, seed, COMPARE)) or {}
-    return len(there) > 1 and "felix" in there and not there <= compared.keys()
+    return "felix" in there and not there <= compared.keys()
 
 
 def _path(work: pathlib.Path, workload: str, seed: int, piece: str) -> pathlib.Path:
@@ -220,13 +239,16 @@ def _collect(
 def _summary(workload: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Medians of every tool over the seeds in which it was compared with Felix."""
     entries: list[dict[str, Any]] = []
-    for tool in TOOLS:
+    for tool in (*TOOLS, TORCH):
         compared = [r for r in runs if r["workload"] == workload and tool in r.get(COMPARE, {})]
         if not compared:
             continue
         entry: dict[str, Any] = {"workload": workload, "tool": tool, "n_seeds": len(compared)}
         for name, unit in (("wall", "s"), ("process", "s"), ("cold", "us"), ("warm", "us")):
             key = f"{name}_{unit}"
+            if tool == TORCH and unit == "s":
+                entry |= {key: None, f"{name}_ratio": None}
+                continue
             mine, felix = (
                 statistics.median((r if unit == "s" else r[COMPARE])[t][key] for r in compared)
                 for t in (tool, "felix")
@@ -236,170 +258,8 @@ def _summary(workload: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return entries
 
 
-# ---------------------------------------------------------------- pieces, inside
-
-
-def _piece(request: dict[str, Any]) -> None:
-    path = pathlib.Path(request["path"])
-    work = {"felix": _tune_felix, COMPARE: _compare}.get(request["tool"], _tune_stock)
-    common.write(path.with_suffix(".piece"), work(request, path.parent))
-
-
-def _tune_felix(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    import dataclasses
-    import tempfile
-
-    import felix
-    from felix import workloads
-
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["FELIX_CACHE_DIR"] = cache
-        task = workloads.parse(request["workload"])
-        start = time.perf_counter()
-        result = felix.tune(task, trials=request["trials"], seed=request["seed"])
-        wall_s = time.perf_counter() - start
-    _write_module(folder / "felix.module", result.best.schedule.mod, task.target)
-    return {
-        "wall_s": wall_s,
-        "reason": result.reason,
-        "n_measured": len(result.records),
-        "n_ran": sum(r.measurement.ok for r in result.records),
-        "own_best_us": result.best.latency_us,
-        "curve": result.curve,
-        "breakdown": dataclasses.asdict(result.breakdown),
-    }
-
-
-def _tune_stock(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    import tempfile
-
-    from felix import workloads
-    from felix.target import cpu
-
-    import_s, initializer = 0.0, None
-    if request["tool"] == "stock":
-        start = time.perf_counter()
-        importlib.import_module("tvm.s_tir.tensor_intrin")
-        import_s = time.perf_counter() - start
-    else:
-        initializer = _without_intrinsics
-        _without_intrinsics()
-    from tvm.s_tir import meta_schedule as ms
-
-    task = workloads.parse(request["workload"])
-    cores = cpu.available_cores()
-    rules = {"sch_rules": "llvm", "postprocs": "llvm", "mutator_probs": "llvm"}
-    space = ms.space_generator.PostOrderApply(**rules) if initializer else "post-order-apply"
-    with tempfile.TemporaryDirectory() as scratch:
-        start = time.perf_counter()
-        database = ms.tune_tir(
-            task.mod,
-            task.target,
-            work_dir=scratch,
-            max_trials_global=request["trials"],
-            num_trials_per_iter=request["stock_batch"],
-            builder=ms.builder.LocalBuilder(
-                max_workers=cores, timeout_sec=BUILD_TIMEOUT_S, initializer=initializer
-            ),
-            space=space,
-            num_tuning_cores=cores,
-            seed=request["seed"] + 1,
-        )
-        wall_s = time.perf_counter() - start
-        best = ms.tir_integration.compile_tir(database, task.mod, task.target)
-        times = [sorted(float(s) * 1e6 for s in record.run_secs or ())
-                 for record in database.get_all_tuning_records()]  # fmt: skip
-    ran = [t[len(t) // 2] for t in times if t and t[-1] < FAILED_US]
-    if best is None or not ran:
-        raise RuntimeError("stock tuning found no schedule that runs")
-    _write_module(folder / f"{request['tool']}.module", best.mod, task.target)
-    return {
-        "wall_s": wall_s,
-        "import_s": import_s,
-        "n_measured": len(times),
-        "n_ran": len(ran),
-        "own_best_us": min(ran),
-    }
-
-
-def _without_intrinsics() -> None:
-    """An empty module in place of TVM's tensor intrinsics; also runs in build workers."""
-    import sys
-    import types
-
-    name = "tvm.s_tir.tensor_intrin"
-    sys.modules.setdefault(name, types.ModuleType(name))
-
-
-def _write_module(path: pathlib.Path, mod: Any, target: Any) -> None:
-    import tvm
-
-    path.write_text(tvm.ir.save_json([mod, target]))
-
-
-def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """Check both winners, then time them in turns."""
-    import tvm
-
-    from felix import target, workloads
-    from felix.measure import reference
-
-    task = workloads.parse(request["workload"])
-    hardware = target.hardware(task.target)
-    args = reference.arguments(task.mod)
-    contents = reference.inputs(args, 0, positive=False)
-    expected = _outputs(tvm.tirx.build(reference.scheduled(task.mod), task.target), args, contents)
-    libraries, results = {}, {}
-    for tool in TOOLS:
-        if not (folder / f"{tool}.module").exists():
-            continue
-        mod, built_for = tvm.ir.load_json((folder / f"{tool}.module").read_text())
-        libraries[tool] = tvm.tirx.build(mod, built_for)
-        outputs = _outputs(libraries[tool], args, contents)
-        wrong = [reference.mismatch(outputs[i], expected[i], reference.tolerance(task.mod))
-                 for i in expected]  # fmt: skip
-        results[tool] = {"correct": not any(wrong), "mismatch": next(filter(None, wrong), "")}
-    tensors = [tvm.runtime.tensor(array) for array in contents]
-    cache_bytes = hardware.l3_bytes or hardware.l2_bytes
-    for name, flush in (("cold", True), ("warm", False)):
-        for tool, times in _in_turns(libraries, tensors, flush, cache_bytes).items():
-            results[tool][f"{name}_us"] = statistics.median(times)
-            results[tool][f"{name}_all_us"] = times
-    return results
-
-
-def _outputs(library: Any, args: Any, contents: Any) -> dict[int, Any]:
-    import tvm
-
-    tensors = [tvm.runtime.tensor(array) for array in contents]
-    library["main"](*tensors)
-    return {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
-
-
-def _in_turns(
-    libraries: dict[str, Any], tensors: list[Any], flush: bool, cache_bytes: int, turns: int = 10
-) -> dict[str, list[float]]:
-    """Repeats of every library, a few at a time, in an order that alternates."""
-    import tvm
-
-    from felix.measure import timing
-    from felix.measure.cpu import timing as cpu_timing
-
-    options = timing.TimingOptions(
-        flush=flush, min_repeats=5, max_repeats=5, max_total_s=30.0, min_repeat_ms=20
-    )
-    times: dict[str, list[float]] = {tool: [] for tool in libraries}
-    for turn in range(turns):
-        for tool in list(libraries)[:: 1 if turn % 2 == 0 else -1]:
-            times[tool] += cpu_timing.latencies(
-                libraries[tool], tvm.cpu(), tensors, options,
-                cache_bytes=cache_bytes, first_us=0.0, best_us=None,
-            )  # fmt: skip
-    return times
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--piece"]:
-        _piece(json.loads(sys.argv[2]))
+        cpu_pieces.run(json.loads(sys.argv[2]))
     else:
         sys.exit(main())

@@ -154,8 +154,12 @@ def _tvm(task: Any, sketch: Any, rows: Any) -> dict[str, Any]:
     from tvm.s_tir import meta_schedule as ms
 
     from felix.tir import design_space
+    from felix.tir.design_space import shared_memory
 
     context = design_space.tune_context(task.mod, task.target, name=task.name)
+    postprocs = context.space_generator.postprocs
+    if sketch.is_gpu:
+        postprocs = shared_memory.verified_to(task.mod, task.target, postprocs)
     extractor = ms.feature_extractor.PerStoreFeature()
     traces = [sketch.with_decisions(row) for row in rows]
     legal: list[Any] = []
@@ -164,7 +168,7 @@ def _tvm(task: Any, sketch: Any, rows: Any) -> dict[str, Any]:
         schedule = tvm.s_tir.Schedule(task.mod, seed=1, debug_mask="none")
         trace.apply_to_schedule(schedule, remove_postproc=True)
         schedule.enter_postproc()
-        if all(postproc.apply(schedule) for postproc in context.space_generator.postprocs):
+        if all(postproc.apply(schedule) for postproc in postprocs):
             legal.append(schedule)
     apply_s = time.perf_counter() - start
     candidates = [ms.search_strategy.MeasureCandidate(schedule, []) for schedule in legal]

@@ -73,12 +73,16 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The unscheduled program was timed; None where it failed or took too long."""
+    """The unscheduled program was timed; None where it failed or took too long.
+
+    `program` is what that is on the target: on a GPU the default schedule.
+    """
 
     task: str
     task_index: int
     latency_us: float | None
     message: str
+    program: str = "unscheduled program"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,8 @@ class Chosen:
     tuned_us: float
     unscheduled_us: float
     ships_unscheduled: bool
+    #: as `Baseline.program`
+    program: str = "unscheduled program"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

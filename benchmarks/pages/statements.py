@@ -6,7 +6,7 @@ A statement is of one results file; `benchmarks/report.py` puts it into a page.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import structure
@@ -56,17 +56,37 @@ def proposals(data: Data) -> str:
 
 
 def cpu_tuning(data: Data) -> str:
-    """Felix against stock MetaSchedule: wall time and latency."""
+    """Felix against stock MetaSchedule, wall time and latency; and against PyTorch."""
     rows = [row for row in data["summary"] if row["tool"] == "stock"]
+    lines = [_against_torch(row for row in data["summary"] if row["tool"] == "torch")]
+    if rows:
+        lines.insert(0, _against_stock(rows, data["settings"]["trials"]))
+    return " ".join(filter(None, lines))
+
+
+def _against_stock(rows: Sequence[Data], trials: int) -> str:
     seeds = min(row["n_seeds"] for row in rows)
     faster = [row["workload"] for row in rows if row["cold_ratio"] >= 1]
     slower = [row["workload"] for row in rows if row["cold_ratio"] < 1]
     behind = f" Felix's winner is slower on {_listed(slower)}." if slower else ""
     return (
-        f"{data['settings']['trials']} trials of {len(rows)} workloads, medians of {seeds} seeds: "
+        f"{trials} trials of {len(rows)} workloads, medians of {seeds} seeds: "
         f"stock takes {_range([row['wall_ratio'] for row in rows])} times Felix's wall time. The "
         f"cold latency of its winner is {_range([row['cold_ratio'] for row in rows])} times that "
         f"of Felix's, which is faster on {_listed(faster)}.{behind}"
+    )
+
+
+def _against_torch(torch: Iterable[Data]) -> str:
+    """PyTorch's latencies over Felix's, if it was timed."""
+    rows = list(torch)
+    if not rows:
+        return ""
+    cold, warm = ([row[f"{name}_ratio"] for row in rows] for name in ("cold", "warm"))
+    return (
+        f"The latency of PyTorch is {statistics.geometric_mean(cold):.2f} times Felix's in the "
+        f"geometric mean of {len(rows)} workloads ({_range(cold)}), with warm caches "
+        f"{statistics.geometric_mean(warm):.2f} times ({_range(warm)})."
     )
 
 

@@ -54,6 +54,8 @@ class Best(Protocol):
     @property
     def latency_us(self) -> float: ...
     @property
+    def mod(self) -> tvm.IRModule: ...
+    @property
     def schedule(self) -> tvm.s_tir.Schedule: ...
     @property
     def sketch_index(self) -> int | None: ...
@@ -200,7 +202,7 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
     else:
         (folder / "oracle.py").write_text(numpy_source)
     entry = records.DatabaseEntry(
-        mod=task.mod,
+        mod=best.mod,
         trace=best.schedule.trace,
         latencies_us=(best.latency_us,),
         target=task.target,

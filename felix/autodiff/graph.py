@@ -3,7 +3,7 @@
 A formula set of one sketch has thousands of distinct subexpressions and a batch of a few seeds,
 so the cost of an evaluation is the number of array operations, not of floats. Nodes of one kind
 that are ready at the same time therefore form a *group*, evaluated in one go over the matrix of
-all values [n_nodes, batch]; a set of 5,000 nodes needs some 50 to 80 groups.
+all values [n_nodes, batch]; a set of 3,000 to 6,000 nodes needs some 40 to 130 groups.
 
 Kinds: `symbol`, `constant`, `linear` (sum of coefficient x node), `multiply2..4`, `divide`,
 `power`, `log`, `exp`, and the name of every operator of `symbolic.expr` but And and Not, which
@@ -13,7 +13,9 @@ so values are exact as long as they are integers below 2^53.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,35 +238,47 @@ def reachable(graph: Graph, outputs: Iterable[int]) -> list[int]:
 def group(graph: Graph, nodes: Sequence[int]) -> list[tuple[str, list[int]]]:
     """Partition nodes (symbols and constants left out) into groups of one kind, in run order.
 
-    Greedy: among the kinds with ready nodes take the one that is closest to done (largest share
-    of its remaining nodes ready), because a kind left with unready nodes needs another group
-    anyway. Nodes of a group never depend on each other.
+    Greedy: a kind whose remaining nodes are all ready comes first, because they need one group
+    whenever that is. Else the kind whose ready nodes have the longest way to an output, because
+    what depends on them holds other kinds up. Nodes of a group never depend on each other.
     """
+    operators = [n for n in nodes if graph.kinds[n] not in ("symbol", "constant")]
+    consumers: dict[int, list[int]] = {node: [] for node in operators}
     waiting: dict[int, int] = {}
-    consumers: dict[int, list[int]] = {}
-    remaining: dict[str, int] = {}
-    ready: dict[str, list[int]] = {}
-    for node in nodes:
-        kind = graph.kinds[node]
-        if kind in ("symbol", "constant"):
-            continue
-        remaining[kind] = remaining.get(kind, 0) + 1
-        pending = {a for a in graph.arguments[node]
-                   if graph.kinds[a] not in ("symbol", "constant")}  # fmt: skip
+    for node in operators:
+        pending = {a for a in graph.arguments[node] if a in consumers}
         waiting[node] = len(pending)
         for argument in pending:
-            consumers.setdefault(argument, []).append(node)
-        if not pending:
-            ready.setdefault(kind, []).append(node)
+            consumers[argument].append(node)
+    height = _heights(operators, consumers)
+    remaining = collections.Counter(graph.kinds[node] for node in operators)
+    ready: dict[str, list[int]] = {}
+    for node in operators:
+        if not waiting[node]:
+            ready.setdefault(graph.kinds[node], []).append(node)
     groups: list[tuple[str, list[int]]] = []
     while ready:
-        kind = max(ready, key=lambda k: (len(ready[k]) / remaining[k], len(ready[k]), k))
+        kind = max(ready, key=lambda k: _urgency(ready[k], remaining[k], height, k))
         members = ready.pop(kind)
         remaining[kind] -= len(members)
         groups.append((kind, members))
-        for member in members:
-            for consumer in consumers.get(member, ()):
-                waiting[consumer] -= 1
-                if not waiting[consumer]:
-                    ready.setdefault(graph.kinds[consumer], []).append(consumer)
+        for consumer in itertools.chain.from_iterable(consumers[member] for member in members):
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                ready.setdefault(graph.kinds[consumer], []).append(consumer)
     return groups
+
+
+def _heights(operators: Sequence[int], consumers: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Operators, in graph order, on the longest way from each to an output."""
+    height: dict[int, int] = {}
+    for node in reversed(operators):
+        height[node] = 1 + max((height[consumer] for consumer in consumers[node]), default=0)
+    return height
+
+
+def _urgency(
+    ready: Sequence[int], n_remaining: int, height: Mapping[int, int], kind: str
+) -> tuple[bool, int, float, str]:
+    share = len(ready) / n_remaining
+    return share == 1, max(height[node] for node in ready), share, kind

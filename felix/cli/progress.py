@@ -41,9 +41,9 @@ def text(event: events.Event) -> str | None:
         case events.Skipped():
             return f"{event.task} is skipped: {event.reason}"
         case events.Baseline() if event.latency_us is not None:
-            return f"{event.task}: unscheduled {report.duration(event.latency_us)}"
+            return f"{event.task}: {event.program} {report.duration(event.latency_us)}"
         case events.Baseline():
-            return f"{event.task}: the unscheduled program was not timed ({event.message})"
+            return f"{event.task}: the {event.program} was not timed ({event.message})"
         case events.RoundStarted():
             hope = ""
             if event.predicted_us is not None:
@@ -56,7 +56,7 @@ def text(event: events.Event) -> str | None:
             return f"{event.task}: {report.duration(event.best_us)} in trial {event.trial}"
         case events.Chosen() if event.ships_unscheduled:
             return (
-                f"{event.task}: the unscheduled program was faster "
+                f"{event.task}: the {event.program} was faster "
                 f"({report.duration(event.unscheduled_us)}): it is what ships"
             )
         case events.Warned():

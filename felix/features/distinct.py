@@ -45,9 +45,28 @@ def elements(row: stores.Row, accesses: list[Access]) -> Scalar:
         }
         accesses = list(conditions)
     if len(accesses) == 1:
-        return _one(accesses[0], conditions[accesses[0]], visited)
+        count = _one(accesses[0], conditions[accesses[0]], visited)
+        return _inside(count, accesses[0], row.block, visited)
     counts = [_one(a, conditions[a], visited) for a in accesses]
     return _several(accesses, conditions, visited, counts)
+
+
+def _inside(count: Scalar, access: Access, block: ir.Block, visited: _Visited) -> Scalar:
+    """The count without what guards over several iterators keep out.
+
+    Such a guard (s * a + b < bound, of a tensor cut in uneven blocks) has `bound` points. It
+    counts where the access tells all of them apart: by one index, or by one for each iterator.
+    """
+    for flat, bound in block.guards:
+        linked = [it.symbol for it, binding in zip(block.iters, block.bindings, strict=True)
+                  if binding.terms and binding.terms.keys() <= flat.terms.keys()]  # fmt: skip
+        points = ir.product(visited[symbol].length for symbol in linked)
+        whole = [i for i in access.indices if i.free_symbols == set(linked)]
+        apart = bool(whole) or set(linked) <= set(access.indices)
+        known = isinstance(points, int) and isinstance(bound, int)
+        if len(linked) > 1 and apart and known:
+            count = scalar.plain(sympy.Rational(bound, points) * count)
+    return count
 
 
 def _joined(accesses: list[Access], visited: _Visited) -> dict[sympy.Expr, sympy.Symbol]:

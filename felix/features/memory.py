@@ -169,17 +169,20 @@ def warp(
 
     Built from the byte offsets of lanes 1, 2, 4, 8, 16: each offset of a sector or more doubles
     the sectors, each nonzero multiple of 128 bytes doubles the ways; lanes that a boundary guard
-    excludes do neither. Exact for lanes whose address is a sum over the bits of the lane.
+    excludes do neither. Exact for lanes whose address is a sum over the bits of the lane. Lanes
+    beyond threadIdx.x are in the next threadIdx.y.
     """
-    threads = [lp for lp in row.loops if lp.thread == "threadIdx.x"]
+    axes = {lp.thread: lp for lp in row.loops if lp.thread in ("threadIdx.x", "threadIdx.y")}
     sectors: Scalar = 1
     ways: Scalar = 1
-    if not threads:
-        return sectors, ways
-    loop = threads[0]
-    for lane, offset in zip(
-        LANES, stores.offsets(access, row.block, shape, loop, LANES), strict=True
-    ):
+    lanes: list[tuple[Loop, Scalar]] = []
+    inner: Scalar = 1
+    for axis in ("threadIdx.x", "threadIdx.y"):
+        if axis in axes:
+            lanes += [(axes[axis], scalar.floor_div(lane, inner)) for lane in LANES]
+            inner = inner * axes[axis].extent
+    for loop, lane in lanes:
+        (offset,) = stores.offsets(access, row.block, shape, loop, (lane,))
         distance = offset * element
         present = scalar.both(scalar.less(lane, loop.extent), stores.passes(row.block, loop, lane))
         far = scalar.both(present, scalar.less_equal(SECTOR_BYTES, distance))

@@ -259,8 +259,19 @@ def hull(
             widths = [index_span(part, spans, origin) for part in loaded.positions(index)]
             result[dim] = scalar.minimum(extent, ir.product(widths))
         else:
-            result[dim] = scalar.plain(index_span(index, spans, origin))
+            width = scalar.plain(index_span(index, spans, origin))
+            result[dim] = scalar.minimum(extent, width) if _overhangs(index, block) else width
     return result
+
+
+def _overhangs(index: sympy.Expr, block: Block) -> bool:
+    """Whether a guard over several iterators of the index keeps it inside of its buffer."""
+    used = [b for it, b in zip(block.iters, block.bindings, strict=True)
+            if it.symbol in index.free_symbols]  # fmt: skip
+    return any(
+        sum(any(comp in flat.terms for comp in binding.terms) for binding in used) > 1
+        for flat, _ in block.guards
+    )
 
 
 def _span(affine: Affine, block: Block, extents: dict[IterComponent, Scalar]) -> Scalar:

@@ -16,7 +16,7 @@ import io
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -27,7 +27,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import memory, onnx_inputs
+from felix.frontend import memory, onnx_inputs, onnx_shapes
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -38,8 +38,6 @@ _MIN_IR_VERSION = 3
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 #: Elements that one byte of a tensor's message holds at most: those of 2 bits are 4 a byte.
 _MAX_ELEMENTS_A_BYTE = 4
-#: Inputs and operators that a message lists.
-_MAX_LISTED = 20
 
 #: Fields with names that values, nodes and graphs are known by.
 _NAME_FIELDS = {
@@ -80,7 +78,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
         WorkloadError: the shapes do not fit the model, or TVM cannot import it.
     """
     shape_of = {name: [int(extent) for extent in shape] for name, shape in (shapes or {}).items()}
-    _check_shapes(proto.graph, shape_of)
+    onnx_shapes.check(proto.graph, shape_of)
     renamed = _rename(proto)
     importer = onnx_frontend.ONNXGraphImporter(
         {renamed[name]: shape for name, shape in shape_of.items()},
@@ -190,7 +188,8 @@ def _check_operators(graph: Any) -> None:
             unknown.add(node.op_type)
     if unknown:
         raise errors.WorkloadError(
-            f"the ONNX model cannot be imported: unsupported operators {_listed(sorted(unknown))}"
+            "the ONNX model cannot be imported: unsupported operators "
+            f"{onnx_shapes.listed(sorted(unknown))}"
         )
 
 
@@ -233,50 +232,6 @@ def _check_graph(graph: Any, outer: frozenset[str]) -> None:
             raise errors.WorkloadError(
                 f"nothing computes the output {names.quoted(output.name)} of the ONNX model"
             )
-
-
-def _check_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Shapes are of inputs, have their rank, and give each open extent one value."""
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = {item.name: item for item in graph.input if item.name not in constants}
-    for name in shapes:
-        if name not in inputs:
-            raise errors.WorkloadError(
-                f"shapes: the model has no input {names.quoted(name)}; "
-                f"its inputs are {_listed(inputs)}"
-            )
-    extents: dict[str, tuple[str, int]] = {}
-    for name, item in inputs.items():
-        for index, dim in enumerate(item.type.tensor_type.shape.dim):
-            parameter = names.check(f"an extent of the input {names.quoted(name)}",
-                                    dim.dim_param or "-")  # fmt: skip
-            if dim.dim_value < 0:
-                raise errors.WorkloadError(
-                    f"the input {names.quoted(name)} of the ONNX model has a negative extent"
-                )
-            if name in shapes and index < len(shapes[name]) and dim.dim_param:
-                _check_extent(extents, parameter, name, shapes[name][index])
-        shape = item.type.tensor_type
-        if (
-            name in shapes
-            and shape.HasField("shape")
-            and len(shape.shape.dim) != len(shapes[name])
-        ):
-            raise errors.WorkloadError(
-                f"shapes: the input {names.quoted(name)} has {len(shape.shape.dim)} extents, "
-                f"not {len(shapes[name])}"
-            )
-
-
-def _check_extent(
-    extents: dict[str, tuple[str, int]], parameter: str, name: str, extent: int
-) -> None:
-    other, earlier = extents.setdefault(parameter, (name, extent))
-    if earlier != extent:
-        raise errors.WorkloadError(
-            f"shapes: {names.quoted(parameter)} is {earlier} in the input {names.quoted(other)} "
-            f"and {extent} in {names.quoted(name)}; it is one extent"
-        )
 
 
 def _rename(proto: Any) -> dict[str, str]:
@@ -342,9 +297,3 @@ def _element_bytes(dtype: Any) -> int:
 
 def _node(name: str, operator: str) -> str:
     return f"{names.quoted(name)} (operator {names.quoted(operator)})"
-
-
-def _listed(items: Iterable[str]) -> str:
-    quoted = [names.quoted(item) for item in items]
-    more = f" and {len(quoted) - _MAX_LISTED} more" if len(quoted) > _MAX_LISTED else ""
-    return (", ".join(quoted[:_MAX_LISTED]) or "none") + more

@@ -1,9 +1,10 @@
 """Recognising a TVM trace by its text: which design space it is of, with which decisions.
 
 The trace of a schedule differs from the trace of the design space it came from: random variables
-are new, instructions without effect are gone, and those of the postprocessors are appended. So a
-trace is known by the text of its simplified form without the decisions (its *signature*), and the
-decisions are read from the same text. Both are plain text: who has them needs TVM no more.
+are new, instructions without effect are gone, and those of the postprocessors are appended; and
+shared memory is dynamic where the decisions need much. So a trace is known by the text of its
+simplified form without decisions and kind of shared memory (its *signature*), and the decisions
+are read from the same text. Both are plain text: who has them needs TVM no more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from felix.tir.design_space import shared_memory
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
@@ -91,7 +94,7 @@ def read(simplified: Trace) -> tuple[str, list[str]]:
             line = line[: match.start()]
         elif "= sch.sample_" in line:
             line = line.removesuffix(")")
-        lines.append(line)
+        lines.append(shared_memory.scope_blind(line))
     return "\n".join(lines), decisions
 
 

@@ -145,9 +145,17 @@ class TVMEvolutionarySearch(base.ModelSearch):
             num_threads=self._threads,
         )
         self._strategy = self._context.search_strategy
-        spaces = [s.apply(s.sample(1, seed=seed)[0]) for s in self._traces.sketches]
+        spaces = [
+            s.apply_stock(s.sample(1, seed=seed)[0])
+            for s in self._traces.sketches
+            if self._is_own(s)
+        ]
         model = self._xgb if self._xgb is not None else _Adapter(self._traces)
         self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
+
+    def _is_own(self, sketch: Sketch) -> bool:
+        """Whether a sketch is of the task's module: TVM searches no other at the same time."""
+        return bool(sketch.mod.same_as(self._task.mod))
 
     def _take(self, generated: Sequence[ms.search_strategy.MeasureCandidate]) -> None:
         """Store the candidates that are new; TVM compares programs, and only those it proposed."""
@@ -166,7 +174,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
             error = "failed" if run_secs is None else None
             if candidate is not None:
                 self._unlearnt.append((candidate, ms.runner.RunnerResult(run_secs, error)))
-        if run_secs is None:
+        if run_secs is None or not self._is_own(self._traces.sketches[key[0]]):
             return
         info = ms.arg_info.ArgInfo.from_entry_func(self._task.mod, remove_preproc=True)
         self._database.commit_tuning_record(

@@ -20,7 +20,7 @@ REFER, TRUNCATE, IOCTL_DEV = (1 << bit for bit in range(13, 16))
 
 READ = READ_FILE | READ_DIR
 SCRATCH = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
-DEVICE = READ | WRITE_FILE | IOCTL_DEV
+DEVICE = READ | WRITE_FILE | TRUNCATE | IOCTL_DEV
 
 #: All rights that an ABI knows; what it does not know cannot be refused.
 _ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}

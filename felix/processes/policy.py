@@ -31,7 +31,7 @@ class Policy:
     scratch: Sequence[str] = ()
     #: More files and folders to read.
     read: Sequence[str] = ()
-    #: Files and folders to read and to write, `ioctl` included; nothing may be made there.
+    #: Files and folders to read, write and empty, `ioctl` included; nothing may be made there.
     devices: Sequence[str] = ()
     #: Folders of which only the names can be read, with those of all that is in them.
     names: Sequence[str] = ()

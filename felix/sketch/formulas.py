@@ -185,6 +185,12 @@ class Formulas:
         inverse = np.asarray(inverse).reshape(-1)
         return [(tuple(key.tolist()), np.flatnonzero(inverse == i)) for i, key in enumerate(keys)]
 
+    def shared_bytes(self, batch: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Shared memory of a block [B], of the kernel that uses most."""
+        column = spec.NAMES.index("shared_bytes")
+        most: NDArray[np.float64] = self.raw(batch)[:, :, column].max(axis=1)
+        return most
+
     def constraints_exact(self, batch: NDArray[np.int64]) -> NDArray[np.float64]:
         """Constraint values [B, C]; legal where all are <= 0. Structures with fewer are padded
         with -1."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import sympy
 import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from tvm.s_tir.schedule import Instruction, Trace
 
@@ -27,12 +28,12 @@ from felix.errors import (
 from felix.sketch import diversity, formulas, sampling, unmodelled
 from felix.sketch import variables as decision_variables
 from felix.sketch.variables import Variable
-from felix.symbolic import expr, interpret, ir, load, postprocs
+from felix.symbolic import expr, interpret, ir, kernels, load, postprocs
 from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
 from felix.tir import design_space, grammar
-from felix.tir.design_space import variants
+from felix.tir.design_space import shared_memory, variants
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -53,6 +54,7 @@ class Sketch:
         space_generator: MetaSchedule's, which has the postprocessors of the target.
         machine: limits and rates the formulas use.
         variant: which program of the task it schedules.
+        mod: that program, of which the trace is; the task's when left out.
     """
 
     def __init__(
@@ -63,15 +65,17 @@ class Sketch:
         space_generator: ms.SpaceGenerator,
         machine: Hardware,
         variant: variants.Variant = variants.STOCK,
+        mod: tvm.IRModule | None = None,
     ) -> None:
         self.task = task
+        self.mod: tvm.IRModule = task.mod if mod is None else mod
         self.variant = variant
         self.hardware = machine
         self.index = index
         self.trace = trace
         self._space_generator = space_generator
         self.instructions = interpret.parse(trace)
-        program = load.load(task.mod["main"])
+        program = load.load(self.mod["main"])
         self._names = program.names()
         self.variables: tuple[Variable, ...] = decision_variables.of_trace(
             program, self.instructions
@@ -86,9 +90,16 @@ class Sketch:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of workload, target and trace, the same in every process."""
-        text = "\n".join([self.task.key, repr(self.instructions)])
+        """Hash of workload, target, program and trace, the same in every process."""
+        text = "\n".join([self.task.key, *self._program_key, repr(self.instructions)])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def _program_key(self) -> list[str]:
+        """Hash of a variant's own program; none of the task's."""
+        if self.mod.same_as(self.task.mod):
+            return []
+        return [f"{tvm_ffi.structural_hash(self.mod) % 2**64:016x}"]
 
     @functools.cached_property
     def formulas(self) -> formulas.Formulas:
@@ -112,6 +123,13 @@ class Sketch:
     @property
     def is_gpu(self) -> bool:
         return bool(self.task.target.kind.name == "cuda")
+
+    @functools.cached_property
+    def _may_be_dynamic(self) -> bool:
+        """Whether a schedule may need more shared memory than there is of the static kind."""
+        if not self.is_gpu or not shared_memory.uses_static(self.trace):
+            return False
+        return _needs_dynamic(int(self.task.target.attrs["max_shared_memory_per_block"]))
 
     # ------------------------------------------------------------ programs
 
@@ -144,11 +162,20 @@ class Sketch:
             columns = self._columns.get(inst.position)
             return [inst.attrs[0][0]] if columns is None else [row[c] for c in columns]
 
-        return self._interpret(decide, rewrite=True)
+        program = self._interpret(decide, rewrite=True)
+        if self._may_be_dynamic and _needs_dynamic(kernels.most_shared_bytes(program)):
+            trace = shared_memory.dynamic(self.trace)
+            return self._interpret(decide, rewrite=True, instructions=interpret.parse(trace))
+        return program
 
-    def _interpret(self, decide: _Decide, rewrite: bool) -> ir.Program:
-        program = load.load(self.task.mod["main"])
-        interpret.interpret(program, self.instructions, decide)
+    def _interpret(
+        self,
+        decide: _Decide,
+        rewrite: bool,
+        instructions: Sequence[interpret.Instruction] | None = None,
+    ) -> ir.Program:
+        program = load.load(self.mod["main"])
+        interpret.interpret(program, instructions or self.instructions, decide)
         threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0
         postprocs.apply(program, self.is_gpu, threads, rewrite)
         return program
@@ -173,7 +200,7 @@ class Sketch:
             InvalidSchedule: a postprocessor rejects it.
         """
         schedule.enter_postproc()
-        for postproc in self._space_generator.postprocs:
+        for postproc in self._postprocs(schedule.trace):
             name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
             try:
                 accepted = postproc.apply(schedule)
@@ -185,11 +212,31 @@ class Sketch:
                 decisions = self.decisions_of(schedule.trace)
                 raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
 
+    def _postprocs(self, trace: Trace) -> Sequence[ms.Postproc]:
+        """The postprocessors for a schedule with this trace."""
+        if self._may_be_dynamic and shared_memory.is_dynamic(trace):
+            return self._postprocs_of_dynamic
+        postprocs: Sequence[ms.Postproc] = self._space_generator.postprocs
+        return postprocs
+
+    @functools.cached_property
+    def _postprocs_of_dynamic(self) -> Sequence[ms.Postproc]:
+        return shared_memory.verified_to(
+            self.mod, self.task.target, self._space_generator.postprocs
+        )
+
     def apply(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
         """The schedule before the postprocessors; raises as `schedule` does."""
         self._check(decisions)
-        trace = self.with_decisions(decisions)
-        schedule = tvm.s_tir.Schedule(self.task.mod, seed=1, debug_mask="none")
+        return self._applied(self.with_decisions(decisions))
+
+    def apply_stock(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
+        """As `apply`, with the scopes of MetaSchedule's own trace whatever the decisions need."""
+        self._check(decisions)
+        return self._applied(self._with_static_memory(decisions))
+
+    def _applied(self, trace: Trace) -> tvm.s_tir.Schedule:
+        schedule = tvm.s_tir.Schedule(self.mod, seed=1, debug_mask="none")
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
         except _TVM_ERRORS as error:
@@ -217,7 +264,18 @@ class Sketch:
         return True
 
     def with_decisions(self, decisions: Sequence[int]) -> Trace:
-        """The trace with its sampling decisions set."""
+        """The trace with its sampling decisions set, and the shared memory that they need.
+
+        Where a kernel takes more than there is of the static kind, all is dynamic.
+        """
+        trace = self._with_static_memory(decisions)
+        if self._may_be_dynamic:
+            (most,) = self.formulas.shared_bytes(np.asarray([decisions]))
+            if _needs_dynamic(most):
+                return shared_memory.dynamic(trace)
+        return trace
+
+    def _with_static_memory(self, decisions: Sequence[int]) -> Trace:
         trace = Trace(self.trace.insts, {})
         for position, columns in self._columns.items():
             inst = self.trace.insts[position]
@@ -278,7 +336,7 @@ class Sketch:
 
         Its compute locations exist for its tile sizes, which need not be legal.
         """
-        schedule = tvm.s_tir.Schedule(self.task.mod, seed=seed, debug_mask="none")
+        schedule = tvm.s_tir.Schedule(self.mod, seed=seed, debug_mask="none")
         trace = Trace(self.trace.insts, {})
         try:
             trace.apply_to_schedule(schedule, remove_postproc=True)
@@ -309,6 +367,10 @@ class Sketch:
         return rows
 
 
+def _needs_dynamic(shared_bytes: float) -> bool:
+    return shared_bytes > shared_memory.STATIC_BYTES
+
+
 def sketches(
     task: Task,
     machine: Hardware | None = None,
@@ -336,7 +398,7 @@ def sketches(
         try:
             with unmodelled.reported():
                 modelled.append(
-                    Sketch(task, index, trace, space.generator, machine, space.variant)
+                    Sketch(task, index, trace, space.generator, machine, space.variant, space.mod)
                 )
         except UnsupportedSchedule as error:
             reasons.append(error)
@@ -354,7 +416,7 @@ def _traces(
 ) -> Iterator[tuple[int, Trace, design_space.DesignSpace]]:
     """(number, trace, space) of the stock space, then of each variant: diverse ones of many."""
     spaces = [design_space.generate(task.mod, task.target, name=task.name)]
-    limits = variants.Machine(machine.cores, machine.is_gpu)
+    limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
     spaces += design_space.generate_variants(task.mod, task.target, limits, name=task.name)
     first = 0
     for space in spaces:

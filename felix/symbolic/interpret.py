@@ -16,6 +16,7 @@ from felix.symbolic import ir, scalar, usage
 from felix.symbolic.instructions import (
     caching,
     inlining,
+    layouts,
     loop_transforms,
     padding,
     placement,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
 
 INLINE, ROOT = -2, -1
+#: How a trace writes that a buffer is one that a block reads.
+_READ = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ def _plain(value: Any, numbers: Mapping[Any, Ref]) -> Any:
         return value.value
     if type(value).__name__ == "StringImm":
         return str(value.value)
+    if type(value).__name__ == "IndexMap":
+        return layouts.IndexMap.of(value)
     if type(value).__name__ in ("Array", "List", "list", "tuple"):
         return tuple(_plain(x, numbers) for x in value)
     if value in numbers:
@@ -282,6 +287,18 @@ def _pad_einsum(state: State, inst: Instruction) -> list[Any]:
     return []
 
 
+def _transform_block_layout(state: State, inst: Instruction) -> list[Any]:
+    layouts.transform_block_layout(state.program, state.get(inst.inputs[0]), inst.attrs[0])
+    return []
+
+
+def _reindex(state: State, inst: Instruction) -> list[Any]:
+    index, side = inst.attrs
+    if side != _READ:
+        raise UnsupportedSchedule("reindex of a result")
+    return [layouts.reindex_read(state.program, state.get(inst.inputs[0]), index)]
+
+
 def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:
     return [loop_transforms.add_unit_loop(state.program, state.get(inst.inputs[0]))]
 
@@ -313,5 +330,7 @@ HANDLERS: dict[str, Callable[[State, Instruction], list[Any]]] = {
     "SetScope": _set_scope,
     "RFactor": _rfactor,
     "PadEinsum": _pad_einsum,
+    "TransformBlockLayout": _transform_block_layout,
+    "ReIndex": _reindex,
     "AddUnitLoop": _add_unit_loop,
 }

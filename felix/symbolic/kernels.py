@@ -57,6 +57,11 @@ def kernels(program: Program) -> list[Kernel]:
     return result
 
 
+def most_shared_bytes(program: Program) -> int:
+    """Shared memory of a block, of the kernel of a concrete program that uses most."""
+    return max((int(kernel.shared_bytes) for kernel in kernels(program)), default=0)
+
+
 def _axes(top: Loop | ir.Block) -> dict[str, Scalar]:
     """Extent of every thread axis bound in the tree, outermost binding first."""
     extents: dict[str, Scalar] = {}

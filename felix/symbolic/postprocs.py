@@ -8,7 +8,7 @@ VerifyGPUCode in `felix.symbolic.kernels`. The vector width of a fetch may be an
 from __future__ import annotations
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import parallelize, scalar, usage
+from felix.symbolic import async_copies, parallelize, scalar, usage
 from felix.symbolic.instructions import loop_transforms, reduction
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
@@ -53,6 +53,7 @@ def cooperative_fetch(program: Program) -> None:
         lanes = scalar.select(divides, lanes, 1)
         if block.writes[0].buffer.dtype not in FETCHED_WHOLE:
             program.conditions.append(lanes * _max_bytes(block) - MAX_VECTOR_BYTES)
+        program.conditions += async_copies.violations(loops, block, lanes)
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):
             factors.append(lanes)

@@ -38,10 +38,9 @@ DEFAULT_ARCH = "sm_90"
 
 #: Characters of a target's text; JSON of a GPU with all its attributes has about 700.
 MAX_CHARACTERS = 4000
-#: Static limits of one CUDA block; TVM kernels use static shared memory, so 48 KiB on all GPUs.
+#: Limits of one CUDA block that are the same on all GPUs.
 _CUDA_LIMITS = {
     "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 49152,
     "thread_warp_size": 32,
     "registers_per_block": 65536,
 }
@@ -68,7 +67,7 @@ class Hardware:
     max_blocks_per_core: int
     registers_per_block: int  #: 32-bit registers; 0 on a CPU (not a resource of a launch)
     registers_per_core: int
-    shared_bytes_per_block: int  #: what one block may use; 0 on a CPU
+    shared_bytes_per_block: int  #: what one block may use, dynamic included; 0 on a CPU
     shared_bytes_per_core: int
 
     @property
@@ -202,6 +201,8 @@ def _tagged(head: str) -> dict[str, Any]:
         config = _without_empty_tag(_plain(Target(head).export()))
         if config["kind"] == "cuda":
             config |= {"model": short, "feature.name": gpus.title(head)}
+            # Of most cards, tags say the limit of static shared memory.
+            config.pop("max_shared_memory_per_block", None)
         return config
     if re.fullmatch(r"sm_\d+[a-z]?", head):
         raise errors.TargetError(f"{head} is an architecture; use 'cuda -arch {head}'")
@@ -274,9 +275,10 @@ def _complete_cuda(config: dict[str, Any]) -> dict[str, Any]:
         else:
             config = (gpus.local(0) or {"arch": DEFAULT_ARCH}) | config
     config = _CUDA_LIMITS | config
-    # Static shared memory ends at 48 KiB whatever a tag says of the dynamic limit.
-    limit = _CUDA_LIMITS["max_shared_memory_per_block"]
-    config["max_shared_memory_per_block"] = min(config["max_shared_memory_per_block"], limit)
+    family = gpus.family(config)
+    largest = min(family.shared_bytes_per_block, family.shared_bytes_per_sm)
+    shared_bytes = config.get("max_shared_memory_per_block", largest)
+    config["max_shared_memory_per_block"] = min(shared_bytes, largest)
     config.setdefault("host", {"kind": "llvm", "mtriple": codegen.llvm_get_system_triple()})
     return config
 

@@ -43,12 +43,16 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
-    """Limits of one SM of a compute capability. Registers are 32-bit ones."""
+    """Limits of one SM of a compute capability. Registers are 32-bit ones.
+
+    `shared_bytes_per_block` is the most dynamic shared memory that a launch may opt in to.
+    """
 
     fp32_lanes_per_sm: int
     max_threads_per_sm: int
     max_blocks_per_sm: int
     shared_bytes_per_sm: int
+    shared_bytes_per_block: int
     l1_bytes: int
     registers_per_sm: int = 65536
 
@@ -92,18 +96,18 @@ _DRIVER_NAMES = {
 
 #: Compute capability (major, minor) -> limits of one SM.
 _FAMILIES: dict[tuple[int, int], Family] = {
-    (5, 0): Family(128, 2048, 32, 64 * _KIB, 24 * _KIB),
-    (6, 0): Family(64, 2048, 32, 64 * _KIB, 24 * _KIB),
-    (6, 1): Family(128, 2048, 32, 96 * _KIB, 48 * _KIB),
-    (7, 0): Family(64, 2048, 32, 96 * _KIB, 128 * _KIB),
-    (7, 5): Family(64, 1024, 16, 64 * _KIB, 96 * _KIB),
-    (8, 0): Family(64, 2048, 32, 164 * _KIB, 192 * _KIB),
-    (8, 6): Family(128, 1536, 16, 100 * _KIB, 128 * _KIB),
-    (8, 7): Family(128, 1536, 16, 164 * _KIB, 192 * _KIB),
-    (8, 9): Family(128, 1536, 24, 100 * _KIB, 128 * _KIB),
-    (9, 0): Family(128, 2048, 32, 228 * _KIB, 256 * _KIB),
-    (10, 0): Family(128, 2048, 32, 228 * _KIB, 256 * _KIB),
-    (12, 0): Family(128, 1536, 24, 100 * _KIB, 128 * _KIB),
+    (5, 0): Family(128, 2048, 32, 64 * _KIB, 48 * _KIB, 24 * _KIB),
+    (6, 0): Family(64, 2048, 32, 64 * _KIB, 48 * _KIB, 24 * _KIB),
+    (6, 1): Family(128, 2048, 32, 96 * _KIB, 48 * _KIB, 48 * _KIB),
+    (7, 0): Family(64, 2048, 32, 96 * _KIB, 96 * _KIB, 128 * _KIB),
+    (7, 5): Family(64, 1024, 16, 64 * _KIB, 64 * _KIB, 96 * _KIB),
+    (8, 0): Family(64, 2048, 32, 164 * _KIB, 163 * _KIB, 192 * _KIB),
+    (8, 6): Family(128, 1536, 16, 100 * _KIB, 99 * _KIB, 128 * _KIB),
+    (8, 7): Family(128, 1536, 16, 164 * _KIB, 163 * _KIB, 192 * _KIB),
+    (8, 9): Family(128, 1536, 24, 100 * _KIB, 99 * _KIB, 128 * _KIB),
+    (9, 0): Family(128, 2048, 32, 228 * _KIB, 227 * _KIB, 256 * _KIB),
+    (10, 0): Family(128, 2048, 32, 228 * _KIB, 227 * _KIB, 256 * _KIB),
+    (12, 0): Family(128, 1536, 24, 100 * _KIB, 99 * _KIB, 128 * _KIB),
 }
 #: Chip whose rates are assumed when only the architecture is known (its name never is); a small
 #: one, so rates are conservative.
@@ -131,7 +135,7 @@ _TVM_PROPERTIES = {
 }
 #: Target attribute -> `CUdevice_attribute` of cuda.h, for what TVM does not query.
 _DRIVER_ATTRIBUTES = {
-    "max_shared_memory_per_block": 8,
+    "max_shared_memory_per_block": 97,  # with opt-in
     "registers_per_block": 12,
     "feature.memory_clock_khz": 36,
     "feature.memory_bus_bits": 37,

@@ -26,8 +26,8 @@ from felix.tir.design_space import variants
 
 MAX_JSON_CHARACTERS = 16 * 2**20
 CHILD_SECONDS = 60
-#: Of the machine whose variants are rehearsed: they differ in a number between machines.
-CORES = 128
+#: Of the machine whose variants are rehearsed: they differ in numbers between machines.
+CORES, VECTOR_LANES = 128, 16
 CHILD_BYTES = 8 * 2**30
 CHILD_OUTPUT_BYTES = 2**20
 
@@ -123,5 +123,5 @@ def rehearse(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
 
 def _spaces(mod: tvm.IRModule, full: tvm.target.Target) -> Iterator[design_space.DesignSpace]:
     yield design_space.generate(mod, full)
-    machine = variants.Machine(CORES, is_gpu=full.kind.name == "cuda")
+    machine = variants.Machine(CORES, full.kind.name == "cuda", VECTOR_LANES)
     yield from design_space.generate_variants(mod, full, machine)

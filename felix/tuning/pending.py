@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from felix import events
+from felix import errors, events
 from felix.measure import protocol
 from felix.search import interface
 from felix.tuning import options as options_module
-from felix.tuning import pacing
+from felix.tuning import pacing, results
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
@@ -132,8 +132,16 @@ class Baselines:
         self._futures: dict[TaskRun, _Future] = {}
 
     def submit(self, task_run: TaskRun) -> None:
-        """Send the task's program to be measured as it is."""
-        self._futures[task_run] = task_run.measurer.submit(task_run.task.mod)
+        """Send the task's unscheduled program to be measured."""
+        try:
+            mod = results.unscheduled(task_run.task).mod
+        except errors.UnsupportedSchedule as error:
+            failed = protocol.Measurement(error=protocol.ErrorClass.BUILD, message=str(error))
+            future: _Future = concurrent.futures.Future()
+            future.set_result(failed)
+            self._futures[task_run] = future
+        else:
+            self._futures[task_run] = task_run.measurer.submit(mod)
 
     def take(self) -> None:
         """Give the tasks their measurements that are there."""
@@ -149,6 +157,7 @@ class Baselines:
                     task_index=task_run.index,
                     latency_us=measurement.latency_us,
                     message=measurement.message,
+                    program=results.baseline_name(task_run.task),
                 )
             )
 

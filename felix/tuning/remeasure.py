@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from felix import records
 from felix.measure import protocol
 from felix.tuning import options as options_module
-from felix.tuning import pacing
+from felix.tuning import pacing, results
 from felix.tuning import recorder as recorder_module
 from felix.tuning.task_run import TaskRun
 
@@ -75,7 +75,7 @@ def _compare_with_unscheduled(
     if baseline.latency_us > MARGIN * task_run.best_us:
         return
     with breakdown.of("measure"):
-        mods = [task_run.schedule_of(best), task_run.task.mod]
+        mods = [task_run.schedule_of(best), results.unscheduled(task_run.task).mod]
         of_best, of_baseline = _bursts(task_run, mods, options, compute_guard)
     measurement, again = _pooled(of_best), _pooled(of_baseline)
     if measurement is None or again is None or not again.ok:

@@ -67,6 +67,11 @@ class Best:
         """Values of the sketch's variables, in order."""
         return self.record.decisions
 
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The program that is scheduled: the task's, or a variant of it."""
+        return self._sketch.mod
+
     @functools.cached_property
     def schedule(self) -> tvm.s_tir.Schedule:
         """The schedule, made by TVM from the decisions."""
@@ -77,6 +82,23 @@ class Best:
             f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.variant}, "
             f"{self.decisions})"
         )
+
+
+def unscheduled(task: Task) -> tvm.s_tir.Schedule:
+    """The unscheduled program of a task as it runs on its target: the default schedule on a GPU.
+
+    Raises:
+        UnsupportedSchedule: the program has no default schedule.
+    """
+    from felix.tir.design_space import default_schedule
+
+    return default_schedule.of(task.mod, task.target)
+
+
+def baseline_name(task: Task) -> str:
+    """What the unscheduled program of a task is called where people read it."""
+    is_gpu = task.target.kind.name == "cuda"
+    return "default schedule" if is_gpu else "unscheduled program"
 
 
 class Unscheduled:
@@ -97,14 +119,15 @@ class Unscheduled:
         assert self.measurement.latency_us is not None
         return self.measurement.latency_us
 
+    @property
+    def mod(self) -> tvm.IRModule:
+        """The task's program."""
+        return self._task.mod
+
     @functools.cached_property
     def schedule(self) -> tvm.s_tir.Schedule:
-        """A schedule that changes nothing."""
-        from tvm import s_tir
-
-        schedule = s_tir.Schedule(self._task.mod)
-        schedule.get_sblock("root")  # databases of TVM hold no trace without an instruction
-        return schedule
+        """One that changes nothing; the default schedule on a GPU."""
+        return unscheduled(self._task)
 
     def __repr__(self) -> str:
         return f"Unscheduled({self.latency_us:.2f} us)"
@@ -181,8 +204,9 @@ class TuneResult:
             return None
         tuned_us, unscheduled_us = self.tuned_or_none.latency_us, self.best.latency_us
         return (
-            f"{self.task.name}: the unscheduled program was faster ({unscheduled_us:.2f} us; the "
-            f"fastest schedule takes {tuned_us:.2f} us): it is what ships"
+            f"{self.task.name}: the {baseline_name(self.task)} was faster "
+            f"({unscheduled_us:.2f} us; the fastest schedule takes {tuned_us:.2f} us): "
+            "it is what ships"
         )
 
     def failure(self) -> str:

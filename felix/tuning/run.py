@@ -294,6 +294,7 @@ class Run:
                 tuned_us=result.tuned_or_none.latency_us,
                 unscheduled_us=result.unscheduled_us,
                 ships_unscheduled=result.ships_unscheduled,
+                program=results.baseline_name(result.task),
             )
         )
 

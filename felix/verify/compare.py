@@ -35,6 +35,7 @@ from felix.errors import InvalidSchedule, UnsupportedSchedule
 from felix.features import spec
 from felix.symbolic import allocation, ir, parallelize
 from felix.task import Task
+from felix.tir.design_space import shared_memory
 from felix.verify import tvm_schedule
 
 if TYPE_CHECKING:
@@ -276,12 +277,12 @@ class _Comparison:
     def _features(self, values: NDArray[np.float64], labels: Sequence[str]) -> None:
         launches = self._launches()
         expected: dict[tuple[str, str], dict[str, int]] = {}
-        for label, stage in zip(labels, self.stages, strict=True):
+        for label, stage in zip(map(shared_memory.scope_blind, labels), self.stages, strict=True):
             for store in stage.inits:
-                init = (f"{label}_init", str(store.buffer.name))
+                init = (f"{label}_init", _row_buffer(store))
                 expected[init] = self._row(stage, store.buffer, launches, True)
             for store in stage.stores:
-                name = (label, str(store.buffer.name))
+                name = (label, _row_buffer(store))
                 expected[name] = self._row(stage, store.buffer, launches, False)
         column = {name: i for i, name in enumerate(spec.NAMES)}
         rows = self.sketch.formulas.rows
@@ -364,6 +365,11 @@ class _Comparison:
                 lp.extent for _, lp in tvm_schedule.distinct(buffer.site)
             )
         return features | launches[stage.tree]
+
+
+def _row_buffer(store: Any) -> str:
+    """Name of the buffer that a row of features is about."""
+    return shared_memory.scope_blind(str(store.buffer.name))
 
 
 def _is_spread(loop: tvm_schedule.Loop) -> bool:

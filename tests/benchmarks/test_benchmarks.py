@@ -15,7 +15,8 @@ from benchmarks import (
     features,
     report,
 )
-from benchmarks.support import common, model_tables, service_polling
+from benchmarks.pages import statements
+from benchmarks.support import common, cpu_pieces, model_tables, service_polling
 from felix.target import cpu
 
 
@@ -38,6 +39,26 @@ def test_summary_takes_medians_over_seeds_and_ratios_to_felix() -> None:
     assert stock["process_ratio"] == 210 / 35
     assert (stock["cold_ratio"], stock["warm_ratio"], felix["cold_ratio"]) == (1.5, 1, 1)
     assert cpu_tuning._summary("softmax", runs) == []
+
+
+def test_pytorch_is_compared_by_latency_alone() -> None:
+    result = run(0, 20, 100)
+    result["compare"]["torch"] = {"cold_us": 9.0, "warm_us": 16.0}
+    summary = cpu_tuning._summary("gemm", [result])
+    torch = summary[-1]
+    assert (torch["tool"], torch["wall_s"], torch["wall_ratio"]) == ("torch", None, None)
+    assert (torch["cold_ratio"], torch["warm_ratio"]) == (0.9, 2)
+    said = statements.cpu_tuning({"summary": summary, "settings": {"trials": 64}})
+    assert "PyTorch is 0.90 times Felix's" in said and "warm caches 2.00 times" in said
+
+
+def test_the_best_layout_of_pytorch_counts() -> None:
+    results = {"felix": {}, "a": {"cold_us": 2.0, "warm_us": 4.0},
+               "b": {"cold_us": 3.0, "warm_us": 1.0}}  # fmt: skip
+    call = cpu_pieces.Call(int, [])
+    best = cpu_pieces._with_best_layout(results, {"a": call, "b": call})
+    assert best.keys() == {"felix", "torch"}
+    assert (best["torch"]["cold_us"], best["torch"]["warm_us"]) == (2, 1)
 
 
 def test_a_seed_without_comparison_does_not_count() -> None:

@@ -97,8 +97,9 @@ def cuda_runner(folders: Folders) -> policy.Policy:
     """Of a process that also uses an NVIDIA GPU.
 
     The driver reserves more address space than there is memory and opens a device many times. It
-    ends `cuInit` with an error if it may not name its threads (`/proc/self/task`) or make files in
-    memory, and makes a local socket to look for an MPS server.
+    ends `cuInit` with an error if it may not name its threads (`comm` in `/proc/self/task`, which
+    it opens to be emptied) or make files in memory, and makes a local socket to look for an MPS
+    server.
     """
     return policy.Policy(
         folder=str(folders.tasks),

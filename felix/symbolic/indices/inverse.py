@@ -1,7 +1,7 @@
 """Inverses of index maps: where a consumer's element goes, as a function of the producer's.
 
 A reshape reads its producer at computed indices. TVM inlines it into the producer all the same,
-because the map from the iterators of the reshape to the indices it reads is a bijection; the
+because the map from the iterators of the reshape to the indices it reads can be inverted; the
 inverse gives the indices at which the producer stores the reshape's result. TVM's own inversion is
 used, so that the expressions come out as in its schedules.
 """
@@ -21,6 +21,8 @@ from felix.symbolic.indices import index_expr
 
 _BINARY = {expr.FloorDiv: tirx.floordiv, expr.FloorMod: tirx.floormod}
 
+_LEVEL = sym.iter_affine_map.IterMapLevel
+
 #: Iterators with the extents of their domains.
 Domains = tuple[tuple[sympy.Symbol, int], ...]
 
@@ -36,25 +38,23 @@ def inverse(
 
     Args:
         iters: of the indices.
-        indices: expressions in the iterators, together a bijection onto a buffer's elements.
+        indices: expressions in the iterators, a bijection onto a buffer's elements or onto a part
+            of them (a tensor cut in blocks that its extent is no multiple of).
         targets: expressions in the iterators of `outer`, one for each index.
 
     Returns:
         Each iterator as an expression in the iterators of `outer`.
 
     Raises:
-        UnsupportedSchedule: the indices are not such a bijection.
+        UnsupportedSchedule: TVM has no inverse of the indices.
     """
     inner, others = _variables(iters), _variables(outer)
     analyzer = sym.Analyzer()
     for symbol, extent in outer:
         analyzer.bind(others[symbol], tvm.ir.Range(0, extent))
-    iter_map = sym.detect_iter_map(
-        [_to_tir(index, inner) for index in indices],
-        {inner[symbol]: tvm.ir.Range(0, extent) for symbol, extent in iters},
-        check_level=sym.iter_affine_map.IterMapLevel.Bijective,
-        simplify_trivial_iterators=False,
-    ).indices
+    domains = {inner[symbol]: tvm.ir.Range(0, extent) for symbol, extent in iters}
+    bindings = [_to_tir(index, inner) for index in indices]
+    iter_map = _iter_map(bindings, domains)
     if not iter_map:
         raise UnsupportedSchedule("reverse inlining through indices that are no bijection")
     inverted = sym.inverse_affine_iter_map(
@@ -66,6 +66,36 @@ def inverse(
         for symbol, variable in inner.items()
         if variable in inverted
     }
+
+
+def _iter_map(
+    bindings: Sequence[tirx.PrimExpr], domains: Mapping[tirx.Var, tvm.ir.Range]
+) -> Sequence[sym.IterSumExpr]:
+    """TVM's iterator map of the bindings, which take every value once or some never; or none."""
+    for level in (_LEVEL.Bijective, _LEVEL.NoCheck):
+        detected = sym.detect_iter_map(
+            bindings, domains, check_level=level, simplify_trivial_iterators=False
+        )
+        iter_map = list(detected.indices)
+        if iter_map and (level == _LEVEL.Bijective or _inverts(iter_map, bindings, domains)):
+            return iter_map
+    return []
+
+
+def _inverts(
+    iter_map: Sequence[sym.IterSumExpr],
+    bindings: Sequence[tirx.PrimExpr],
+    domains: Mapping[tirx.Var, tvm.ir.Range],
+) -> bool:
+    """Whether the inverse of the map gives the iterators back for what is bound to them."""
+    analyzer = sym.Analyzer()
+    for variable, domain in domains.items():
+        analyzer.bind(variable, domain)
+    inverted = sym.inverse_affine_iter_map(iter_map, bindings)
+    return all(
+        variable in inverted and analyzer.can_prove_equal(inverted[variable], variable)
+        for variable in domains
+    )
 
 
 def _variables(iters: Domains) -> dict[sympy.Symbol, tirx.Var]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, scalar
+from felix.symbolic import ir, regions, scalar
 from felix.symbolic.indices import inverse, loaded
 from felix.symbolic.instructions import placement
 from felix.symbolic.ir import Access, Block, Program
@@ -117,12 +117,17 @@ def _guards(
     block: Block, producer: Block, mapping: Mapping[sympy.Symbol, sympy.Expr]
 ) -> list[tuple[ir.Affine, ir.Scalar]]:
     """What keeps a padded producer inside of the inlined block's domain."""
-    domains = {it.symbol: it.extent for it in producer.iters}
-    return [
-        (producer.binding(mapping[it.symbol]), it.extent)
-        for it in block.iters
-        if not scalar.is_static(domains.get(mapping[it.symbol], it.extent), it.extent)
-    ]
+    farthest = {it.symbol: it.extent - 1 for it in producer.iters}
+    guards = []
+    for it in block.iters:
+        index = mapping[it.symbol]
+        affine = regions.index_affine(index, producer)
+        if affine is None:
+            continue
+        reach = scalar.plain(replace(index, farthest)) + 1
+        if not scalar.is_static(reach, it.extent):
+            guards.append((affine, it.extent))
+    return guards
 
 
 def _chooses(buffer: ir.Buffer, index: sympy.Expr) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tvm
 
 from felix.tir import grammar
-from felix.tir.design_space import post_order, soundness, variants
+from felix.tir.design_space import blocks, post_order, shared_memory, soundness, variants
 from felix.tir.design_space.variants import Machine, Prefix, Variant
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ class DesignSpace:
     Attributes:
         schedules: never empty; one that changes nothing where no rule of TVM applies.
         variant: the program that they schedule.
+        mod: its module, of which the traces are.
     """
 
     schedules: tuple[tvm.s_tir.Schedule, ...]
     generator: ms.SpaceGenerator
+    mod: tvm.IRModule
     variant: Variant = variants.STOCK
 
 
@@ -52,7 +54,7 @@ def generate(
     if not sound:
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
         schedules = _generate_guarded(context)
-    return DesignSpace(tuple(schedules), context.space_generator)
+    return DesignSpace(tuple(schedules), context.space_generator, mod)
 
 
 def generate_variants(
@@ -60,15 +62,17 @@ def generate_variants(
 ) -> Iterator[DesignSpace]:
     """The design space of each variant of a program; those that TVM cannot make are left out."""
     for prefix in variants.of_program(mod, machine):
-        context = tune_context(mod, target, name=name)
+        program = mod if prefix.mod is None else prefix.mod
+        context = tune_context(program, target, name=name)
         try:
-            schedules = _generate_variant(mod, context, prefix)
+            schedules = _generate_variant(program, context, prefix)
         except grammar.TVM_ERRORS as error:
             _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
             continue
-        sound = tuple(each for each in schedules if soundness.is_sound(each.mod))
+        accepted = (each for each in schedules if prefix.accepts(each))
+        sound = tuple(each for each in accepted if soundness.is_sound(each.mod))
         if sound:
-            yield DesignSpace(sound, context.space_generator, prefix.variant)
+            yield DesignSpace(sound, context.space_generator, program, prefix.variant)
 
 
 def _generate_variant(
@@ -76,7 +80,9 @@ def _generate_variant(
 ) -> list[tvm.s_tir.Schedule]:
     schedule = tvm.s_tir.Schedule(mod, seed=1, debug_mask="none")
     prefix.apply(schedule)
-    return post_order.apply(schedule, context.space_generator.sch_rules, prefix)
+    added = set(blocks.names(schedule.mod["main"])) - set(blocks.names(mod["main"]))
+    at_root = added if prefix.is_at_root else set()
+    return post_order.apply(schedule, context.space_generator.sch_rules, prefix, at_root)
 
 
 def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:
@@ -101,6 +107,8 @@ def tune_context(
     Making a `TuneContext` imports every tensor intrinsic TVM knows, 20 s of script parsing that
     the default rules never use; an empty module stands in for them.
 
+    The rules use static shared memory, so their kernels are legal up to its limit.
+
     Args:
         name: of the task, in TVM's messages.
         strategy: the search strategy that the context owns, if any.
@@ -117,7 +125,7 @@ def tune_context(
     logger.setLevel(logging.ERROR)
     return ms.TuneContext(
         mod=mod,
-        target=target,
+        target=shared_memory.static_target(target),
         space_generator=ms.space_generator.PostOrderApply(
             sch_rules=schedule_rules.guarded(kind) if guarded else kind,
             postprocs=kind,

@@ -6,27 +6,30 @@ before stays in the traces, and blocks that it made are visited like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tvm
 from tvm.s_tir.schedule import SBlockRV
 
 from felix.tir import grammar
-from felix.tir.design_space import blocks, second_reductions
-from felix.tir.design_space.variants import Prefix
+from felix.tir.design_space import blocks
+from felix.tir.design_space.variants import Prefix, Rule
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
 
-#: What a rule makes of one block.
-_Rule = Callable[[tvm.s_tir.Schedule, SBlockRV], Sequence[tvm.s_tir.Schedule]]
 #: The first of the rules that need every block at its place.
 _FINISHING = "ParallelizeVectorizeUnroll"
+#: The rule that samples compute locations.
+_MOVING = "RandomComputeLocation"
 
 
 def apply(
-    schedule: tvm.s_tir.Schedule, rules: Sequence[ms.ScheduleRule], prefix: Prefix
+    schedule: tvm.s_tir.Schedule,
+    rules: Sequence[ms.ScheduleRule],
+    prefix: Prefix,
+    at_root: Collection[str] = (),
 ) -> list[tvm.s_tir.Schedule]:
     """The schedules that the rules make of every block, one rule after another.
 
@@ -34,27 +37,34 @@ def apply(
 
     Args:
         schedule: after the prefix.
+        at_root: names of the blocks that no compute location is sampled for.
     """
     names = blocks.names(schedule.mod["main"])
     visited = [(name, schedule.get_sblock(name, func_name="main")) for name in reversed(names)]
     schedules = [schedule]
-    for rule, only in _steps(rules, prefix):
+    for rule, names_of_rule in _steps(rules, prefix, names, at_root):
         for name, block in visited:
-            if only in (None, name):
+            if name in names_of_rule:
                 schedules = [m for each in schedules for m in _applied(rule, each, name, block)]
     return schedules
 
 
-def _steps(rules: Sequence[ms.ScheduleRule], prefix: Prefix) -> Iterator[tuple[_Rule, str | None]]:
-    """The rules in order, each with the only block that it is applied to, if there is one."""
+def _steps(
+    rules: Sequence[ms.ScheduleRule],
+    prefix: Prefix,
+    names: Collection[str],
+    at_root: Collection[str],
+) -> Iterator[tuple[Rule, Collection[str]]]:
+    """The rules in order, each with the blocks that it is applied to."""
     for rule in rules:
-        if type(rule).__name__ == _FINISHING and prefix.second is not None:
-            yield second_reductions.join_consumer, prefix.second
-        yield rule.apply, None
+        kind = type(rule).__name__
+        if kind == _FINISHING and prefix.before_finishing is not None:
+            yield prefix.before_finishing, names if prefix.only is None else [prefix.only]
+        yield rule.apply, set(names) - set(at_root) if kind == _MOVING else names
 
 
 def _applied(
-    rule: _Rule, schedule: tvm.s_tir.Schedule, name: str, block: SBlockRV
+    rule: Rule, schedule: tvm.s_tir.Schedule, name: str, block: SBlockRV
 ) -> Sequence[tvm.s_tir.Schedule]:
     if name not in blocks.names(schedule.mod["main"]):
         return [schedule]

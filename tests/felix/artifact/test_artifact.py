@@ -27,6 +27,7 @@ from felix.task import Task
 @dataclasses.dataclass
 class _Best:
     latency_us: float
+    mod: Any
     schedule: Any
     sketch_index: int
     decisions: tuple[int, ...]
@@ -69,7 +70,7 @@ def _result(spec: str = "gemm:64,64,64,epilogue=bias+relu", wrong: bool = False)
         versions=records.versions(),
     )
     curve = [(1, 0.5, 90.0), (2, 0.9, 40.0)]
-    return _Result(task, _Best(40.0, sch, 0, (2, 32)), curve, [record, record])
+    return _Result(task, _Best(40.0, task.mod, sch, 0, (2, 32)), curve, [record, record])
 
 
 def _run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -205,7 +206,7 @@ def _cuda_result() -> _Result:
     rows, columns = sch.get_loops(block)
     sch.bind(rows, "blockIdx.x")
     sch.bind(columns, "threadIdx.x")
-    return _Result(task, _Best(3.0, sch, 0, ()), [(1, 1.0, 3.0)], [])
+    return _Result(task, _Best(3.0, task.mod, sch, 0, ()), [(1, 1.0, 3.0)], [])
 
 
 def test_cuda_bundle_keeps_its_source(tmp_path: pathlib.Path) -> None:

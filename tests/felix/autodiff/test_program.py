@@ -200,6 +200,16 @@ def test_groups_do_not_grow_with_the_number_of_rows() -> None:
     assert large.n_groups <= small.n_groups + 12
 
 
+def test_a_kind_waits_for_its_nodes_that_take_longest() -> None:
+    """Two logarithms could be evaluated at once, but the third makes a group of its own then."""
+    x, y, z = symbols(3)
+    last = sympy.log(expr.Minimum(x * y, y) * z)
+    program = autodiff_program.Program.compile([sympy.log(x), sympy.log(y), last], [x, y, z])
+    assert program.n_groups == len(["multiply", "Minimum", "multiply", "log"])
+    expected = np.log([2.0, 3.0, 3.0 * 5.0])
+    np.testing.assert_allclose(program.exact(np.asarray([[2, 3, 5]]))[0], expected)
+
+
 def test_every_operator_compiles() -> None:
     x, y, z = symbols(3)
     formulas = []

@@ -18,7 +18,12 @@ from felix import errors, task, workloads
 from felix.features import spec
 from felix.measure.cuda import build
 from felix.sketch import sketch as sketching
-from felix.tir.design_space.variants import padded_extents, split_reductions
+from felix.tir.design_space.variants import (
+    packed_operands,
+    padded_extents,
+    padded_windows,
+    split_reductions,
+)
 from tests.support import legal_rows
 from tests.support.oracle import features
 
@@ -191,8 +196,12 @@ def test_every_feature_equals_its_enumeration(name: str, target: str) -> None:
 VARIANTS: dict[str, Make] = {
     "padded": _gemm(11, 13, 6, epilogue=("bias", "relu")),
     "split": _gemm(2, 12, 24, epilogue=("bias",)),
+    "padded_windows": _conv2d(1, 5, 5, 3, 6, 3, padding=1, epilogue=("relu",)),
+    "phases": partial(workloads.conv_transpose2d, 1, 3, 2, 2, 4, 3, epilogue=("bias",)),
     "split_window": _conv2d(1, 4, 4, 6, 4, 3, padding=1),
     "split_sum": partial(workloads.reduce, (4, 48), (1,)),
+    "row_softmax": partial(workloads.softmax, (144, 37)),
+    "row_max": partial(workloads.reduce, (3, 50, 36), (2,), kind="max"),
 }
 
 
@@ -203,17 +212,39 @@ def test_every_feature_of_a_variant_equals_its_enumeration(
 ) -> None:
     """With limits that give such small programs variants."""
     limits = split_reductions.Limits(10**6, 4, 4)
-    for constant, value in (("PRODUCT", limits), ("PLAIN", limits), ("MIN_ITERATIONS", 1),
+    for constant, value in (("PRODUCT", (limits,)), ("PLAIN", (limits,)), ("MIN_ITERATIONS", 1),
                             ("MIN_TERMS", 2)):  # fmt: skip
         monkeypatch.setattr(split_reductions, constant, value)
     for constant, value in (("MULTIPLES", (4,)), ("MIN_DIVISOR", 4), ("MAX_WASTE", 1.0)):
         monkeypatch.setattr(padded_extents, constant, value)
+    monkeypatch.setattr(padded_windows, "MIN_EXTENT", 2)
+    monkeypatch.setattr(padded_windows, "MAX_WASTE", 0.2)
     sketches = [sketch for sketch in sketching.sketches(VARIANTS[name](target=target))
                 if sketch.variant.name.startswith(name.partition("_")[0])]  # fmt: skip
-    if target == "llvm" and name != "padded":
-        assert sketches == []  # MetaSchedule splits there
+    if target == "llvm" and name.startswith(("split", "row")):
+        assert sketches == []  # MetaSchedule splits there, and has no blocks
     else:
         assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
+
+
+PACKED: dict[str, Make] = {
+    "gathered": _gemm(4, 12, 6, transpose_b=True, epilogue=("bias",)),
+    "channels": _conv2d(1, 4, 4, 3, 12, 3, padding=1),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_every_feature_of_a_packed_operand_equals_its_enumeration(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With limits that give such small programs panels."""
+    monkeypatch.setattr(split_reductions, "MIN_ITERATIONS", 1)
+    monkeypatch.setattr(packed_operands, "MIN_ROW_BYTES", 1)
+    monkeypatch.setattr(packed_operands, "MIN_USES", 2)
+    monkeypatch.setattr(packed_operands, "panel_of", lambda extent, machine: 4)
+    sketches = [sketch for sketch in sketching.sketches(PACKED[name](target="llvm"))
+                if sketch.variant.name == "packed_operand"]  # fmt: skip
+    assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
 
 
 def count_and_compare(sketch: sketching.Sketch) -> int:

@@ -50,6 +50,11 @@ def test_a_map_that_is_no_bijection_has_none() -> None:
         inverse.inverse(((A, 6),), (FloorDiv(A, 2),), (X,), ((X, 3),))
 
 
+def test_a_tensor_cut_in_uneven_blocks_is_put_together() -> None:
+    indices = (FloorMod(A, 4), FloorDiv(A, 4))
+    assert inverse.inverse(((A, 7),), indices, (X, Y), ((X, 4), (Y, 2))) == {A: 4 * Y + X}
+
+
 def test_an_index_that_tvm_cannot_invert_has_none() -> None:
     with pytest.raises(UnsupportedSchedule, match="through the index"):
         inverse.inverse(((A, 6),), (Minimum(A, 3),), (X,), ((X, 6),))

@@ -14,7 +14,6 @@ from felix.target import cpu, gpu
 
 CUDA_LIMITS = {
     "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 49152,
     "thread_warp_size": 32,
     "registers_per_block": 65536,
 }
@@ -70,6 +69,29 @@ def test_cuda_spellings(spec, arch, model):
     assert (made.attrs["arch"], made.attrs.get("model")) == (arch, model)
     assert {name: made.attrs[name] for name in CUDA_LIMITS} == CUDA_LIMITS
     assert made.host.kind.name == "llvm"
+
+
+@pytest.mark.parametrize(
+    "spec, kib",
+    [
+        ("h200", 227),
+        ("cuda -arch sm_80", 163),
+        ("a10g", 99),
+        ("nvidia/geforce-rtx-4090", 99),
+        ("nvidia/nvidia-a100", 163),  # the tag says 48 KiB, or more than a block may have
+        ("t4", 64),
+        ("v100", 96),
+        ("nvidia/quadro-p4000", 48),
+        ("cuda -arch sm_90 -max_shared_memory_per_block 49152", 48),
+        ({"kind": "cuda", "arch": "sm_86", "max_shared_memory_per_block": 32768}, 32),
+        ({"kind": "cuda", "arch": "sm_86", "max_shared_memory_per_block": 232448}, 99),
+    ],
+)
+def test_shared_memory_of_a_block_is_the_card_s_or_less(spec, kib):
+    made = target.parse(spec)
+    assert made.attrs["max_shared_memory_per_block"] == kib * 1024
+    assert target.hardware(spec).shared_bytes_per_block == kib * 1024
+    assert target.describe(target.parse(target.describe(made))) == target.describe(made)
 
 
 def no_gpu(index):

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
+import pathlib
+from collections.abc import Callable
 
 import pytest
 import tvm
+from tvm import te, tirx, topi
 
 import felix
-from felix import workloads
+from felix import records, workloads
 from felix.measure import reference
 from felix.measure.cuda import build as cuda_build
 from felix.sketch import sketch as sketching
 from felix.task import Task
 from felix.tir.design_space import variants
-from felix.tir.design_space.variants import padded_extents
+from felix.tir.design_space.variants import padded_extents, phases
+from felix.tir.design_space.variants.padded_windows import window_multiple
 from felix.verify import compare
 from tests.support import legal_rows
 
 CUDA = "cuda -arch=sm_90"
-GPU, CPU = variants.Machine(132, is_gpu=True), variants.Machine(2, is_gpu=False)
+Shape = tuple[int, ...]
+GPU, CPU = variants.Machine(132, True, 4), variants.Machine(2, False, 16)
 
 SPLIT = {
     "few rows": functools.partial(workloads.gemm, 2, 512, 512, epilogue=("bias", "relu")),
@@ -34,7 +39,103 @@ SPLIT = {
 PADDED = {
     "primes": functools.partial(workloads.gemm, 67, 127, 67, epilogue=("bias", "relu")),
     "batch": functools.partial(workloads.gemm, 32, 197, 64, batch=2, transpose_b=True),
+    "windows": functools.partial(
+        workloads.conv2d, 1, 17, 14, 67, 37, 3, padding=1, layout="NCHW", epilogue=("relu",)
+    ),
 }
+ROWS = {
+    "softmax": functools.partial(workloads.softmax, (1536, 128)),
+    "layer norm": functools.partial(workloads.layer_norm, (394, 768)),
+    "rms norm": functools.partial(workloads.rms_norm, (2364, 96)),
+    "sum of rows": functools.partial(workloads.reduce, (12, 200, 197), (2,)),
+}
+PACKED = {
+    "transposed": functools.partial(
+        workloads.gemm, 32, 128, 128, batch=2, transpose_b=True, epilogue=("bias", "relu")
+    ),
+    "long rows": functools.partial(workloads.gemm, 16, 1024, 32),
+    "channels": functools.partial(workloads.conv2d, 1, 4, 4, 16, 1024, 3, padding=1),
+}
+
+
+def from_topi(
+    operator: Callable[..., te.Tensor], data: Shape, kernel: Shape, *arguments: object, target: str
+) -> Task:
+    x, w = te.placeholder(data, name="data"), te.placeholder(kernel, name="kernel")
+    return Task.from_te([x, w, operator(x, w, *arguments)], target=target)
+
+
+def flipped(target: str) -> Task:
+    """Taps that run against the cells: result[y] takes spread[y - r + 4]."""
+    x, w = te.placeholder((5, 4), name="x"), te.placeholder((5, 4), name="w")
+    spread = te.compute(
+        (15, 4),
+        lambda i, c: tirx.if_then_else(
+            te.all(i >= 1, i < 14, te.indexmod(i - 1, 3).equal(0)),
+            x[te.indexdiv(i - 1, 3), c],
+            0.0,
+        ),
+        name="spread",
+    )
+    r, c = te.reduce_axis((0, 5), "r"), te.reduce_axis((0, 4), "c")
+    result = te.compute(
+        (11,), lambda y: te.sum(w[r, c] * spread[y - r + 4, c], axis=[r, c]), name="result"
+    )
+    return Task.from_te([x, w, result], target=target)
+
+
+_transposed = functools.partial(functools.partial, workloads.conv_transpose2d)
+_from_topi = functools.partial(functools.partial, from_topi)
+#: With the strides of their phases.
+PHASES = {
+    "four taps": (_transposed(1, 4, 5, 8, 8, 4, epilogue=("bias", "relu")), (2, 2)),
+    "three taps": (_transposed(2, 4, 5, 3, 4, 3, layout="NCHW"), (2, 2)),
+    "few taps": (_transposed(1, 4, 3, 3, 4, 2, stride=3, padding=0), (3, 3)),
+    "one axis": (_transposed(1, 4, 5, 3, 4, 3, stride=(1, 2)), (2,)),
+    "flipped": (flipped, (3,)),
+    "topi": (
+        _from_topi(
+            topi.nn.conv2d_transpose_nchw,
+            (1, 8, 4, 5),
+            (8, 6, 3, 3),
+            (2, 3),
+            (1, 1),
+            "float32",
+            (1, 1),
+        ),
+        (2, 3),
+    ),
+    "groups": (
+        _from_topi(
+            topi.nn.group_conv2d_transpose_nchw,
+            (1, 8, 4, 5),
+            (8, 3, 4, 4),
+            (2, 2),
+            (1, 1),
+            "float32",
+            (0, 0),
+            2,
+        ),
+        (2, 2),
+    ),
+}
+
+
+def program(task: Task, prefix: variants.Prefix) -> tvm.IRModule:
+    schedule = tvm.s_tir.Schedule(prefix.mod or task.mod)
+    prefix.apply(schedule)
+    return schedule.mod
+
+
+def result_of(task: Task, mod: tvm.IRModule) -> reference.Array:
+    """What the program computes of fixed inputs."""
+    arguments = reference.arguments(task.mod)
+    tensors = [tvm.runtime.tensor(array)
+               for array in reference.inputs(arguments, 0, positive=False)]  # fmt: skip
+    tvm.tirx.build(mod, "llvm")(*tensors)
+    pairs = zip(tensors, arguments, strict=True)
+    (result,) = (tensor.numpy() for tensor, argument in pairs if argument.is_output)
+    return result
 
 
 def texts(task: Task, machine: variants.Machine) -> list[str]:
@@ -46,8 +147,8 @@ def test_a_product_is_split_by_the_threads_there_are() -> None:
     assert texts(row, GPU) == ["split_reduction(parts=32, loop=2)"]
     wide = workloads.gemm(128, 3072, 768)
     assert texts(wide, GPU) == ["split_reduction(parts=4, loop=2)"]
-    assert texts(wide, variants.Machine(72, is_gpu=True)) == ["split_reduction(parts=2, loop=2)"]
-    assert texts(wide, variants.Machine(16, is_gpu=True)) == []
+    assert texts(wide, variants.Machine(72, True, 4)) == ["split_reduction(parts=2, loop=2)"]
+    assert texts(wide, variants.Machine(16, True, 4)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,6 +171,40 @@ def test_a_plain_reduction_is_split_by_the_blocks_there_are() -> None:
     ]
 
 
+def test_short_rows_are_grouped() -> None:
+    for make in ROWS.values():
+        assert texts(make(), GPU) == ["row_groups"]
+        assert texts(make(), CPU) == []
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.softmax((100, 128)), workloads.softmax((1536, 4096)),
+     workloads.softmax((1031, 128)), workloads.reduce((4096, 16), (1,)),
+     workloads.gemm(512, 512, 64)],
+    ids=["few", "long", "a prime number", "too short for threads", "a product"],
+)  # fmt: skip
+def test_other_rows_are_not_grouped(task: Task) -> None:
+    assert "row_groups" not in texts(task, GPU)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_block_takes_a_group_of_rows_in_one_kernel(name: str) -> None:
+    """Results of rows are in registers: TVM would read them in shared memory too early."""
+    task = ROWS[name](target=CUDA)
+    (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "row_groups")
+    rows = legal_rows.draw(sketch, 3, seed=2)
+    report = compare.check_rows(sketch, rows)
+    assert (report.checked, report.mismatches) == (len(rows), ())
+    mod = sketch.schedule(rows[0]).mod
+    (launch,) = cuda_build.lower(mod, task.target).plan.launches
+    factors = [v.name for v in sketch.variables if v.kind == "tile"]
+    decided = dict(zip((v.name for v in sketch.variables), rows[0].tolist(), strict=True))
+    assert [launch.extents[0], launch.extents[4]] == [decided[name] for name in factors]
+    shared = (b for b in mod["main"].body.block.alloc_buffers if b.scope() == "shared")
+    assert list(shared) == []
+
+
 def test_extents_are_padded_that_divide_badly() -> None:
     assert texts(workloads.gemm(197, 1021, 509), CPU) == [
         "padded_extents(loop0=16, loop1=64, loop2=64)"
@@ -78,29 +213,142 @@ def test_extents_are_padded_that_divide_badly() -> None:
         1, 1, 32, 1, 64,
     ]  # fmt: skip
     assert texts(workloads.gemm(197, 256, 256), CPU) == ["padded_extents(loop0=16)"]
-    assert texts(workloads.conv2d(1, 197, 197, 4, 32, 3), CPU) == []  # windows
 
 
-@pytest.mark.parametrize("name", [*SPLIT, *PADDED])
-def test_a_variant_computes_what_the_task_does(name: str) -> None:
-    task = (SPLIT | PADDED)[name]()
-    arguments = reference.arguments(task.mod)
-    arrays = reference.inputs(arguments, 0, positive=False)
+def test_windows_are_padded_that_move_along_an_extent_that_divides_badly() -> None:
+    assert texts(workloads.conv2d(1, 35, 35, 127, 131, 3, padding=1), CPU) == [
+        "padded_windows(loop1=36, loop2=36, loop3=144, loop4=128)"
+    ]
+    extents = (7, 13, 14, 17, 28, 35, 71, 147)
+    grown = [-(-e // m) * m for e, m in zip(extents, map(window_multiple, extents), strict=True)]
+    assert grown == [7, 13, 14, 18, 28, 36, 72, 152]
+    assert texts(workloads.depthwise_conv2d(1, 65, 65, 67, 3, padding=1), CPU) == []
+    assert texts(workloads.pool2d(1, 131, 131, 32, 3), CPU) == []
 
-    def run(mod: tvm.IRModule) -> list[reference.Array]:
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
-        tvm.tirx.build(mod, task.target)(*tensors)
-        pairs = zip(tensors, arguments, strict=True)
-        return [tensor.numpy() for tensor, argument in pairs if argument.is_output]
 
-    (prefix,) = variants.of_program(task.mod, GPU)
-    schedule = tvm.s_tir.Schedule(task.mod)
-    prefix.apply(schedule)
-    (expected,), (actual,) = run(task.mod), run(schedule.mod)
+def test_a_padded_reduction_is_split_as_well() -> None:
+    assert texts(workloads.gemm(1, 4099, 4093), GPU) == [
+        "padded_extents(loop1=64, loop2=64)",
+        "padded_extents+split_reduction(loop1=64, loop2=64, parts=32, loop=2)",
+    ]
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_a_transposed_convolution_by_phases_computes_the_same(name: str) -> None:
+    make, strides = PHASES[name]
+    task = make(target="llvm")
+    (prefix,) = phases.prefixes(task.mod)
+    assert prefix.variant.parameters == tuple((f"stride{i}", s) for i, s in enumerate(strides))
+    expected, actual = (result_of(task, mod) for mod in (task.mod, program(task, prefix)))
     assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
 
 
-@pytest.mark.parametrize("name", ["few rows", "window first", "rows", "primes"])
+def test_phases_multiply_no_zeros_between_cells() -> None:
+    task = workloads.conv_transpose2d(1, 16, 16, 32, 32)
+    (prefix,) = phases.prefixes(task.mod)
+    assert 3.9 < task.flops / Task.from_prim_func(program(task, prefix)["main"]).flops < 4.1
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.conv2d(1, 8, 8, 4, 4, 3, stride=2), workloads.conv_transpose2d(
+        1, 8, 8, 4, 4, 3, stride=1), workloads.gemm(8, 8, 8), workloads.pool2d(1, 8, 8, 4)],
+    ids=["convolution", "stride 1", "product", "pooling"],
+)  # fmt: skip
+def test_other_programs_have_no_phases(task: Task) -> None:
+    assert phases.prefixes(task.mod) == []
+
+
+def test_phases_are_split_where_they_join_whole() -> None:
+    even = workloads.conv_transpose2d(1, 16, 16, 256, 128)
+    assert texts(even, GPU) == [
+        "phases(stride0=2, stride1=2)",
+        "phases+split_reduction(stride0=2, stride1=2, parts=8, loop=6)",
+    ]
+    odd = workloads.conv_transpose2d(1, 16, 16, 256, 128, 3)
+    assert texts(odd, GPU) == ["phases(stride0=2, stride1=2)"]
+
+
+def test_phases_are_one_kernel() -> None:
+    """Cells, taps and joining are inlined, where results overhang, too."""
+    task = workloads.conv_transpose2d(1, 8, 8, 16, 32, 3, epilogue=("relu",), target=CUDA)
+    sketch = next(s for s in felix.sketches(task) if s.variant.name == "phases")
+    mod = sketch.schedule(legal_rows.draw(sketch, 1, seed=1)[0]).mod
+    assert len(cuda_build.lower(mod, task.target).plan.launches) == 1
+    assert sketch.key != felix.sketches(task)[0].key
+
+
+def test_a_database_has_the_variants_own_program(tmp_path: pathlib.Path) -> None:
+    """With it plain TVM builds the schedule."""
+    task = workloads.conv_transpose2d(1, 4, 4, 8, 8)
+    sketch = next(s for s in felix.sketches(task) if s.variant.name == "phases")
+    decisions = sketch.tvm_sample(1)
+    assert decisions is not None
+    schedule = sketch.schedule(decisions)
+    entry = records.DatabaseEntry(sketch.mod, schedule.trace, (1.0,), task.target)
+    records.export_database(tmp_path, [entry])
+    (stored,) = records.import_database(tmp_path)
+    built = tvm.s_tir.Schedule(stored.mod)
+    stored.trace.apply_to_schedule(built, remove_postproc=False)
+    tolerance = reference.tolerance(task.mod)
+    expected = result_of(task, task.mod)
+    assert reference.mismatch(result_of(task, built.mod), expected, tolerance) is None
+
+
+def test_an_operand_is_packed_that_vectors_read_badly() -> None:
+    packed = ["packed_operand(operand=1, panel=32)"]
+    assert texts(workloads.gemm(128, 768, 768, transpose_b=True), CPU) == packed
+    assert texts(workloads.gemm(128, 1024, 768), CPU) == packed  # rows of a page
+    assert texts(workloads.conv2d(1, 14, 14, 64, 1024, 3, padding=1), CPU) == packed
+    assert texts(workloads.gemm(128, 48, 768, transpose_b=True), CPU) == [
+        "packed_operand(operand=1, panel=16)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.gemm(128, 768, 768), workloads.gemm(8, 1024, 768, transpose_b=True),
+     workloads.gemm(128, 1000, 768, transpose_b=True), workloads.gemm(32, 32, 768),
+     workloads.conv2d(1, 14, 14, 64, 64, 3, layout="NCHW"), workloads.softmax((1024, 1024))],
+    ids=["short rows", "few rows", "no whole panels", "one panel", "channels first", "no product"],
+)  # fmt: skip
+def test_other_programs_have_no_packed_operand(task: Task) -> None:
+    assert texts(task, CPU) == []
+
+
+def test_packing_is_for_cpus() -> None:
+    assert "packed" not in str(texts(workloads.gemm(1024, 1024, 1024, transpose_b=True), GPU))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_formulas_of_packed_operands_say_what_tvm_makes(name: str) -> None:
+    sketches = [s for s in felix.sketches(PACKED[name]()) if s.variant != variants.STOCK]
+    assert 1 <= len(sketches) <= 2
+    rows = legal_rows.draw(sketches[-1], 2, seed=2)
+    report = compare.check_rows(sketches[-1], rows)
+    assert (report.checked, report.mismatches) == (len(rows), ())
+
+
+def test_a_packed_operand_stays_outside_of_the_product() -> None:
+    """No compute location is a decision of it, and it is not inlined."""
+    sketches = felix.sketches(PACKED["transposed"]())
+    assert not any(v.structural for s in sketches for v in s.variables)
+    program = sketches[-1].concrete(legal_rows.draw(sketches[-1], 1, seed=1)[0])
+    assert [loop.kind for loop in program.loops_of(program.block("B_reindex_reindex"))] == [
+        "parallel", "vectorized",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *PADDED, *PACKED])
+def test_a_variant_computes_what_the_task_does(name: str) -> None:
+    task = (SPLIT | PADDED | PACKED)[name]()
+    expected = result_of(task, task.mod)
+    prefix = variants.of_program(task.mod, CPU if name in PACKED else GPU)[-1]
+    actual = result_of(task, program(task, prefix))
+    assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+
+
+@pytest.mark.parametrize("name", ["few rows", "window first", "rows", "primes", "windows"])
 def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
     """The first sketch of a variant, and one with a software pipeline."""
     task = (SPLIT | PADDED)[name](target=CUDA)

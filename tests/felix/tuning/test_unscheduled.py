@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import pathlib
@@ -17,7 +18,7 @@ from rich import console
 from tvm.s_tir import meta_schedule as ms
 
 import felix
-from felix import events, workloads
+from felix import errors, events, workloads
 from felix.cli import main, report
 from felix.measure import protocol
 from felix.tuning import options, pending, results
@@ -112,6 +113,29 @@ def test_the_report_says_it() -> None:
     assert task["ships"] == "unscheduled" and task["best"]["latency_us"] == 4.0
     assert task["best"]["sketch_index"] is None and task["tuned_us"] > 4.0
     assert network.latency_us == 4.0
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_on_a_gpu_it_is_called_the_default_schedule() -> None:
+    on_cpu, _ = _tune([4.0] * 4)
+    task = workloads.elementwise((64,), ops=("relu",), target="h200")
+    result = dataclasses.replace(on_cpu, task=task)
+    out = io.StringIO()
+    report.show(console.Console(file=out, width=200), [result], [{}], result.breakdown)
+    assert "vs default schedule" in out.getvalue()
+    assert "the default schedule was faster" in out.getvalue()
+
+
+@pytest.mark.usefixtures("fake_sketches")
+def test_a_program_without_a_default_schedule_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(task: felix.Task) -> Any:
+        raise errors.UnsupportedSchedule("block B has no default schedule")
+
+    monkeypatch.setattr(results, "unscheduled", refuse)
+    result, emitted = _tune([])
+    assert result.unscheduled_us is None and not result.ships_unscheduled
+    (baseline,) = (event for event in emitted if isinstance(event, events.Baseline))
+    assert baseline.latency_us is None and "no default schedule" in baseline.message
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,10 @@ enum { OK = 0, OPERATING_SYSTEM = 304 };
 static int may_name_threads(void) {
   char path[64];
   snprintf(path, sizeof path, "/proc/self/task/%d/comm", gettid());
-  int file = open(path, O_RDWR);
-  if (file < 0) return 0;
-  int named = write(file, "cuda", 4) == 4;
-  close(file);
-  return named;
+  FILE *file = fopen(path, "w");
+  if (file == NULL) return 0;
+  int named = fputs("cuda", file) >= 0;
+  return fclose(file) == 0 && named;
 }
 
 static int no_server_is_there(void) {

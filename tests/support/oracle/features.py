@@ -225,12 +225,14 @@ def _reuse(nest: Nest, accesses: Sequence[Access], footprint: Footprints) -> dic
 def _warp(nest: Nest, access: Access, shape: Sequence[int], element: int) -> tuple[int, int]:
     """(sectors, bank ways): doubled by each lane 1, 2, 4, 8, 16 that lies a sector away or in
     the same bank."""
-    sectors = ways = 1
-    for axis in nest.axes:
-        if axis.thread == "threadIdx.x":
-            passing = nest.points([axis]).passing
-            for lane in (x for x in WARP_LANES if x < axis.extent and passing[x]):
-                away = abs(_step(nest, access, shape, axis, lane)) * element
-                sectors *= 2 if away >= SECTOR_BYTES else 1
-                ways *= 2 if away > 0 and away % BANK_BYTES == 0 else 1
+    sectors = ways = inner = 1
+    threads = (axis for axis in nest.axes if axis.thread in ("threadIdx.x", "threadIdx.y"))
+    for axis in sorted(threads, key=lambda each: str(each.thread)):
+        passing = nest.points([axis]).passing
+        steps = [lane // inner for lane in WARP_LANES]
+        for step in (x for x in steps if 0 < x < axis.extent and passing[x]):
+            away = abs(_step(nest, access, shape, axis, step)) * element
+            sectors *= 2 if away >= SECTOR_BYTES else 1
+            ways *= 2 if away > 0 and away % BANK_BYTES == 0 else 1
+        inner *= axis.extent
     return sectors, ways

@@ -11,15 +11,51 @@ from collections.abc import Sequence
 
 import tvm
 
-from felix.tir.design_space.variants import padded_extents, split_reductions
-from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Variant
+from felix.tir import grammar
+from felix.tir.design_space.variants import (
+    packed_operands,
+    padded_extents,
+    padded_windows,
+    phases,
+    row_groups,
+    split_reductions,
+)
+from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Rule, Variant
 
-__all__ = ["STOCK", "Machine", "Prefix", "Variant", "of_program"]
+__all__ = ["STOCK", "Machine", "Prefix", "Rule", "Variant", "of_program"]
 
 
 def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The variants that a program has on a machine, besides the program itself."""
+    phased = phases.prefixes(mod)
+    if phased:
+        return _with_splits(phased, mod, machine)
+    padded = padded_extents.prefixes(mod) or padded_windows.prefixes(mod)
     return [
         *split_reductions.prefixes(mod, machine),
-        *padded_extents.prefixes(mod),
+        *_with_splits(padded, mod, machine),
+        *row_groups.prefixes(mod, machine),
+        *packed_operands.prefixes(mod, machine),
     ]
+
+
+def _with_splits(
+    prefixes: Sequence[Prefix], mod: tvm.IRModule, machine: Machine
+) -> Sequence[Prefix]:
+    """The variants, each followed by those with the reduction split of what it made."""
+    split = []
+    for prefix in prefixes:
+        made = _made(prefix, mod) if prefix.can_split else None
+        if made is not None:
+            split += [prefix.then(each) for each in split_reductions.prefixes(made, machine)]
+    return [*prefixes, *split]
+
+
+def _made(prefix: Prefix, mod: tvm.IRModule) -> tvm.IRModule | None:
+    """The program that a prefix makes; None where TVM cannot."""
+    schedule = tvm.s_tir.Schedule(mod if prefix.mod is None else prefix.mod, debug_mask="none")
+    try:
+        prefix.apply(schedule)
+    except grammar.TVM_ERRORS:
+        return None
+    return schedule.mod

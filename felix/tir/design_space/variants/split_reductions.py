@@ -14,7 +14,9 @@ The number of parts is the largest divisor of a reduction loop with
     parts           <= max_parts
 
 The parts are an axis that is tiled like any other. The limits differ for products, whose operands
-are reused in tiles, and for other reductions, each result of which takes a block. A small
+are reused in tiles, and for other reductions, each result of which takes a block. A product with
+enough results is still split if its sums are long: blocks with large tiles are few for the number
+of multiprocessors, some of which have one block more than others. A small
 reduction is not worth a second kernel. On a CPU MetaSchedule splits reductions by itself
 (AddRFactor), with the number of parts a decision.
 """
@@ -29,7 +31,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 
-from felix.tir.design_space import blocks
+from felix.tir.design_space import blocks, second_reductions
 from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -48,10 +50,14 @@ class Limits:
     max_parts: int
 
 
-#: 1024 threads a multiprocessor with 12 results each; combining 32 parts costs little.
-PRODUCT = Limits(max_results=12 * 1024, min_terms=64, max_parts=32)
+#: 1024 threads a multiprocessor with 12 results each; combining 32 parts costs little. With long
+#: sums, four times as many.
+PRODUCT = (
+    Limits(max_results=12 * 1024, min_terms=64, max_parts=32),
+    Limits(max_results=48 * 1024, min_terms=1024, max_parts=32),
+)
 #: 16 blocks a multiprocessor, each thread of which combines a few values.
-PLAIN = Limits(max_results=16, min_terms=1024, max_parts=4096)
+PLAIN = (Limits(max_results=16, min_terms=1024, max_parts=4096),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,11 +106,13 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
 
 
 def _numbers_of_parts(largest: Reduction, axis: int, machine: Machine) -> list[int]:
-    limits = PRODUCT if largest.is_product else PLAIN
-    most = min(
-        limits.max_parts,
-        limits.max_results * machine.cores // largest.results,
-        largest.terms // limits.min_terms,
+    most = max(
+        min(
+            limits.max_parts,
+            limits.max_results * machine.cores // largest.results,
+            largest.terms // limits.min_terms,
+        )
+        for limits in (PRODUCT if largest.is_product else PLAIN)
     )
     return [parts for parts in range(2, most + 1) if largest.extents[axis] % parts == 0]
 
@@ -124,7 +132,8 @@ def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
             schedule.reorder(part, *spatial)
 
     variant = Variant("split_reduction", (("parts", parts), ("loop", axis)))
-    return Prefix(variant, apply, second=largest.name)
+    join = second_reductions.join_consumer
+    return Prefix(variant, apply, before_finishing=join, only=largest.name)
 
 
 # ---------------------------------------------------------------- reading the program
@@ -154,7 +163,7 @@ def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
         name=str(block.name_hint),
         extents=_extents(block),
         n_spatial=n_spatial,
-        is_product=_is_product(block),
+        is_product=is_product(block),
         has_plain_indices=_has_plain_indices(block),
     )
 
@@ -163,7 +172,7 @@ def _extents(block: s_stmt.SBlock) -> tuple[int, ...]:
     return tuple(int(each.dom.extent) for each in block.iter_vars)
 
 
-def _is_product(block: s_stmt.SBlock) -> bool:
+def is_product(block: s_stmt.SBlock) -> bool:
     """Whether a tensor that is read lacks a spatial iterator, so that its elements are reused."""
     spatial = {each.var for each in block.iter_vars
                if each.iter_type == SPATIAL and int(each.dom.extent) > 1}  # fmt: skip

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tvm
+from tvm.s_tir.schedule import SBlockRV
+
+#: What a rule makes of one block of a schedule, which it may change.
+Rule = Callable[[tvm.s_tir.Schedule, SBlockRV], Sequence[tvm.s_tir.Schedule]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +22,10 @@ class Variant:
 
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
+
+    def then(self, other: Variant) -> Variant:
+        """This variant of the program, and the other of what it made."""
+        return Variant(f"{self.name}+{other.name}", (*self.parameters, *other.parameters))
 
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.parameters)
@@ -35,10 +43,16 @@ class Machine:
     Attributes:
         cores: CPU cores or GPU multiprocessors.
         is_gpu: programs are launched as grids of thread blocks.
+        vector_lanes: float32 values of a vector instruction.
     """
 
     cores: int
     is_gpu: bool
+    vector_lanes: int
+
+
+def _anything(schedule: tvm.s_tir.Schedule) -> bool:
+    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,9 +61,33 @@ class Prefix:
 
     Attributes:
         apply: changes a schedule; TVM raises where the program has no such variant.
-        second: name of the reduction of partial results; None if there is none.
+        before_finishing: a rule of its own, for blocks that MetaSchedule's have placed.
+        only: name of the one block that this rule is applied to; None for all.
+        accepts: whether what the rules made of the program is the variant.
+        is_at_root: blocks that it adds stay outside of the loops of others.
+        mod: what is scheduled, where it is another program than the task's module.
+        can_split: whether the reduction of what it makes may be split in turn.
     """
 
     variant: Variant
     apply: Callable[[tvm.s_tir.Schedule], None]
-    second: str | None = None
+    before_finishing: Rule | None = None
+    only: str | None = None
+    accepts: Callable[[tvm.s_tir.Schedule], bool] = _anything
+    is_at_root: bool = False
+    mod: tvm.IRModule | None = None
+    can_split: bool = True
+
+    def then(self, other: Prefix) -> Prefix:
+        """This variant, and another of what it made."""
+
+        def apply(schedule: tvm.s_tir.Schedule) -> None:
+            self.apply(schedule)
+            other.apply(schedule)
+
+        variant = self.variant.then(other.variant)
+        return dataclasses.replace(other, variant=variant, apply=apply, mod=self.mod)
+
+
+def nothing(schedule: tvm.s_tir.Schedule) -> None:
+    """What is left to primitives of a program that was made anew."""

@@ -1,0 +1,84 @@
+"""The shapes of an ONNX model's inputs: what the file leaves open and the caller gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from felix import errors, names
+
+#: Inputs and operators that a message lists.
+_MAX_LISTED = 20
+
+
+def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Shapes are of inputs, have their rank, and give each open extent one value.
+
+    Raises:
+        WorkloadError: they are not; the message says which input, and what to do.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = {item.name: item for item in graph.input if item.name not in constants}
+    for name in shapes:
+        if name not in inputs:
+            raise errors.WorkloadError(
+                f"shapes: the model has no input {names.quoted(name)}; "
+                f"its inputs are {listed(inputs)}"
+            )
+    extents: dict[str, tuple[str, int]] = {}
+    for name, item in inputs.items():
+        for index, dim in enumerate(item.type.tensor_type.shape.dim):
+            parameter = names.check(f"an extent of the input {names.quoted(name)}",
+                                    dim.dim_param or "-")  # fmt: skip
+            if dim.dim_value < 0:
+                raise errors.WorkloadError(
+                    f"the input {names.quoted(name)} of the ONNX model has a negative extent"
+                )
+            if name in shapes and index < len(shapes[name]) and dim.dim_param:
+                _check_extent(extents, parameter, name, shapes[name][index])
+        shape = item.type.tensor_type
+        if (
+            name in shapes
+            and shape.HasField("shape")
+            and len(shape.shape.dim) != len(shapes[name])
+        ):
+            raise errors.WorkloadError(
+                f"shapes: the input {names.quoted(name)} has {len(shape.shape.dim)} extents, "
+                f"not {len(shapes[name])}"
+            )
+    _check_open(graph, inputs, shapes)
+
+
+def _check_extent(
+    extents: dict[str, tuple[str, int]], parameter: str, name: str, extent: int
+) -> None:
+    other, earlier = extents.setdefault(parameter, (name, extent))
+    if earlier != extent:
+        raise errors.WorkloadError(
+            f"shapes: {names.quoted(parameter)} is {earlier} in the input {names.quoted(other)} "
+            f"and {extent} in {names.quoted(name)}; it is one extent"
+        )
+
+
+def _check_open(
+    graph: Any, inputs: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Every input that a node reads has a shape: TVM's programs of others have unknown extents."""
+    read = {name for node in graph.node for name in node.input}
+    for name, item in inputs.items():
+        if name in shapes or name not in read:
+            continue
+        for index, dim in enumerate(item.type.tensor_type.shape.dim):
+            if not dim.dim_value:
+                label = f" ({names.quoted(dim.dim_param)})" if dim.dim_param else ""
+                raise errors.WorkloadError(
+                    f"the input {names.quoted(name)} of the ONNX model leaves extent {index}"
+                    f"{label} open: give the shape of this input in `shapes`"
+                )
+
+
+def listed(items: Iterable[str]) -> str:
+    """Names in quotes, of many the first ones."""
+    quoted = [names.quoted(item) for item in items]
+    more = f" and {len(quoted) - _MAX_LISTED} more" if len(quoted) > _MAX_LISTED else ""
+    return (", ".join(quoted[:_MAX_LISTED]) or "none") + more

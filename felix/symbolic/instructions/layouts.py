@@ -1,0 +1,155 @@
+"""Layouts on the symbolic program: transform_block_layout, reindex."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import sympy
+
+from felix.errors import UnsupportedSchedule
+from felix.symbolic import ir
+from felix.symbolic.indices import index_expr, inverse
+from felix.symbolic.instructions import caching, inlining, loop_transforms
+from felix.symbolic.ir import Access, Affine, Block, Buffer, Iter, IterComponent, Loop, Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexMap:
+    """A map of indices: `results` are expressions in `symbols`, one for each new index."""
+
+    symbols: tuple[sympy.Symbol, ...]
+    results: tuple[sympy.Expr, ...]
+
+    @classmethod
+    def of(cls, index_map: Any) -> IndexMap:
+        """TVM's index map as expressions.
+
+        Raises:
+            UnsupportedSchedule: an operation that no rule is there for.
+        """
+        symbols = {
+            variable: index_expr.iter_symbol(f"i{number}")
+            for number, variable in enumerate(index_map.initial_indices)
+        }
+        results = [index_expr.load_index(each, symbols) for each in index_map.final_indices]
+        return cls(tuple(symbols.values()), tuple(results))
+
+
+def transform_block_layout(program: Program, block: Block, index_map: IndexMap) -> None:
+    """sch.transform_block_layout: new iterators, and a loop for each, in place of the old ones.
+
+    The block has a loop for each iterator, which it is bound to, in the order of the iterators.
+
+    Args:
+        index_map: the new iterators as functions of the old ones, a bijection.
+    """
+    old = zip(index_map.symbols, block.iters, strict=True)
+    symbols = {symbol: it.symbol for symbol, it in old}
+    results = [inlining.replace(each, symbols) for each in index_map.results]
+    iters = [_iter_of(result, number, block) for number, result in enumerate(results)]
+    mapping = _old_iterators(block, results, iters)
+    loops = program.loops_of(block)
+    holder = loop_transforms.container(program, loops[0])
+    place = next(i for i, node in enumerate(holder) if node is loops[0])
+    block.stores, block.inits = (
+        tuple(_substituted(store, mapping) for store in stores)
+        for stores in (block.stores, block.inits)
+    )
+    block.iters = iters
+    holder[place] = _nest(block)
+
+
+def _iter_of(result: sympy.Expr, number: int, block: Block) -> Iter:
+    """The new iterator that has the values of an expression in one of the old ones."""
+    sources = [it for it in block.iters if it.symbol in result.free_symbols]
+    if len(sources) != 1 or not isinstance(sources[0].extent, int):
+        raise UnsupportedSchedule(f"a block layout with the iterator {result}")
+    (source,) = sources
+    values = index_expr.evaluate(result, {source.symbol: np.arange(source.extent)})
+    return Iter(index_expr.iter_symbol(f"v{number}"), int(values.max()) + 1, source.kind)
+
+
+def _old_iterators(
+    block: Block, results: list[sympy.Expr], iters: list[Iter]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    """The old iterators as expressions in the new ones."""
+    pairs = list(zip(results, iters, strict=True))
+    mapping = {result: it.symbol for result, it in pairs if result.is_Symbol}
+    rest = [it for it in block.iters if it.symbol not in mapping]
+    computed = [(result, it) for result, it in pairs if not result.is_Symbol]
+    if computed:
+        mapping |= inverse.inverse(
+            tuple((it.symbol, it.extent) for it in rest),
+            tuple(result for result, _ in computed),
+            tuple(it.symbol for _, it in computed),
+            tuple((it.symbol, it.extent) for _, it in computed),
+        )
+    return mapping
+
+
+def reindex_read(program: Program, block: Block, index: int) -> Block:
+    """sch.reindex of a buffer that the block reads: a copy with an index for each iterator.
+
+    The copy is made before the block, which reads it at its iterators alone, those that are in
+    the indices of what it read.
+    """
+    source = caching.tvm_reads(block)[index]
+    accesses = [access for access in block.reads if access.buffer is source]
+    if len(accesses) != 1:
+        raise UnsupportedSchedule("reindex of a buffer that is read at several indices")
+    (access,) = accesses
+    used = set().union(*(each.free_symbols for each in access.indices))
+    iters = [it for it in block.iters if it.symbol in used]
+    shape = tuple(it.extent for it in iters)
+    copy = Buffer(f"{source.name}_reindex", shape, source.dtype, source.dtype_bytes, source.scope)
+    program.buffers.append(copy)
+    read = Access(copy, tuple(it.symbol for it in iters))
+    block.stores = tuple(
+        ir.Store(store.target, _redirected(store.value, access, read)) for store in block.stores
+    )
+    return _insert_copy(program, block, access, read, iters)
+
+
+def _insert_copy(
+    program: Program, block: Block, access: Access, read: Access, iters: list[Iter]
+) -> Block:
+    """The block that stores what `access` has to where `read` is, before the block."""
+    fresh = [
+        dataclasses.replace(it, symbol=index_expr.iter_symbol(f"v{number}"), kind="spatial")
+        for number, it in enumerate(iters)
+    ]
+    names = {it.symbol: new.symbol for it, new in zip(iters, fresh, strict=True)}
+    indices = tuple(inlining.replace(each, names) for each in access.indices)
+    target = Access(read.buffer, tuple(it.symbol for it in fresh))
+    is_float = read.buffer.dtype.startswith(("float", "bfloat"))
+    value = ir.Value("load", is_float, access=Access(access.buffer, indices))
+    stage = Block(f"{read.buffer.name}_reindex", fresh, [], (ir.Store(target, value),))
+    nest = _nest(stage)
+    loops = program.loops_of(block)
+    top: Loop | Block = loops[0] if loops else block
+    place = next(i for i, node in enumerate(program.body) if node is top)
+    program.body.insert(place, nest)
+    return stage
+
+
+def _nest(block: Block) -> Loop | Block:
+    """The block with a loop for each iterator, which it becomes bound to."""
+    components = [IterComponent(f"ax{i}", it.extent) for i, it in enumerate(block.iters)]
+    block.bindings = [Affine({component: 1}) for component in components]
+    return loop_transforms.nest(components, block)
+
+
+def _substituted(store: ir.Store, mapping: Mapping[sympy.Symbol, sympy.Expr]) -> ir.Store:
+    indices = tuple(inlining.replace(each, dict(mapping)) for each in store.target.indices)
+    target = Access(store.target.buffer, indices)
+    return ir.Store(target, inlining.substitute_value(store.value, dict(mapping)))
+
+
+def _redirected(value: ir.Value, old: Access, new: Access) -> ir.Value:
+    """The value with loads of `new` in place of those of `old`."""
+    access = new if value.access == old else value.access
+    args = tuple(_redirected(each, old, new) for each in value.args)
+    return ir.Value(value.op, value.is_float, args, access, value.expr)

@@ -1,0 +1,252 @@
+"""Making programs anew: loop nests of one block each, and the function around them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import s_tir, sym, tirx
+from tvm.ir.expr import TensorLoad
+from tvm.s_tir import stmt as s_stmt
+from tvm_ffi import structural
+
+SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+#: An expression of TIR.
+Expr = Any
+#: Expressions at one point of a domain.
+AtPoint = Callable[[Sequence[Expr]], Expr]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Axis:
+    """An iterator of a block, 0 <= variable < extent, of type SPATIAL or REDUCE."""
+
+    variable: tirx.Var
+    extent: int
+    kind: int = SPATIAL
+
+    @property
+    def range(self) -> tvm.ir.Range:
+        return tvm.ir.Range(0, tirx.IntImm(self.variable.ty.dtype, self.extent))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Nest:
+    """A statement of the root block: plain loops around a block with one store.
+
+    Attributes:
+        statement: the outermost loop, or the block itself.
+    """
+
+    statement: Any
+    realize: s_stmt.SBlockRealize
+
+    @property
+    def block(self) -> s_stmt.SBlock:
+        return self.realize.block
+
+    @property
+    def buffer(self) -> tirx.Buffer:
+        """What the block stores to."""
+        return self.block.body.buffer
+
+    @property
+    def name(self) -> str:
+        return str(self.block.name_hint)
+
+    @property
+    def axes(self) -> list[Axis]:
+        return [
+            Axis(each.var, int(each.dom.extent), int(each.iter_type))
+            for each in self.block.iter_vars
+        ]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is no reduction, and each element is stored by the iterators' values."""
+        indices = list(self.block.body.indices)
+        variables = [axis.variable for axis in self.axes]
+        return self.block.init is None and len(indices) == len(variables) and all(
+            index.same_as(variable)
+            for index, variable in zip(indices, variables, strict=True)
+        )  # fmt: skip
+
+
+def of_function(func: tirx.PrimFunc) -> list[Nest] | None:
+    """The nests of a function, in order; None if a statement is none."""
+    body = func.body.block.body
+    statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    nests = [_nest(statement) for statement in statements]
+    return [nest for nest in nests if nest] if all(nests) else None
+
+
+def producers(program: Sequence[Nest]) -> dict[Any, Nest]:
+    """The nests that compute each element of a buffer for itself, by their buffers."""
+    return {nest.buffer: nest for nest in program if nest.is_plain}
+
+
+def _nest(statement: Any) -> Nest | None:
+    inner = statement
+    while isinstance(inner, tirx.For):
+        inner = inner.body
+    if not isinstance(inner, s_stmt.SBlockRealize):
+        return None
+    return Nest(statement, inner) if isinstance(inner.block.body, tirx.BufferStore) else None
+
+
+def make(
+    target: tirx.Buffer,
+    axes: Sequence[Axis],
+    indices: Sequence[Expr],
+    value: Expr,
+    init: Expr = None,
+    name: str | None = None,
+) -> Nest:
+    """A nest that stores a value of its axes; regions are left to be derived.
+
+    Args:
+        init: what a reduction begins with.
+        name: of the block; the buffer's when left out.
+    """
+    iter_vars = [tirx.IterVar(axis.range, axis.variable, axis.kind) for axis in axes]
+    first = None if init is None else tirx.BufferStore(target, init, indices)
+    body = tirx.BufferStore(target, value, indices)
+    block = s_tir.SBlock(iter_vars, [], [], name or str(target.name), body, first)
+    loops = [tirx.Var(axis.variable.name, axis.variable.ty.dtype) for axis in axes]
+    realize = s_tir.SBlockRealize(loops, True, block)
+    statement: Any = realize
+    for variable, axis in reversed(list(zip(loops, axes, strict=True))):
+        statement = tirx.For(
+            variable, axis.range.min, axis.range.extent, tirx.ForKind.SERIAL, statement
+        )
+    return Nest(statement, realize)
+
+
+def computed(name: str, like: tirx.Buffer, shape: Sequence[int], value: AtPoint) -> Nest:
+    """A nest that fills a new buffer of `like`'s type with a value at each of its indices."""
+    buffer = buffer_like(name, like, shape)
+    dtype = index_dtype(like)
+    axes = [Axis(tirx.Var(f"v_{i}", dtype), extent) for i, extent in enumerate(shape)]
+    variables = [axis.variable for axis in axes]
+    return make(buffer, axes, variables, value(variables))
+
+
+def buffer_like(name: str, like: tirx.Buffer, shape: Sequence[int]) -> tirx.Buffer:
+    """A new compact buffer of the types of another."""
+    dtype = index_dtype(like)
+    extents = [tirx.IntImm(dtype, extent) for extent in shape]
+    return tirx.decl_buffer(extents, like.dtype, name, layout=None)
+
+
+def index_dtype(buffer: tirx.Buffer) -> str:
+    """The type of a buffer's indices."""
+    return str(buffer.shape[0].ty.dtype)
+
+
+def function(func: tirx.PrimFunc, nests: Sequence[Nest]) -> tirx.PrimFunc:
+    """The function with these nests; those whose results nobody reads are left out."""
+    used = _used(func, nests)
+    root = func.body.block
+    params = list(func.params)
+    allocated = [
+        nest.buffer for nest in used if not any(nest.buffer.same_as(param) for param in params)
+    ]
+    statements = [nest.statement for nest in used]
+    body = tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    block = s_tir.SBlock([], [], [], root.name_hint, body, None, allocated,
+                         annotations=root.annotations)  # fmt: skip
+    return func.with_body(s_tir.SBlockRealize([], True, block))
+
+
+def _used(func: tirx.PrimFunc, nests: Sequence[Nest]) -> list[Nest]:
+    """The nests that store to parameters or to what later ones of them read."""
+    read: list[Any] = list(func.params)
+    used = []
+    for nest in reversed(nests):
+        if any(nest.buffer.same_as(buffer) for buffer in read):
+            used.append(nest)
+            read += [load.source for load in loads(nest.block.body.value)]
+    return used[::-1]
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def summed(nest: Nest) -> Expr | None:
+    """What a nest sums into each element of its result; None if it does not."""
+    store, init = nest.block.body, nest.block.init
+    kinds = [axis.kind for axis in nest.axes]
+    if init is None or kinds != sorted(kinds, key=[SPATIAL, REDUCE].index):
+        return None
+    spatial = [axis.variable for axis in nest.axes if axis.kind == SPATIAL]
+    plain = len(spatial) == len(store.indices) and all(
+        a.same_as(b) for a, b in zip(store.indices, spatial, strict=True)
+    )
+    if not plain or not isinstance(store.value, tirx.Add):
+        return None
+    left = store.value.a
+    accumulates = isinstance(left, TensorLoad) and left.source.same_as(store.buffer)
+    return store.value.b if accumulates else None
+
+
+def is_product(term: Expr) -> bool:
+    """Whether a term is a product of loads, so that it is 0 where one of them is."""
+    if isinstance(term, tirx.Mul):
+        return is_product(term.a) and is_product(term.b)
+    if isinstance(term, tirx.Cast):
+        return is_product(term.value)
+    return isinstance(term, TensorLoad)
+
+
+def analyzer(variables: Sequence[tirx.Var], extents: Sequence[int]) -> sym.Analyzer:
+    """That knows the domains [0, extent) of the variables."""
+    made = sym.Analyzer()
+    for variable, extent in zip(variables, extents, strict=True):
+        made.bind(variable, tvm.ir.Range(0, extent))
+    return made
+
+
+def loads(expr: Expr) -> list[TensorLoad]:
+    """The loads in an expression."""
+    return list(_nodes(expr, TensorLoad))
+
+
+def variables(expr: Expr) -> list[tirx.Var]:
+    """The variables in an expression, each once."""
+    return list(dict.fromkeys(_nodes(expr, tirx.Var)))
+
+
+def _nodes(expr: Expr, kind: type[Any]) -> Iterator[Any]:
+    nodes: list[Any] = []
+    structural.structural_walk(expr, ((kind, nodes.append),))
+    yield from nodes
+
+
+def substituted(expr: Expr, values: Mapping[tirx.Var, Expr]) -> Expr:
+    """The expression with variables replaced."""
+    return structural.structural_map(
+        expr, (tirx.Var, lambda variable: values.get(variable, variable))
+    )
+
+
+def with_loads(expr: Expr, replace: Callable[[TensorLoad], Expr | None]) -> Expr:
+    """The expression with loads replaced for which `replace` gives another expression."""
+
+    def mapped(load: TensorLoad) -> Expr:
+        other = replace(load)
+        return load if other is None else other
+
+    return structural.structural_map(expr, (TensorLoad, mapped))
+
+
+def zero_unless(conditions: Sequence[Expr], value: Expr) -> Expr:
+    """The value where all conditions hold, else 0."""
+    if not conditions:
+        return value
+    whole = conditions[0]
+    for condition in conditions[1:]:
+        whole = tirx.And(whole, condition)
+    return tirx.if_then_else(whole, value, tirx.const(0, value.ty.dtype))

@@ -1,0 +1,131 @@
+"""Products with an operand packed in panels that its vectors are read from, on CPUs.
+
+C[i, j] = sum of A[i, k] B[k, j] reads B by vectors along j. Where j is not the last axis of B, a
+vector is gathered; where rows are long, each row of a tile is in another page. Here B is copied
+first, in parallel, to [j / panel, k, panel], which tiles then read in the order of memory
+(`reindex`), and j becomes two iterators of the product (`transform_block_layout`), so that no
+index needs a division. What the copy costs is what the cost model and measuring decide by.
+
+The operand is indexed by iterators alone, among them the last axis of the result (the `axis`) and
+every axis of the sum, and lacks some spatial iterator, so that its elements are used again.
+A panel is two vectors wide, or one.
+
+A product has a packed operand if
+
+    axis is not the last index of the operand, or its rows have at least MIN_ROW_BYTES
+    uses of each element                    >= MIN_USES
+    iterations                              >= split_reductions.MIN_ITERATIONS
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import stmt as s_stmt
+
+from felix.tir.design_space import blocks
+from felix.tir.design_space.variants import split_reductions
+from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
+
+#: Rows of an operand that shorter tiles of are read well enough without a copy.
+MIN_ROW_BYTES = 4096
+#: Uses of each element of the operand that pay for its copy.
+MIN_USES = 16
+#: Vectors of a panel, the better number first.
+VECTORS = (2, 1)
+SPATIAL = split_reductions.SPATIAL
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operand:
+    """What is packed.
+
+    Attributes:
+        number: among the buffers that the block reads.
+        axis: number of the block's iterator that panels are cut of.
+        is_gathered: vectors along the axis are not contiguous.
+        row_bytes: of what its last index ranges over.
+    """
+
+    number: int
+    axis: int
+    is_gathered: bool
+    row_bytes: int
+
+
+def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
+    """The program with a packed operand; none where there is nothing to gain."""
+    largest = None if machine.is_gpu else split_reductions.largest_reduction(mod["main"])
+    if largest is None or not largest.is_product:
+        return []
+    if math.prod(largest.extents) < split_reductions.MIN_ITERATIONS:
+        return []
+    operand = _operand(_block(mod, largest.name))
+    if operand is None or not (operand.is_gathered or operand.row_bytes >= MIN_ROW_BYTES):
+        return []
+    panel = panel_of(largest.extents[operand.axis], machine)
+    if panel is None:
+        return []
+    return [_prefix(largest.name, operand, panel)]
+
+
+def panel_of(extent: int, machine: Machine) -> int | None:
+    """Elements of the axis in a panel, of which there are several."""
+    widths = (vectors * machine.vector_lanes for vectors in VECTORS)
+    return next((w for w in widths if extent % w == 0 and extent > w), None)
+
+
+def _prefix(name: str, operand: Operand, panel: int) -> Prefix:
+    def apply(schedule: tvm.s_tir.Schedule) -> None:
+        block = schedule.get_sblock(name, func_name="main")
+
+        def split(*iters: tirx.Var) -> list[tirx.Expr]:
+            parts = list(iters)
+            parts[operand.axis] = iters[operand.axis] // panel
+            return [*parts, iters[operand.axis] % panel]
+
+        n_iters = len(schedule.get(block).iter_vars)
+        schedule.transform_block_layout(block, tirx.IndexMap.from_func(split, ndim=n_iters))
+        schedule.reindex(block, ("read", operand.number))
+
+    parameters = (("operand", operand.number), ("panel", panel))
+    return Prefix(Variant("packed_operand", parameters), apply, is_at_root=True)
+
+
+# ---------------------------------------------------------------- reading the program
+
+
+def _block(mod: tvm.IRModule, name: str) -> s_stmt.SBlock:
+    return next(
+        realize.block
+        for realize in blocks.realizes(mod["main"])
+        if str(realize.block.name_hint) == name
+    )
+
+
+def _operand(block: s_stmt.SBlock) -> Operand | None:
+    """The operand along the last axis of the result, if it can be packed."""
+    iters = {each.var: number for number, each in enumerate(block.iter_vars)}
+    last = block.writes[0].region[-1].min
+    if last not in iters:
+        return None
+    for number, region in enumerate(block.reads):
+        indices = [each.min for each in region.region]
+        used = {index for index in indices if isinstance(index, tirx.Var)}
+        if last not in used or not all(isinstance(i, tirx.Var | tirx.IntImm) for i in indices):
+            continue
+        if _is_reused(block, used):
+            row = int(region.source.shape[-1]) * tvm.DataType(region.source.dtype).itemsize
+            return Operand(number, iters[last], indices[-1] != last, row)
+    return None
+
+
+def _is_reused(block: s_stmt.SBlock, used: set[tirx.Var]) -> bool:
+    """Whether every axis of the sum is used, and elements are used by enough results."""
+    others = [each for each in block.iter_vars if each.var not in used]
+    is_whole = all(each.iter_type == SPATIAL or int(each.dom.extent) == 1 for each in others)
+    return is_whole and math.prod(int(each.dom.extent) for each in others) >= MIN_USES

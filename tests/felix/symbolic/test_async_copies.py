@@ -1,0 +1,101 @@
+"""Legal decisions have no vector that TVM's asynchronous copies would read from elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+import tvm.sym
+from tvm import s_tir, tirx
+from tvm_ffi import structural
+
+import felix
+from felix import workloads
+from felix.errors import InvalidSchedule
+from felix.measure.cuda import build
+from felix.sketch import legality
+from felix.sketch.sketch import Sketch
+from felix.task import Task
+
+#: What one `cp.async` copies; TVM leaves vectors of other sizes as they are.
+COPIED_BYTES = (4, 8, 16)
+
+
+class Copies:
+    """A pass in front of InjectPTXAsyncCopy that counts vectors it would read wrongly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wrong, self.right = 0, 0
+        inject = s_tir.transform.InjectPTXAsyncCopy
+        count = tirx.transform.prim_func_pass(self._count, opt_level=0)
+        both = tvm.transform.Sequential
+        monkeypatch.setattr(s_tir.transform, "InjectPTXAsyncCopy", lambda: both([count, inject()]))
+
+    def of(self, task: Task, mod: tvm.IRModule) -> tuple[int, int]:
+        """(wrong, right) vectors of a scheduled program."""
+        self.wrong, self.right = 0, 0
+        build.lower(mod, task.target)
+        return self.wrong, self.right
+
+    def _count(self, func: tirx.PrimFunc, mod: tvm.IRModule, context: object) -> tirx.PrimFunc:
+        def visit(store: tirx.BufferStore) -> None:
+            load = store.value
+            if type(load).__name__ != "TensorLoad" or not store.buffer.scope().startswith(
+                "shared"
+            ):
+                return
+            (index,) = load.indices
+            dtype = tvm.DataType(load.ty.dtype)
+            size = dtype.lanes * dtype.bits // 8
+            if dtype.lanes == 1 or size not in COPIED_BYTES or type(index).__name__ != "Ramp":
+                return
+            base = tvm.sym.Analyzer().modular_set(index.base)
+            aligned = int(base.coeff) % dtype.lanes == 0 and int(base.base) % dtype.lanes == 0
+            if aligned and int(index.stride) == 1:
+                self.right += 1
+            else:
+                self.wrong += 1
+
+        structural.structural_walk(func.body, ((tirx.BufferStore, visit),))
+        return func
+
+
+def pipelined(text: str) -> list[Sketch]:
+    """The stock sketches of a workload that copy asynchronously."""
+    sketches = felix.sketches(workloads.parse(text, target="h200"))
+    return [
+        sketch
+        for sketch in sketches
+        if any("software_pipeline" in str(inst.attrs) for inst in sketch.trace.insts)
+        and sketch.variant.name == "stock"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gemm:512,512,14",  # rows of A that are shorter than a vector
+        "conv2d:1,18,18,8,8,3,layout=NCHW",  # windows, which begin at any column
+    ],
+)
+def test_vectors_of_legal_decisions_are_neighbours_at_aligned_addresses(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = Copies(monkeypatch)
+    wrong: dict[bool, int] = {True: 0, False: 0}
+    right = 0
+    for sketch in pipelined(text)[:1]:
+        for seed in range(1, 41):
+            decisions = sketch.tvm_sample(seed)
+            if decisions is None:
+                continue
+            try:
+                mod = sketch.schedule(decisions).mod
+            except InvalidSchedule:
+                continue
+            values = sketch.formulas.constraints_exact(np.asarray([decisions]))
+            legal = bool(legality.is_legal(values)[0])
+            counts = copies.of(sketch.task, mod)
+            wrong[legal] += counts[0]
+            right += counts[1] if legal else 0
+    assert wrong[True] == 0 and wrong[False] > 0 and right > 0
