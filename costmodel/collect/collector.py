@@ -232,6 +232,7 @@ class _Collector:
             tvm=self.options.tvm,
             source=candidate.source,
             measured_at=self.environment.now(),
+            async_copies=state.opened.task.target.kind.name == "cuda",
         )
         self.writer.add(record)
         self.progress.measured += 1

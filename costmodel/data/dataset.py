@@ -6,7 +6,8 @@ A data set is a folder:
                                     or TIR JSON, FLOPs, minimal bytes
     schedules/part-000000.parquet   one row per measured schedule: workload key, target (JSON),
                                     sketch index and key, decisions, latencies in us, their
-                                    median or an error class, device, TVM version, time (UTC)
+                                    median or an error class, device, TVM version, time (UTC),
+                                    whether copies were asynchronous
 
 A part appears whole or not at all (written aside, then linked under a free number), so a killed
 collector loses at most the records of its last unwritten part, and several may write at once.
@@ -31,6 +32,8 @@ from pyarrow import parquet
 
 from felix import errors
 
+#: The column that parts of before asynchronous copies do not have.
+_ASYNC = "async_copies"
 SCHEDULES = pa.schema(
     [
         pa.field("workload", pa.string(), nullable=False),
@@ -45,6 +48,7 @@ SCHEDULES = pa.schema(
         pa.field("tvm", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("measured_at", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field(_ASYNC, pa.bool_(), nullable=False),
     ]
 )
 WORKLOADS = pa.schema(
@@ -90,6 +94,8 @@ class Record:
         latencies_us: the repeats, empty on error.
         error: error class of the measurement ("build", "timeout", ...), None when it ran.
         source: how the schedule was chosen: "random", "model", "neighbour" or "descent".
+        async_copies: whether the program was built with asynchronous copies. Parts without this
+            column hold programs that were not.
     """
 
     workload: str
@@ -103,6 +109,7 @@ class Record:
     tvm: str
     source: str
     measured_at: datetime.datetime
+    async_copies: bool = False
 
     def __post_init__(self) -> None:
         if (self.error is None) != bool(self.latencies_us):
@@ -133,7 +140,10 @@ class Dataset:
     def digest(self) -> str:
         """Hash of the measurements; the same however they are spread over parts."""
         lines = sorted(
-            json.dumps([r.workload, r.target, r.sketch_key, r.decisions, r.latencies_us, r.error])
+            json.dumps([
+                r.workload, r.target, r.sketch_key, r.decisions, r.latencies_us, r.error,
+                *(["async"] if r.async_copies else []),
+            ])
             for r in self.records
         )
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -269,8 +279,10 @@ def _read_parts(folder: Path, schema: pa.Schema) -> tuple[list[dict[str, Any]], 
     torn = []
     for part in sorted(folder.glob("part-*.parquet")):
         try:
-            table = parquet.read_table(part, columns=schema.names)
-            rows += table.cast(schema).to_pylist()
+            table = parquet.read_table(part)
+            if _ASYNC in schema.names and _ASYNC not in table.column_names:
+                table = table.append_column(_ASYNC, pa.array([False] * table.num_rows))
+            rows += table.select(schema.names).cast(schema).to_pylist()
         except (pa.ArrowException, ValueError, OSError):
             torn.append(str(part))
     return rows, torn

@@ -27,6 +27,10 @@ from costmodel.data import dataset as datasets
 from felix import errors, files
 
 
+#: The feature that depends on how a program is built, and not on its schedule alone.
+ASYNC_BYTES = "async_bytes"
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Features of N schedules: values [N, R, F], mask [N, R]."""
@@ -184,6 +188,7 @@ def task_of(
         machine = Machine(records[0].target, records[0].device)
         rows = _cached_rows(workload, machine, (sketch, key), batch, featurizer, cache)
         if rows is not None:
+            rows = _as_built(rows, group, featurizer.names())
             usable = _usable(rows)
             parts.append(Rows(rows.values[usable], rows.mask[usable]))
             used += [r for r, good in zip(group, usable.tolist(), strict=True) if good]
@@ -201,6 +206,16 @@ def task_of(
         tuple(r.error for r in used),
     )
     return task, len(records) - len(used)
+
+
+def _as_built(rows: Rows, records: Sequence[datasets.Record], names: Sequence[str]) -> Rows:
+    """The rows without asynchronous copies where the programs were built without."""
+    if ASYNC_BYTES not in names:
+        return rows
+    synchronous = np.array([not record.async_copies for record in records])
+    values = rows.values.copy()
+    values[synchronous, :, list(names).index(ASYNC_BYTES)] = 0.0
+    return Rows(values, rows.mask)
 
 
 def _usable(rows: Rows) -> NDArray[np.bool_]:
