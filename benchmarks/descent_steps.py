@@ -1,6 +1,6 @@
 """What steps of a descent are worth: the lowest predictions that searches of several lengths find.
 
-    python benchmarks/descent_steps.py [--steps 0 25 50 100 200] [--seeds 2] [--rounds 4]
+    python benchmarks/descent_steps.py [--steps 0 25 32 50 100 200] [--seeds 2] [--rounds 4]
 
 For every subgraph of `subgraphs`, an H200 target and the shipped cost model, the gradient search
 proposes a warm-up round of 8 and `--rounds` of 24, and is updated as if each candidate took what
@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = list(subgraphs.SUBGRAPHS)
     parser.add_argument("--subgraphs", nargs="+", choices=names, default=names)
-    parser.add_argument("--steps", type=int, nargs="+", default=[0, 25, 50, 100, 200])
+    parser.add_argument("--steps", type=int, nargs="+", default=[0, 25, 32, 50, 100, 200])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4, help="after the warm-up")
     parser.add_argument("--out", type=pathlib.Path, default=OUT)

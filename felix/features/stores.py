@@ -320,17 +320,45 @@ def _turning(source: ir.Source, extent: Scalar, extents: dict[IterComponent, Sca
 
     Where a term with coefficient 1 runs, the flat index has no gaps and its range says all.
     """
-    running = [
-        c for comp, c in source.flat.terms.items() if comp.source is not None or comp in extents
-    ]
-    if source.outermost or any(scalar.is_static(c, 1) for c in running):
+    running = {
+        comp: c
+        for comp, c in source.flat.terms.items()
+        if comp.source is not None or comp in extents
+    }
+    if source.outermost or any(scalar.is_static(c, 1) for c in running.values()):
         return source.flat
     period = source.inner * extent
+    stays = _stays(running, source.inner, extent, extents)
     terms = {
-        comp: scalar.select(scalar.equal(scalar.floor_mod(c, period), 0), 0, c)
+        comp: scalar.select(
+            scalar.either(stays, scalar.equal(scalar.floor_mod(c, period), 0)), 0, c
+        )
         for comp, c in source.flat.terms.items()
     }
     return Affine(terms, source.flat.constant)
+
+
+def _stays(
+    running: dict[IterComponent, Scalar],
+    inner: Scalar,
+    extent: Scalar,
+    extents: dict[IterComponent, Scalar],
+) -> Scalar:
+    """Condition that floor(sum c x / inner) mod extent is 0 while every x runs from 0 below e.
+
+    With c = q inner + r it is sum q x + floor(sum r x / inner). One step of one x alone adds q, so
+    that each q is a multiple of the extent. One more step adds 0 or 1 to the floor, which
+    therefore passes 1 unless it stays 0 to the end, where sum r (e - 1) < inner.
+    """
+    if any(comp.source is not None for comp in running):
+        return 0
+    result: Scalar = 1
+    last: Scalar = 0
+    for comp, c in running.items():
+        whole = scalar.floor_mod(scalar.floor_div(c, inner), extent)
+        result = scalar.both(result, scalar.equal(whole, 0))
+        last = last + scalar.floor_mod(c, inner) * (extents[comp] - 1)
+    return scalar.both(result, scalar.less(last, inner))
 
 
 def index_span(

@@ -33,7 +33,7 @@ from felix.symbolic.ir import Scalar
 from felix.target import Hardware, hardware
 from felix.task import Task
 from felix.tir import design_space, grammar
-from felix.tir.design_space import shared_memory, variants
+from felix.tir.design_space import shared_memory, soundness, variants
 
 if TYPE_CHECKING:
     from tvm.s_tir import meta_schedule as ms
@@ -394,11 +394,20 @@ def sketches(
     machine = machine or hardware(task.target)
     modelled: list[Sketch] = []
     reasons: list[UnsupportedSchedule] = []
-    for index, trace, space in _traces(task, machine):
+    for index, schedule, space in _schedules(task, machine):
         try:
+            soundness.check_reductions(schedule.mod)
             with unmodelled.reported():
                 modelled.append(
-                    Sketch(task, index, trace, space.generator, machine, space.variant, space.mod)
+                    Sketch(
+                        task,
+                        index,
+                        schedule.trace,
+                        space.generator,
+                        machine,
+                        space.variant,
+                        space.mod,
+                    )  # fmt: skip
                 )
         except UnsupportedSchedule as error:
             reasons.append(error)
@@ -411,10 +420,10 @@ def sketches(
     return modelled
 
 
-def _traces(
+def _schedules(
     task: Task, machine: Hardware
-) -> Iterator[tuple[int, Trace, design_space.DesignSpace]]:
-    """(number, trace, space) of the stock space, then of each variant: diverse ones of many."""
+) -> Iterator[tuple[int, tvm.s_tir.Schedule, design_space.DesignSpace]]:
+    """(number, schedule, space) of the stock space, then of each variant: diverse ones of many."""
     spaces = [design_space.generate(task.mod, task.target, name=task.name)]
     limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
     spaces += design_space.generate_variants(task.mod, task.target, limits, name=task.name)
@@ -423,7 +432,7 @@ def _traces(
         traces = [schedule.trace for schedule in space.schedules]
         limit = diversity.MAX_STOCK if space is spaces[0] else diversity.MAX_VARIANT
         for number in _chosen(traces, limit):
-            yield first + number, traces[number], space
+            yield first + number, space.schedules[number], space
         first += len(traces)
 
 

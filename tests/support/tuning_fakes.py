@@ -118,9 +118,8 @@ def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     from felix.search import descent
     from felix.search.strategies import gradient
 
-    sizes = gradient.GradientOptions(
-        n_seeds=4, n_samples=16, n_polish=1, descent=descent.DescentOptions(steps=20)
-    )
+    steps = descent.DescentOptions(steps=20, record_every=5)
+    sizes = gradient.GradientOptions(n_seeds=4, n_samples=16, n_polish=1, descent=steps)
     chosen = pool or Pool()
     defaults: dict[str, Any] = {
         "round_size": 8,

@@ -110,6 +110,13 @@ def moments(target: str) -> task.Task:
     return task.Task.from_te([x, scale, norm], target=target)
 
 
+def whole_periods(target: str) -> task.Task:
+    """One step of the blocks of threads moves the index of `scale` by a whole period or two."""
+    x, scale = te.placeholder((3, 2, 30, 4), name="x"), te.placeholder((2,), name="scale")
+    y = te.compute((3, 2, 30, 4), lambda n, c, h, w: te.exp(x[n, c, h, w]) * scale[c], name="y")
+    return task.Task.from_te([x, scale, y], target=target)
+
+
 def uneven(target: str) -> task.Task:
     """Windows of two and three elements."""
     x = te.placeholder((2, 5, 7), name="x")
@@ -182,6 +189,7 @@ TASKS: dict[str, Make] = {
     "gather": gather,
     "argmax": argmax,
     "moments": moments,
+    "whole_periods": whole_periods,
     "uneven": uneven,
 }
 

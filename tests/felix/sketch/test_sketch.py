@@ -471,6 +471,20 @@ def test_a_postprocessor_that_fails_rejects_the_decisions(monkeypatch: pytest.Mo
         sketch.schedule(row)
 
 
+def test_a_reduction_that_tvm_cannot_spread_over_threads_is_left_out() -> None:
+    """No row of such a sketch becomes a program."""
+    b = te.placeholder((64, 96), "bool", name="b")
+    any_row = felix.Task.from_te([b, topi.any(b, axis=1)], target="cuda")
+    left_out: list[str] = []
+    (sketch,) = sketching.sketches(any_row, on_left_out=left_out.append)
+    assert sketch.index == 0
+    assert sketch.schedule(sketch.sample(1, seed=0)[0]).mod
+    (line,) = left_out
+    assert "sketch 1 left out: TVM cannot spread the reduction over threads" in line
+    total = felix.Task.from_te([b, topi.sum(b.astype("int32"), axis=1)], target="cuda")
+    assert len(sketching.sketches(total)) == 2
+
+
 def test_a_sketch_that_cannot_be_modelled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     of_trace = variables.of_trace
     refused: list[int] = []
