@@ -232,7 +232,7 @@ class _Collector:
             tvm=self.options.tvm,
             source=candidate.source,
             measured_at=self.environment.now(),
-            async_copies=state.opened.task.target.kind.name == "cuda",
+            async_copies=candidate.sketch.is_gpu,
         )
         self.writer.add(record)
         self.progress.measured += 1

@@ -140,10 +140,17 @@ class Dataset:
     def digest(self) -> str:
         """Hash of the measurements; the same however they are spread over parts."""
         lines = sorted(
-            json.dumps([
-                r.workload, r.target, r.sketch_key, r.decisions, r.latencies_us, r.error,
-                *(["async"] if r.async_copies else []),
-            ])
+            json.dumps(
+                [
+                    r.workload,
+                    r.target,
+                    r.sketch_key,
+                    r.decisions,
+                    r.latencies_us,
+                    r.error,
+                    *(["async"] if r.async_copies else []),
+                ]
+            )
             for r in self.records
         )
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

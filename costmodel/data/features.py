@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from costmodel.data import dataset as datasets
 from felix import errors, files
 
-
 #: The feature that depends on how a program is built, and not on its schedule alone.
 ASYNC_BYTES = "async_bytes"
 
