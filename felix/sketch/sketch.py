@@ -407,7 +407,7 @@ def sketches(
                         machine,
                         space.variant,
                         space.mod,
-                    )  # fmt: skip
+                    )
                 )
         except UnsupportedSchedule as error:
             reasons.append(error)
