@@ -49,6 +49,7 @@ class FakeSketch:
 
     variables = VARIABLES
     formulas = FakeFormulas()
+    is_gpu = False
 
     def __init__(self, index: int, invalid: bool = False) -> None:
         self.index = index
