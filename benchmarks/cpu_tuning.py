@@ -70,7 +70,7 @@ PRODUCTS = {
     "conv-14": "conv2d:1,14,14,256,256,3,padding=1",
     "conv-7": "conv2d:1,7,7,512,512,3,padding=1",
     "conv-first": "conv2d:1,28,28,128,128,3,padding=1,layout=NCHW",
-    "conv-1x1": "conv2d:1,56,56,64,256,1",
+    "conv-1x1": "conv2d:1,28,28,512,128,1",
     "conv-strided": "conv2d:1,56,56,256,512,1,stride=2",
     "conv-7x7": "conv2d:1,224,224,3,64,7,stride=2,padding=3",
 }

@@ -18,6 +18,8 @@ from felix.tir.design_space import blocks
 
 #: Threads of a block; fewer where there are fewer results.
 THREADS = 256
+#: A longer sum in one thread takes seconds.
+MAX_TERMS = 1 << 21
 
 
 def of(mod: tvm.IRModule, target: tvm.target.Target) -> s_tir.Schedule:
@@ -37,11 +39,18 @@ def on_gpu(mod: tvm.IRModule) -> s_tir.Schedule:
     """The default schedule of a program on a GPU.
 
     Raises:
-        UnsupportedSchedule: a block has no loops of its own that threads can share.
+        UnsupportedSchedule: a block has no loops of its own that threads can share, or a thread
+            would combine more than `MAX_TERMS` values.
     """
     schedule = s_tir.Schedule(mod, debug_mask="none")
     for realize in blocks.realizes(mod["main"])[:-1]:
         name = str(realize.block.name_hint)
+        n_terms = math.prod(int(each.dom.extent) for each in realize.block.iter_vars
+                            if each.iter_type == tirx.IterVar.CommReduce)  # fmt: skip
+        if n_terms > MAX_TERMS:
+            raise errors.UnsupportedSchedule(
+                f"block {name} has no default schedule: a thread would combine {n_terms} values"
+            )
         try:
             _bind(schedule, name, _is_reduced(realize))
         except grammar.TVM_ERRORS as error:

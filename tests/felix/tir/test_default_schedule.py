@@ -69,6 +69,12 @@ def test_blocks_that_share_a_loop_have_none() -> None:
         default_schedule.on_gpu(tvm.IRModule({"main": func}))
 
 
+def test_a_thread_adds_no_millions_of_values() -> None:
+    task = felix.workloads.reduce((1, 1 << 22), (1,))
+    with pytest.raises(errors.UnsupportedSchedule, match="a thread would combine 4194304 values"):
+        default_schedule.on_gpu(task.mod)
+
+
 def test_a_cpu_runs_the_program_as_it_is() -> None:
     task = felix.workloads.gemm(8, 8, 8, target="llvm")
     schedule = default_schedule.of(task.mod, task.target)

@@ -33,7 +33,7 @@ def _cubin(source: cuda_source.Source) -> bytes:
     ("text", "sketch", "row"),
     [
         ("gemm:64,64,64,epilogue=bias+relu", 0, 1),
-        ("gemm:64,64,64,epilogue=bias+relu", 1, 1),
+        ("gemm:64,64,64,epilogue=bias+relu", 1, 3),
         ("softmax:12x64x197", 1, 0),
         ("softmax:12x64x197", 3, 1),
         ("layer_norm:64x256", 2, 0),
