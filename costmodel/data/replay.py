@@ -1,7 +1,7 @@
 """A small sample of the training data that travels with a checkpoint, for fine-tuning.
 
 A tuning run replays it, so that following one machine's few measurements does not undo what
-pretraining learnt. It holds the same number of schedules of every task. The real rows are stored
+pretraining learnt. It holds the same number of schedules of each task in it. The real rows are stored
 as 16-bit floats (log features, 3 digits).
 """
 
@@ -34,8 +34,11 @@ class Replay:
 
 
 def sample(tasks: Sequence[task_features.TaskData], count: int, seed: int) -> Replay:
-    """About `count` schedules that ran, spread evenly over the tasks."""
+    """About `count` schedules that ran, as many of each task; of many tasks, two of some each."""
     draws = np.random.default_rng(seed)
+    most = max(1, count // 2)
+    if len(tasks) > most:
+        tasks = [tasks[i] for i in sorted(draws.permutation(len(tasks))[:most].tolist())]
     per_task = max(2, count // len(tasks))
     parts, y, ids = [], [], []
     for number, task in enumerate(tasks):
