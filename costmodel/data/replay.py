@@ -1,8 +1,8 @@
 """A small sample of the training data that travels with a checkpoint, for fine-tuning.
 
 A tuning run replays it, so that following one machine's few measurements does not undo what
-pretraining learnt. It holds the same number of schedules of each task in it. The real rows are stored
-as 16-bit floats (log features, 3 digits).
+pretraining learnt. It holds the same number of schedules of each task in it. The real rows are
+stored as 16-bit floats (log features, 3 digits).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from felix.measure import reference
 from felix.measure.cuda import build as cuda_build
 from felix.sketch import sketch as sketching
 from felix.task import Task
-from felix.tir.design_space import variants
+from felix.tir.design_space import thread_reductions, variants
 from felix.tir.design_space.variants import padded_extents, phases
 from felix.tir.design_space.variants.padded_windows import window_multiple
 from felix.verify import compare
@@ -169,6 +169,17 @@ def test_a_plain_reduction_is_split_by_the_blocks_there_are() -> None:
     assert texts(workloads.reduce((64, 131072), (1,)), GPU) == [
         "split_reduction(parts=32, loop=1)"
     ]
+
+
+def test_long_sums_are_spread_over_blocks_and_threads() -> None:
+    task = workloads.reduce((1, 1 << 22), (1,), target=CUDA)
+    sketch = felix.sketches(task)[-1]
+    rows = legal_rows.draw(sketch, 3, seed=1)
+    report = compare.check_rows(sketch, rows)
+    assert (report.checked, report.mismatches) == (len(rows), ())
+    first, second = cuda_build.lower(sketch.schedule(rows[0]).mod, task.target).plan.launches
+    assert (first.extents[0], second.extents[0]) == (1024, 1)
+    assert min(first.extents[3], second.extents[3]) >= thread_reductions.THREADS[0]
 
 
 def test_short_rows_are_grouped() -> None:

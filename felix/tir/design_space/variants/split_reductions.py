@@ -2,10 +2,11 @@
 
 A product of few rows, or a long sum with few results, has too little parallelism in its spatial
 loops. The largest reduction of a program is cut in `parts` along one of its loops (split and
-rfactor): the partial results are a program with one more spatial axis, which MetaSchedule's rules
-tile or spread over threads, and a second block combines the parts. Sums are reordered: results
-differ from the unsplit sum's by rounding, no more than those of MetaSchedule's own reductions over
-threads.
+rfactor): the partial results are a program with one more spatial axis, and a second block combines
+the parts. Partial results of a product are tiled by MetaSchedule's rules, the parts like any other
+axis; those of other reductions are spread over threads, many parts likewise (`thread_reductions`).
+Sums are reordered: results differ from the unsplit sum's by rounding, no more than those of
+MetaSchedule's own reductions over threads.
 
 The number of parts is the largest divisor of a reduction loop with
 
@@ -13,26 +14,27 @@ The number of parts is the largest divisor of a reduction loop with
     terms / parts   >= min_terms               terms that a part combines
     parts           <= max_parts
 
-The parts are an axis that is tiled like any other. The limits differ for products, whose operands
-are reused in tiles, and for other reductions, each result of which takes a block. A product with
-enough results is still split if its sums are long: blocks with large tiles are few for the number
-of multiprocessors, some of which have one block more than others. A small
-reduction is not worth a second kernel. On a CPU MetaSchedule splits reductions by itself
-(AddRFactor), with the number of parts a decision.
+The limits differ for products, whose operands are reused in tiles, and for other reductions, each
+result of which takes a block. A product with enough results is still split if its sums are long:
+blocks with large tiles are few for the number of multiprocessors, some of which have one block
+more than others. A small reduction is not worth a second kernel. On a CPU MetaSchedule splits
+reductions by itself (AddRFactor), with the number of parts a decision.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 import tvm
 from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
+from tvm.s_tir.schedule import SBlockRV
 
-from felix.tir.design_space import blocks, second_reductions
-from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
+from felix.tir.design_space import blocks, second_reductions, thread_reductions
+from felix.tir.design_space.variants.variant import Machine, Prefix, Rule, Variant
 
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 #: The reduction that is split has more than this share of the iterations of all reductions.
@@ -49,6 +51,11 @@ class Limits:
     min_terms: int
     max_parts: int
 
+    def most(self, results: int, terms: int, cores: int) -> int:
+        """The largest number of parts; it may be less than 1."""
+        of_cores = self.max_results * cores // results
+        return min(self.max_parts, of_cores, terms // self.min_terms)
+
 
 #: 1024 threads a multiprocessor with 12 results each; combining 32 parts costs little. With long
 #: sums, four times as many.
@@ -58,6 +65,8 @@ PRODUCT = (
 )
 #: 16 blocks a multiprocessor, each thread of which combines a few values.
 PLAIN = (Limits(max_results=16, min_terms=1024, max_parts=4096),)
+#: Parts that one thread combines; more are combined by all threads of a block.
+MAX_SERIAL_PARTS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,11 +116,7 @@ def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
 
 def _numbers_of_parts(largest: Reduction, axis: int, machine: Machine) -> list[int]:
     most = max(
-        min(
-            limits.max_parts,
-            limits.max_results * machine.cores // largest.results,
-            largest.terms // limits.min_terms,
-        )
+        limits.most(largest.results, largest.terms, machine.cores)
         for limits in (PRODUCT if largest.is_product else PLAIN)
     )
     return [parts for parts in range(2, most + 1) if largest.extents[axis] % parts == 0]
@@ -132,8 +137,21 @@ def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
             schedule.reorder(part, *spatial)
 
     variant = Variant("split_reduction", (("parts", parts), ("loop", axis)))
-    join = second_reductions.join_consumer
-    return Prefix(variant, apply, before_finishing=join, only=largest.name)
+    rule: Rule = second_reductions.join_consumer
+    if not largest.is_product:
+        rule = functools.partial(_over_threads, parts=parts)
+    return Prefix(variant, apply, before_finishing=rule, only=largest.name)
+
+
+def _over_threads(
+    schedule: tvm.s_tir.Schedule, block: SBlockRV, parts: int
+) -> list[tvm.s_tir.Schedule]:
+    """The partial results spread over threads, and their reduction if there are many parts."""
+    (partial,) = schedule.get_producers(block)
+    thread_reductions.over_threads(schedule, partial)
+    if parts > MAX_SERIAL_PARTS:
+        return thread_reductions.over_threads(schedule, block)
+    return second_reductions.join_consumer(schedule, block)
 
 
 # ---------------------------------------------------------------- reading the program
