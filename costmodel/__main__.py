@@ -103,7 +103,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
     _training(sub)
     _calibrating(sub)
     sub.add_argument(
-        "--replay", type=int, default=900, metavar="N",
+        "--replay", type=int, default=720, metavar="N",
         help="schedules stored beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
     )  # fmt: skip
     sub.add_argument(

@@ -24,7 +24,7 @@ DATA = ROOT / "data" / "cuda"
 SHIPPED = ROOT / "costmodel" / "pretrained" / "cuda-sm_90"
 SCORED = ROOT / "data" / "pretrained" / "cuda-sm_90"
 #: Test workloads whose features are quick to compute.
-FEW = ("gemm_50x768x768", "reduce_sum_128x4096_over1", "rms_norm_2048x4096_over1")
+FEW = ("gemm_12x197x197x64_nt", "layer_norm_16x512x768_over2", "softmax_32x128x128_axis2")
 
 
 @functools.cache
