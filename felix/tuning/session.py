@@ -40,7 +40,7 @@ _Record = records.Record  # a journal's field has the module's name
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What must be equal for a session to be resumed."""
+    """What must be equal for a session to be resumed; of its state, `features_version`, too."""
 
     task_keys: tuple[str, ...]
     strategy: str
@@ -112,8 +112,9 @@ class Session:
         folder: the session's own folder.
         tasks: what is tuned.
         identity: of this run.
-        resume: go on with the session in the folder, if there is one. Otherwise a session that
-            is there already gets another name (`tuning-1`, ...).
+        resume: go on with the session in the folder, if there is one, from its records alone
+            where features had another version. Otherwise a session that is there already gets
+            another name (`tuning-1`, ...).
 
     Raises:
         OutputError: the folder cannot be written, or another process uses it.
@@ -174,7 +175,6 @@ class Session:
         expected = json.loads(_describe(tasks, identity))
         for field, label in (("format", "format"), ("task_keys", "workload or target"),
                              ("strategy", "strategy"), ("seed", "seed"),
-                             ("features_version", "feature version"),
                              ("versions", "software versions")):  # fmt: skip
             if stored.get(field) != expected[field]:
                 raise errors.RecordError(
@@ -183,7 +183,10 @@ class Session:
                 )
         if (self.folder / "records.jsonl").exists():
             self.records = records.read(self.folder / "records.jsonl")
-        if (self.folder / "state.json").exists():
+        if stored.get("features_version") != identity.features_version:
+            # Searches and models work on features: they start again, from the records.
+            files.write_atomically(self.folder / "session.json", _describe(tasks, identity))
+        elif (self.folder / "state.json").exists():
             self._load_state()
 
     def _load_state(self) -> None:

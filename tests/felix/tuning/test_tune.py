@@ -321,12 +321,15 @@ def test_resume_refuses_another_run(
     assert len(records.read(tmp_path / "tuning" / "records.jsonl")) == 8
 
 
-def test_resume_refuses_another_feature_version(tmp_path: pathlib.Path) -> None:
+def test_another_feature_version_goes_on_from_the_records_alone(tmp_path: pathlib.Path) -> None:
     _tune(out=tmp_path, trials=8)
     path = tmp_path / "tuning" / "session.json"
-    path.write_text(path.read_text().replace('"features_version": ', '"features_version": 9'))
-    with pytest.raises(errors.RecordError, match="another feature version"):
-        _tune(out=tmp_path, resume=True)
+    written = path.read_text()
+    path.write_text(written.replace('"features_version": ', '"features_version": 9'))
+    (tmp_path / "tuning" / "state.json").write_text("of other features")
+    result = _tune(out=tmp_path, resume=True, trials=16)
+    assert len(result.records) == 16
+    assert path.read_text() == written
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "n_records": 8, "jobs": 3}'])
