@@ -27,9 +27,9 @@ def violations(loops: Sequence[Loop], block: Block, lanes: Scalar) -> Iterator[S
         lanes: of a vector.
     """
     value = block.store.value
-    if value.op != "load" or not any(kernels.STAGES in loop.annotations for loop in loops):
+    access = value.access
+    if access is None or not any(kernels.STAGES in loop.annotations for loop in loops):
         return
-    (access,) = value.accesses()
     element_bytes = access.buffer.dtype_bytes
     lengths = [size // element_bytes for size in _VECTOR_BYTES if size > element_bytes]
     is_vector: Scalar = 0

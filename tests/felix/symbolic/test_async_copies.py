@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm.sym
-from tvm import s_tir, tirx
+from tvm import s_tir, te, tirx, topi
 from tvm_ffi import structural
 
 import felix
@@ -63,12 +63,12 @@ class Copies:
 def pipelined(text: str) -> list[Sketch]:
     """The stock sketches of a workload that copy asynchronously."""
     sketches = felix.sketches(workloads.parse(text, target="h200"))
-    return [
-        sketch
-        for sketch in sketches
-        if any("software_pipeline" in str(inst.attrs) for inst in sketch.trace.insts)
-        and sketch.variant.name == "stock"
-    ]
+    return [sketch for sketch in sketches if _is_pipelined(sketch)]
+
+
+def _is_pipelined(sketch: Sketch) -> bool:
+    annotated = any("software_pipeline" in str(inst.attrs) for inst in sketch.trace.insts)
+    return annotated and sketch.variant.name == "stock"
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,13 @@ def test_vectors_of_legal_decisions_are_neighbours_at_aligned_addresses(
             wrong[legal] += counts[0]
             right += counts[1] if legal else 0
     assert wrong[True] == 0 and wrong[False] > 0 and right > 0
+
+
+def test_a_fetch_at_indices_from_data_is_judged() -> None:
+    """A row may begin anywhere in its tensor; its elements are neighbours."""
+    table, w = te.placeholder((50, 32), name="table"), te.placeholder((24, 32), name="w")
+    rows = te.placeholder((16,), "int32", name="rows")
+    y = topi.nn.dense(topi.take(table, rows, axis=0, mode="clip"), w)
+    task = Task.from_te([table, rows, w, y], target="h200")
+    sketches = [sketch for sketch in felix.sketches(task) if _is_pipelined(sketch)]
+    assert sketches and all(len(sketch.sample(2)) == 2 for sketch in sketches)
