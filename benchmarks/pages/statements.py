@@ -107,7 +107,7 @@ def search_efficiency(data: Data) -> str:
         _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_subgraphs)
         for strategy in efficiency.COMPARED
     ]
-    libraries = efficiency.library_ratios(entries)
+    libraries = efficiency.ratios_to_libraries(entries)
     if libraries:
         lines.append(_libraries(libraries))
     return "\n".join(f"- {line}" for line in lines if line)

@@ -234,7 +234,7 @@ def _warm_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
 
 
 def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    ratios = library_ratios(entries)
+    ratios = ratios_to_libraries(entries)
     return [
         [entry["name"], felix_us(entry),
          min(e["best_us"] for e in entries if e["name"] == entry["name"]),
@@ -243,7 +243,7 @@ def _vendor_rows(entries: Sequence[dict[str, Any]]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def library_ratios(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
+def ratios_to_libraries(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The latency of the fastest library over that of Felix's schedule, by subgraph."""
     return {
         entry["name"]: min(entry["vendor_eager_us"], entry["vendor_inductor_us"]) / felix_us(entry)
