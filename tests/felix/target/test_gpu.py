@@ -199,6 +199,8 @@ def test_tvm_s_devices_have_the_properties_that_are_read() -> None:
 
 def test_an_h200_stays_what_the_shipped_model_was_trained_for(plug: Any) -> None:
     recorded = {record.device for record in dataset.read(DATA).records}
+    limits = {json.loads(each)["shared_bytes_per_block"] for each in recorded}
+    assert limits == {49152, 232448}  # of static memory alone, and of dynamic memory
     devices = [json.loads(each) | {"shared_bytes_per_block": 232448} for each in recorded]
     assert all(each == json.loads(felix_bridge.device_text("h200")) for each in devices)
     driver = plug(card("NVIDIA H200", "9.0", 132, 1980000, 60 * MIB), H200_NVL)
