@@ -31,6 +31,7 @@ from benchmarks import (
     descent_steps,
     features,
     measure_throughput,
+    tensor_cores,
     unrolling,
 )
 from benchmarks.pages import statements
@@ -51,6 +52,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "search_efficiency": efficiency.render,
     "service-answers": statements.service_answers,
     "structure": statements.structure_table,
+    "tensor_cores": tensor_cores.render,
     "unrolling": unrolling.render,
 }
 TAG = re.compile(r"^\{\{(?P<kind>table|says|figure) (?P<name>[\w-]+)\}\}$", re.MULTILINE)

@@ -53,7 +53,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -81,7 +81,18 @@ PRELOADING = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 def main() -> int:
     """Run the pieces that are missing; returns 1 if one failed."""
-    args = _arguments()
+    return search(_arguments(), efficiency)
+
+
+class Report(Protocol):
+    """What becomes of the collected results."""
+
+    def render(self, data: dict[str, Any]) -> str: ...
+    def picture(self, data: dict[str, Any], path: pathlib.Path) -> None: ...
+
+
+def search(args: argparse.Namespace, report: Report, benchmark: str = "search_efficiency") -> int:
+    """Run the missing pieces of parsed arguments, and report all; returns 1 if one failed."""
     restore(args.work, args.out, args.restore)
     started, failed = time.monotonic(), []
     for name, seed, strategy in _pieces(args):
@@ -94,12 +105,12 @@ def main() -> int:
             break
         if not _run(args, name, seed, strategy, path):
             failed.append(label)
-    data = collect(args)
+    data = collect(args, benchmark)
     if data["runs"]:
         common.write(args.out, data)
-        print(efficiency.render(data))
+        print(report.render(data))
         if args.picture is not None:
-            efficiency.picture(data, args.picture)
+            report.picture(data, args.picture)
     else:
         failed = failed or ["no pieces in the work folder, so no results are written"]
     if failed:
@@ -118,13 +129,13 @@ def restore(work: pathlib.Path, results: pathlib.Path, patterns: Sequence[str]) 
             common.write(path, run)
 
 
-def collect(args: argparse.Namespace) -> dict[str, Any]:
+def collect(args: argparse.Namespace, benchmark: str = "search_efficiency") -> dict[str, Any]:
     """All pieces of the work folder, their commits and summary; where the latest was measured."""
     runs = [json.loads(path.read_text()) for path in sorted(args.work.glob("*.json"))]
     ordered = sorted(runs, key=lambda run: str(run["date"]))
     where = [run["measured_on"] for run in ordered if "measured_on" in run]
     return (
-        common.header("search_efficiency")
+        common.header(benchmark)
         | (where[-1] | {"commit": ", ".join(_each(where, "commit"))} if where else {})
         | {"gpus": _each(where, "gpu"), "boots": _each(where, "boot")}
         | {
@@ -261,13 +272,13 @@ def _piece(request: dict[str, Any], log: str) -> None:
 
 def _where(target: str) -> dict[str, Any]:
     """Command, date, versions; machine and GPU, so that pieces of one machine are known."""
-    from felix.measure.cuda import driver
+    from felix.measure.cuda import devices
 
     head = common.header("search_efficiency")
     facts = {key: head[key] for key in ("command", "date", "commit", "versions", "machine")}
     facts["device"] = _device(target)
     if target.startswith("cuda"):
-        facts["gpu"] = driver.uuid(0)[:8]
+        facts["gpu"] = devices.uuid(0)[:8]
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     if boot.exists():
         facts["boot"] = boot.read_text()[:8]
@@ -302,8 +313,10 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
              "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
-    best = [] if result.best_or_none is None else [result.best.schedule.mod]
-    winners.write(pathlib.Path(request["path"]), best)
+    best = [] if result.best_or_none is None else [result.best.program]
+    winners.write(pathlib.Path(request["path"]), task, best)
+    if best:
+        piece |= {"variant": result.best.variant, "flops": task.flops}
     if request["strategy"] == "felix" and best:
         piece["best_warm_us"] = _warm_us(task, best[0])
     return piece
@@ -375,13 +388,14 @@ def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
     wall_s = time.perf_counter() - start
     counts = {"wall_s": wall_s, "n_measured": watch.count, "n_ran": len(watch.ran)}
     if not watch.ran:
-        winners.write(pathlib.Path(request["path"]), [])
+        winners.write(pathlib.Path(request["path"]), task, [])
         return counts | {"curve": []}
     cold_us = _cold_us(task, [mod for *_, mod in watch.ran])
     best = min(range(len(watch.ran)), key=lambda number: watch.ran[number][2])
     cold = [number for number, latency_us in enumerate(cold_us) if latency_us is not None]
     cold = sorted(cold, key=lambda number: cold_us[number])[:N_STOCK_REMEASURED]
-    winners.write(pathlib.Path(request["path"]), [watch.ran[number][3] for number in cold])
+    mods = [watch.ran[number][3] for number in cold]
+    winners.write(pathlib.Path(request["path"]), task, mods)
     return counts | {
         "curve": curve_of([(t, moment - start) for t, moment, *_ in watch.ran], cold_us),
         "own_best_us": watch.ran[best][2], "own_best_cold_us": cold_us[best],
@@ -410,8 +424,8 @@ def _vendor(request: dict[str, Any]) -> dict[str, Any]:
     task = workloads.parse(request["workload"], target=request["target"])
     work = pathlib.Path(request["path"]).parent
     piece = _path(work, request["name"], request["seed"], "felix")
-    mods = winners.read_one(piece) if piece.exists() else []
-    winner = vendor.scheduled(task, mods[0]) if mods else None
+    programs = winners.read_one(piece) if piece.exists() else []
+    winner = vendor.tuned(task, programs[0]) if programs else None
     by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), winner)
     return {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
 

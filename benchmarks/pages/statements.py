@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import structure
+from benchmarks import structure, tensor_cores
 from benchmarks.support import common, efficiency
 
 Data = Mapping[str, Any]
@@ -70,7 +70,8 @@ def _against_stock(rows: Sequence[Data], trials: int) -> str:
     slower = [row["workload"] for row in rows if row["cold_ratio"] < 1]
     behind = f" Felix's winner is slower on {_listed(slower)}." if slower else ""
     return (
-        f"{trials} trials of {len(rows)} workloads, medians of {seeds} seeds: "
+        f"{trials} trials of {len(rows)} workloads, "
+        f"{'one seed' if seeds == 1 else f'medians of {seeds} seeds'}: "
         f"stock takes {_range([row['wall_ratio'] for row in rows])} times Felix's wall time. The "
         f"cold latency of its winner is {_range([row['cold_ratio'] for row in rows])} times that "
         f"of Felix's, which is faster on {_listed(faster)}.{behind}"
@@ -111,6 +112,20 @@ def search_efficiency(data: Data) -> str:
     if libraries:
         lines.append(_libraries(libraries))
     return "\n".join(f"- {line}" for line in lines if line)
+
+
+def tensor_cores_ratios(data: Data) -> str:
+    """Felix's kernels on tensor cores beside the faster library."""
+    rows = tensor_cores.shapes(data["runs"])
+    lines = []
+    for name, ratios in tensor_cores.ratios_by_set(rows).items():
+        mean = statistics.geometric_mean(ratios)
+        lines.append(
+            f"**{name}**: the faster library takes {mean:.2f} times as long as Felix's kernel "
+            f"(geometric mean of {len(ratios)} shapes, {_range(ratios)})."
+        )
+    seconds = [row["tuning_s"] for row in rows]
+    return " ".join([*lines, f"Tuning took {_range(seconds)} s a shape."])
 
 
 def _slower(strategy: str, ratios: efficiency.Ratios, n_subgraphs: int) -> str:
@@ -228,6 +243,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "service-polling": service_polling,
     "service-start": service_start,
     "structure": structure_check,
+    "tensor_cores": tensor_cores_ratios,
 }
 
 

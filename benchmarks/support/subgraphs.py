@@ -40,5 +40,50 @@ AWKWARD = {
     "layer-norm-odd": "layer_norm:509x1021",
     "rms-norm-odd": "rms_norm:333x4093",
 }
-SETS = {"common": SUBGRAPHS, "awkward": AWKWARD}
-EVERY = SUBGRAPHS | AWKWARD
+
+
+def _layer(rows: int, outputs: int, inputs: int, epilogue: str = "") -> str:
+    """A linear layer in bfloat16, its weights stored as PyTorch does."""
+    stages = f",epilogue={epilogue}" if epilogue else ""
+    return f"gemm:{rows},{outputs},{inputs},transpose_b=true{stages},dtype=bfloat16"
+
+
+#: Weights of linear layers, outputs and inputs: LLaMA-7B, BERT-base and ViT-B.
+_LAYERS = {
+    "llama-qkv": (4096, 4096),
+    "llama-up": (11008, 4096),
+    "llama-down": (4096, 11008),
+    "bert-qkv": (768, 768),
+    "bert-up": (3072, 768),
+    "bert-down": (768, 3072),
+}
+#: Rows of the input of each: tokens.
+_ROWS = {"llama": (1, 16, 100, 512), "bert": (1, 16, 100, 197, 512)}
+#: GEMMs in bfloat16: squares, layers, odd and prime extents, batched attention.
+TENSOR_GEMMS = {
+    **{f"square-{n}": f"gemm:{n},{n},{n},dtype=bfloat16" for n in (512, 1024, 2048, 4096, 8192)},
+    **{
+        f"{layer}-{rows}": _layer(rows, *extents)
+        for layer, extents in _LAYERS.items()
+        for rows in _ROWS[layer.partition("-")[0]]
+    },
+    "primes": "gemm:197,1021,509,dtype=bfloat16",
+    "odd": "gemm:1023,1025,1027,dtype=bfloat16",
+    "scores-197": "gemm:197,197,64,batch=12,transpose_b=true,dtype=bfloat16",
+    "values-197": "gemm:197,64,197,batch=12,dtype=bfloat16",
+    "scores-512": "gemm:512,512,128,batch=32,transpose_b=true,dtype=bfloat16",
+    "values-512": "gemm:512,128,512,batch=32,dtype=bfloat16",
+}
+#: Layers with what follows them.
+TENSOR_FUSED = {
+    f"{layer}-{rows}-gelu": _layer(rows, *_LAYERS[layer], "bias+gelu")
+    for layer in ("llama-up", "bert-qkv", "bert-up", "bert-down")
+    for rows in (16, 197, 512)
+}
+SETS = {
+    "common": SUBGRAPHS,
+    "awkward": AWKWARD,
+    "tensor-gemms": TENSOR_GEMMS,
+    "tensor-fused": TENSOR_FUSED,
+}
+EVERY = SUBGRAPHS | AWKWARD | TENSOR_GEMMS | TENSOR_FUSED

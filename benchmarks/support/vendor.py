@@ -1,7 +1,7 @@
 """Vendor libraries on the benchmark's subgraphs, through PyTorch: eager, and compiled.
 
 cuBLAS, cuDNN and PyTorch's own kernels (eager), and inductor's (`torch.compile`, with autotuning),
-as `felix tune` times them, but in turns, with Felix's schedule among them. Operators that have
+as `felix tune` times them, but in turns, with Felix's winner among them. Operators that have
 layouts are timed in all of them, not only in that of the workload; the best one counts.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import tvm
-
+    from felix.measure.payload import Program
     from felix.task import Task
 
 Call = Callable[[], object]
@@ -46,16 +45,15 @@ def calls(workload: str) -> dict[str, dict[str, Call]]:
     return made
 
 
-def scheduled(task: Task, mod: tvm.IRModule) -> Call:
-    """A scheduled module of the task on the GPU, on the stream that PyTorch uses, too."""
+def tuned(task: Task, program: Program) -> Call:
+    """A program of the task on the GPU, on the stream that PyTorch uses, too."""
     import tvm
 
-    from felix.measure import reference
-    from felix.measure.cuda import build
+    from felix.measure import build, reference
 
     arrays = reference.inputs(reference.arguments(task.mod), 0, positive=False)
     tensors = [tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays]
-    return functools.partial(build.module(mod, task.target)["main"], *tensors)
+    return functools.partial(build.module_of_task(program, task)["main"], *tensors)
 
 
 def in_turns_us(

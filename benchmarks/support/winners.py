@@ -4,11 +4,12 @@ Each search has timed its own winner, minutes apart and in processes of their ow
 microseconds differ by some per cent from process to process. So who is faster is decided here:
 a burst of repeats of each, then the next burst of each, with a cold L2, and the median of all.
 
-Modules in, latencies in microseconds out.
+Programs in (scheduled modules, or what templates generated), latencies in microseconds out.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import statistics
@@ -16,51 +17,52 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import tvm
-
+    from felix.measure.payload import Program
     from felix.measure.pool.local import LocalOptions
     from felix.task import Task
 
-#: Bursts of each module that is not slower than the fastest by more than this factor.
+#: Bursts of each program that is not slower than the fastest by more than this factor.
 TURNS, MARGIN = 20, 1.25
-SUFFIX = ".mods"
+SUFFIX = ".programs"
 
 
-def write(piece: pathlib.Path, mods: Sequence[tvm.IRModule]) -> None:
-    """Write the scheduled modules that may be a search's winner, if any, beside its piece."""
-    import tvm
+def write(piece: pathlib.Path, task: Task, programs: Sequence[Program]) -> None:
+    """Write the programs that may be a search's winner, if any, beside its piece."""
+    from felix.measure import payload
 
-    piece.with_suffix(SUFFIX).write_text(tvm.ir.save_json(list(mods)))
+    texts = [payload.of(program, task.target) for program in programs]
+    piece.with_suffix(SUFFIX).write_text(json.dumps(texts))
 
 
-def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[tvm.IRModule]]:
-    """The modules that `write` wrote, by the name of the search; of pieces that are there.
+def read(pieces: Mapping[str, pathlib.Path]) -> dict[str, list[Program]]:
+    """The programs that `write` wrote, by the name of the search; of pieces that are there.
 
     Raises:
-        FileNotFoundError: a piece is there and its modules are not, or there are no two.
+        FileNotFoundError: a piece is there and its programs are not, or there are no two.
     """
     done = {name: path.with_suffix(SUFFIX) for name, path in pieces.items() if path.exists()}
     missing = [name for name, path in done.items() if not path.exists()]
     if missing or len(done) < 2:
-        what = f"no modules of {', '.join(missing)}" if missing else "fewer than two searches"
+        what = f"no programs of {', '.join(missing)}" if missing else "fewer than two searches"
         raise FileNotFoundError(f"{what}: run the searches again, in this work folder")
     return {name: read_one(path) for name, path in done.items()}
 
 
-def read_one(piece: pathlib.Path) -> list[tvm.IRModule]:
-    """The modules that `write` wrote beside one piece."""
-    import tvm
+def read_one(piece: pathlib.Path) -> list[Program]:
+    """The programs that `write` wrote beside one piece."""
+    from felix.measure import payload
 
-    return list(tvm.ir.load_json(piece.with_suffix(SUFFIX).read_text()))
+    read = [payload.read(text) for text in json.loads(piece.with_suffix(SUFFIX).read_text())]
+    return [one.mod if isinstance(one, payload.TirProgram) else one for one in read]
 
 
 def timed(
-    task: Task, modules: Mapping[str, Sequence[tvm.IRModule]], options: LocalOptions
+    task: Task, programs: Mapping[str, Sequence[Program]], options: LocalOptions
 ) -> dict[str, Any]:
-    """Median latency of every search's fastest module; None: none of them ran."""
+    """Median latency of every search's fastest program; None: none of them ran."""
     from felix.measure.pool import local
 
-    every = [(name, mod) for name, mods in modules.items() for mod in mods]
+    every = [(name, one) for name, some in programs.items() for one in some]
     latencies: list[list[float]] = [[] for _ in every]
     left = list(range(len(every)))
     with local.LocalPool(task, options) as pool:
@@ -70,7 +72,7 @@ def timed(
                 latencies[number].extend(future.result().latencies_us)
             if turn == 0:
                 left = _near_the_best(latencies)
-    medians: dict[str, list[float]] = {name: [] for name in modules}
+    medians: dict[str, list[float]] = {name: [] for name in programs}
     for (name, _), times_us in zip(every, latencies, strict=True):
         if times_us:
             medians[name].append(statistics.median(times_us))
