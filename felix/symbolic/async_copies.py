@@ -1,9 +1,10 @@
-"""Vectors of asynchronous copies (`cp.async`), for which TVM's rules are not enough.
+"""Vectors of copies to shared memory for which TVM's rules are not enough.
 
 TVM makes one instruction of a vector that a software-pipelined loop copies to shared memory. It
 takes the elements for neighbours at an aligned address without a look at either
 (InjectPTXAsyncCopy). A vector that leaves its row then copies other elements, or stops the kernel;
-so such decisions are not legal.
+so such decisions are not legal. Elsewhere TVM gathers such a vector, element by element, but its
+CUDA has no vectors of the 8 or 16 indices that takes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import sympy
 from felix.symbolic import ir, kernels, regions, scalar
 from felix.symbolic.ir import Block, Loop, Scalar
 
-#: What one instruction copies, beside single elements.
+#: What one `cp.async` copies, beside single elements.
 _VECTOR_BYTES = (4, 8, 16)
+#: Lanes of vectors that are never gathered.
+_WHOLE_LANES = (8, 16)
 
 
 def violations(loops: Sequence[Loop], block: Block, lanes: Scalar) -> Iterator[Scalar]:
-    """Conditions, 0 where the vectors of a fetch may be copied asynchronously.
+    """Conditions, 0 where the vectors of a fetch may be copied.
 
     Args:
         loops: around the block; the innermost is the fused loop of the fetch, before it is split.
@@ -28,10 +31,16 @@ def violations(loops: Sequence[Loop], block: Block, lanes: Scalar) -> Iterator[S
     """
     value = block.store.value
     access = value.access
-    if access is None or not any(kernels.STAGES in loop.annotations for loop in loops):
+    if access is None:
         return
     element_bytes = access.buffer.dtype_bytes
-    lengths = [size // element_bytes for size in _VECTOR_BYTES if size > element_bytes]
+    if any(kernels.STAGES in loop.annotations for loop in loops):
+        lengths = [size // element_bytes for size in _VECTOR_BYTES if size > element_bytes]
+    else:
+        longest = _VECTOR_BYTES[-1] // element_bytes
+        lengths = [lanes for lanes in _WHOLE_LANES if lanes <= longest]
+        if not lengths:
+            return
     is_vector: Scalar = 0
     for length in lengths:
         is_vector = scalar.either(is_vector, scalar.equal(lanes, length))

@@ -8,7 +8,7 @@ VerifyGPUCode in `felix.symbolic.kernels`. The vector width of a fetch may be an
 from __future__ import annotations
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import async_copies, parallelize, scalar, usage
+from felix.symbolic import async_copies, cross_thread, parallelize, scalar, usage
 from felix.symbolic.instructions import loop_transforms, reduction
 from felix.symbolic.ir import Block, Loop, Program, Scalar
 
@@ -18,6 +18,10 @@ TILED = "meta_schedule.tiling_structure"
 MAX_VECTOR_BYTES = 16
 #: Types for which MultiLevelTiling offers no lanes beyond that.
 FETCHED_WHOLE = ("float32", "float16", "int8")
+#: Types for which MultiLevelTiling offers three lanes, and TVM's CUDA writes no such vectors.
+FETCHED_EVEN = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+#: Most lanes of an int8 or float8 constant, which padding is, that TVM's CUDA writes.
+_BROADCAST_BYTES = 4
 
 
 def apply(
@@ -33,6 +37,8 @@ def apply(
         cooperative_fetch(program)
         bind_unbound(program, max_threads_per_block)
     parallelize.parallel_vectorize_unroll(program, rewrite)
+    if is_gpu:
+        program.conditions += cross_thread.violations(program)
     reduction.decompose_reductions(program)
 
 
@@ -53,6 +59,10 @@ def cooperative_fetch(program: Program) -> None:
         lanes = scalar.select(divides, lanes, 1)
         if block.writes[0].buffer.dtype not in FETCHED_WHOLE:
             program.conditions.append(lanes * _max_bytes(block) - MAX_VECTOR_BYTES)
+        if block.writes[0].buffer.dtype in FETCHED_EVEN:
+            program.conditions.append(scalar.equal(lanes, 3))
+        if _is_padded_byte(block):
+            program.conditions.append(scalar.less(_BROADCAST_BYTES, lanes))
         program.conditions += async_copies.violations(loops, block, lanes)
         factors: list[Scalar | None] = [None, threads]
         if not scalar.is_static(lanes, 1):
@@ -73,6 +83,11 @@ def _thread_extent(program: Program, block: Block) -> Scalar:
             if loop.thread == "threadIdx.x":
                 return loop.extent
     raise UnsupportedSchedule("a cooperative fetch without a threadIdx.x loop")
+
+
+def _is_padded_byte(block: Block) -> bool:
+    is_byte = block.writes[0].buffer.dtype_bytes == 1
+    return is_byte and any(value.op == "const" for value in block.store.value.walk())
 
 
 def _max_bytes(block: Block) -> int:

@@ -1,7 +1,9 @@
 """FLOPs, minimal bytes and size of a checked program, counted from its TIR.
 
 FLOPs: executions of every float addition, subtraction, multiplication, division, modulus,
-minimum, maximum and math function; casts, comparisons, selections and integer work count none.
+minimum, maximum and math function; casts, comparisons and selections count none. Of integer work
+additions, subtractions and multiplications count where narrower data are widened for them: sums of
+products of int8 in int32, which vendors state rates of.
 The branches of if_then_else cost what the dearer one costs (one of them runs), those of Select
 cost both (both are evaluated). A block's init counts once per spatial point.
 
@@ -29,6 +31,7 @@ from felix.tir import grammar
 _MAX_ENUMERATED = 2**22
 
 _FLOAT_OPS = frozenset(("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max"))
+_WIDENED_OPS = frozenset(("Add", "Sub", "Mul"))
 _FREE_CALLS = frozenset(("likely", "if_then_else", "isnan", "isinf", "isfinite"))
 
 #: The values an iterator or dimension takes; None means all of them.
@@ -37,7 +40,7 @@ Values = npt.NDArray[np.int64] | None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """Float operations, and bytes of distinct parameter elements read or written."""
+    """Operations by the module's rule, and bytes of distinct parameter elements used."""
 
     flops: int
     min_bytes: int
@@ -86,6 +89,33 @@ def _is_float(expr: Any) -> bool:
     return str(expr.ty.dtype).startswith(("float", "bfloat"))
 
 
+def _operations(expr: Any) -> int:
+    """Operations of one evaluation of a stored or bound value."""
+    return float_ops(expr) + _widened_ops(expr)[0]
+
+
+def _widened_ops(expr: Any) -> tuple[int, bool]:
+    """Operations of an expression on widened integers, and whether it is made of such integers."""
+    kind = type(expr).__name__
+    if kind == "TensorLoad":
+        return 0, False
+    below = [_widened_ops(child) for child in grammar.children(expr)]
+    count, is_widened = sum(ops for ops, _ in below), any(widened for _, widened in below)
+    if _is_float(expr):
+        return count, False
+    if kind == "Cast" and _widens(expr):
+        return count, True
+    return count + int(is_widened and kind in _WIDENED_OPS), is_widened
+
+
+def _widens(cast: Any) -> bool:
+    """Whether a cast makes wider integers of integer data."""
+    narrow, wide = grammar.dtype(cast.value), grammar.dtype(cast)
+    is_of_integers = narrow != "bool" and not grammar.is_float(narrow)
+    widens = is_of_integers and grammar.bits(narrow) < grammar.bits(wide)
+    return widens and grammar.depends_on_data(cast.value)
+
+
 def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Store]:
     match type(stmt).__name__:
         case "For":
@@ -97,7 +127,7 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
             flops = 0
             for item in stmt.seq:
                 if type(item).__name__ == "Bind":
-                    bound, flops = (*bound, item.value), flops + float_ops(item.value)
+                    bound, flops = (*bound, item.value), flops + _operations(item.value)
                     continue
                 for store in _stores(item, trips, domains):
                     yield dataclasses.replace(
@@ -110,7 +140,7 @@ def _stores(stmt: Any, trips: int, domains: Mapping[Any, int]) -> Iterator[_Stor
                 yield from _stores(stmt.else_case, trips, domains)
         case "BufferStore":
             yield _Store(stmt.buffer, tuple(stmt.indices), (stmt.value,),
-                         float_ops(stmt.value), trips, domains)  # fmt: skip
+                         _operations(stmt.value), trips, domains)  # fmt: skip
         case "SBlockRealize":
             block = stmt.block
             inside = {**domains, **{v.var: int(v.dom.extent) for v in block.iter_vars}}

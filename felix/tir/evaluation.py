@@ -37,9 +37,10 @@ def assume(condition: Any, truth: bool, scopes: list[Scope]) -> list[Scope]:
 class Evaluation:
     """Integer expressions as linear forms in one scope."""
 
-    def __init__(self, scope: Scope) -> None:
-        """Evaluate where the scope holds."""
+    def __init__(self, scope: Scope, values: Mapping[Any, Linear] | None = None) -> None:
+        """Evaluate where the scope holds, with the values of variables that others stand for."""
         self._scope = scope
+        self._values = values or {}
 
     def linear(self, expr: Any) -> Linear:
         """The value of an integer expression, which must fit its type at every step.
@@ -60,7 +61,7 @@ class Evaluation:
             case "IntImm":
                 return Linear(int(expr.value))
             case "Var":
-                return Linear.of(expr)
+                return self._values.get(expr, Linear.of(expr))
             case "Add":
                 return self.linear(expr.a) + self.linear(expr.b)
             case "Sub":
@@ -169,7 +170,8 @@ class Evaluation:
         intervals = []
         for value, truth in zip(values, (True, False), strict=True):
             for scope in assume(condition, truth, [self._scope]):
-                intervals.append(scope.interval(Evaluation(scope).linear(value)))
+                inside = Evaluation(scope, self._values)
+                intervals.append(scope.interval(inside.linear(value)))
         return Linear.of(ranges.Unknown(_hull(intervals), expr))
 
     def _division(self, expr: Any, kind: str) -> Linear:

@@ -144,7 +144,10 @@ class ExpressionReader:
         dtype = self._dtype(fields["ty"])
         check(dtype in grammar.DTYPES and grammar.is_float(dtype),
               "a constant float has a type that is no float")  # fmt: skip
-        return tirx.FloatImm(dtype, json_graph.raw_float(fields["value"]))
+        value = json_graph.raw_float(fields["value"])
+        check(dtype not in grammar.STORAGE_DTYPES or value == 0,
+              f"the constant {value} is a {dtype}, of which only 0 is supported")  # fmt: skip
+        return tirx.FloatImm(dtype, value)
 
     def _let(self, index: int) -> Any:
         """The body of a Let with its value for the variable; its size counts at every use."""
@@ -179,6 +182,8 @@ class ExpressionReader:
         fields = self._graph.fields(index, ("ty", "a", "b"))
         a, b = self._expression(fields["a"]), self._expression(fields["b"])
         name = json_graph.short_type(kind)
+        check(grammar.dtype(a) not in grammar.STORAGE_DTYPES,
+              f"{name} of a {grammar.dtype(a)}; cast it to float32 first")  # fmt: skip
         check(grammar.dtype(a) == grammar.dtype(b),
               f"{name} of a {grammar.dtype(a)} and a {grammar.dtype(b)}")  # fmt: skip
         check((grammar.dtype(a) == "bool") == (name in grammar.LOGIC)
@@ -208,7 +213,12 @@ class ExpressionReader:
         fields = self._graph.fields(index, ("ty", "value"))
         dtype = self._dtype(fields["ty"])
         check(dtype in grammar.DTYPES, f"a cast to the unsupported dtype {quoted(dtype)}")
-        return tirx.Cast(dtype, self._expression(fields["value"]))
+        value = self._expression(fields["value"])
+        check(dtype not in grammar.STORAGE_DTYPES or dtype == grammar.dtype(value),
+              f"a cast to {dtype}; float8 may be read, not computed")  # fmt: skip
+        check(grammar.dtype(value) not in grammar.STORAGE_DTYPES or grammar.is_float(dtype),
+              f"a cast of a {grammar.dtype(value)} to {dtype}; cast it to float32")  # fmt: skip
+        return tirx.Cast(dtype, value)
 
     def _select(self, index: int) -> Any:
         fields = self._graph.fields(index, ("ty", "condition", "true_value", "false_value"))
@@ -263,7 +273,8 @@ def _reinterpreted(arguments: list[Any], dtype: str) -> Any:
     check(len(arguments) == 1, "reinterpret takes 1 argument")
     (value,) = arguments
     types = (dtype, grammar.dtype(value))
-    check(all(each in grammar.DTYPES and each != "bool" for each in types)
+    check(all(each in grammar.DTYPES and each not in ("bool", *grammar.STORAGE_DTYPES)
+              for each in types)
           and grammar.bits(types[0]) == grammar.bits(types[1]),
           f"reinterpret makes a {quoted(dtype)} of a {types[1]}")  # fmt: skip
     return tvm.ir.Call(tvm.ir.Op.get(grammar.REINTERPRET), arguments, ret_ty=dtype)
@@ -290,7 +301,7 @@ def _nonzero(divisor: Any) -> Any:
 def _is_of_kind(dtype: str, kind: str) -> bool:
     match kind:
         case "f":
-            return grammar.is_float(dtype)
+            return grammar.is_float(dtype) and dtype not in grammar.STORAGE_DTYPES
         case "i":
             return dtype != "bool" and not grammar.is_float(dtype)
     return True

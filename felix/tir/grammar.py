@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ import tvm_ffi
 from felix import errors
 
 #: Buffer types TVM's default spaces schedule and its CPU and CUDA code generators build.
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "uint16",
-          "int32", "uint32", "int64", "uint64", "bool")  # fmt: skip
+DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8",
+          "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")  # fmt: skip
+#: Those of data that are copied and converted to wider floats, and nothing else.
+STORAGE_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max")
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE")
 LOGIC = ("And", "Or")
@@ -180,7 +183,8 @@ def element_bytes(name: str) -> int:
 
 def bits(name: str) -> int:
     """Bits of one element of a dtype; 1 for bool."""
-    return 1 if name == "bool" else int("".join(c for c in name if c.isdigit()))
+    digits = re.match(r"[a-z]+(\d+)", name)
+    return 1 if digits is None else int(digits[1])
 
 
 def is_float(name: str) -> bool:

@@ -10,7 +10,10 @@ Understood: blocks that store at plain iterators (or constant 0), operands loade
 iterators or constants, arithmetic, maxima and minima, common math functions, and reductions by
 sum, maximum or minimum. A sum of a product of loads becomes an einsum (BLAS), so every GEMM
 with its epilogue is covered, and softmax, normalisations, reductions and elementwise chains.
-Not understood (None): padding, strided windows, gathers, tuple reductions, narrow floats.
+Narrow types are loaded, converted and stored; sums of products of int8 are computed in float64,
+where they are exact and BLAS is fast.
+Not understood (None): padding, strided windows, gathers, tuple reductions, arithmetic in types
+narrower than float32 and int32.
 
 Notation: a block's iterators are single letters; `at(x, axes, order)` transposes x from `axes`
 to `order` and broadcasts over the letters it lacks.
@@ -25,14 +28,16 @@ import tvm
 from tvm import s_tir
 from tvm_ffi import structural
 
-PRELUDE = '''"""The program in numpy, written from its TIR; see `compute`."""
+from felix.tir import grammar
+
+_PRELUDE = '''"""The program in numpy, written from its TIR; see `compute`."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-
+{imports}
 
 def at(x, axes, order):
     """Transpose from `axes` to `order`; letters of `order` that x lacks are broadcast."""
@@ -55,7 +60,12 @@ _CALLS = {
     **{"erf": "erf({})", "rsqrt": "(1 / np.sqrt({}))", "fabs": "np.abs({})"},
     **{"sigmoid": "(1 / (1 + np.exp(-{})))", "pow": "np.power({}, {})", "ceil": "np.ceil({})"},
 }
-_DTYPES = ("float32", "float64")
+#: Types of arithmetic, and those that are loaded and stored as well.
+_WIDE = ("float32", "float64", "int32")
+_NATIVE = (*_WIDE, "float16", "int8")
+_FOREIGN = ("bfloat16", *grammar.STORAGE_DTYPES)  #: not of numpy itself
+_DTYPES = (*_NATIVE, *_FOREIGN)
+_INTEGER_KINDS = ("Add", "Sub", "Mul", "Max", "Min")
 _REDUCERS = {"Add": "sum", "Max": "max", "Min": "min"}
 
 
@@ -87,7 +97,8 @@ def source(mod: tvm.IRModule) -> str | None:
     body = [f"{name} = inputs[{key!r}]" for key, name in pairs if name not in written] + lines
     text = "".join(f"    {line}\n" for line in body)
     head = 'def compute(inputs):\n    """Outputs by name, from the inputs by name."""\n'
-    return f"{PRELUDE}{head}{text}    return {{{outputs}}}\n"
+    imports = "import ml_dtypes\n" if "ml_dtypes." in text else ""
+    return f"{_PRELUDE.replace('{imports}', imports)}{head}{text}    return {{{outputs}}}\n"
 
 
 class _Names:
@@ -102,7 +113,7 @@ class _Names:
                 return name
         base = "".join(c if c.isalnum() else "_" for c in str(buffer.name))
         base = base if base.isidentifier() else f"v_{base}"
-        if base in ("np", "at", "erf", "math", "inputs"):
+        if base in ("np", "at", "erf", "math", "inputs", "ml_dtypes"):
             base += "_"
         used = {name for _, name in self._taken}
         name = next(n for n in (base, *(f"{base}_{i}" for i in range(999))) if n not in used)
@@ -143,34 +154,69 @@ def _reduction(store: Any, letters: Any, axes: str, reduced: str, names: _Names)
     if kind not in _REDUCERS or type(store.value.a).__name__ != "TensorLoad":
         raise _Unknown
     accumulator, term = store.value.a, store.value.b
+    if grammar.dtype(store.value) not in _WIDE:
+        raise _Unknown
     if not accumulator.source.same_as(store.buffer):
         raise _Unknown
     factors = _factors(term)
     if kind == "Add" and len(factors) > 1:
-        loads = [_load(factor, letters, names) for factor in factors]
+        is_integer = grammar.dtype(term) == "int32"
+        loads = [_factor(factor, letters, names, is_integer) for factor in factors]
         spec = ",".join(load[1] for load in loads) + "->" + axes
         operands = ", ".join(load[0] for load in loads)
-        return f'np.einsum("{spec}", {operands}, optimize=True)'
+        text = f'np.einsum("{spec}", {operands}, optimize=True)'
+        return f"{text}.astype(np.int32)" if is_integer else text
     inner = _expression(term, letters, axes + reduced, names)
     last = tuple(range(len(axes), len(axes) + len(reduced)))
     return f"{inner}.{_REDUCERS[kind]}(axis={last})"
 
 
 def _factors(term: Any) -> list[Any]:
-    """The loads of a product of loads; a single element for anything else."""
+    """The loads of a product of loads, as they are or cast; else the term alone."""
     if type(term).__name__ != "Mul":
         return [term]
     factors = _factors(term.a) + _factors(term.b)
-    return factors if all(type(f).__name__ == "TensorLoad" for f in factors) else [term]
+    return factors if all(map(_is_factor, factors)) else [term]
+
+
+def _is_factor(expr: Any) -> bool:
+    """Whether an expression is a load of a wide type, or a cast one."""
+    kind = type(expr).__name__
+    if kind == "Cast" and grammar.dtype(expr) in _WIDE:
+        return type(expr.value).__name__ == "TensorLoad"
+    return kind == "TensorLoad" and grammar.dtype(expr) in _WIDE
+
+
+def _factor(factor: Any, letters: Any, names: _Names, is_integer: bool) -> tuple[str, str]:
+    """Text and axes of a factor of a sum of products, in float64 if they are integers."""
+    is_cast = type(factor).__name__ == "Cast"
+    text, axes = _load(factor.value if is_cast else factor, letters, names)
+    dtype = "float64" if is_integer else grammar.dtype(factor)
+    return f"{text}.astype({_numpy_dtype(dtype)})" if is_cast or is_integer else text, axes
+
+
+def _numpy_dtype(dtype: str) -> str:
+    """The name of a type in the text."""
+    if dtype not in _DTYPES:
+        raise _Unknown
+    return f"ml_dtypes.{dtype}" if dtype in _FOREIGN else f"np.{dtype}"
 
 
 def _expression(expr: Any, letters: Any, order: str, names: _Names) -> str:
     kind = type(expr).__name__
-    if kind in _BINARY:
+    is_integer = not grammar.is_float(grammar.dtype(expr))
+    if kind not in ("TensorLoad", "Cast") and grammar.dtype(expr) not in _WIDE:
+        raise _Unknown
+    if kind == "Cast":
+        inner = _expression(expr.value, letters, order, names)
+        return f"{inner}.astype({_numpy_dtype(grammar.dtype(expr))})"
+    if kind in _BINARY and (kind in _INTEGER_KINDS or not is_integer):
         sides = [_expression(side, letters, order, names) for side in (expr.a, expr.b)]
         return _BINARY[kind].format(*sides)
     if kind == "FloatImm":
         return f"np.{expr.ty.dtype}({float(expr.value)!r})"
+    if kind == "IntImm":
+        return f"np.{expr.ty.dtype}({int(expr.value)})"
     if kind == "TensorLoad":
         text, axes = _load(expr, letters, names)
         return f'at({text}, "{axes}", "{order}")'

@@ -14,7 +14,8 @@ MODELLED = (
     "log_softmax", "reshape_mixed", "depth_to_space", "upsampling", "resize_cubic", "mirror_pad",
     "replicate_pad", "sparse_to_dense", "concatenate_itself", "compute_named_root", "diamond",
     "large_extents", "take", "gather", "argmax", "fast_exp", "floor_divide_int32",
-    "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares",
+    "left_shift_int32", "adaptive_uneven", "tir_two_stores", "tir_sum_and_squares", "dense_int8",
+    "dense_bfloat16_in_float32",
 )  # fmt: skip
 #: Programs that are refused, with a part of the reason.
 REFUSED = {
@@ -29,6 +30,12 @@ def test_a_program_is_modelled_as_tvm_schedules_it(name: str, target: str) -> No
     result = outcome.of(name, target, rows=1)
     assert (result.kind, result.message) == (outcome.Kind.MODELLED, "")
     assert result.rows > 0 and result.invalid == 0
+
+
+def test_float8_is_modelled_on_cuda_alone() -> None:
+    on_cpu, on_gpu = (outcome.of("dense_float8_e4m3fn", each, rows=1) for each in outcome.TARGETS)
+    assert on_cpu.kind is outcome.Kind.REFUSED and "for cuda alone" in on_cpu.message
+    assert (on_gpu.kind, on_gpu.message, on_gpu.invalid) == (outcome.Kind.MODELLED, "", 0)
 
 
 @pytest.mark.parametrize("target", outcome.TARGETS)

@@ -28,7 +28,9 @@ def compute_at(program: Program, block: Block, loop: Loop, reverse: bool) -> Non
         )
         for component, interval in zip(components, domains, strict=True)
     ]
-    block.guards = _guards(block, partners) if reverse else []
+    block.guards = (
+        _guards(block, partners) + _overhangs(program, partners, loop) if reverse else []
+    )
     place = len(loop.body)
     for i, node in enumerate(loop.body):
         if any(consumes(other, block) for other in ir.blocks_under(node)):
@@ -51,6 +53,22 @@ def _guards(block: Block, producers: list[Block]) -> list[tuple[Affine, ir.Scala
         for it, binding in zip(block.iters, block.bindings, strict=True)
         if _is_less(it.extent, sizes.get(it.symbol, it.extent))
     ]
+
+
+def _overhangs(
+    program: Program, producers: list[Block], loop: Loop
+) -> list[tuple[Affine, ir.Scalar]]:
+    """The guards of producers that concern nothing but `loop` and the loops around it.
+
+    Where such loops overhang, a block that indexes by them leaves its domain as well.
+    """
+    guards: list[tuple[Affine, ir.Scalar]] = []
+    for producer in producers:
+        loops = program.loops_of(producer)
+        depth = next(i for i, each in enumerate(loops) if each is loop)
+        around = {comp for each in loops[: depth + 1] for comp in each.components}
+        guards += [guard for guard in producer.guards if around.issuperset(guard[0].terms)]
+    return guards
 
 
 def _is_less(a: ir.Scalar, b: ir.Scalar) -> bool:

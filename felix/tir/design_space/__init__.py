@@ -81,8 +81,7 @@ def _generate_variant(
     schedule = tvm.s_tir.Schedule(mod, seed=1, debug_mask="none")
     prefix.apply(schedule)
     added = set(blocks.names(schedule.mod["main"])) - set(blocks.names(mod["main"]))
-    at_root = added if prefix.is_at_root else set()
-    return post_order.apply(schedule, context.space_generator.sch_rules, prefix, at_root)
+    return post_order.apply(schedule, context.space_generator.sch_rules, prefix, added)
 
 
 def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:

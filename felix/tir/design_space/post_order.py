@@ -29,7 +29,7 @@ def apply(
     schedule: tvm.s_tir.Schedule,
     rules: Sequence[ms.ScheduleRule],
     prefix: Prefix,
-    at_root: Collection[str] = (),
+    added: Collection[str] = (),
 ) -> list[tvm.s_tir.Schedule]:
     """The schedules that the rules make of every block, one rule after another.
 
@@ -37,12 +37,12 @@ def apply(
 
     Args:
         schedule: after the prefix.
-        at_root: names of the blocks that no compute location is sampled for.
+        added: names of the blocks that the prefix made.
     """
     names = blocks.names(schedule.mod["main"])
     visited = [(name, schedule.get_sblock(name, func_name="main")) for name in reversed(names)]
     schedules = [schedule]
-    for rule, names_of_rule in _steps(rules, prefix, names, at_root):
+    for rule, names_of_rule in _steps(rules, prefix, names, added):
         for name, block in visited:
             if name in names_of_rule:
                 schedules = [m for each in schedules for m in _applied(rule, each, name, block)]
@@ -53,14 +53,19 @@ def _steps(
     rules: Sequence[ms.ScheduleRule],
     prefix: Prefix,
     names: Collection[str],
-    at_root: Collection[str],
+    added: Collection[str],
 ) -> Iterator[tuple[Rule, Collection[str]]]:
     """The rules in order, each with the blocks that it is applied to."""
     for rule in rules:
         kind = type(rule).__name__
         if kind == _FINISHING and prefix.before_finishing is not None:
             yield prefix.before_finishing, names if prefix.only is None else [prefix.only]
-        yield rule.apply, set(names) - set(at_root) if kind == _MOVING else names
+        excepted: set[str] = set()
+        if kind == _MOVING and prefix.is_at_root:
+            excepted = set(added)
+        elif kind in prefix.without:
+            excepted = {*added, *([] if prefix.only is None else [prefix.only])}
+        yield rule.apply, set(names) - excepted
 
 
 def _applied(

@@ -37,7 +37,17 @@ def _products() -> dict[str, Builder]:
             topi.nn.dense, (32, 64), (48, 64), dtype=dtype,
             out_dtype="int32" if dtype == "int8" else dtype,
         )  # fmt: skip
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        result[f"dense_{dtype}"] = apply(_summed_in_float32, (32, 64), (48, 64), dtype=dtype)
+    result["dense_bfloat16_in_float32"] = apply(
+        _summed_in_float32, (33, 47), (29, 47), dtype="bfloat16"
+    )
     return result
+
+
+def _summed_in_float32(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    wide = topi.nn.dense(a, b, out_dtype="float32")
+    return topi.cast(topi.nn.relu(wide), "bfloat16")
 
 
 def _fused_products() -> dict[str, Builder]:

@@ -14,7 +14,7 @@ from felix import workloads
 from felix.errors import InvalidSchedule
 from felix.measure.cuda import build
 from felix.sketch import legality
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 
 #: What one `cp.async` copies; TVM leaves vectors of other sizes as they are.
@@ -60,13 +60,13 @@ class Copies:
         return func
 
 
-def pipelined(text: str) -> list[Sketch]:
+def pipelined(text: str) -> list[TraceSketch]:
     """The stock sketches of a workload that copy asynchronously."""
     sketches = felix.sketches(workloads.parse(text, target="h200"))
     return [sketch for sketch in sketches if _is_pipelined(sketch)]
 
 
-def _is_pipelined(sketch: Sketch) -> bool:
+def _is_pipelined(sketch: TraceSketch) -> bool:
     annotated = any("software_pipeline" in str(inst.attrs) for inst in sketch.trace.insts)
     return annotated and sketch.variant.name == "stock"
 

@@ -37,6 +37,11 @@ def _compute(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], dict[str, np.nda
         "rms_norm:12x40",
         "reduce:6x8x10,axes=0+2,kind=max",
         "elementwise:8x9,ops=mul@1+relu",
+        "gemm:16,24,40,dtype=bfloat16,epilogue=bias+gelu",
+        "gemm:16,24,40,dtype=float16,out_dtype=float32,transpose_b=true",
+        "gemm:16,24,40,dtype=int8,batch=2,epilogue=bias+relu+residual",
+        "softmax:4x33,dtype=bfloat16",
+        "reduce:6x8x10,axes=1,kind=max,dtype=int8",
     ],
 )
 def test_numpy_program_equals_tvm(spec: str) -> None:
@@ -45,6 +50,20 @@ def test_numpy_program_equals_tvm(spec: str) -> None:
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert reference.mismatch(got[name], value, reference.tolerance(mod)) is None
+
+
+def test_numpy_computes_float8_as_the_reference_does() -> None:
+    task = workloads.gemm(8, 24, 40, dtype="float8_e4m3fn", epilogue=("bias",), target="cuda")
+    text = to_numpy.source(task.mod)
+    assert text is not None and text.count("import ml_dtypes") == 1
+    scope: dict[str, object] = {}
+    exec(text, scope)
+    args = reference.arguments(task.mod)
+    arrays = reference.inputs(args, 0, positive=False)
+    got = scope["compute"]({a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input})
+    (index, want), *_ = reference.outputs_on_cpu(task.mod, task.target, args, 0)[0].items()
+    assert want.dtype.name == "bfloat16" and got[args[index].name].dtype == want.dtype
+    assert reference.mismatch(got[args[index].name], want, 1e-2) is None
 
 
 def test_programs_that_are_not_plain_have_no_reference() -> None:

@@ -11,12 +11,13 @@ import tvm
 from tvm import te, tirx, topi
 
 import felix
-from felix import records, workloads
+from felix import errors, records, workloads
 from felix.measure import reference
 from felix.measure.cuda import build as cuda_build
+from felix.sketch import diversity
 from felix.sketch import sketch as sketching
 from felix.task import Task
-from felix.tir.design_space import thread_reductions, variants
+from felix.tir.design_space import soundness, thread_reductions, variants
 from felix.tir.design_space.variants import padded_extents, phases
 from felix.tir.design_space.variants.padded_windows import window_multiple
 from felix.verify import compare
@@ -35,6 +36,9 @@ SPLIT = {
     "mapped": functools.partial(workloads.reduce, (6, 2**17), (1,), kind="mean"),
     "rows": functools.partial(workloads.reduce, (6, 2**17), (1,), kind="max"),
     "everything": functools.partial(workloads.reduce, (48, 2**14)),
+    "columns": functools.partial(workloads.reduce, (3001, 176), (0,), kind="mean"),
+    "middle": functools.partial(workloads.reduce, (2, 3001, 99), (1,), kind="max"),
+    "one row": functools.partial(workloads.gemm, 1, 512, 1031, epilogue=("bias", "relu")),
 }
 PADDED = {
     "primes": functools.partial(workloads.gemm, 67, 127, 67, epilogue=("bias", "relu")),
@@ -144,7 +148,7 @@ def texts(task: Task, machine: variants.Machine) -> list[str]:
 
 def test_a_product_is_split_by_the_threads_there_are() -> None:
     row = workloads.gemm(1, 4096, 4096)
-    assert texts(row, GPU) == ["split_reduction(parts=32, loop=2)"]
+    assert texts(row, GPU) == ["split_reduction(parts=32, loop=2)", "split_columns(parts=64)"]
     wide = workloads.gemm(128, 3072, 768)
     assert texts(wide, GPU) == ["split_reduction(parts=4, loop=2)"]
     assert texts(wide, variants.Machine(72, True, 4)) == ["split_reduction(parts=2, loop=2)"]
@@ -169,6 +173,76 @@ def test_a_plain_reduction_is_split_by_the_blocks_there_are() -> None:
     assert texts(workloads.reduce((64, 131072), (1,)), GPU) == [
         "split_reduction(parts=32, loop=1)"
     ]
+
+
+def test_a_prime_number_of_terms_in_a_row_is_not_split() -> None:
+    assert texts(workloads.reduce((1, 4194301), (1,)), GPU) == []
+
+
+def test_threads_that_would_race_for_a_result_are_refused() -> None:
+    """TVM leaves a reduction over threads as it is where a guard joins its terms and its part."""
+    for terms, is_sound in ((4096, True), (4093, False)):
+        schedule = tvm.s_tir.Schedule(workloads.reduce((2, terms), (1,), target=CUDA).mod)
+        _, column = schedule.get_loops(schedule.get_sblock("sum"))
+        part, _ = schedule.split(column, factors=[None, 512])
+        partial = schedule.rfactor(part, factor_axis=0)
+        *outer, term = schedule.get_loops(partial)
+        schedule.bind(schedule.fuse(*outer), "blockIdx.x")
+        _, thread = schedule.split(term, factors=[None, 64])
+        schedule.bind(thread, "threadIdx.x")
+        if is_sound:
+            soundness.check_reductions(schedule.mod)
+        else:
+            with pytest.raises(errors.UnsupportedSchedule, match="its last part is shorter"):
+                soundness.check_reductions(schedule.mod)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "parts"),
+    [((3001, 517), (0,), 66), ((4096, 4096), (0,), 64), ((10**6, 3), (0,), 10000),
+     ((8, 1000, 640), (1,), 25), ((30, 40, 4096), (0, 1), 30)],
+)  # fmt: skip
+def test_sums_along_columns_are_cut_to_balance_both_blocks(
+    shape: Shape, axes: Shape, parts: int
+) -> None:
+    task = workloads.reduce(shape, axes)
+    assert f"split_columns(parts={parts})" in texts(task, GPU)
+    assert all(prefix.variant.is_replaced for prefix in variants.of_program(task.mod, GPU)
+               if prefix.variant.name == "split_reduction")  # fmt: skip
+    assert "split_columns" not in str(texts(task, CPU))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [workloads.gemm(1, 4096, 4096, transpose_b=True), workloads.gemm(5, 4096, 4096),
+     workloads.reduce((64, 131072), (1,)), workloads.reduce((48, 2**14)),
+     workloads.reduce((128, 2**14), (0,))],
+    ids=["rows of weights", "weights that are reused", "rows", "everything", "few terms"],
+)  # fmt: skip
+def test_other_reductions_do_not_go_along_columns(task: Task) -> None:
+    assert "split_columns" not in str(texts(task, GPU))
+
+
+def unrolled_source(task: Task) -> tuple[int, str]:
+    """Parts of a reduction along columns, and its kernels with four columns a thread."""
+    (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "split_columns")
+    factors, lanes, *choices = sketch.variables
+    assert factors.extent is not None and [lanes.kind, len(choices)] == ["tile", 3]
+    mod = sketch.schedule([factors.extent // 4, 4, 64, 512, 64]).mod
+    return sketch.variant.parameters[0][1], cuda_build.lower(mod, task.target).source.text
+
+
+def test_threads_of_one_row_load_four_columns_at_once() -> None:
+    """In registers, with no guard, as many terms as are unrolled."""
+    parts, source = unrolled_source(workloads.gemm(1, 4096, 4096, target=CUDA))
+    assert source.count("*(float4*)(B_ptr") == 4096 // parts
+    assert "  if (" not in source
+
+
+def test_only_the_last_terms_of_a_prime_number_are_guarded() -> None:
+    parts, source = unrolled_source(workloads.reduce((3001, 512), (0,), target=CUDA))
+    assert source.count("*(float4*)(x_ptr") == -(-3001 // parts)
+    assert source.count("  if (") == 1
 
 
 def test_long_sums_are_spread_over_blocks_and_threads() -> None:
@@ -226,6 +300,31 @@ def test_extents_are_padded_that_divide_badly() -> None:
     assert texts(workloads.gemm(197, 256, 256), CPU) == ["padded_extents(loop0=16)"]
 
 
+def searched(task: Task) -> list[str]:
+    """Variants of the sketches that are searched."""
+    return [sketch.variant.name for sketch in diversity.searched(felix.sketches(task))]
+
+
+def test_a_padded_program_replaces_one_that_tiles_cannot_divide() -> None:
+    """Of the task's own, one sketch is left."""
+    padded, split = "padded_extents", "padded_extents+split_reduction"
+    prime = workloads.gemm(197, 3072, 768, target="h200")
+    assert searched(prime) == ["stock", padded, padded, split, split]
+    smooth = workloads.gemm(344, 768, 768, target="h200")
+    assert searched(smooth)[:4] == ["stock"] * 3 + ["split_reduction"]
+    assert "padded_extents" in searched(smooth)
+    on_cpu = workloads.gemm(197, 256, 256)
+    assert searched(on_cpu) == [sketch.variant.name for sketch in felix.sketches(on_cpu)]
+
+
+def test_what_replaced_programs_measured_can_still_be_read() -> None:
+    """Their sketches are made, and are not searched."""
+    sums = workloads.reduce((4096, 512), (0,), target="h200")
+    names = [sketch.variant.name for sketch in felix.sketches(sums)]
+    assert {"stock", "split_reduction", "split_columns"} == set(names)
+    assert {*searched(sums)} == {"stock", "split_columns"}
+
+
 def test_windows_are_padded_that_move_along_an_extent_that_divides_badly() -> None:
     assert texts(workloads.conv2d(1, 35, 35, 127, 131, 3, padding=1), CPU) == [
         "padded_windows(loop1=36, loop2=36, loop3=144, loop4=128)"
@@ -239,6 +338,7 @@ def test_windows_are_padded_that_move_along_an_extent_that_divides_badly() -> No
 
 def test_a_padded_reduction_is_split_as_well() -> None:
     assert texts(workloads.gemm(1, 4099, 4093), GPU) == [
+        "split_columns(parts=63)",
         "padded_extents(loop1=64, loop2=64)",
         "padded_extents+split_reduction(loop1=64, loop2=64, parts=32, loop=2)",
     ]
@@ -359,7 +459,10 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
     assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
 
 
-@pytest.mark.parametrize("name", ["few rows", "window first", "rows", "primes", "windows"])
+@pytest.mark.parametrize(
+    "name",
+    ["few rows", "window first", "rows", "columns", "middle", "one row", "primes", "windows"],
+)  # fmt: skip
 def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
     """The first sketch of a variant, and one with a software pipeline."""
     task = (SPLIT | PADDED)[name](target=CUDA)

@@ -18,6 +18,7 @@ from felix.tir.design_space.variants import (
     padded_windows,
     phases,
     row_groups,
+    split_columns,
     split_reductions,
 )
 from felix.tir.design_space.variants.variant import STOCK, Machine, Prefix, Rule, Variant
@@ -30,9 +31,13 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     phased = phases.prefixes(mod)
     if phased:
         return _with_splits(phased, mod, machine)
-    padded = padded_extents.prefixes(mod) or padded_windows.prefixes(mod)
+    padded = padded_extents.prefixes(mod, machine) or padded_windows.prefixes(mod)
+    split = split_reductions.prefixes(mod, machine)
+    if any(prefix.variant.replaces_stock for prefix in padded):
+        split = [prefix.replaced() for prefix in split]
     return [
-        *split_reductions.prefixes(mod, machine),
+        *split,
+        *split_columns.prefixes(mod, machine),
         *_with_splits(padded, mod, machine),
         *row_groups.prefixes(mod, machine),
         *packed_operands.prefixes(mod, machine),

@@ -47,20 +47,20 @@ def _conjuncts(condition: Expr) -> Iterator[Expr]:
         yield condition
 
 
-def needed(
+def remaining(
     conditions: Sequence[Expr], inside: Sequence[Expr], analyzer: sym.Analyzer
 ) -> list[Expr]:
     """The conditions that are not always true, and of `inside` those that they do not imply."""
     simple = [analyzer.simplify(condition) for condition in conditions]
-    needed = [condition for condition in simple if not _is_true(condition)]
+    remaining = [condition for condition in simple if not _is_true(condition)]
     for condition in inside:
         holds = analyzer.can_prove(condition)
-        if not holds and needed:
-            with analyzer.constraint_scope(tirx.all(*needed)):
+        if not holds and remaining:
+            with analyzer.constraint_scope(tirx.all(*remaining)):
                 holds = analyzer.can_prove(condition)
         if not holds:
-            needed.append(analyzer.simplify(condition))
-    return needed
+            remaining.append(analyzer.simplify(condition))
+    return remaining
 
 
 def _is_true(condition: Expr) -> bool:

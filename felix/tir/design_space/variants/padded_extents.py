@@ -7,7 +7,9 @@ What the padding adds to the work is what the cost model and measuring decide by
 
 An extent is padded if no number up to `LARGEST_FACTOR` but those below `MIN_DIVISOR` divides it:
 to the largest multiple of 64, 32, 16 or 8 that adds at most `MAX_WASTE` of it. Only products of
-tensors at plain indices can be padded (no windows).
+tensors at plain indices can be padded (no windows). On a GPU, whose tiles are large in every
+dimension, the program that is padded replaces the other where no number from `MIN_TILE` on divides
+a padded extent.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ from collections.abc import Sequence
 import tvm
 
 from felix.tir.design_space.variants import split_reductions
-from felix.tir.design_space.variants.variant import Prefix, Variant
+from felix.tir.design_space.variants.variant import Machine, Prefix, Variant
 
 MULTIPLES = (64, 32, 16, 8)
 #: An extent divides well that has a divisor of at least this made of primes up to 7.
 MIN_DIVISOR = 16
+#: Of the primes up to 7, the smallest divisor of an extent that tiles of a GPU can have.
+MIN_TILE = 4
 #: Share of an extent that its padding may add.
 MAX_WASTE = 0.1
 _PRIMES = (2, 3, 5, 7)
 
 
-def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
+def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The program with padded extents; none where all extents divide well."""
     largest = split_reductions.largest_reduction(mod["main"])
     if largest is None or not (largest.is_product and largest.has_plain_indices):
@@ -43,7 +47,9 @@ def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
         schedule.pad_einsum(schedule.get_sblock(largest.name, func_name="main"), padding)
 
     changed = tuple((f"loop{i}", each) for i, each in enumerate(padding) if each > 1)
-    return [Prefix(Variant("padded_extents", changed), apply)]
+    padded = [e for e, multiple in zip(largest.extents, padding, strict=True) if multiple > 1]
+    is_worse = machine.is_gpu and any(smooth_divisor(extent) < MIN_TILE for extent in padded)
+    return [Prefix(Variant("padded_extents", changed, replaces_stock=is_worse), apply)]
 
 
 def multiple(extent: int) -> int:

@@ -151,7 +151,7 @@ def _operand(padded: Padded, load: TensorLoad, shape: Sequence[int]) -> Nest:
         element = tirx.BufferLoad(load.source, list(at))
         conditions, value = guards.resolved(element, padded.producers)
         return nests.zero_unless(
-            guards.needed(conditions, inside, analyzer), guards.simplified(value, analyzer)
+            guards.remaining(conditions, inside, analyzer), guards.simplified(value, analyzer)
         )
 
     return nests.computed(f"{load.source.name}_padded", load.source, shape, value)

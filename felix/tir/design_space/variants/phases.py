@@ -106,7 +106,7 @@ def _cells(conv: transposed.Transposed) -> Nest:
             inside += [index >= 0, index < axis.extent]
         conditions = [nests.substituted(c, cell) for c in spread.conditions]
         return nests.zero_unless(
-            guards.needed(conditions, inside, analyzer),
+            guards.remaining(conditions, inside, analyzer),
             guards.simplified(nests.substituted(spread.value, cell), analyzer),
         )
 
@@ -145,7 +145,7 @@ def _taps(conv: transposed.Transposed, load: TensorLoad) -> Nest:
             tirx.BufferLoad(load.source, indices), conv.producers
         )
         return nests.zero_unless(
-            guards.needed([*inside, *conditions], [], analyzer),
+            guards.remaining([*inside, *conditions], [], analyzer),
             guards.simplified(element, analyzer),
         )
 

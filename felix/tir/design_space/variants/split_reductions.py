@@ -14,6 +14,9 @@ The number of parts is the largest divisor of a reduction loop with
     terms / parts   >= min_terms               terms that a part combines
     parts           <= max_parts
 
+A prime number of terms has none: parts of two lengths need a guard that joins the part with its
+terms, and TVM cannot spread those over threads.
+
 The limits differ for products, whose operands are reused in tiles, and for other reductions, each
 result of which takes a block. A product with enough results is still split if its sums are long:
 blocks with large tiles are few for the number of multiprocessors, some of which have one block
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -77,6 +81,8 @@ class Reduction:
         extents: of its iterators, each of which is a loop.
         is_product: elements of its operands are reused.
         has_plain_indices: every index is an iterator or a constant (no windows).
+        n_columns: last spatial iterators, those of the innermost dimensions of a tensor of which
+            each element is read once; 0 where its innermost dimension is reduced.
     """
 
     name: str
@@ -84,6 +90,17 @@ class Reduction:
     n_spatial: int
     is_product: bool
     has_plain_indices: bool
+    n_columns: int
+
+    @property
+    def goes_along_columns(self) -> bool:
+        """Whether the terms of a result lie apart in memory, beside those of other results."""
+        return self.n_columns > 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a second kernel may be worth it."""
+        return self.terms >= MIN_TERMS and self.results * self.terms >= MIN_ITERATIONS
 
     @property
     def results(self) -> int:
@@ -99,27 +116,20 @@ class Reduction:
 def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The split reductions of a program; none where there is enough parallelism without."""
     largest = largest_reduction(mod["main"]) if machine.is_gpu else None
-    if largest is None or largest.terms < MIN_TERMS:
+    if largest is None or not largest.is_large:
         return []
-    if largest.results * largest.terms < MIN_ITERATIONS:
-        return []
+    limits = PRODUCT if largest.is_product else PLAIN
+    most = max(each.most(largest.results, largest.terms, machine.cores) for each in limits)
     choices = [
         (parts, axis)
         for axis in range(largest.n_spatial, len(largest.extents))
-        for parts in _numbers_of_parts(largest, axis, machine)
+        for parts in range(2, most + 1)
+        if largest.extents[axis] % parts == 0
     ]
     if not choices:
         return []
     parts, axis = max(choices, key=lambda choice: (choice[0], -choice[1]))
     return [_prefix(largest, axis, parts)]
-
-
-def _numbers_of_parts(largest: Reduction, axis: int, machine: Machine) -> list[int]:
-    most = max(
-        limits.most(largest.results, largest.terms, machine.cores)
-        for limits in (PRODUCT if largest.is_product else PLAIN)
-    )
-    return [parts for parts in range(2, most + 1) if largest.extents[axis] % parts == 0]
 
 
 def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
@@ -136,7 +146,10 @@ def _prefix(largest: Reduction, axis: int, parts: int) -> Prefix:
         if spatial:
             schedule.reorder(part, *spatial)
 
-    variant = Variant("split_reduction", (("parts", parts), ("loop", axis)))
+    # Threads that share a sum along columns read elements far apart: `split_columns` is better.
+    is_replaced = largest.goes_along_columns and not largest.is_product
+    parameters = (("parts", parts), ("loop", axis))
+    variant = Variant("split_reduction", parameters, is_replaced=is_replaced)
     rule: Rule = second_reductions.join_consumer
     if not largest.is_product:
         rule = functools.partial(_over_threads, parts=parts)
@@ -183,6 +196,7 @@ def _reduction(realize: s_stmt.SBlockRealize) -> Reduction | None:
         n_spatial=n_spatial,
         is_product=is_product(block),
         has_plain_indices=_has_plain_indices(block),
+        n_columns=_n_columns(block),
     )
 
 
@@ -204,3 +218,23 @@ def is_product(block: s_stmt.SBlock) -> bool:
 def _has_plain_indices(block: s_stmt.SBlock) -> bool:
     ranges = [each for region in (*block.reads, *block.writes) for each in region.region]
     return all(isinstance(each.min, tirx.Var | tirx.IntImm) for each in ranges)
+
+
+def _n_columns(block: s_stmt.SBlock) -> int:
+    """See `Reduction`."""
+    iterators = block.iter_vars
+    used = [n for n, each in enumerate(iterators) if int(each.dom.extent) > 1]
+    n_spatial: int = sum(int(each.iter_type) == SPATIAL for each in iterators)
+    for region in block.reads:
+        order = [n for n in _iterators_of(region, block) if n in used]
+        inner = [*itertools.takewhile(lambda n: n < n_spatial, reversed(order))][::-1]
+        last = [n for n in used if n < n_spatial][-len(inner) :]
+        if sorted(order) == used and inner and inner == last:
+            return n_spatial - inner[0]
+    return 0
+
+
+def _iterators_of(region: tirx.BufferRegion, block: s_stmt.SBlock) -> list[int]:
+    """Numbers of the iterators that are indices, in the order of the dimensions."""
+    numbers = {each.var: number for number, each in enumerate(block.iter_vars)}
+    return [numbers[each.min] for each in region.region if each.min in numbers]

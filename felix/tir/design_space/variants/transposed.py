@@ -226,8 +226,8 @@ def _others_are_plain(transposed: Transposed) -> bool:
     for load in nests.loads(transposed.term):
         for dimension, index in enumerate(load.indices):
             used = [v for v in nests.variables(index) if v in (*results, *taps)]
-            own = load.same_as(transposed.load) and transposed.of_dimension(dimension)
-            if used and not own and not (used[0] in taps and _linear(index, used[:1])):
+            is_element = load.same_as(transposed.load) and transposed.of_dimension(dimension)
+            if used and not is_element and not (used[0] in taps and _linear(index, used[:1])):
                 return False
     loaded = {v for load in nests.loads(transposed.term) for i in load.indices
               for v in nests.variables(i)}  # fmt: skip

@@ -18,14 +18,20 @@ class Variant:
 
     Attributes:
         parameters: (name, value), in a fixed order.
+        replaces_stock: whether the task's own program is so much worse that one of its sketches
+            is enough to search.
+        is_replaced: whether another variant is so much better that this one is not searched.
     """
 
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
+    replaces_stock: bool = dataclasses.field(default=False, compare=False)
+    is_replaced: bool = dataclasses.field(default=False, compare=False)
 
     def then(self, other: Variant) -> Variant:
         """This variant of the program, and the other of what it made."""
-        return Variant(f"{self.name}+{other.name}", (*self.parameters, *other.parameters))
+        name, parameters = f"{self.name}+{other.name}", (*self.parameters, *other.parameters)
+        return Variant(name, parameters, self.replaces_stock, other.is_replaced)
 
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.parameters)
@@ -67,6 +73,7 @@ class Prefix:
         is_at_root: blocks that it adds stay outside of the loops of others.
         mod: what is scheduled, where it is another program than the task's module.
         can_split: whether the reduction of what it makes may be split in turn.
+        without: rules of MetaSchedule, by name, that are not applied to `only` and added blocks.
     """
 
     variant: Variant
@@ -77,6 +84,7 @@ class Prefix:
     is_at_root: bool = False
     mod: tvm.IRModule | None = None
     can_split: bool = True
+    without: tuple[str, ...] = ()
 
     def then(self, other: Prefix) -> Prefix:
         """This variant, and another of what it made."""
@@ -87,6 +95,11 @@ class Prefix:
 
         variant = self.variant.then(other.variant)
         return dataclasses.replace(other, variant=variant, apply=apply, mod=self.mod)
+
+    def replaced(self) -> Prefix:
+        """The same, not searched because another variant is so much better."""
+        variant = dataclasses.replace(self.variant, is_replaced=True)
+        return dataclasses.replace(self, variant=variant)
 
 
 def nothing(schedule: tvm.s_tir.Schedule) -> None:
