@@ -15,6 +15,7 @@ import contextlib
 import io
 import math
 import pathlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -291,8 +292,8 @@ def _check_values(mod: tvm.IRModule) -> None:
 
 
 def _element_bytes(dtype: Any) -> int:
-    digits = "".join(c for c in str(dtype) if c.isdigit())
-    return max(1, int(digits) // 8) if digits else 1
+    digits = re.search(r"\d+", str(dtype))
+    return max(1, int(digits[0]) // 8) if digits else 1
 
 
 def _node(name: str, operator: str) -> str:

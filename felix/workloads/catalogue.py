@@ -192,7 +192,7 @@ def _value(owner: str, parameter: common.Parameter, text: str) -> Any:
         case "names" | "words":
             return tuple(item for item in text.split("+") if item)
         case "choice":
-            return text
+            return None if parameter.optional and text == "none" else text
         case "bool":
             return {"true": True, "false": False}.get(text.lower(), text)
         case "float":

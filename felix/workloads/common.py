@@ -2,7 +2,7 @@
 
 Notation: an *extent* is a positive integer; te tensors are built with int64 dimensions, so an
 index never overflows (`felix.task` narrows them to int32 where that is safe).
-dtype is the type of inputs and outputs; float16 sums are accumulated in float32 (`wide`).
+Element types are those of `dtypes`: narrow ones are summed in a wider one (`wide`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from tvm import te, tirx
 
 from felix import errors, names, target, task
+from felix.workloads import dtypes
 
 Tensor: TypeAlias = Any
 
@@ -47,7 +48,6 @@ Axes: TypeAlias = tuple[int, ...]
 PerAxis: TypeAlias = Annotated[int | Sequence[int], AtLeast(1)]
 Padding: TypeAlias = Annotated[int | Sequence[int], AtLeast(0)]
 Epilogue: TypeAlias = Annotated[Sequence[str], OneOf(EPILOGUES)]
-DType: TypeAlias = Literal["float32", "float64", "float16"]
 TargetLike: TypeAlias = target.TargetLike
 
 P = typing.ParamSpec("P")
@@ -293,24 +293,19 @@ def compute(name: str, shape: Iterable[int], body: Callable[..., Any]) -> Tensor
     return te.compute(dims(shape), body, name=name)
 
 
-def wide_dtype(dtype: str) -> str:
-    """The type sums are accumulated in: float32 for float16, else the type itself."""
-    return "float32" if dtype == "float16" else dtype
-
-
 def dtype_of(value: Any) -> str:
     """The element type of a tensor or an expression."""
     return str(value.dtype if hasattr(value, "dtype") else value.ty.dtype)
 
 
 def wide(value: Any) -> Any:
-    """The value in its accumulation type."""
-    dtype = wide_dtype(dtype_of(value))
+    """The value in the type that its sums are kept in."""
+    dtype = dtypes.wide(dtype_of(value))
     return value if dtype == dtype_of(value) else value.astype(dtype)
 
 
 def const(value: float, like: Any) -> Any:
-    """A floating-point constant of the type of `like`."""
+    """A constant of the type of `like`."""
     return tirx.const(value, dtype_of(like))
 
 

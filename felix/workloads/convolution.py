@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common
+from felix.workloads import common, dtypes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,6 +118,7 @@ class Convolution:
     groups: int
     layout: str
     dtype: str
+    out_dtype: str | None
 
     @property
     def channels_last(self) -> bool:
@@ -151,7 +152,7 @@ class Convolution:
         extents = (self.n, *self.window.extents, self.ci, self.co)
         groups = f"g{self.groups}" if self.groups > 1 and not self.is_depthwise else ""
         layout = "" if self.channels_last else self.layout.lower()
-        dtype = "" if self.dtype == "float32" else self.dtype
+        dtype = dtypes.tag(self.dtype, self.out_dtype)
         return common.name_of(
             self.kind, extents, self.window.tag, groups, layout, *epilogue, dtype
         )
@@ -163,6 +164,7 @@ def _convolve(conv: Convolution, epilogue: Sequence[str], target: common.TargetL
             f"{conv.owner}: groups must divide ci and co, got groups={conv.groups}, "
             f"ci={conv.ci}, co={conv.co}"
         )
+    out_dtype = dtypes.output(conv.owner, conv.dtype, conv.out_dtype, epilogue)
     data_shape = place(conv.layout, conv.n, conv.ci, conv.window.extents)
     data = common.placeholder("data", data_shape, conv.dtype)
     kernel = common.placeholder("kernel", conv.kernel_shape, conv.dtype)
@@ -170,7 +172,7 @@ def _convolve(conv: Convolution, epilogue: Sequence[str], target: common.TargetL
     out_shape = place(conv.layout, conv.n, conv.co, conv.window.outputs)
     result = common.compute(conv.kind, out_shape, _products(conv, padded, kernel))
     channel_axis = len(out_shape) - 1 if conv.channels_last else 1
-    extra, output = common.add_epilogue(result, epilogue, channel_axis, conv.dtype)
+    extra, output = common.add_epilogue(result, epilogue, channel_axis, out_dtype)
     return common.finish(conv.task_name(epilogue), [data, kernel, *extra, output], target)
 
 
@@ -217,7 +219,8 @@ def conv1d(
     groups: common.Extent = 1,
     layout: Literal["NWC", "NCW"] = "NWC",
     epilogue: common.Epilogue = (),
-    dtype: common.DType = "float32",
+    dtype: dtypes.Factor = "float32",
+    out_dtype: dtypes.Output | None = None,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Convolution over one axis.
@@ -233,11 +236,12 @@ def conv1d(
         groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
         layout: order of the data axes.
         epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
-        dtype: type of inputs and output.
+        dtype: type of data and kernel.
+        out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
     """
     win = window("conv1d", (w,), kernel, stride, padding, dilation)
-    conv = Convolution("conv1d", win, n, ci, co, groups, layout, dtype)
+    conv = Convolution("conv1d", win, n, ci, co, groups, layout, dtype, out_dtype)
     return _convolve(conv, epilogue, target)
 
 
@@ -256,7 +260,8 @@ def conv2d(
     groups: common.Extent = 1,
     layout: Literal["NHWC", "NCHW"] = "NHWC",
     epilogue: common.Epilogue = (),
-    dtype: common.DType = "float32",
+    dtype: dtypes.Factor = "float32",
+    out_dtype: dtypes.Output | None = None,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Convolution over two axes.
@@ -272,11 +277,12 @@ def conv2d(
         groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
         layout: order of the data axes.
         epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
-        dtype: type of inputs and output.
+        dtype: type of data and kernel.
+        out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
     """
     win = window("conv2d", (h, w), kernel, stride, padding, dilation)
-    conv = Convolution("conv2d", win, n, ci, co, groups, layout, dtype)
+    conv = Convolution("conv2d", win, n, ci, co, groups, layout, dtype, out_dtype)
     return _convolve(conv, epilogue, target)
 
 
@@ -296,7 +302,8 @@ def conv3d(
     groups: common.Extent = 1,
     layout: Literal["NDHWC", "NCDHW"] = "NDHWC",
     epilogue: common.Epilogue = (),
-    dtype: common.DType = "float32",
+    dtype: dtypes.Factor = "float32",
+    out_dtype: dtypes.Output | None = None,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Convolution over three axes.
@@ -312,11 +319,12 @@ def conv3d(
         groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
         layout: order of the data axes.
         epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
-        dtype: type of inputs and output.
+        dtype: type of data and kernel.
+        out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
     """
     win = window("conv3d", (d, h, w), kernel, stride, padding, dilation)
-    conv = Convolution("conv3d", win, n, ci, co, groups, layout, dtype)
+    conv = Convolution("conv3d", win, n, ci, co, groups, layout, dtype, out_dtype)
     return _convolve(conv, epilogue, target)
 
 
@@ -334,7 +342,8 @@ def depthwise_conv2d(
     dilation: common.PerAxis = 1,
     layout: Literal["NHWC", "NCHW"] = "NHWC",
     epilogue: common.Epilogue = (),
-    dtype: common.DType = "float32",
+    dtype: dtypes.Factor = "float32",
+    out_dtype: dtypes.Output | None = None,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """2-D convolution of every channel on its own: conv2d with groups = c.
@@ -350,9 +359,10 @@ def depthwise_conv2d(
         dilation: distance between kernel taps.
         layout: order of the data axes.
         epilogue: stages of bias, relu, gelu (erf), residual (tensor of the result's shape).
-        dtype: type of inputs and output.
+        dtype: type of data and kernel.
+        out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
     """
     win = window("depthwise_conv2d", (h, w), kernel, stride, padding, dilation)
-    conv = Convolution("conv2d", win, n, c, c * multiplier, c, layout, dtype)
+    conv = Convolution("conv2d", win, n, c, c * multiplier, c, layout, dtype, out_dtype)
     return _convolve(conv, epilogue, target)

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import te
 
 from felix import task
-from felix.workloads import common
+from felix.workloads import common, dtypes
 
 
 @common.operator
@@ -23,7 +23,8 @@ def gemm(
     transpose_a: bool = False,
     transpose_b: bool = False,
     epilogue: common.Epilogue = (),
-    dtype: common.DType = "float32",
+    dtype: dtypes.Factor = "float32",
+    out_dtype: dtypes.Output | None = None,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Matrix product A[m, k] · B[k, n], then the epilogue stages in order.
@@ -35,9 +36,12 @@ def gemm(
         transpose_a: A is stored [k, m].
         transpose_b: B is stored [n, k].
         epilogue: stages of bias ([n]), relu, gelu (erf), residual (tensor of the result's shape).
-        dtype: type of inputs and output.
+        dtype: type of A and B.
+        out_dtype: type of the result, bias and residual. Left out: dtype; int32 for int8, bfloat16
+            for float8. Sums are float32 (int32 for int8, float64 for float64).
         target: what to tune for.
     """
+    out = dtypes.output("gemm", dtype, out_dtype, epilogue)
     lead = () if batch is None else (batch,)
     a = common.placeholder("A", lead + ((k, m) if transpose_a else (m, k)), dtype)
     b = common.placeholder("B", lead + ((n, k) if transpose_b else (k, n)), dtype)
@@ -50,8 +54,8 @@ def gemm(
         return te.sum(common.wide(x) * common.wide(y), axis=rk)
 
     result = common.compute("matmul", (*lead, m, n), product)
-    extra, output = common.add_epilogue(result, epilogue, len(lead) + 1, dtype)
+    extra, output = common.add_epilogue(result, epilogue, len(lead) + 1, out)
     layout = ("t" if transpose_a else "n") + ("t" if transpose_b else "n")
-    tags = ["" if layout == "nn" else layout, *epilogue, "" if dtype == "float32" else dtype]
+    tags = ["" if layout == "nn" else layout, *epilogue, dtypes.tag(dtype, out)]
     name = common.name_of("gemm", (*lead, m, n, k), *tags)
     return common.finish(name, [a, b, *extra, output], target)

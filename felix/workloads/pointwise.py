@@ -13,7 +13,7 @@ from typing import Any
 from tvm import te, tirx
 
 from felix import errors, names, task
-from felix.workloads import common
+from felix.workloads import common, dtypes
 
 UNARY: dict[str, Callable[[Any], Any]] = {
     "relu": lambda x: te.max(x, common.const(0.0, x)),
@@ -45,7 +45,7 @@ def elementwise(
     shape: common.Shape,
     ops: Sequence[str] = ("add", "relu"),
     *,
-    dtype: common.DType = "float32",
+    dtype: dtypes.Float = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """A chain of elementwise stages on one tensor.
@@ -77,7 +77,7 @@ def elementwise(
             inputs.append(operand)
         result = common.compute(f"{name}_{number}", shape, _body(name, result, operand))
     label = "_".join(op.replace("@", "").replace(".", "") for op in ops)
-    kind = common.name_of("elementwise", shape, label, "" if dtype == "float32" else dtype)
+    kind = common.name_of("elementwise", shape, label, dtypes.tag(dtype))
     return common.finish(kind, [*inputs, common.cast(result, dtype)], target)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common, convolution
+from felix.workloads import common, convolution, dtypes
 
 Combine = Callable[..., Any]
 _COMBINE: dict[str, Combine] = {"sum": te.sum, "mean": te.sum, "max": te.max, "min": te.min}
@@ -50,10 +50,6 @@ def _count(shape: Sequence[int], axes: Sequence[int]) -> float:
     return float(count)
 
 
-def _dtype_tag(dtype: str) -> str:
-    return "" if dtype == "float32" else dtype
-
-
 @common.operator
 def reduce(
     shape: common.Shape,
@@ -61,7 +57,7 @@ def reduce(
     *,
     kind: Literal["sum", "max", "min", "mean"] = "sum",
     keepdims: bool = False,
-    dtype: common.DType = "float32",
+    dtype: dtypes.Ordered = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Sum, maximum, minimum or mean over any axes.
@@ -71,9 +67,10 @@ def reduce(
         axes: axes to reduce; all of them when left out.
         kind: what to compute.
         keepdims: keep reduced axes with extent 1.
-        dtype: type of input and output.
+        dtype: type of input and output; int8 for max and min.
         target: what to tune for.
     """
+    dtypes.check_reduced("reduce", kind, dtype)
     over = common.resolve_axes("reduce: axes", axes, len(shape))
     x = common.placeholder("x", shape, dtype)
     result = reduced(
@@ -92,7 +89,7 @@ def reduce(
         shape,
         "over" + "x".join(map(str, over)),
         "keep" if keepdims else "",
-        _dtype_tag(dtype),
+        dtypes.tag(dtype),
     )
     return common.finish(name, [x, common.cast(result, dtype)], target)
 
@@ -102,7 +99,7 @@ def softmax(
     shape: common.Shape,
     axis: int = -1,
     *,
-    dtype: common.DType = "float32",
+    dtype: dtypes.Float = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """exp(x - max) / Σ exp(x - max) along one axis.
@@ -125,7 +122,7 @@ def softmax(
     )
     total = reduced("total", shape, over, te.sum, lambda *i: powers[i])
     result = common.compute("softmax", shape, lambda *i: powers[i] / total[unreduced(i, over)])
-    name = common.name_of("softmax", shape, f"axis{over[0]}", _dtype_tag(dtype))
+    name = common.name_of("softmax", shape, f"axis{over[0]}", dtypes.tag(dtype))
     return common.finish(name, [x, common.cast(result, dtype)], target)
 
 
@@ -136,7 +133,7 @@ def layer_norm(
     *,
     affine: bool = True,
     epsilon: float = 1e-5,
-    dtype: common.DType = "float32",
+    dtype: dtypes.Float = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """(x - mean) / √(variance + epsilon) · gamma + beta, with a two-pass variance.
@@ -173,7 +170,7 @@ def layer_norm(
         return value * gamma + beta
 
     result = common.compute("layer_norm", shape, body)
-    tags = ("over" + "x".join(map(str, over)), "" if affine else "plain", _dtype_tag(dtype))
+    tags = ("over" + "x".join(map(str, over)), "" if affine else "plain", dtypes.tag(dtype))
     name = common.name_of("layer_norm", shape, *tags)
     return common.finish(name, [x, *weights, common.cast(result, dtype)], target)
 
@@ -190,7 +187,7 @@ def rms_norm(
     axes: common.Axes = (-1,),
     *,
     epsilon: float = 1e-5,
-    dtype: common.DType = "float32",
+    dtype: dtypes.Float = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """x / √(mean of x² + epsilon) · gamma.
@@ -219,7 +216,7 @@ def rms_norm(
         return read(*index) * inverse[unreduced(index, over)] * weight
 
     result = common.compute("rms_norm", shape, body)
-    name = common.name_of("rms_norm", shape, "over" + "x".join(map(str, over)), _dtype_tag(dtype))
+    name = common.name_of("rms_norm", shape, "over" + "x".join(map(str, over)), dtypes.tag(dtype))
     return common.finish(name, [x, gamma, common.cast(result, dtype)], target)
 
 
@@ -237,7 +234,7 @@ def pool2d(
     dilation: common.PerAxis = 1,
     count_padding: bool = True,
     layout: Literal["NHWC", "NCHW"] = "NHWC",
-    dtype: common.DType = "float32",
+    dtype: dtypes.Ordered = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Maximum or average over a sliding window.
@@ -254,9 +251,10 @@ def pool2d(
         count_padding: an average divides by the window's size, padding included; else by the
             number of input cells in the window.
         layout: order of the data axes.
-        dtype: type of input and output.
+        dtype: type of input and output; int8 for max.
         target: what to tune for.
     """
+    dtypes.check_reduced("pool2d", kind, dtype)
     win = convolution.window("pool2d", (h, w), kernel, stride, padding, dilation)
     if any(p >= k for p, k in zip(win.padding, win.kernel, strict=True)):
         raise errors.WorkloadError("pool2d: padding must be less than the kernel")
@@ -278,7 +276,7 @@ def pool2d(
     if kind == "avg":
         result = _average(result, layout, win, count_padding)
     tags = (win.tag, "" if count_padding else "valid", "" if layout == "NHWC" else "nchw")
-    name = common.name_of(f"{kind}_pool2d", (n, h, w, c), *tags, _dtype_tag(dtype))
+    name = common.name_of(f"{kind}_pool2d", (n, h, w, c), *tags, dtypes.tag(dtype))
     return common.finish(name, [data, common.cast(result, dtype)], target)
 
 
@@ -311,7 +309,7 @@ def global_pool2d(
     *,
     kind: Literal["max", "avg"] = "avg",
     layout: Literal["NHWC", "NCHW"] = "NHWC",
-    dtype: common.DType = "float32",
+    dtype: dtypes.Ordered = "float32",
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Maximum or average over the whole image; the spatial axes stay with extent 1.
@@ -322,9 +320,10 @@ def global_pool2d(
         c: channels.
         kind: maximum or average.
         layout: order of the data axes.
-        dtype: type of input and output.
+        dtype: type of input and output; int8 for max.
         target: what to tune for.
     """
+    dtypes.check_reduced("global_pool2d", kind, dtype)
     shape = convolution.place(layout, n, c, (h, w))
     over = (1, 2) if layout == "NHWC" else (2, 3)
     data = common.placeholder("data", shape, dtype)
@@ -334,6 +333,6 @@ def global_pool2d(
     if kind == "avg":
         total, scale = result, common.const(1.0 / (h * w), result)
         result = common.compute("global_avg", common.shape_of(total), lambda *i: total[i] * scale)
-    tags = ("" if layout == "NHWC" else "nchw", _dtype_tag(dtype))
+    tags = ("" if layout == "NHWC" else "nchw", dtypes.tag(dtype))
     name = common.name_of(f"global_{kind}_pool2d", (n, h, w, c), *tags)
     return common.finish(name, [data, common.cast(result, dtype)], target)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common, convolution
+from felix.workloads import common, convolution, dtypes
 
 
 @common.operator
@@ -29,7 +29,8 @@ def conv_transpose2d(
     output_padding: common.Padding = 0,
     layout: Literal["NHWC", "NCHW"] = "NHWC",
     epilogue: common.Epilogue = (),
-    dtype: common.DType = "float32",
+    dtype: dtypes.Factor = "float32",
+    out_dtype: dtypes.Output | None = None,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Transposed convolution over two axes: the input spread by `stride`, then convolved.
@@ -46,10 +47,12 @@ def conv_transpose2d(
         output_padding: cells added at the end of each output axis; less than stride.
         layout: order of the data axes.
         epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
-        dtype: type of inputs and output.
+        dtype: type of data and kernel.
+        out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
     """
     owner = "conv_transpose2d"
+    out = dtypes.output(owner, dtype, out_dtype, epilogue)
     win = convolution.Window(
         (h, w),
         common.per_axis(f"{owner}: kernel", kernel, 2),
@@ -76,7 +79,7 @@ def conv_transpose2d(
         return te.sum(value, axis=[rc, *taps])
 
     result = common.compute(owner, convolution.place(layout, n, co, outputs), body)
-    extra, output = common.add_epilogue(result, epilogue, 3 if channels_last else 1, dtype)
+    extra, output = common.add_epilogue(result, epilogue, 3 if channels_last else 1, out)
     name = common.name_of(
         owner,
         (n, h, w, ci, co),
@@ -84,7 +87,7 @@ def conv_transpose2d(
         f"op{extra_cells[0]}x{extra_cells[1]}" if any(extra_cells) else "",
         "" if channels_last else layout.lower(),
         *epilogue,
-        "" if dtype == "float32" else dtype,
+        dtypes.tag(dtype, out),
     )
     return common.finish(name, [data, weights, *extra, output], target)
 

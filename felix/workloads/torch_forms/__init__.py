@@ -4,9 +4,10 @@
     output = form.call(data, kernel)
 
 A form takes the inputs of the operator's task in their order, shapes, types and layout. It is
-what a PyTorch user would write: one call of the library where there is one, in the type of the
-operator. The libraries accumulate float16 in float32, as the tasks do, but stages that are calls
-of their own round to float16 in between, where tasks round once.
+what a PyTorch user would write: one call of the library where there is one, in the types of the
+operator. The libraries accumulate narrow floats in float32, as the tasks do, but stages that are
+calls of their own round to the output's type in between, where tasks round once. What PyTorch has
+no call for has no form.
 
 Importing this package loads torch; `felix.workloads` does not import it.
 """
@@ -17,9 +18,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from felix.workloads import catalogue
+from felix.workloads import catalogue, dtypes
 from felix.workloads.torch_forms import convolution, matmul, pointwise, pooling, reduction
-from felix.workloads.torch_forms.form import Form
+from felix.workloads.torch_forms.form import Form, tensor
+
+__all__ = ["FORMS", "Form", "form", "tensor"]
 
 #: operator -> its form, from all its parameters
 FORMS: Mapping[str, Callable[[Mapping[str, Any]], Form]] = {
@@ -43,11 +46,13 @@ def form(operator: str, params: Mapping[str, Any]) -> Form:
     """The form of an operator with these parameters, as `catalogue.build` takes them.
 
     Raises:
-        WorkloadError: unknown operator, unknown or missing parameter, or a bad value.
+        WorkloadError: unknown operator, unknown or missing parameter, a bad value, or PyTorch has
+            no such call.
     """
     complete = catalogue.complete(operator, params)
     made = FORMS[operator](complete)
-    if complete["dtype"] != "float16":
+    between = complete.get("out_dtype") or dtypes.default_output(complete["dtype"])
+    if between not in ("float16", "bfloat16"):
         return made
-    note = ", ".join(filter(None, [made.note, "float16 between its calls"]))
+    note = ", ".join(filter(None, [made.note, f"{between} between its calls"]))
     return dataclasses.replace(made, note=note)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from felix.workloads import common
+from felix import errors
+from felix.workloads import common, dtypes
 from felix.workloads.torch_forms import form
 
 Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -28,7 +29,8 @@ CHANNELS_LAST = "channels last, weights in PyTorch's order"
 
 
 def convolution(params: Mapping[str, Any]) -> form.Form:
-    """A convolution over 1, 2 or 3 axes, grouped or depthwise."""
+    """A convolution over 1, 2 or 3 axes, grouped or depthwise; raises as `_check_types`."""
+    _check_types(params)
     rank = len(params["layout"]) - 2
     window = [
         common.per_axis(name, params[name], rank) for name in ("stride", "padding", "dilation")
@@ -54,7 +56,8 @@ def convolution(params: Mapping[str, Any]) -> form.Form:
 
 
 def conv_transpose2d(params: Mapping[str, Any]) -> form.Form:
-    """A transposed convolution over two axes."""
+    """A transposed convolution over two axes; raises as `_check_types`."""
+    _check_types(params)
     stride, padding, output_padding = (
         common.per_axis(name, params[name], 2) for name in ("stride", "padding", "output_padding")
     )
@@ -67,6 +70,20 @@ def conv_transpose2d(params: Mapping[str, Any]) -> form.Form:
         return output.movedim(1, -1) if is_last else output
 
     return _form(params, convolve, (2, 0, 1, 3))
+
+
+def _check_types(params: Mapping[str, Any]) -> None:
+    """Refuse types that PyTorch does not convolve.
+
+    Raises:
+        WorkloadError: bytes, or an output of another type than the inputs.
+    """
+    dtype = params["dtype"]
+    if params["out_dtype"] not in (None, dtype) or dtypes.default_output(dtype) != dtype:
+        raise errors.WorkloadError(
+            "PyTorch's convolutions are of floats of 16 bits and more, and give the type of their "
+            "inputs"
+        )
 
 
 def _form(

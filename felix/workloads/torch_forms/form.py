@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 
@@ -30,6 +32,14 @@ class Form:
             back = [order.index(axis) for axis in range(len(order))]
             stored[position] = inputs[position].permute(order).contiguous().permute(back)
         return stored
+
+
+def tensor(array: NDArray[Any]) -> torch.Tensor:
+    """The tensor of an array, in its memory; of types that numpy itself lacks as well."""
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    dtype: torch.dtype = getattr(torch, array.dtype.name)
+    return torch.from_numpy(array.view(f"uint{8 * array.itemsize}")).view(dtype)
 
 
 def split_bias(

@@ -1,26 +1,117 @@
-"""Matrix products in PyTorch."""
+"""Matrix products in PyTorch.
+
+Of int8 and float8 PyTorch has products of two matrices, with limits on their extents that are
+those of cuBLAS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from felix import errors
 from felix.workloads.torch_forms import form
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def gemm(params: Mapping[str, Any]) -> form.Form:
-    """A matrix product, with its bias in the same call unless it is batched."""
+    """A matrix product, with its bias in the same call where PyTorch has such a call.
+
+    Raises:
+        WorkloadError: PyTorch has no call for these types and extents.
+    """
+    match params["dtype"]:
+        case "int8":
+            return _of_int8(params)
+        case "float8_e4m3fn" | "float8_e5m2":
+            return _of_float8(params)
+    if params["out_dtype"] not in (None, params["dtype"]):
+        return _form(params, functools.partial(_with_output, dtype=params["out_dtype"]))
+    if params["batch"] is not None:
+        return _form(params, torch.bmm)
 
     def call(a: torch.Tensor, b: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
-        a = a.mT if params["transpose_a"] else a
-        b = b.mT if params["transpose_b"] else b
-        stages = params["epilogue"]
-        if params["batch"] is not None:
-            return form.epilogue(torch.bmm(a, b), stages, extra, -1)
-        bias, stages, others = form.split_bias(stages, extra)
+        a, b = _matrices(params, a, b)
+        bias, stages, others = form.split_bias(params["epilogue"], extra)
         product = torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
         return form.epilogue(product, stages, others, -1)
 
     return form.Form(call)
+
+
+def _form(params: Mapping[str, Any], multiply: Product) -> form.Form:
+    """A product, then its epilogue."""
+
+    def call(a: torch.Tensor, b: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        product = multiply(*_matrices(params, a, b))
+        return form.epilogue(product, params["epilogue"], extra, -1)
+
+    return form.Form(call)
+
+
+def _matrices(
+    params: Mapping[str, Any], a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return a.mT if params["transpose_a"] else a, b.mT if params["transpose_b"] else b
+
+
+def _with_output(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
+    """A product with an output that is wider than its factors; CPUs have none but of such."""
+    out = getattr(torch, dtype)
+    multiply: Callable[..., torch.Tensor] = torch.mm if a.ndim == 2 else torch.bmm
+    if a.itemsize >= out.itemsize:
+        return multiply(a, b)
+    if a.is_cuda:
+        return multiply(a, b, out_dtype=out)
+    return multiply(a.to(out), b.to(out))
+
+
+def _of_int8(params: Mapping[str, Any]) -> form.Form:
+    """A product of int8 in int32."""
+    is_possible = params["m"] > 16 and params["n"] % 8 == 0 and params["k"] % 8 == 0
+    if params["batch"] is not None or not is_possible:
+        raise errors.WorkloadError(
+            "PyTorch's product of int8 takes two matrices, m of more than 16, and n and k that "
+            "are multiples of 8"
+        )
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(a, b) if a.dtype == torch.int8 else torch.mm(a, b)
+
+    return _form(params, multiply)
+
+
+def _of_float8(params: Mapping[str, Any]) -> form.Form:
+    """A scaled product of float8, with scales of 1 and A and B as it takes them in memory."""
+    is_possible = params["n"] % 16 == 0 and params["k"] % 16 == 0
+    is_alone = params["batch"] is None
+    if params["dtype"] != "float8_e4m3fn" or not is_alone or not is_possible:
+        raise errors.WorkloadError(
+            "PyTorch's product of float8 takes two matrices of float8_e4m3fn, and n and k that "
+            "are multiples of 16"
+        )
+    out = getattr(torch, params["out_dtype"] or "bfloat16")
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype != torch.float8_e4m3fn:
+            return torch.mm(a, b)
+        one = _one(a.device)
+        return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
+
+    order = {}
+    if params["transpose_a"]:
+        order[0] = (1, 0)
+    if not params["transpose_b"]:
+        order[1] = (1, 0)
+    made = _form(params, multiply)
+    return form.Form(made.call, order, "scales of 1, A by rows and B by columns in memory")
+
+
+@functools.cache
+def _one(device: torch.device) -> torch.Tensor:
+    """A scale of 1, made once."""
+    return torch.ones((), device=device)

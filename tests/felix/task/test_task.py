@@ -175,8 +175,8 @@ for i in range(n):
     "a scalar parameter": (COPY.format(value="s"), [A4, B4, "s: T.float32"], "scalar"),
     "an unsupported dtype": (
         COPY.format(value="A[v]"),
-        ['A: T.Buffer((4,), "float8_e4m3fn")', 'B: T.Buffer((4,), "float8_e4m3fn")'],
-        "unsupported dtype float8_e4m3fn",
+        ['A: T.Buffer((4,), "float8_e4m3fnuz")', 'B: T.Buffer((4,), "float8_e4m3fnuz")'],
+        "unsupported dtype float8_e4m3fnuz",
     ),
     "a read out of bounds": (COPY.format(value="A[v + 1000000]"), [A4, B4], "out of bounds"),
     "an index from data": (

@@ -23,7 +23,9 @@ def test_values_of_the_suite(name):
     workload_values.check(instance.operator, instance.params, task, 2e-5)
 
 
-@pytest.mark.parametrize("dtype, rtol", [("float64", 1e-10), ("float16", 4e-3)])
+@pytest.mark.parametrize(
+    "dtype, rtol", [("float64", 1e-10), ("float16", 4e-3), ("bfloat16", 2.5e-2)]
+)
 @pytest.mark.parametrize(
     "name",
     ["gemm_bias_gelu_residual", "conv2d_stride2", "conv_transpose2d", "max_pool2d_padded",
@@ -203,7 +205,9 @@ def test_schemas_describe_every_parameter():
     gemm = workloads.OPERATORS["gemm"].schema
     assert gemm["required"] == ["m", "n", "k"]
     assert gemm["properties"]["m"]["minimum"] == 1
-    assert gemm["properties"]["dtype"]["enum"] == ["float32", "float64", "float16"]
+    assert gemm["properties"]["dtype"]["enum"] == [
+        "float32", "float64", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"
+    ]  # fmt: skip
     assert gemm["properties"]["epilogue"]["items"]["enum"] == list(workloads.common.EPILOGUES)
 
 
