@@ -1,0 +1,1 @@
+"""Kernels that Felix generates from parameters, for what TVM's rules cannot express."""

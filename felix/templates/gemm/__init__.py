@@ -1,0 +1,1 @@
+"""Matrix products on tensor cores: C = epilogue(A · B), plain or batched."""

@@ -1,0 +1,202 @@
+"""The parameters of the template, and what follows from them: tiles, threads, registers.
+
+Everything here is the same function of integers (for generating source) and of sympy
+expressions (for constraints and features), so the two cannot differ.
+
+Notation
+    warp tile   warp_m x warp_n of C that a warp computes
+    tile        block_m x block_n of C that a block computes, warps_m x warps_n warp tiles
+    step        block_k of k: what one stage of shared memory holds
+    part        of the sum over k: split_k parts, each of whole steps
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+
+from felix.symbolic import expr
+from felix.templates.gemm.ampere import dtypes
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.template import Parameter
+
+#: An integer, or a sympy expression of one.
+Value = Any
+
+#: Rows and columns of C that one mma.sync computes; columns are loaded for two at a time.
+MMA_M, MMA_N = 16, 8
+WARP = 32
+_LEAST_SIZE = 16
+_MOST_REGISTERS = 255
+#: Registers of a thread beside accumulators, fragments and copies.
+_OTHER_REGISTERS = 24
+#: Of each copy that a thread makes in a step: its address, and how much of it is inside.
+_COPY_REGISTERS = 6
+#: Shared bytes of each resident block that the system takes.
+SYSTEM_BYTES = 1024
+_MOST_BLOCKS = 2**31 - 1
+#: Copies of 16 bytes of a thread in one step: more take registers and time to compile.
+_MOST_COPIES = 16
+_MAX_SPLIT = 64
+_SUM_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decisions:
+    """Values of the parameters; `parameters` has their meaning."""
+
+    warp_m: Value
+    warp_n: Value
+    warps_m: Value
+    warps_n: Value
+    block_k: Value
+    stages: Value
+    split_k: Value
+    group_m: Value
+    blocks_per_sm: Value
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Decisions:
+        """From values by name."""
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+
+    @classmethod
+    def symbols(cls) -> Decisions:
+        """The parameters as symbols."""
+        return cls(*(expr.variable(field.name) for field in dataclasses.fields(cls)))
+
+    @property
+    def block_m(self) -> Value:
+        return self.warp_m * self.warps_m
+
+    @property
+    def block_n(self) -> Value:
+        return self.warp_n * self.warps_n
+
+    @property
+    def threads(self) -> Value:
+        """Of a block."""
+        return WARP * self.warps_m * self.warps_n
+
+    @property
+    def accumulators(self) -> Value:
+        """Registers of a thread that hold sums."""
+        return expr.FloorDiv(self.warp_m * self.warp_n, WARP)
+
+
+def parameters(problem: GemmProblem) -> list[Parameter]:
+    """The parameters for a problem; what cannot help it is left out of their domains."""
+    element_bytes = dtypes.STORAGE[problem.a.dtype].size_bytes
+    block_ks = tuple(size // element_bytes for size in (64, 128, 256))
+    most_split = min(_MAX_SPLIT, max(1, problem.k // (2 * block_ks[0])))
+    splits = tuple(2**e for e in range(most_split.bit_length()))
+    return [
+        Parameter("warp_m", _sizes(problem.m), True, "rows of a warp"),
+        Parameter("warp_n", _sizes(problem.n), True, "columns of a warp"),
+        Parameter("warps_m", _warps(problem.m, (1, 2, 4)), True, "warps along rows"),
+        Parameter("warps_n", _warps(problem.n, (1, 2, 4, 8)), True, "warps along columns"),
+        Parameter("block_k", block_ks, True, "length of a step of k"),
+        Parameter("stages", (2, 3, 4, 5, 6), False, "stages in shared memory"),
+        Parameter("split_k", splits, True, "parts of the sum over k"),
+        Parameter("group_m", (1, 2, 4, 8, 16), True, "rows of tiles that run together"),
+        Parameter("blocks_per_sm", (1, 2, 3, 4), False, "blocks of a multiprocessor"),
+    ]
+
+
+def _sizes(extent: int) -> tuple[int, ...]:
+    """Extents of a warp tile that are not twice as long as the axis."""
+    sizes = (_LEAST_SIZE, 32, 48, 64, 96, 128)
+    return tuple(size for size in sizes if size == _LEAST_SIZE or size < 2 * extent)
+
+
+def _warps(extent: int, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of warps along an axis of which the smallest tiles leave none without work."""
+    return tuple(n for n in numbers if n == 1 or _LEAST_SIZE * (n - 1) < extent)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grid:
+    """The work of the product's launch.
+
+    Attributes:
+        tiles_m, tiles_n: tiles that cover C.
+        blocks: that are launched; batches and parts counted.
+        steps: of the whole sum over k.
+        part_steps: of one part of it, the last may have fewer.
+    """
+
+    tiles_m: Value
+    tiles_n: Value
+    blocks: Value
+    steps: Value
+    part_steps: Value
+
+
+def grid(problem: GemmProblem, d: Decisions) -> Grid:
+    """The work of a problem."""
+    tiles_m = expr.CeilDiv(problem.m, d.block_m)
+    tiles_n = expr.CeilDiv(problem.n, d.block_n)
+    steps = expr.CeilDiv(problem.k, d.block_k)
+    blocks = tiles_m * tiles_n * problem.batch * d.split_k
+    return Grid(tiles_m, tiles_n, blocks, steps, expr.CeilDiv(steps, d.split_k))
+
+
+def shared_bytes(problem: GemmProblem, d: Decisions) -> Value:
+    """What a block holds: stages of tiles of A and B, later 16 rows of sums of each warp."""
+    element_bytes = dtypes.STORAGE[problem.a.dtype].size_bytes
+    stages = d.stages * (d.block_m + d.block_n) * d.block_k * element_bytes
+    sums = d.warps_m * d.warps_n * MMA_M * store_pitch(d) * _SUM_BYTES
+    return expr.Maximum(stages, sums)
+
+
+def stage_chunks(problem: GemmProblem, d: Decisions) -> Value:
+    """Copies of 16 bytes that fill a stage."""
+    element_bytes = dtypes.STORAGE[problem.a.dtype].size_bytes
+    return expr.FloorDiv((d.block_m + d.block_n) * d.block_k * element_bytes, 16)
+
+
+def registers(problem: GemmProblem, d: Decisions) -> Value:
+    """Of a thread, by estimate: sums, one and a half sets of fragments, copies, and the rest."""
+    fragments = expr.FloorDiv(3 * (d.warp_m + d.warp_n), 8)
+    copies = expr.CeilDiv(stage_chunks(problem, d), d.threads)
+    return d.accumulators + fragments + _COPY_REGISTERS * copies + _OTHER_REGISTERS
+
+
+def store_pitch(d: Decisions) -> Value:
+    """Sums from one row to the next in shared memory: rows begin in different banks."""
+    return d.warp_n + 8
+
+
+def constraints(
+    problem: GemmProblem, d: Decisions, limits: Limits
+) -> list[tuple[str, sympy.Expr]]:
+    """What is limited, by name; legal where <= 0."""
+    resident_threads = d.threads * d.blocks_per_sm
+    used, used_registers = shared_bytes(problem, d), registers(problem, d)
+    work = grid(problem, d)
+    return [
+        ("registers of a thread", used_registers - _MOST_REGISTERS),
+        ("registers of a multiprocessor", used_registers * resident_threads - limits.registers),
+        ("threads of a block", d.threads - limits.block_threads),
+        ("threads of a multiprocessor", resident_threads - limits.threads),
+        ("shared memory of a block", used - limits.block_shared_bytes),
+        ("shared memory of a multiprocessor",
+         (used + SYSTEM_BYTES) * d.blocks_per_sm - limits.shared_bytes),
+        ("copies of a thread", stage_chunks(problem, d) - _MOST_COPIES * d.threads),
+        ("parts of the sum", d.split_k - work.steps),
+        ("blocks", work.blocks - _MOST_BLOCKS),
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a multiprocessor, and of a block."""
+
+    registers: int
+    threads: int
+    shared_bytes: int
+    block_threads: int
+    block_shared_bytes: int

@@ -1,0 +1,118 @@
+"""C++ of what becomes of sums: the epilogue's expression, its reads, and stores of the result."""
+
+from __future__ import annotations
+
+from felix.templates.gemm.ampere import dtypes
+from felix.templates.gemm.problem import GemmProblem, Read, Strides
+
+_PAIRS = {1: "u16", 2: "u32", 4: "u64"}
+
+
+def parameters(problem: GemmProblem) -> str:
+    """A kernel's parameters for the epilogue's reads, with a comma before each."""
+    return "".join(
+        f", const {_c_type(read)}* __restrict__ {read.name}_data"
+        for read in problem.epilogue.reads
+    )
+
+
+def arguments(problem: GemmProblem) -> str:
+    """The value of type `Reads` of a kernel with these parameters."""
+    return "Reads{" + ", ".join(f"{read.name}_data" for read in problem.epilogue.reads) + "}"
+
+
+_TEXT = """
+typedef {c_type} Out;
+struct Reads {{
+{fields}}};
+__device__ __forceinline__ Out finished(Sum x{typed}) {{
+  const auto value = {expression};
+  return {narrow};
+}}
+// Stores what becomes of the sums of columns `column` (even) and `column + 1`, those inside of C.
+__device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads& reads,
+                                           long long batch, long long row, long long column,
+                                           Sum x0, Sum x1) {{
+  if (row >= M || column >= N) return;
+{loads}  const Out y0 = finished(x0{first}), y1 = finished(x1{second});
+  Out* const to = output + {offset};
+{stores}}}
+"""
+
+
+def functions(problem: GemmProblem) -> str:
+    """`Reads`, `Out` and `store_pair` of the problem."""
+    reads, output = problem.epilogue.reads, problem.output
+    storage = dtypes.STORAGE[output.dtype]
+    return _TEXT.format(
+        c_type=storage.c_type,
+        fields="".join(f"  const {_c_type(read)}* {read.name};\n" for read in reads),
+        typed="".join(f", {dtypes.arithmetic(read.dtype)} {read.name}" for read in reads),
+        expression=problem.epilogue.expression,
+        narrow=storage.narrow.format("value"),
+        loads="".join(_pair_load(read, problem) for read in reads),
+        first="".join(f", {read.name}_0" for read in reads),
+        second="".join(f", {read.name}_1" for read in reads),
+        offset=_offset(output.strides, "column"),
+        stores=_pair_store(problem),
+    )
+
+
+def _c_type(read: Read) -> str:
+    return dtypes.STORAGE[read.dtype].c_type
+
+
+def _offset(strides: Strides, column: str) -> str:
+    """The index of an element; axes of stride 0 left out."""
+    names = ("batch", "row", column)
+    terms = [
+        name if stride == 1 else f"{name} * {stride}"
+        for name, stride in zip(names, strides, strict=True)
+        if stride
+    ]
+    return " + ".join(terms) or "0"
+
+
+def _pair_load(read: Read, problem: GemmProblem) -> str:
+    """Both values of a read for two columns; as one vector where they are one."""
+    kind, name, storage = dtypes.arithmetic(read.dtype), read.name, dtypes.STORAGE[read.dtype]
+    at = f"reads.{name} + {_offset(read.strides, 'column')}"
+    if _are_pairs_aligned(read.strides, problem):
+        pair = _PAIRS[storage.size_bytes]
+        both = f"{name}_both"
+        low, high = (storage.widen.format(f"{both}.values[{i}]") for i in (0, 1))
+        return (
+            f"  union {{ {pair} vector; {storage.c_type} values[2]; }} {both};\n"
+            f"  {both}.vector = *reinterpret_cast<const {pair}*>({at});\n"
+            f"  const {kind} {name}_0 = {low}, {name}_1 = {high};\n"
+        )
+    first = f"  const {kind} {name}_0 = {storage.widen.format(f'*({at})')};\n"
+    if read.strides[2] == 0 or problem.n == 1:
+        return f"{first}  const {kind} {name}_1 = {name}_0;\n"
+    beyond = f"column + 1 < N ? column + 1 : {problem.n - 1}"
+    last = f"reads.{name}[{_offset(read.strides, f'({beyond})')}]"
+    return f"{first}  const {kind} {name}_1 = {storage.widen.format(last)};\n"
+
+
+def _pair_store(problem: GemmProblem) -> str:
+    output = problem.output
+    storage = dtypes.STORAGE[output.dtype]
+    if _are_pairs_aligned(output.strides, problem):
+        pair = _PAIRS[storage.size_bytes]
+        return (
+            f"  union {{ {pair} vector; {storage.c_type} values[2]; }} both;\n"
+            "  both.values[0] = y0;\n  both.values[1] = y1;\n"
+            f"  *reinterpret_cast<{pair}*>(to) = both.vector;\n"
+        )
+    return f"  *to = y0;\n  if (column + 1 < N) to[{output.strides[2]}] = y1;\n"
+
+
+def _are_pairs_aligned(strides: Strides, problem: GemmProblem) -> bool:
+    """Whether columns 2i and 2i + 1 are a vector in memory, for all rows and batches."""
+    batch, row, column = strides
+    return (
+        column == 1
+        and problem.n % 2 == 0
+        and (row % 2 == 0 or problem.m == 1)
+        and (batch % 2 == 0 or problem.batch == 1)
+    )

@@ -1,0 +1,178 @@
+"""Formulas of the kernels' features (`felix.templates.spec`): counts; `times` has the times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from felix.symbolic import expr
+from felix.target import Hardware
+from felix.templates.gemm.ampere import decisions, dtypes, layout, program, times
+from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Value
+from felix.templates.gemm.ampere.times import Row
+from felix.templates.gemm.problem import GemmProblem, Strides
+
+
+def rows(
+    problem: GemmProblem, d: Decisions, hardware: Hardware, arch: str
+) -> Mapping[str, Mapping[str, sympy.Expr]]:
+    """Features of the product's kernel and of the one that adds partial sums."""
+    f = _launch(problem, d, hardware)
+    f |= _work(problem, d)
+    f |= _ring(problem, d, f)
+    f |= _traffic(problem, d)
+    f |= _choices(problem, d)
+    f |= times.product(problem, d, f, hardware, arch)
+    kernels = {"gemm": f, "reduce": _reduction(problem, d, hardware)}
+    return {
+        kernel: {name: sympy.sympify(value) for name, value in row.items()}
+        for kernel, row in kernels.items()
+    }
+
+
+def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
+    blocks = decisions.grid(problem, d).blocks
+    used, shared = decisions.registers(problem, d), decisions.shared_bytes(problem, d)
+    by_registers = expr.FloorDiv(
+        hardware.registers_per_core, 8 * expr.CeilDiv(used, 8) * d.threads
+    )
+    by_shared = expr.FloorDiv(hardware.shared_bytes_per_core, shared + decisions.SYSTEM_BYTES)
+    by_threads = expr.FloorDiv(hardware.max_threads_per_core, d.threads)
+    by_blocks = expr.Minimum(by_threads, hardware.max_blocks_per_core)
+    resident = expr.Maximum(1, expr.Minimum(by_registers, expr.Minimum(by_shared, by_blocks)))
+    waves = expr.CeilDiv(blocks, resident * hardware.cores)
+    return {
+        "grid_blocks": blocks,
+        "block_threads": d.threads,
+        "cluster_blocks": 1,
+        "shared_bytes": shared,
+        "registers": used,
+        "blocks_per_sm": resident,
+        "waves": waves,
+        "tail": blocks / (waves * resident * hardware.cores),
+        "tiles_per_block": 1,
+    }
+
+
+def _tile_steps(problem: GemmProblem, d: Decisions) -> Value:
+    """Steps of all blocks; parts together have all steps of a tile once."""
+    work = decisions.grid(problem, d)
+    return work.tiles_m * work.tiles_n * problem.batch * work.steps
+
+
+def _work(problem: GemmProblem, d: Decisions) -> Row:
+    k = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype].k
+    of_step = expr.FloorDiv(d.block_m, MMA_M) * expr.FloorDiv(d.block_n, MMA_N)
+    instructions = _tile_steps(problem, d) * of_step * expr.FloorDiv(d.block_k, k)
+    return {
+        "tensor_instructions": instructions,
+        "tensor_ops": instructions * (2 * MMA_M * MMA_N * k),
+        "problem_ops": 2 * problem.batch * problem.m * problem.n * problem.k,
+        "instruction_columns": MMA_N,
+        "tile_rows": d.block_m,
+        "tile_columns": d.block_n,
+        "sums_per_thread": d.accumulators,
+        "multiplying_warps": d.warps_m * d.warps_n,
+        "tiles_at_once": 1,
+    }
+
+
+def _ring(problem: GemmProblem, d: Decisions, f: Row) -> Row:
+    stage = d.block_k * _element_bytes(problem) * (d.block_m + d.block_n)
+    a, b = layout.matrices(problem)
+    chunk_bytes = d.block_k * _element_bytes(problem)
+    copies = expr.FloorDiv(chunk_bytes * d.block_m, a.copy_bytes or layout.CHUNK_BYTES)
+    copies += expr.FloorDiv(chunk_bytes * d.block_n, b.copy_bytes or layout.CHUNK_BYTES)
+    return {
+        "steps": decisions.grid(problem, d).part_steps,
+        "stages": d.stages,
+        "stage_bytes": stage,
+        "in_flight_bytes": d.stages * stage * f["blocks_per_sm"],
+        "copy_instructions": _tile_steps(problem, d) * copies,
+    }
+
+
+def _traffic(problem: GemmProblem, d: Decisions) -> Row:
+    p, size = problem, _element_bytes(problem)
+    work, steps = decisions.grid(p, d), _tile_steps(p, d)
+    step_bytes = d.block_k * size
+    copied = steps * step_bytes * (d.block_m + d.block_n)
+    # Each warp loads its rows and columns, and once more ahead of its last step's end.
+    loaded_k_bytes = steps * step_bytes + work.blocks * dtypes.INSTRUCTION_K_BYTES
+    loaded = loaded_k_bytes * (d.block_m * d.warps_n + d.block_n * d.warps_m)
+    is_split = expr.Less(1, d.split_k)
+    sums = program.workspace_bytes(p, d.split_k)
+    stored = expr.Select(is_split, sums, _output_bytes(p))
+    operands = sum(
+        size * (matrix.batch if matrix.operand.strides[0] else 1) * matrix.rows * p.k
+        for matrix in layout.matrices(p)
+    )
+    reads = expr.Select(is_split, 0, _unique_read_bytes(p))
+    return {
+        "copied_bytes": copied,
+        "shared_traffic": copied + loaded,
+        "l2_bytes": p.batch * p.k * size * (p.m * work.tiles_n + p.n * work.tiles_m),
+        "dram_bytes": operands + reads + stored,
+        "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
+        "stored_bytes": stored,
+        "workspace_bytes": expr.Select(is_split, sums, 0),
+    }
+
+
+def _choices(problem: GemmProblem, d: Decisions) -> Row:
+    return {
+        "parts": d.split_k,
+        "cluster_parts": 1,
+        "group_rows": d.group_m,
+        "is_persistent": 0,
+        "is_tma_store": 0,
+        "is_row_major": int(problem.output.strides[2] == 1),
+    }
+
+
+def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
+    """The kernel that adds partial sums; all zero where there are none."""
+    sums, stored = program.workspace_bytes(problem, d.split_k), _output_bytes(problem)
+    blocks = program.reduction_blocks(problem)
+    moved = sums + _unique_read_bytes(problem) + stored
+    row = times.reduction(blocks, program.REDUCTION_THREADS, moved, hardware) | {
+        "dram_bytes": moved,
+        "read_bytes": _read_bytes(problem),
+        "stored_bytes": stored,
+        "workspace_bytes": sums,
+        "parts": d.split_k,
+        "is_row_major": int(problem.output.strides[2] == 1),
+    }
+    is_launched = expr.Less(1, d.split_k)
+    return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
+
+
+def _element_bytes(problem: GemmProblem) -> int:
+    return dtypes.STORAGE[problem.a.dtype].size_bytes
+
+
+def _output_bytes(problem: GemmProblem) -> int:
+    size = dtypes.STORAGE[problem.output.dtype].size_bytes
+    return size * problem.batch * problem.m * problem.n
+
+
+def _read_bytes(problem: GemmProblem) -> int:
+    elements = problem.batch * problem.m * problem.n
+    sizes = [dtypes.STORAGE[read.dtype].size_bytes for read in problem.epilogue.reads]
+    return elements * sum(sizes)
+
+
+def _unique_read_bytes(problem: GemmProblem) -> int:
+    return sum(
+        dtypes.STORAGE[read.dtype].size_bytes * _distinct(read.strides, problem)
+        for read in problem.epilogue.reads
+    )
+
+
+def _distinct(strides: Strides, problem: GemmProblem) -> int:
+    """Elements of a read that differ: axes of stride 0 do not count."""
+    elements = 1
+    for stride, extent in zip(strides, (problem.batch, problem.m, problem.n), strict=True):
+        elements *= extent if stride else 1
+    return elements

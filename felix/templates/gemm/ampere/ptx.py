@@ -1,0 +1,114 @@
+"""The instructions that C++ has no words for, as device functions.
+
+copy_async<BYTES>(to, from, valid)      copies `valid` bytes to shared memory, zeros up to BYTES
+commit_copies()                         makes the thread's copies since the last call a group
+wait_for_copies<PENDING>()              until all but its last `PENDING` groups have arrived
+load_matrices(to, row)                  ldmatrix: lane 8 i + r has the address of row r, 16
+                                        bytes, of matrix i; to[i] becomes row lane / 4, bytes
+                                        4 (lane % 4) to 4 (lane % 4) + 3, of matrix i
+load_transposed_matrices(to, row)       the same of the matrices' transposes, 16-bit elements
+mma(sums, a, b0, b1)                    sums += a · b of a warp
+float_of_half, half_of, bfloat16_of, float_of_e4m3, e4m3_of     round to nearest even
+"""
+
+from __future__ import annotations
+
+from felix.templates.gemm.ampere import dtypes
+from felix.templates.gemm.problem import GemmProblem
+
+#: Conversions that all architectures have.
+_CONVERSIONS = """
+__device__ __forceinline__ float float_of_half(u16 value) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value));
+  return result;
+}
+__device__ __forceinline__ u16 half_of(float value) {
+  u16 result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+__device__ __forceinline__ u16 bfloat16_of(float value) {
+  u16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+"""
+
+#: And those that sm_89 and later have.
+_CONVERSIONS_OF_FLOAT8 = """
+__device__ __forceinline__ float float_of_e4m3(u8 value) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(u16(value)));
+  return float_of_half(u16(halves));
+}
+__device__ __forceinline__ u8 e4m3_of(float value) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return u8(pair);
+}
+__device__ __forceinline__ float float_of_e5m2(u8 value) { return float_of_half(u16(value) << 8); }
+__device__ __forceinline__ u8 e5m2_of(float value) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return u8(pair);
+}
+"""
+
+_COPIES = """
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return u32(__cvta_generic_to_shared(pointer));
+}
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from, int valid) {
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(to)), "l"(from), "r"(valid) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :: "r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(valid) : "memory");
+  }
+}
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row)) : "memory");
+}
+__device__ __forceinline__ void load_transposed_matrices(u32 (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row)) : "memory");
+}
+"""
+
+_MMA = """
+__device__ __forceinline__ void mma(Sum (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {{
+  asm("mma.sync.aligned.{suffix} {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+      "{{%0, %1, %2, %3}};"
+      : "+{constraint}"(d[0]), "+{constraint}"(d[1]), "+{constraint}"(d[2]), "+{constraint}"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}}
+"""
+
+
+def functions(problem: GemmProblem) -> str:
+    """The device functions for a problem."""
+    instruction = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
+    constraint = "f" if problem.accumulator == "float32" else "r"
+    mma = _MMA.format(suffix=instruction.suffix, constraint=constraint)
+    float8 = _CONVERSIONS_OF_FLOAT8 if uses_float8(problem) else ""
+    return _CONVERSIONS + float8 + _COPIES + mma
+
+
+def uses_float8(problem: GemmProblem) -> bool:
+    """Whether a tensor holds float8, which sm_89 is the first to convert."""
+    dtypes_of = [problem.a.dtype, problem.b.dtype, problem.output.dtype]
+    dtypes_of += [read.dtype for read in problem.epilogue.reads]
+    return any(dtype.startswith("float8") for dtype in dtypes_of)

@@ -1,0 +1,148 @@
+"""The elementwise part of a program as C++.
+
+Arithmetic on floats is done in float32 from the sum to the store: casts to narrower floats in the
+middle, and the rounding of narrower arithmetic, are dropped, so the result is at least as near to
+the exact one as the program's. Casts to integers are done as the program says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from felix.tir import grammar
+
+_OPERATORS = {
+    "Add": "+", "Sub": "-", "Mul": "*", "EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">",
+    "GE": ">=", "And": "&&", "Or": "||", "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^",
+    "LShift": "<<", "RShift": ">>",
+}  # fmt: skip
+_OF_ONE = (
+    "exp exp2 exp10 erf tanh sinh cosh tan sin cos asin acos atan asinh acosh atanh log log2 "
+    "log10 log1p sqrt floor ceil round trunc nearbyint"
+).split()
+_OF_TWO = "pow atan2 fmod hypot copysign".split()
+#: C++ of functions, by their names in the grammar.
+FUNCTIONS = {
+    **{name: f"{name}f({{}})" for name in _OF_ONE},
+    **{name: f"{name}f({{}}, {{}})" for name in _OF_TWO},
+    "fabs": "fabsf({})",
+    "rsqrt": "(1.0f / sqrtf({}))",
+    "sigmoid": "(1.0f / (1.0f + expf(-({}))))",
+    "likely": "{}",
+}
+#: C++ of integers and bools, by TVM's name; values of all of them are computed as int.
+_INTEGERS = {
+    "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short",
+    "uint16": "unsigned short", "int32": "int",
+}  # fmt: skip
+_BITS = 32
+
+
+class Unsupported(Exception):
+    """The expression has no form in C++; the message is the reason."""
+
+
+def c_type(dtype: str) -> str:
+    """What values of a dtype are computed as: float, int or bool.
+
+    Raises:
+        Unsupported: 64 bits, or an unsigned 32-bit integer.
+    """
+    if grammar.is_float(dtype) and grammar.bits(dtype) <= _BITS:
+        return "float"
+    if dtype in _INTEGERS:
+        return "bool" if dtype == "bool" else "int"
+    raise Unsupported(f"it computes in {dtype}")
+
+
+def text(expr: Any, load: Callable[[Any], str]) -> str:
+    """C++ of an expression; in parentheses unless it is a name, a number or a call.
+
+    Args:
+        expr: of the program's grammar.
+        load: C++ of an element that is read.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    kind, dtype = type(expr).__name__, grammar.dtype(expr)
+    if kind == "TensorLoad":
+        return load(expr)
+    if kind == "Var":
+        raise Unsupported("its epilogue depends on where in the result an element lies")
+    value = c_type(dtype)
+    if kind in ("IntImm", "FloatImm"):
+        return _number(expr.value, value)
+    below = [text(child, load) for child in grammar.children(expr)]
+    if kind == "Cast":
+        return _cast(below[0], c_type(grammar.dtype(expr.value)), dtype)
+    if kind in ("Min", "Max"):
+        name = kind.lower() if value == "int" else f"f{kind.lower()}f"
+        return f"{name}({below[0]}, {below[1]})"
+    if kind in ("Select", "Call"):
+        return _call(expr, kind, below)
+    if kind in ("Not", "BitwiseNot"):
+        return f"({'!' if kind == 'Not' else '~'}{below[0]})"
+    return _operation(expr, kind, below)
+
+
+def _operation(expr: Any, kind: str, below: Sequence[str]) -> str:
+    """An operator between two values; integers must be of 32 bits, or they would wrap."""
+    operand = grammar.dtype(expr.a)
+    is_float = grammar.is_float(operand)
+    if kind == "Div" and is_float:
+        return f"({below[0]} / {below[1]})"
+    is_narrow = not is_float and operand not in ("int32", "bool")
+    if kind not in _OPERATORS or (is_narrow and kind not in grammar.COMPARISONS):
+        raise Unsupported(f"its epilogue has the operation {kind} of {operand}")
+    return f"({below[0]} {_OPERATORS[kind]} {below[1]})"
+
+
+def _call(expr: Any, kind: str, below: Sequence[str]) -> str:
+    name = "if_then_else" if kind == "Select" else grammar.function_name(expr)
+    if name == "if_then_else":
+        return f"({below[0]} ? {below[1]} : {below[2]})"
+    if name in ("isnan", "isinf", "isfinite"):
+        infinity = _number(float("inf"), "float")
+        tests = {"isnan": f"({below[0]} != {below[0]})",
+                 "isinf": f"(fabsf({below[0]}) == {infinity})",
+                 "isfinite": f"(fabsf({below[0]}) < {infinity})"}  # fmt: skip
+        return tests[name]
+    if name not in FUNCTIONS:
+        raise Unsupported(f"its epilogue has the function {name}")
+    return FUNCTIONS[name].format(*below)
+
+
+def _cast(value: str, source: str, dtype: str) -> str:
+    target = c_type(dtype)
+    if target == "bool":
+        return f"({value} != 0)"
+    if target == "float":
+        return value if source == "float" else f"(float)({value})"
+    if dtype == "int32":
+        return value if source == "int" else f"(int)({value})"
+    return f"(int)({_INTEGERS[dtype]})({value})"
+
+
+def _number(value: float, kind: str) -> str:
+    if kind != "float":
+        return str(int(value)) if value >= 0 else f"({int(value)})"
+    single = float(np.float32(value))
+    if np.isnan(single):
+        return "(0.0f / 0.0f)"
+    if np.isinf(single):
+        return "(1.0f / 0.0f)" if single > 0 else "(-1.0f / 0.0f)"
+    digits = f"{single:.9g}"
+    digits = digits if any(c in digits for c in ".e") else f"{digits}.0"
+    return f"{digits}f" if single >= 0 else f"({digits}f)"
+
+
+def joined(statements: Sequence[tuple[str, str, str]], value: str) -> str:
+    """One expression: the value, after definitions (type, name, value) that it may use."""
+    if not statements:
+        return value
+    definitions = " ".join(f"const {kind} {name} = {text};" for kind, name, text in statements)
+    return f"[&] {{ {definitions} return {value}; }}()"

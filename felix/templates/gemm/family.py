@@ -1,0 +1,67 @@
+"""The GEMM templates of a program: it is recognised once, then the best that suits is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tvm
+
+from felix.target import Hardware
+from felix.templates.gemm import recognise
+from felix.templates.gemm.ampere import template as ampere
+from felix.templates.gemm.hopper import template as hopper
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.template import Matching, Template
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Generator:
+    """What a module of templates offers.
+
+    Attributes:
+        runs_on: whether its kernels run on an architecture like "sm_90".
+        unsuited: why a problem is not for it, a sentence about "it"; None if it is.
+        templates: of a problem, for hardware and an architecture.
+    """
+
+    runs_on: Callable[[str], bool]
+    unsuited: Callable[[GemmProblem], str | None]
+    templates: Callable[[GemmProblem, Hardware, str], Sequence[Template]]
+
+
+#: The fastest first.
+GENERATORS: tuple[Generator, ...] = (
+    Generator(hopper.runs_on, hopper.unsuited, hopper.templates),
+    Generator(ampere.runs_on, ampere.unsuited, ampere.templates),
+)
+
+
+#: Tensor cores multiply elements of at most so many bits without rounding them first.
+WIDEST_BITS = 16
+
+
+def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
+    """The templates of the first generator that runs on the architecture and suits the problem.
+
+    Of programs all of whose tensors are wide nothing is said.
+    """
+    generators = [each for each in GENERATORS if each.runs_on(arch)]
+    dtypes = [tvm.DataType(str(param.dtype)) for param in mod["main"].params]
+    if not generators or all(dtype.bits > WIDEST_BITS for dtype in dtypes):
+        return Matching()
+    problem = recognise.recognise(mod)
+    if isinstance(problem, recognise.NotRecognised):
+        return Matching(reasons=(problem.reason,))
+    for operand in (problem.a, problem.b):
+        if tvm.DataType(operand.dtype).bits > WIDEST_BITS:
+            rounds = f"tensor cores would round its operands of {operand.dtype}"
+            return Matching(reasons=(rounds,))
+    reasons = []
+    for each in generators:
+        reason = each.unsuited(problem)
+        made = () if reason else tuple(each.templates(problem, machine, arch))
+        if made:
+            return Matching(made)
+        reasons.append(reason or f"there is no template of it for {arch}")
+    return Matching(reasons=tuple(dict.fromkeys(reasons)))

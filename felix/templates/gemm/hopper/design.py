@@ -1,0 +1,205 @@
+"""A kernel's facts in integers: what the parts of the generator read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+from felix.launch_plan import TensorMap
+from felix.target import Hardware
+from felix.templates.gemm.hopper import decisions, dtypes, layout
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Output
+
+_Facts = TypeVar("_Facts", decisions.Grid, decisions.Registers, decisions.Shared)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sink:
+    """Where a kernel stores, and what becomes of sums before.
+
+    Attributes:
+        tensor: its number in the plan.
+        output: dtype and strides; batches of the workspace of partial sums are parts x batches.
+        batches: of `output`.
+    """
+
+    tensor: int
+    output: Output
+    batches: int
+    epilogue: Epilogue
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether columns are neighbours in memory; else rows are, or nothing is."""
+        return self.output.strides[2] == 1
+
+    @property
+    def is_contiguous(self) -> bool:
+        return 1 in self.output.strides[1:]
+
+
+def is_copied_by_tma(problem: GemmProblem) -> bool:
+    """Whether TMA can store the output: strides of 16 bytes, elements of 2 or 4."""
+    output = problem.output
+    size = dtypes.size_bytes(output.dtype)
+    batch, row, column = output.strides
+    if size == 1 or 1 not in (row, column):
+        return False
+    others = [row if column == 1 else column]
+    others += [batch] if problem.batch > 1 else []
+    return all(stride * size % layout.ALIGNMENT == 0 for stride in others)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Design:
+    """A problem with decisions, in integers."""
+
+    problem: GemmProblem
+    hardware: Hardware
+    d: decisions.Decisions
+
+    @property
+    def product(self) -> dtypes.Product:
+        return dtypes.PRODUCTS[self.problem.a.dtype, self.problem.accumulator]
+
+    @property
+    def grid(self) -> decisions.Grid:
+        return _integers(decisions.grid(self.problem, self.d, self.hardware.cores))
+
+    @property
+    def registers(self) -> decisions.Registers:
+        return _integers(decisions.registers(self.d, self.hardware.registers_per_core))
+
+    @property
+    def shared(self) -> decisions.Shared:
+        return _integers(decisions.shared(self.problem, self.d))
+
+    # ------------------------------------------------------------ operands
+
+    @property
+    def sources(self) -> tuple[layout.Matrix, layout.Matrix]:
+        """A and B where they lie in the parameters."""
+        return sources(self.problem)
+
+    @property
+    def matrices(self) -> tuple[layout.Matrix, layout.Matrix]:
+        """A and B as the kernel reads them: packed in workspaces where TMA needs it."""
+        a, b = self.sources
+        first = self.problem.n_params
+        if not a.is_aligned:
+            a, first = layout.packed(a, first), first + 1
+        return a, b if b.is_aligned else layout.packed(b, first)
+
+    @property
+    def a(self) -> layout.Tile:
+        return layout.Tile(self.matrices[0], self.d.block_m, self.d.block_k, self.d.cluster_n)
+
+    @property
+    def b(self) -> layout.Tile:
+        return layout.Tile(self.matrices[1], self.d.block_n, self.d.block_k, self.d.cluster_m)
+
+    # ------------------------------------------------------------ output
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a second kernel adds partial sums."""
+        return bool(self.d.split_k > 1)
+
+    @property
+    def final(self) -> Sink:
+        """The output."""
+        problem = self.problem
+        return Sink(problem.output.param, problem.output, problem.batch, problem.epilogue)
+
+    @property
+    def sink(self) -> Sink:
+        """Where the product's kernel stores: partial sums if there is a second kernel."""
+        return self.partial if self.is_split else self.final
+
+    @property
+    def partial(self) -> Sink:
+        """The workspace of partial sums: [part][batch], contiguous along the output's own axis."""
+        p = self.problem
+        packs = [matrix for matrix in self.sources if not matrix.is_aligned]
+        tensor = p.n_params + len(packs)
+        row_major = self.final.is_row_major or not self.final.is_contiguous
+        inner, outer = (p.n, p.m) if row_major else (p.m, p.n)
+        stride = padded_inner(inner)
+        strides = (outer * stride, *((stride, 1) if row_major else (1, stride)))
+        output = Output(tensor, p.accumulator, strides)
+        return Sink(tensor, output, self.d.split_k * p.batch, Epilogue())
+
+
+#: Of one of a warpgroup's buffers for stores by TMA.
+STORE_BUFFER_BYTES = decisions.WGMMA_ROWS * decisions.STORE_ROW_BYTES
+#: A thread of the reduction adds so many neighbours.
+REDUCED_ELEMENTS = 4
+
+
+def padded_inner(extent: int) -> int:
+    """Elements of a row of partial sums: whole vectors."""
+    return -(-extent // REDUCED_ELEMENTS) * REDUCED_ELEMENTS
+
+
+def sources(problem: GemmProblem) -> tuple[layout.Matrix, layout.Matrix]:
+    """A and B where they lie in the parameters."""
+    needs_k_major = not dtypes.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
+    return (
+        layout.matrix(problem.a, problem.batch, problem.m, problem.k, needs_k_major),
+        layout.matrix(problem.b, problem.batch, problem.n, problem.k, needs_k_major),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreTile:
+    """What one buffer of a warpgroup holds for a store by TMA: 64 rows of some columns of C.
+
+    Attributes:
+        columns: of C in a buffer.
+        width: bytes of a row in the buffer, which is also the swizzle's.
+        panels: copies of a buffer; rows of C are divided among them where they are contiguous.
+    """
+
+    sink: Sink
+    columns: int
+    width: int
+    panels: int
+
+    def tensor_map(self, m: int, n: int) -> TensorMap:
+        """The descriptor of the output by which a panel is stored."""
+        output = self.sink.output
+        size = dtypes.size_bytes(output.dtype)
+        batch, row, column = output.strides
+        rows = decisions.WGMMA_ROWS // self.panels
+        if self.sink.is_row_major:
+            extents, outer, box = (n, m), row, (self.columns, rows, 1)
+        else:
+            extents, outer, box = (m, n), column, (rows, self.columns, 1)
+        outer_bytes = outer * size
+        batch_bytes = batch * size if self.sink.batches > 1 else outer_bytes
+        return TensorMap(
+            self.sink.tensor,
+            output.dtype,
+            (*extents, self.sink.batches),
+            (outer_bytes, batch_bytes),
+            box,
+            self.width if self.width >= 32 else 0,
+        )
+
+
+def store_tile(sink: Sink, block_n: int) -> StoreTile:
+    """The buffers by which a tile of `block_n` columns is stored."""
+    size = dtypes.size_bytes(sink.output.dtype)
+    row_bytes = decisions.STORE_ROW_BYTES
+    columns = row_bytes // size
+    while block_n % columns:
+        columns //= 2
+    if sink.is_row_major:
+        return StoreTile(sink, columns, columns * size, 1)
+    return StoreTile(sink, columns, row_bytes, decisions.WGMMA_ROWS * size // row_bytes)
+
+
+def _integers(facts: _Facts) -> _Facts:
+    """A dataclass of integers, from one of sympy's."""
+    fields = dataclasses.fields(facts)
+    return type(facts)(*(int(getattr(facts, field.name)) for field in fields))

@@ -1,0 +1,229 @@
+"""Formulas of the kernels' features (`felix.templates.spec`): counts; `times` has the times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from felix.symbolic import expr
+from felix.target import Hardware
+from felix.templates.gemm.hopper import decisions, design, dtypes, helpers, layout, times
+from felix.templates.gemm.hopper.decisions import Decisions, Value
+from felix.templates.gemm.hopper.times import RATES, Rates, Row
+from felix.templates.gemm.problem import GemmProblem, Strides
+
+#: What ptxas gives a thread beside its sums where registers do not change hands.
+_OTHER_REGISTERS = 28
+
+
+def rows(
+    problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates = RATES
+) -> Mapping[str, Mapping[str, sympy.Expr]]:
+    """Features of the kernels by name: of packing where needed, product and reduction."""
+    packs = helpers.packs(problem)
+    result = {"pack": _pack(packs, hardware, rates)} if packs else {}
+    result["gemm"] = _product(problem, d, hardware, rates, is_first=not result)
+    result["reduce"] = _reduction(problem, d, hardware, rates)
+    return {
+        kernel: {name: sympy.sympify(value) for name, value in row.items()}
+        for kernel, row in result.items()
+    }
+
+
+# ---------------------------------------------------------------- the product
+
+
+def _product(
+    problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates, is_first: bool
+) -> Row:
+    f = _launch(problem, d, hardware)
+    f |= _work(problem, d)
+    f |= _ring(problem, d, f)
+    f |= _traffic(problem, d, f)
+    f |= _choices(problem, d)
+    return f | times.product(problem, d, f, hardware, rates, is_first)
+
+
+def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
+    grid = decisions.grid(problem, d, hardware.cores)
+    registers = decisions.registers(d, hardware.registers_per_core)
+    shared = decisions.shared(problem, d).total
+    used = expr.Select(
+        expr.Less(registers.launch, registers.consumer),
+        registers.launch,
+        expr.Minimum(registers.launch, d.accumulators + _OTHER_REGISTERS),
+    )
+    block = 8 * expr.CeilDiv(used, 8) * d.threads
+    resident = _least(
+        expr.FloorDiv(hardware.shared_bytes_per_core, shared + 1024),
+        expr.FloorDiv(hardware.registers_per_core, block),
+        expr.FloorDiv(hardware.max_threads_per_core, d.threads),
+    )
+    blocks = grid.clusters * d.cluster_blocks
+    slots = decisions.resident_clusters(d.cluster_blocks, resident, hardware.cores)
+    waves = expr.CeilDiv(grid.clusters, slots)
+    return {
+        "grid_blocks": blocks,
+        "block_threads": d.threads,
+        "cluster_blocks": d.cluster_blocks,
+        "shared_bytes": shared,
+        "registers": used,
+        "blocks_per_sm": resident,
+        "waves": waves,
+        "tail": grid.clusters / (waves * slots),
+        "tiles_per_block": expr.CeilDiv(grid.units, grid.clusters),
+    }
+
+
+def _work(problem: GemmProblem, d: Decisions) -> Row:
+    grid = decisions.grid(problem, d, 1)
+    product = dtypes.PRODUCTS[problem.a.dtype, problem.accumulator]
+    tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
+    per_step = expr.FloorDiv(d.block_m, 64) * expr.FloorDiv(d.block_k, product.k)
+    instructions = tile_steps * per_step
+    return {
+        "tensor_instructions": instructions,
+        "tensor_ops": instructions * (2 * 64 * product.k) * d.block_n,
+        "problem_ops": 2 * problem.batch * problem.m * problem.n * problem.k,
+        "instruction_columns": d.block_n,
+        "tile_rows": d.block_m,
+        "tile_columns": d.block_n,
+        "sums_per_thread": d.accumulators,
+        "multiplying_warps": 4 * d.consumers,
+        "tiles_at_once": d.tiles_at_once,
+    }
+
+
+def _ring(problem: GemmProblem, d: Decisions, f: Row) -> Row:
+    grid, shared = decisions.grid(problem, d, 1), decisions.shared(problem, d)
+    a, b = design.sources(problem)
+    width = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
+    panels_a = expr.CeilDiv(d.block_k if a.is_k_major else d.block_m, width)
+    panels_b = expr.CeilDiv(d.block_k, width) if b.is_k_major else _line_panels(d.block_n, width)
+    tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
+    return {
+        "steps": expr.CeilDiv(grid.steps, d.parts),
+        "stages": d.stages,
+        "stage_bytes": shared.a_stage + shared.b_stage,
+        "in_flight_bytes": shared.ring * f["blocks_per_sm"],
+        "copy_instructions": tile_steps * (panels_a + panels_b),
+    }
+
+
+def _line_panels(lines: Value, width: int) -> Value:
+    """Panels of a tile whose lines are contiguous: of 128, 64 or 32 bytes, whichever divides."""
+    half, quarter = width // 2, width // 4
+    return expr.Select(
+        expr.Equal(expr.FloorMod(lines, width), 0),
+        expr.FloorDiv(lines, width),
+        expr.Select(
+            expr.Equal(expr.FloorMod(lines, half), 0),
+            expr.FloorDiv(lines, half),
+            expr.FloorDiv(lines, quarter),
+        ),
+    )
+
+
+def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
+    p, size = problem, dtypes.size_bytes(problem.a.dtype)
+    grid = decisions.grid(p, d, 1)
+    tile_steps = grid.tiles_m * grid.tiles_n * p.batch * grid.steps
+    copied = tile_steps * f["stage_bytes"]
+    # An instruction reads 32 bytes of k of each of its rows and columns.
+    read_by_tensor_cores = f["tensor_instructions"] * 32 * (64 + d.block_n)
+    units_m = expr.CeilDiv(p.m, d.block_m * d.cluster_m)
+    units_n = expr.CeilDiv(p.n, d.block_n * d.cluster_n)
+    is_split = expr.Less(1, d.split_k)
+    sums = dtypes.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
+    output = dtypes.size_bytes(p.output.dtype) * p.batch * p.m * p.n
+    stored = expr.Select(is_split, sums, output)
+    read = expr.Select(is_split, 0, _read_bytes(p))
+    operands = sum(map(_matrix_bytes, design.sources(p)))
+    unique_reads = expr.Select(is_split, 0, _unique_read_bytes(p))
+    return {
+        "copied_bytes": copied,
+        "shared_traffic": copied + read_by_tensor_cores,
+        "l2_bytes": p.batch * p.k * size * (p.m * units_n + p.n * units_m),
+        "dram_bytes": operands + unique_reads + stored,
+        "read_bytes": read,
+        "stored_bytes": stored,
+        "workspace_bytes": expr.Select(is_split, sums, 0),
+    }
+
+
+def _read_bytes(problem: GemmProblem) -> int:
+    elements = problem.batch * problem.m * problem.n
+    sizes = (dtypes.size_bytes(read.dtype) for read in problem.epilogue.reads)
+    return elements * sum(sizes)
+
+
+def _unique_read_bytes(problem: GemmProblem) -> int:
+    return sum(
+        dtypes.size_bytes(read.dtype) * _touched(read.strides, problem)
+        for read in problem.epilogue.reads
+    )
+
+
+def _touched(strides: Strides, problem: GemmProblem) -> int:
+    """Distinct elements of a read: axes of stride 0 do not count."""
+    elements = 1
+    for stride, extent in zip(strides, (problem.batch, problem.m, problem.n), strict=True):
+        elements *= extent if stride else 1
+    return elements
+
+
+def _choices(problem: GemmProblem, d: Decisions) -> Row:
+    return {
+        "parts": d.parts,
+        "cluster_parts": d.cluster_k,
+        "group_rows": d.group_m,
+        "is_persistent": expr.Less(1, d.persistent),
+        "is_tma_store": expr.Less(1, d.tma_store),
+        "is_row_major": int(problem.output.strides[2] == 1),
+    }
+
+
+# ---------------------------------------------------------------- before and after
+
+
+def _pack(packs: Sequence[helpers.Pack], hardware: Hardware, rates: Rates) -> Row:
+    stored = sum(layout.packed_bytes(pack.copy) for pack in packs)
+    read = sum(_matrix_bytes(pack.source) for pack in packs)
+    blocks = sum(pack.blocks for pack in packs)
+    row = times.memory_kernel(
+        blocks, helpers.THREADS, read + stored, hardware, rates, rates.launch_us
+    )
+    return row | {"stored_bytes": stored, "read_bytes": read, "workspace_bytes": stored}
+
+
+def _matrix_bytes(matrix: layout.Matrix) -> int:
+    """Of its distinct elements."""
+    batches = matrix.batch if matrix.batch_stride else 1
+    return batches * matrix.outer * matrix.inner * dtypes.size_bytes(matrix.dtype)
+
+
+def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates) -> Row:
+    """The kernel that adds partial sums; all zero where there are none."""
+    p = problem
+    row_major = p.output.strides[2] == 1 or 1 not in p.output.strides[1:]
+    inner, outer = (p.n, p.m) if row_major else (p.m, p.n)
+    vectors = p.batch * outer * design.padded_inner(inner) // design.REDUCED_ELEMENTS
+    sums = dtypes.size_bytes(p.accumulator) * p.batch * p.m * p.n * d.split_k
+    stored = dtypes.size_bytes(p.output.dtype) * p.batch * p.m * p.n
+    moved = sums + _unique_read_bytes(p) + stored
+    blocks = -(-vectors // helpers.THREADS)
+    row = times.memory_kernel(
+        blocks, helpers.THREADS, moved, hardware, rates, rates.next_launch_us
+    )
+    row |= {"stored_bytes": stored, "read_bytes": _read_bytes(p), "workspace_bytes": sums,
+            "parts": d.split_k, "is_row_major": int(row_major)}  # fmt: skip
+    is_launched = expr.Less(1, d.split_k)
+    return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
+
+
+def _least(*values: Value) -> Value:
+    least = values[0]
+    for value in values[1:]:
+        least = expr.Minimum(least, value)
+    return least

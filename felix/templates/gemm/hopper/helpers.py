@@ -1,0 +1,176 @@
+"""The kernels before and after the product's: packing operands, adding partial sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from felix.launch_plan import Launch
+from felix.templates.gemm.hopper import design as designs
+from felix.templates.gemm.hopper import dtypes, epilogue, layout
+from felix.templates.gemm.hopper.design import Design
+from felix.templates.gemm.problem import GemmProblem
+
+THREADS = 256
+
+_PACK_MATRIX = """
+// Copies 16 bytes of a matrix [batch][outer][inner] to rows that begin at multiples of 16 bytes;
+// what lies behind a row's end is never read. Neighbouring threads read neighbours in memory.
+__device__ __forceinline__ void {name}(int index, const {storage}* __restrict__ from,
+                                       {storage}* __restrict__ to) {{
+  union {{ ulonglong2 vector; {storage} values[{n}]; }} both;
+  const int x = {vector} * {n}, row = {row};
+  if (index >= {total}) return;
+  const {storage}* const source = from + row / {outer} * {batch_stride}ll
+      + row % {outer} * {outer_stride}ll + x * {inner_stride}ll;
+  #pragma unroll
+  for (int i = 0; i < {n}; ++i)
+    both.values[i] = x + i < {inner} ? source[i * {inner_stride}ll] : static_cast<{storage}>(0);
+  *reinterpret_cast<ulonglong2*>(to + row * {stride}ll + x) = both.vector;
+}}
+"""
+_PACK = """
+extern "C" __global__ void __launch_bounds__({threads}) pack({parameters}) {{
+  int block = blockIdx.x;
+{calls}}}
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pack:
+    """An operand that is copied: its device function, where it lies and where its copy does."""
+
+    name: str
+    source: layout.Matrix
+    copy: layout.Matrix
+
+    @property
+    def blocks(self) -> int:
+        """That copy it, 16 bytes a thread."""
+        return -(-layout.packed_bytes(self.copy) // (layout.ALIGNMENT * THREADS))
+
+
+def packs(problem: GemmProblem) -> list[Pack]:
+    """The operands that TMA cannot read where they lie, with workspaces for their copies."""
+    result: list[Pack] = []
+    for name, source in zip(("pack_a", "pack_b"), designs.sources(problem), strict=True):
+        if not source.is_aligned:
+            workspace = problem.n_params + len(result)
+            result.append(Pack(name, source, layout.packed(source, workspace)))
+    return result
+
+
+def pack_source(operands: Sequence[Pack]) -> str:
+    """The kernel that packs operands, one after the other."""
+    storage = dtypes.STORAGE[operands[0].source.dtype]
+    parameters, calls = [], []
+    for pack in operands:
+        operand = pack.name.removeprefix("pack_")
+        parameters.append(f"const {storage}* {operand}, {storage}* {operand}_copy")
+        call = f"{pack.name}(block * {THREADS} + threadIdx.x, {operand}, {operand}_copy)"
+        calls.append(f"  if (block < {pack.blocks}) return {call};\n  block -= {pack.blocks};\n")
+    kernel = _PACK.format(threads=THREADS, parameters=", ".join(parameters), calls="".join(calls))
+    return "".join(map(_pack_matrix, operands)) + kernel
+
+
+def _pack_matrix(pack: Pack) -> str:
+    source, copy = pack.source, pack.copy
+    n = layout.ALIGNMENT // dtypes.size_bytes(source.dtype)
+    rows = (copy.batch if copy.batch_stride else 1) * copy.outer
+    vectors = copy.outer_stride // n
+    along_rows = source.inner_stride == 1
+    return _PACK_MATRIX.format(
+        name=pack.name,
+        vector=f"index % {vectors}" if along_rows else f"index / {rows}",
+        row=f"index / {vectors}" if along_rows else f"index % {rows}",
+        total=rows * vectors,
+        inner_stride=source.inner_stride,
+        storage=dtypes.STORAGE[source.dtype],
+        n=n,
+        outer=copy.outer,
+        inner=copy.inner,
+        batch_stride=source.batch_stride,
+        outer_stride=source.outer_stride,
+        stride=copy.outer_stride,
+    )
+
+
+def pack_launch(operands: Sequence[Pack]) -> Launch:
+    """How the kernel that packs operands is launched."""
+    blocks = sum(pack.blocks for pack in operands)
+    args = [number for pack in operands for number in (pack.source.tensor, pack.copy.tensor)]
+    return Launch("pack", (blocks, 1, 1, THREADS, 1, 1), 0, tuple(args))
+
+
+_REDUCE = """
+extern "C" __global__ void __launch_bounds__({threads})
+reduce(const Sum* __restrict__ partial, Out* __restrict__ output{parameters}) {{
+  const Reads reads = {reads};
+  const int index = blockIdx.x * {threads} + threadIdx.x;
+  const int inner = index % {vectors} * {n}, outer = index / {vectors} % {outer};
+  const int batch = index / {vectors} / {outer};
+  if (batch >= {batches}) return;
+  const Sum* from = partial + (batch * {outer}ll + outer) * {stride}ll + inner;
+  union {{ ulonglong2 vector; Sum values[{n}]; }} part, total;
+  #pragma unroll
+  for (int i = 0; i < {n}; ++i) total.values[i] = 0;
+  #pragma unroll {unroll}
+  for (int split = 0; split < {parts}; ++split) {{
+    part.vector = *reinterpret_cast<const ulonglong2*>(from + split * {part_stride}ll);
+    #pragma unroll
+    for (int i = 0; i < {n}; ++i) total.values[i] += part.values[i];
+  }}
+{stores}}}
+"""
+_STORES_BY_ROWS = """\
+  #pragma unroll
+  for (int i = 0; i < {n}; i += 2)
+    store_pair(output, reads, batch, outer, inner + i, total.values[i], total.values[i + 1]);
+"""
+_STORES_BY_COLUMNS = """\
+  #pragma unroll
+  for (int i = 0; i < {n}; ++i)
+    store_one(output, reads, batch, inner + i, outer, total.values[i]);
+"""
+_MOST_UNROLLED = 8
+
+
+def reduce_source(design: Design) -> str:
+    """The kernel that adds partial sums and applies the epilogue, in a namespace of its own."""
+    problem, final, partial = design.problem, design.final, design.partial
+    by_rows = partial.is_row_major
+    inner, outer = (problem.n, problem.m) if by_rows else (problem.m, problem.n)
+    n = designs.REDUCED_ELEMENTS
+    stride = designs.padded_inner(inner)
+    body = _REDUCE.format(
+        threads=THREADS,
+        parameters=epilogue.parameters(final),
+        reads=epilogue.arguments(final),
+        vectors=stride // n,
+        n=n,
+        outer=outer,
+        batches=problem.batch,
+        stride=stride,
+        parts=design.d.split_k,
+        unroll=min(int(design.d.split_k), _MOST_UNROLLED),
+        part_stride=problem.batch * outer * stride,
+        stores=(_STORES_BY_ROWS if by_rows else _STORES_BY_COLUMNS).format(n=n),
+    )
+    functions = epilogue.functions(final, problem.accumulator, problem.m, problem.n)
+    return "namespace reduction {\n" + functions + body + "}\n"
+
+
+def reduce_vectors(design: Design) -> int:
+    """Threads of the reduction that have something to add."""
+    problem = design.problem
+    by_rows = design.partial.is_row_major
+    inner, outer = (problem.n, problem.m) if by_rows else (problem.m, problem.n)
+    return problem.batch * outer * designs.padded_inner(inner) // designs.REDUCED_ELEMENTS
+
+
+def reduce_launch(design: Design) -> Launch:
+    """How the reduction is launched."""
+    final = design.final
+    blocks = -(-reduce_vectors(design) // THREADS)
+    args = (design.partial.tensor, final.tensor, *(read.param for read in final.epilogue.reads))
+    return Launch("reduce", (blocks, 1, 1, THREADS, 1, 1), 0, args)

@@ -1,0 +1,186 @@
+"""Where operands lie: in memory (tensor maps) and in shared memory (panels, wgmma descriptors).
+
+An operand is *K-major* if k is contiguous in memory, else its rows (of A) or columns (of B) are,
+which are called *lines* here. A stage holds a tile of an operand as panels, each of which one
+copy by TMA writes with a swizzle:
+
+    K-major    panel = 128 bytes of k of every line:  [line][k], a row of 128 bytes a line
+    MN-major   panel = 128 bytes of lines (64 or 32 where the tile is narrow) of every k of the
+               step:  [k][line], a row of `width` bytes a k
+
+Blocks of a cluster that need the same tile copy a share of each panel's rows each, to all of
+them (multicast). wgmma finds elements by a descriptor: start address, two strides between the
+swizzle's atoms of 8 rows, and the swizzle (PTX ISA, "Matrix descriptor").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from felix.launch_plan import TensorMap
+from felix.templates.gemm.hopper import dtypes
+from felix.templates.gemm.problem import Operand
+
+#: Bytes of a row of a panel where nothing is narrower, and rows of an atom of the swizzle.
+PANEL_BYTES = 128
+ATOM_ROWS = 8
+#: A tensor map's strides and addresses are multiples of this.
+ALIGNMENT = 16
+#: A descriptor's code of a swizzle, by the swizzle's bytes.
+_SWIZZLE_CODE = {128: 1, 64: 2, 32: 3}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand in memory as [batch][outer][inner].
+
+    Attributes:
+        tensor: number of the parameter or workspace.
+        inner, outer: extents in elements.
+        outer_stride, batch_stride: in elements; the batch's is 0 where one matrix serves all.
+        is_k_major: whether inner is k.
+        inner_stride: 1 but where k has to be the inner axis and is not contiguous.
+    """
+
+    tensor: int
+    dtype: str
+    batch: int
+    inner: int
+    outer: int
+    outer_stride: int
+    batch_stride: int
+    is_k_major: bool
+    inner_stride: int = 1
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether TMA can read it: neighbours along inner, other strides of 16 bytes."""
+        size = dtypes.size_bytes(self.dtype)
+        strides = (self.outer_stride if self.outer > 1 else 0, self.batch_stride)
+        return self.inner_stride == 1 and all(stride * size % ALIGNMENT == 0 for stride in strides)
+
+
+def matrix(
+    operand: Operand, batch: int, lines: int, k: int, needs_k_major: bool = False
+) -> Matrix:
+    """How an operand of `lines` rows or columns lies in memory, seen K-major if that is needed."""
+    batch_stride, line_stride, k_stride = operand.strides
+    is_k_major = k == 1 or k_stride == 1
+    if is_k_major and line_stride == 1 and k == 1 and lines > 1:
+        is_k_major = False
+    stride = batch_stride if batch > 1 else 0
+    tensor, dtype = operand.param, operand.dtype
+    if is_k_major or needs_k_major:
+        inner_stride = k_stride if k > 1 else 1
+        return Matrix(tensor, dtype, batch, k, lines, line_stride, stride, True, inner_stride)
+    return Matrix(tensor, dtype, batch, lines, k, k_stride, stride, False)
+
+
+def packed(source: Matrix, workspace: int) -> Matrix:
+    """The copy of a matrix in a workspace, in the same order, with rows that TMA can read."""
+    unit = ALIGNMENT // dtypes.size_bytes(source.dtype)
+    stride = -(-source.inner // unit) * unit
+    batch_stride = stride * source.outer if source.batch_stride else 0
+    return dataclasses.replace(
+        source, tensor=workspace, outer_stride=stride, batch_stride=batch_stride, inner_stride=1
+    )
+
+
+def packed_bytes(copy: Matrix) -> int:
+    """Of a packed copy."""
+    matrices = copy.batch if copy.batch_stride else 1
+    return matrices * copy.outer * copy.outer_stride * dtypes.size_bytes(copy.dtype)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tile:
+    """A tile of an operand in a stage.
+
+    Attributes:
+        source: the operand in memory.
+        lines, step: extents of the tile in elements.
+        sharers: blocks of the cluster that need this tile.
+    """
+
+    source: Matrix
+    lines: int
+    step: int
+    sharers: int
+
+    @property
+    def element_bytes(self) -> int:
+        return dtypes.size_bytes(self.source.dtype)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a panel's row, which is also the swizzle's."""
+        if self.source.is_k_major:
+            return PANEL_BYTES
+        line_bytes = self.lines * self.element_bytes
+        return next(width for width in _SWIZZLE_CODE if line_bytes % width == 0)
+
+    @property
+    def inner(self) -> int:
+        """Elements of a panel's row."""
+        return self.width // self.element_bytes
+
+    @property
+    def rows(self) -> int:
+        """Rows of a panel."""
+        return self.lines if self.source.is_k_major else self.step
+
+    @property
+    def panels(self) -> int:
+        """Panels of the tile."""
+        return (self.step if self.source.is_k_major else self.lines) // self.inner
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.rows * self.width
+
+    @property
+    def share_rows(self) -> int:
+        """Rows of a panel that one block copies."""
+        return self.rows // self.sharers
+
+    @property
+    def total_bytes(self) -> int:
+        return self.panels * self.panel_bytes
+
+    def tensor_map(self) -> TensorMap:
+        """The descriptor by which a block copies its share of a panel."""
+        source, size = self.source, self.element_bytes
+        outer_bytes = source.outer_stride * size
+        if source.outer == 1:
+            outer_bytes = -(-source.inner * size // ALIGNMENT) * ALIGNMENT
+        batch = source.batch if source.batch_stride else 1
+        batch_bytes = source.batch_stride * size or outer_bytes
+        return TensorMap(
+            source.tensor,
+            source.dtype,
+            (source.inner, source.outer, batch),
+            (outer_bytes, batch_bytes),
+            (self.inner, self.share_rows, 1),
+            self.width,
+        )
+
+    @property
+    def descriptor(self) -> int:
+        """The fields of a wgmma descriptor but for the address."""
+        between_atoms = ATOM_ROWS * self.width
+        # Along k K-major rows stay within an atom; MN-major tiles have the next panel there.
+        leading = 1 if self.source.is_k_major else self.panel_bytes >> 4
+        return _SWIZZLE_CODE[self.width] << 62 | (between_atoms >> 4) << 32 | leading << 16
+
+    def line_offset(self, line: int) -> int:
+        """Bytes from the tile's start to a line; a multiple of an atom or of a panel."""
+        if self.source.is_k_major:
+            return line * self.width
+        return line // self.inner * self.panel_bytes
+
+    def k_offset(self, k: int) -> int:
+        """Bytes from the tile's start to an element of the sum that an instruction begins at."""
+        if self.source.is_k_major:
+            panel, inside = divmod(k, self.inner)
+            return panel * self.panel_bytes + inside * self.element_bytes
+        return k * self.width

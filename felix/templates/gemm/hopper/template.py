@@ -1,0 +1,204 @@
+"""The template: parameters of a problem, constraints, formulas, programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from felix import errors
+from felix.launch_plan import Argument, Launch, LaunchPlan
+from felix.symbolic import expr
+from felix.target import Hardware
+from felix.templates.gemm.hopper import design as designs
+from felix.templates.gemm.hopper import dtypes, features, helpers, kernel, layout, legality, ptx
+from felix.templates.gemm.hopper.decisions import Decisions
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.generated import GeneratedProgram
+from felix.templates.template import Parameter
+
+ARCH = "sm_90a"
+#: Increased whenever the same decisions make another program.
+VERSION = 1
+
+_BLOCK_M = (64, 128, 192, 256)
+#: Of int8 products multiples of 16 above 32, of the others any multiple of 8.
+_BLOCK_N = (*range(8, 128, 8), *range(128, 257, 16))
+_GROUPS = (1, 2, 4, 8, 16, 32)
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperGemm:
+    """C = epilogue(A · B) on the tensor cores of an sm_90a GPU.
+
+    Attributes:
+        problem: the product as it is computed: of the task, or with its operands swapped.
+        is_swapped: whether they are.
+    """
+
+    problem: GemmProblem
+    hardware: Hardware
+    is_swapped: bool = False
+
+    @property
+    def name(self) -> str:
+        return "gemm-wgmma-swapped" if self.is_swapped else "gemm-wgmma"
+
+    @property
+    def key(self) -> str:
+        content = [VERSION, self.name, dataclasses.asdict(self.problem)]
+        content.append([self.hardware.cores, self.hardware.shared_bytes_per_block])
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return _parameters(self.problem)
+
+    def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
+        pairs = legality.constraints(self.problem, self._symbols, self.hardware)
+        return [(name, sympy.sympify(value)) for name, value in pairs]
+
+    def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
+        return features.rows(self.problem, self._symbols, self.hardware)
+
+    def generate(self, decisions: Mapping[str, int]) -> GeneratedProgram:
+        self._check(decisions)
+        return _generate(self.design(decisions))
+
+    def design(self, decisions: Mapping[str, int]) -> designs.Design:
+        """The facts of these decisions in integers."""
+        return designs.Design(self.problem, self.hardware, Decisions.of(decisions))
+
+    @property
+    def _symbols(self) -> Decisions:
+        return Decisions.of({p.name: expr.variable(p.name) for p in self.parameters})
+
+    def _check(self, decisions: Mapping[str, int]) -> None:
+        for parameter in self.parameters:
+            if decisions.get(parameter.name) not in parameter.domain:
+                raise errors.DecisionError(
+                    f"{parameter.name} is one of {parameter.domain}, "
+                    f"got {decisions.get(parameter.name)}"
+                )
+        d = Decisions.of(decisions)
+        for name, value in legality.constraints(self.problem, d, self.hardware):
+            if value > 0:
+                raise errors.DecisionError(f"these decisions break a limit: {name}")
+
+
+def _generate(design: designs.Design) -> GeneratedProgram:
+    """The program of a design: packing where TMA needs it, the product, the reduction if split."""
+    packs = helpers.packs(design.problem)
+    parts = [ptx.PRELUDE, dtypes.CONVERSIONS]
+    launches = []
+    if packs:
+        parts.append(helpers.pack_source(packs))
+        launches.append(helpers.pack_launch(packs))
+    parts += ["namespace product {\n", kernel.source(design), "}\n"]
+    launches.append(_product_launch(design))
+    workspaces = [layout.packed_bytes(pack.copy) for pack in packs]
+    if design.is_split:
+        parts.append(helpers.reduce_source(design))
+        launches.append(helpers.reduce_launch(design))
+        workspaces.append(_partial_bytes(design))
+    plan = LaunchPlan(design.problem.n_params, tuple(workspaces), tuple(launches))
+    return GeneratedProgram("".join(parts), ARCH, plan)
+
+
+def _product_launch(design: designs.Design) -> Launch:
+    """How the product's kernel is launched."""
+    d, problem, sink = design.d, design.problem, design.sink
+    output: Argument = sink.tensor
+    if d.tma_store > 1:
+        output = designs.store_tile(sink, d.block_n).tensor_map(problem.m, problem.n)
+    reads = tuple(read.param for read in sink.epilogue.reads)
+    args = (design.a.tensor_map(), design.b.tensor_map(), output, *reads)
+    cluster = int(d.cluster_blocks)
+    blocks = design.grid.clusters * cluster
+    extents = (blocks, 1, 1, int(d.threads), 1, 1)
+    return Launch(kernel.NAME, extents, design.shared.total, args, (cluster, 1, 1))
+
+
+def _partial_bytes(design: designs.Design) -> int:
+    """Of the workspace of partial sums."""
+    partial = design.partial.output
+    return design.partial.batches * partial.strides[0] * dtypes.size_bytes(partial.dtype)
+
+
+def runs_on(arch: str) -> bool:
+    """Whether a GPU of an architecture, like "sm_90", runs the template's programs."""
+    return arch in ("sm_90", "sm_90a")
+
+
+def templates(
+    problem: GemmProblem, hardware: Hardware, arch: str = ARCH
+) -> tuple[HopperGemm, ...]:
+    """The template for a problem, in both orders of its operands where either may be faster.
+
+    An instruction has 64 rows, but as few as 8 columns: a problem of few rows is one of few
+    columns, swapped. Where both are many, the order matters little. None if `arch` runs neither.
+    """
+    if not runs_on(arch):
+        return ()
+    plain, swapped = HopperGemm(problem, hardware), HopperGemm(problem.swapped, hardware, True)
+    if problem.m <= _FEW_ROWS < problem.n:
+        return (swapped, plain) if problem.m > _FEWEST_ROWS else (swapped,)
+    if problem.n <= _FEW_ROWS < problem.m:
+        return (plain,)
+    return (plain, swapped) if problem.m % 64 else (plain,)
+
+
+_FEWEST_ROWS, _FEW_ROWS = 32, 256
+
+
+def unsuited(problem: GemmProblem) -> str | None:
+    """Why a problem is not for this template; None if it is."""
+    a, b = problem.a.dtype, problem.b.dtype
+    if a != b or (a, problem.accumulator) not in dtypes.PRODUCTS:
+        return f"tensor cores have no product of {a} and {b} summed in {problem.accumulator}"
+    others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]
+    for dtype in others:
+        if dtype not in dtypes.STORAGE:
+            return f"the epilogue reads or stores {dtype}"
+    return None
+
+
+def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
+    panel = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
+    _, b = designs.sources(problem)
+    narrowest = 8 if b.is_k_major else 16
+    if problem.a.dtype == "int8":
+        narrowest = 16
+    block_n = tuple(n for n in _BLOCK_N if n % narrowest == 0)
+    steps, rows_of_tiles = -(-problem.k // panel), -(-problem.m // _BLOCK_M[0])
+    can_store = designs.is_copied_by_tma(problem) or steps > 1
+    return (
+        Parameter("block_m", _up_to(_BLOCK_M, problem.m), True, "rows of a tile"),
+        Parameter("block_n", _up_to(block_n, problem.n), True, "columns of a tile"),
+        Parameter("block_k", (panel, 2 * panel), True, "elements of the sum of a stage"),
+        Parameter("stages", (2, 3, 4, 5, 6, 7, 8, 10, 12), True, "stages of the ring"),
+        Parameter("consumers", (1, 2, 3), False, "warpgroups that multiply"),
+        Parameter("tiles_at_once", (1, 2), False, "2: two warpgroups have a tile each"),
+        Parameter("blocks_per_sm", (1, 2, 3), False, "blocks that share an SM"),
+        Parameter("cluster_m", (1, 2), False, "blocks that share columns of B"),
+        Parameter("cluster_n", (1, 2), False, "blocks that share rows of A"),
+        Parameter("cluster_k", tuple(s for s in (1, 2, 4, 8) if s <= steps), True,
+                  "blocks of a cluster that divide the sum"),
+        Parameter("split_k", tuple(s for s in _SPLITS if s <= steps), True,
+                  "parts of the sum that a second kernel adds"),
+        Parameter("group_m", tuple(g for g in _GROUPS if g <= rows_of_tiles), True,
+                  "rows of tiles of a group"),
+        Parameter("persistent", (1, 2), False, "2: blocks stay for several tiles"),
+        Parameter("tma_store", (1, 2) if can_store else (1,), False,
+                  "2: stored through shared memory"),
+    )  # fmt: skip
+
+
+def _up_to(sizes: tuple[int, ...], extent: int) -> tuple[int, ...]:
+    """The sizes up to the first that covers an extent."""
+    covering = [size for size in sizes if size >= extent]
+    return tuple(size for size in sizes if size <= (covering or sizes[-1:])[0])

@@ -1,0 +1,158 @@
+"""Programs as problems of GEMM templates.
+
+Recognised is a program with one sum of products of two tensors, whose result goes through
+elementwise stages to the program's one output:
+
+    sum[s] = Σ_k A[f(s, k)] · B[g(s, k)]      output[o] = epilogue(sum[h(o)], tensors at o)
+
+Indices may be any that become linear once iterators are split, so reshapes, transpositions and
+broadcasts before and after the product are a matter of strides. Operands may be cast to wider
+types. A program that sums in a narrow float is recognised as one that sums in float32, which is
+at least as near to the exact result. What is not recognised is left to trace sketches.
+
+Notation: iterators of the output's store and of the sum are the axes (`axes.Axis`); a tensor is
+read where a linear form of them says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import tvm
+
+from felix import errors
+from felix.templates.gemm import axes, epilogue, problem, walk
+from felix.templates.gemm.axes import Axis, Group
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.stages import NotPlain, Program, program_of, require
+from felix.tir import grammar
+
+#: Times that an axis may be split.
+_MAX_SPLITS = 16
+
+#: Strides of a tensor by axes; of all tensors in the order of `walk.Accesses.tensors`.
+AxisStrides: TypeAlias = Mapping[Axis, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NotRecognised:
+    """Why a program is no problem of a GEMM template: a sentence about "it", the program."""
+
+    reason: str
+
+
+def recognise(mod: tvm.IRModule) -> GemmProblem | NotRecognised:
+    """The product and epilogue that the PrimFunc "main" of a task computes, or why it has none."""
+    try:
+        return _problem(program_of(mod["main"]))
+    except (NotPlain, epilogue.Unsupported) as error:
+        return NotRecognised(str(error))
+    except errors.WorkloadError as error:
+        return NotRecognised(f"its indices are not understood: {error}")
+
+
+def _problem(program: Program) -> GemmProblem:
+    """The problem; axes are split until all tensors are read at linear forms of them."""
+    made = axes.Axes()
+    spatial = {axis.variable: made.new(axis.extent) for axis in program.output.spatial}
+    reduced = {axis.variable: made.new(axis.extent) for axis in program.product.reduced}
+    for _ in range(_MAX_SPLITS):
+        accesses = walk.accesses_of(program, made, spatial, reduced)
+        offsets = [tensor.offset for tensor in accesses.tensors]
+        strides = [axes.strides_of(offset) for offset in offsets]
+        linear = [each for each in strides if each is not None]
+        if len(linear) == len(strides):
+            b, i, j = _spatial_groups(linear, made.all_parts(spatial.values()))
+            k = _sum_group(linear, made.all_parts(reduced.values()))
+            return _assembled(program, accesses, (b, i, j, k))
+        if not any(made.split(offset) for offset in offsets):
+            break
+    raise NotPlain(
+        "a tensor is not read or written at a linear form of its iterators that begins with the "
+        "tensor's first element"
+    )
+
+
+def _assembled(
+    program: Program, accesses: walk.Accesses, groups: tuple[Group | None, ...]
+) -> GemmProblem:
+    """The problem of these groups for batch, i, j and k."""
+    batch, i, j, k = groups
+    tensors = accesses.tensors
+    dtypes = [grammar.dtype(program.params[tensor.param]) for tensor in tensors]
+
+    def strides(tensor: int, *of: Group | None) -> problem.Strides:
+        first, second, third = (group.strides[tensor] if group else 0 for group in of)
+        return first, second, third
+
+    a, b = (
+        problem.Operand(tensors[number].param, dtypes[number], strides(number, batch, group, k))
+        for number, group in ((1, i), (2, j))
+    )
+    reads = tuple(
+        problem.Read(name, read.param, dtypes[number], strides(number, batch, i, j))
+        for number, (name, read) in enumerate(accesses.reads.items(), start=3)
+    )
+    epilogue.c_type(dtypes[0])
+    made = GemmProblem(
+        batch=batch.extent if batch else 1,
+        m=i.extent if i else 1,
+        n=j.extent if j else 1,
+        k=k.extent if k else 1,
+        a=a,
+        b=b,
+        accumulator=program.accumulator,
+        output=problem.Output(tensors[0].param, dtypes[0], strides(0, batch, i, j)),
+        epilogue=problem.Epilogue(accesses.epilogue, reads),
+        n_params=len(program.params),
+    )
+    _require_adjacent(made.a, made.m, made.k)
+    _require_adjacent(made.b, made.n, made.k)
+    return made.swapped if _is_turned(made) else made
+
+
+def _spatial_groups(
+    strides: Sequence[AxisStrides], spatial: Sequence[Axis]
+) -> tuple[Group | None, Group | None, Group | None]:
+    """Batch, i and j: what both operands have, the first alone, the second alone.
+
+    Of several groups of i or j that do not merge, the largest stays; others are batches of
+    products with a shared operand.
+    """
+    in_a, in_b = ({axis for axis in spatial if axis in s} for s in strides[1:3])
+    require(in_a | in_b == set(spatial), "elements of its product are stored more than once")
+
+    def of(members: set[Axis]) -> list[Group]:
+        chosen = [axis for axis in spatial if axis in members]
+        return axes.merged(axes.groups_of(chosen, strides), 0)
+
+    i, more_i = axes.with_largest_apart(of(in_a - in_b))
+    j, more_j = axes.with_largest_apart(of(in_b - in_a))
+    batch = axes.merged([*of(in_a & in_b), *more_i, *more_j], 0)
+    require(len(batch) <= 1, "several axes of its batch are not one by the tensors' strides")
+    return (batch[0] if batch else None), i, j
+
+
+def _sum_group(strides: Sequence[AxisStrides], reduced: Sequence[Axis]) -> Group | None:
+    """k: what the sum runs over."""
+    for axis in reduced:
+        in_both = all(axis in s for s in strides[1:3])
+        require(in_both, "its sum runs over an axis that one of its operands does not have")
+    groups = axes.merged(axes.groups_of(reduced, strides), 1)
+    require(len(groups) <= 1, "several axes of its sum are not one by the operands' strides")
+    return groups[0] if groups else None
+
+
+def _require_adjacent(operand: problem.Operand, rows: int, k: int) -> None:
+    """Elements of the operand are adjacent along one of its axes."""
+    _, row, inner = operand.strides
+    strides = [s for s, extent in ((row, rows), (inner, k)) if extent > 1]
+    require(not strides or 1 in strides, "an operand has no axis along which it is contiguous")
+
+
+def _is_turned(made: GemmProblem) -> bool:
+    """Whether elements of the result are adjacent along i rather than along j."""
+    _, i, j = made.output.strides
+    return made.m > 1 and i == 1 and (made.n == 1 or j != 1)

@@ -1,0 +1,224 @@
+"""The stages of a program: loop nests that store one value at each of their iterators.
+
+One of them is a sum of products, the others compute each element for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+
+from felix.templates.gemm import epilogue
+from felix.tir import grammar
+from felix.tir.design_space.variants import nests
+from felix.tir.ranges import Linear
+
+
+class NotPlain(Exception):
+    """The program is not of a form that is recognised; the message is the reason."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """A nest that stores each element of its buffer once, at `indices`.
+
+    Each index is an iterator, or a constant where the buffer's extent is 1.
+    """
+
+    nest: nests.Nest
+
+    @property
+    def buffer(self) -> Any:
+        return self.nest.buffer
+
+    @property
+    def indices(self) -> Sequence[Any]:
+        return list(self.nest.block.body.indices)
+
+    @property
+    def value(self) -> Any:
+        return self.nest.block.body.value
+
+    @property
+    def spatial(self) -> list[nests.Axis]:
+        return [axis for axis in self.nest.axes if axis.kind == nests.SPATIAL]
+
+    @property
+    def reduced(self) -> list[nests.Axis]:
+        return [axis for axis in self.nest.axes if axis.kind == nests.REDUCE]
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.nest.block.init is not None
+
+    @property
+    def term(self) -> Any | None:
+        """What a sum that begins with 0 adds; None for another reduction."""
+        init = self.nest.block.init.value
+        if type(self.value).__name__ != "Add" or type(init).__name__ not in ("IntImm", "FloatImm"):
+            return None
+        for side, other in ((self.value.a, self.value.b), (self.value.b, self.value.a)):
+            if grammar.is_load(side) and side.source.same_as(self.buffer):
+                return other if float(init.value) == 0 else None
+        return None
+
+    def values_at(self, indices: Sequence[Linear]) -> dict[Any, Linear]:
+        """Values of the spatial iterators where the element at these indices is stored."""
+        pairs = zip(self.indices, indices, strict=True)
+        values = {index: form for index, form in pairs if type(index).__name__ == "Var"}
+        return {axis.variable: values.get(axis.variable, Linear(0)) for axis in self.spatial}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A function of plain stages, of which one sums products and one stores the output.
+
+    Attributes:
+        params: its buffers.
+        by_buffer: the stages, by what they store.
+        product: the stage that sums.
+        factors: what it multiplies.
+        accumulator: float32 or int32.
+        output: the stage that stores the one parameter that is stored.
+        uses: how often each buffer is mentioned in the stages.
+    """
+
+    params: Sequence[Any]
+    by_buffer: Mapping[Any, Stage]
+    product: Stage
+    factors: tuple[Any, Any]
+    accumulator: str
+    output: Stage
+    uses: Mapping[Any, int]
+
+    def param(self, buffer: Any) -> int:
+        """The number of a parameter."""
+        for number, param in enumerate(self.params):
+            if param.same_as(buffer):
+                return number
+        raise NotPlain(f"it reads {buffer.name}, which nothing computes before")
+
+
+def program_of(func: tirx.PrimFunc) -> Program:
+    """The stages of a function and their parts in it.
+
+    Raises:
+        NotPlain: they are not of this form.
+    """
+    stages = stages_of(func)
+    by_buffer = {stage.buffer: stage for stage in stages}
+    sums = [stage for stage in stages if stage.is_reduction]
+    require(len(sums) == 1, f"it has {len(sums)} reductions, and a product is one")
+    outputs = [param for param in func.params if param in by_buffer]
+    require(len(outputs) == 1, f"it has {len(outputs)} outputs")
+    factors, accumulator = _product(sums[0])
+    return Program(
+        list(func.params),
+        by_buffer,
+        sums[0],
+        factors,
+        accumulator,
+        by_buffer[outputs[0]],
+        _uses(stages),
+    )
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NotPlain(reason) unless the condition holds."""
+    if not condition:
+        raise NotPlain(reason)
+
+
+def stages_of(func: tirx.PrimFunc) -> list[Stage]:
+    """The stages of a function, in order.
+
+    Raises:
+        NotPlain: statements are no plain nests, or a buffer is stored twice, or read before.
+    """
+    program = nests.of_function(func)
+    if program is None:
+        raise NotPlain("it has statements that are not loops around one store")
+    stages = [Stage(nest) for nest in program]
+    written: list[Any] = []
+    for stage in reversed(stages):
+        reason = _impediment(stage, written)
+        if reason is not None:
+            raise NotPlain(reason)
+        written.append(stage.buffer)
+    return stages
+
+
+def _impediment(stage: Stage, written: Sequence[Any]) -> str | None:
+    """Why a stage is not plain, given the buffers of those behind it; None if it is."""
+    nest = stage.nest
+    if any(buffer.same_as(stage.buffer) for buffer in written):
+        return f"it stores {stage.buffer.name} in several stages"
+    if not _is_bound_plainly(nest):
+        return f"the iterators of {nest.name} are not those of its loops"
+    if not _covers(stage):
+        return f"{nest.name} does not store each element of {stage.buffer.name} at its iterators"
+    allowed = 1 if stage.is_reduction else 0
+    loads = [part.source for part in grammar.expressions(stage.value) if grammar.is_load(part)]
+    if sum(source.same_as(stage.buffer) for source in loads) != allowed:
+        return f"{nest.name} reads what it stores"
+    if any(source.same_as(buffer) for source in loads for buffer in written):
+        return f"{nest.name} reads what is computed after it"
+    return None
+
+
+def _is_bound_plainly(nest: nests.Nest) -> bool:
+    """Whether iterators are the loops' variables, each another's, over the whole of its domain."""
+    extents: dict[Any, int] = {}
+    inner = nest.statement
+    while isinstance(inner, tirx.For):
+        if int(inner.min) != 0:
+            return False
+        extents[inner.loop_var] = int(inner.extent)
+        inner = inner.body
+    predicate = nest.realize.predicate
+    if type(predicate).__name__ != "IntImm" or not int(predicate.value):
+        return False
+    for value, axis in zip(nest.realize.iter_values, nest.axes, strict=True):
+        if type(value).__name__ == "IntImm":
+            if axis.extent != 1:
+                return False
+        elif extents.pop(value, None) != axis.extent:
+            return False
+    return all(extent == 1 for extent in extents.values())
+
+
+def _covers(stage: Stage) -> bool:
+    """Whether every element is stored, each at other values of the spatial iterators."""
+    extents = {axis.variable: axis.extent for axis in stage.spatial}
+    for index, extent in zip(stage.indices, grammar.shape(stage.buffer), strict=True):
+        if type(index).__name__ == "IntImm":
+            if int(index.value) != 0 or extent != 1:
+                return False
+        elif extents.pop(index, None) != extent:
+            return False
+    return all(extent == 1 for extent in extents.values())
+
+
+def _product(stage: Stage) -> tuple[tuple[Any, Any], str]:
+    """The factors of what a stage sums, and the accumulator's dtype."""
+    dtype = grammar.dtype(stage.buffer)
+    term: Any = stage.term
+    require(term is not None, "its reduction is no sum that begins with 0")
+    is_product = type(term).__name__ == "Mul"
+    require(is_product, "its sum is not one of products of two tensors")
+    is_float = epilogue.c_type(dtype) == "float"
+    require(is_float or dtype == "int32", f"it sums in {dtype}")
+    return (term.a, term.b), "float32" if is_float else "int32"
+
+
+def _uses(stages: Sequence[Stage]) -> dict[Any, int]:
+    """How often each buffer is mentioned."""
+    uses: dict[Any, int] = {}
+    for stage in stages:
+        for part in grammar.expressions(stage.value):
+            if grammar.is_load(part):
+                uses[part.source] = uses.get(part.source, 0) + 1
+    return uses

@@ -1,0 +1,168 @@
+"""The stages of a program from its output back to the product and to the parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from felix.templates.gemm import axes, epilogue
+from felix.templates.gemm.axes import Axis
+from felix.templates.gemm.stages import Program, require
+from felix.tir import evaluation, grammar
+from felix.tir.ranges import Linear, Scope
+
+#: C++ longer than this is no epilogue that compiles quickly.
+_MAX_CHARACTERS = 6000
+
+#: Values of variables.
+Values = Mapping[Any, Linear]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Access:
+    """An element of a parameter, counted from the tensor's first."""
+
+    param: int
+    offset: Linear
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accesses:
+    """What is computed for one element of the output.
+
+    Attributes:
+        output: where it is stored.
+        operands: what is multiplied.
+        epilogue: C++ of its value.
+        reads: what the epilogue reads besides the sum, by its names.
+    """
+
+    output: Access
+    operands: tuple[Access, Access]
+    epilogue: str
+    reads: Mapping[str, Access]
+
+    @property
+    def tensors(self) -> list[Access]:
+        """The output, both operands, then the reads."""
+        return [self.output, *self.operands, *self.reads.values()]
+
+
+def accesses_of(
+    program: Program, made: axes.Axes, spatial: Mapping[Any, Axis], reduced: Mapping[Any, Axis]
+) -> Accesses:
+    """Where a program reads and writes, as forms of the axes of its output and of its sum.
+
+    Args:
+        spatial: axes of the iterators of the output's stage.
+        reduced: axes of the reduced iterators of the product.
+
+    Raises:
+        NotPlain: elements are combined in another way.
+        Unsupported: the epilogue has no form in C++.
+        WorkloadError: indices are not understood.
+    """
+    scope = made.scope([*spatial.values(), *reduced.values()])
+    values = {variable: made.value(axis) for variable, axis in spatial.items()}
+    walk = _Walk(program, scope)
+    text = walk.stored(values)
+    require(len(text) <= _MAX_CHARACTERS, "its epilogue is too long")
+    require(walk.sum_at is not None, "its output does not depend on the product")
+    at = dict(walk.sum_at or {}) | {v: made.value(axis) for v, axis in reduced.items()}
+    first, second = (walk.operand(factor, at) for factor in program.factors)
+    output = walk.access(program.output.buffer, walk.linear(program.output.indices, values))
+    return Accesses(output, (first, second), text, walk.reads)
+
+
+class _Walk:
+    """Follows loads; `sum_at` are the product's spatial iterators, None before it is reached."""
+
+    def __init__(self, program: Program, scope: Scope) -> None:
+        self._program = program
+        self._scope = scope
+        self._statements: list[tuple[str, str, str]] = []
+        self._texts: dict[tuple[Any, tuple[Linear, ...]], str] = {}
+        self.reads: dict[str, Access] = {}
+        self.sum_at: Values | None = None
+
+    def stored(self, values: Values) -> str:
+        """C++ of what the output's stage stores."""
+        if self._program.output is self._program.product:
+            return self._sum(values)
+        text = epilogue.text(self._program.output.value, lambda load: self._load(load, values))
+        return epilogue.joined(self._statements, text)
+
+    def operand(self, expr: Any, values: Values) -> Access:
+        """The element behind an operand, through copies, reshapes and widening casts."""
+        while type(expr).__name__ == "Cast" and _widens(expr):
+            expr = expr.value
+        require(grammar.is_load(expr), "an operand of the product is computed before it")
+        indices = self.linear(expr.indices, values)
+        stage = self._program.by_buffer.get(expr.source)
+        if stage is None:
+            return self.access(expr.source, indices)
+        return self.operand(stage.value, stage.values_at(indices))
+
+    def linear(self, indices: Sequence[Any], values: Values) -> tuple[Linear, ...]:
+        """Values of indices."""
+        evaluate = evaluation.Evaluation(self._scope, values)
+        return tuple(evaluate.linear(index) for index in indices)
+
+    def access(self, buffer: Any, indices: Sequence[Linear]) -> Access:
+        """The element of a parameter at these indices."""
+        offset = Linear(0)
+        for index, extent in zip(indices, grammar.shape(buffer), strict=True):
+            offset = offset.scaled(extent) + index
+        return Access(self._program.param(buffer), offset)
+
+    def _load(self, load: Any, values: Values) -> str:
+        """C++ of an element: the sum, an earlier stage's value, or a tensor's."""
+        indices = self.linear(load.indices, values)
+        stage = self._program.by_buffer.get(load.source)
+        if stage is None:
+            return self._read(load.source, indices)
+        at = stage.values_at(indices)
+        if stage is self._program.product:
+            return self._sum(at)
+        key = (load.source, indices)
+        if key not in self._texts:
+            value = epilogue.text(stage.value, lambda inner: self._load(inner, at))
+            self._texts[key] = self._named(load, value)
+        return self._texts[key]
+
+    def _named(self, load: Any, value: str) -> str:
+        """The value, or a name for it where it is mentioned more than once."""
+        if self._program.uses[load.source] == 1 or value.isidentifier():
+            return value
+        name = f"t{len(self._statements)}"
+        kind = epilogue.c_type(grammar.dtype(load))
+        self._statements.append((kind, name, value))
+        return name
+
+    def _sum(self, at: Values) -> str:
+        if self.sum_at is None:
+            self.sum_at = at
+        require(self.sum_at == at, "its epilogue combines different elements of the product")
+        return "x"
+
+    def _read(self, buffer: Any, indices: Sequence[Linear]) -> str:
+        epilogue.c_type(grammar.dtype(buffer))
+        access = self.access(buffer, indices)
+        for name, known in self.reads.items():
+            if known == access:
+                return name
+        name = f"read{len(self.reads)}"
+        self.reads[name] = access
+        return name
+
+
+def _widens(cast: Any) -> bool:
+    """Whether a cast leaves each value what it is."""
+    source, target = grammar.dtype(cast.value), grammar.dtype(cast)
+    if grammar.is_float(source) != grammar.is_float(target) or "bool" in (source, target):
+        return False
+    if source == target:
+        return True
+    is_signed = grammar.is_float(source) or not target.startswith("uint")
+    return is_signed and grammar.bits(source) < grammar.bits(target)

@@ -1,0 +1,132 @@
+"""The generated functions that finish and store sums, compiled for the CPU and compared."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import pathlib
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from felix.templates.gemm.hopper import epilogue
+from felix.templates.gemm.hopper.design import Sink
+from felix.templates.gemm.problem import Epilogue, Output, Read, Strides
+
+#: CUDA's words, and the conversion that a GPU has an instruction for (to nearest even).
+_CPU = """
+#include <math.h>
+#include <string.h>
+#define __device__
+#define __forceinline__ inline
+#define __restrict__
+typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32;
+typedef unsigned long long u64;
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline float __uint_as_float(u32 bits) { float f; memcpy(&f, &bits, 4); return f; }
+static inline u16 float_to_bfloat(float f) {
+  u32 bits; memcpy(&bits, &f, 4);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+"""
+_RUN = """
+extern "C" void {name}(Out* output, const u16* read0, const float* read1, const float* sums) {{
+  const Reads reads = {{read0, read1}};
+  for (int batch = 0; batch < {batch}; ++batch)
+    for (int row = 0; row < {rows}; ++row)
+      for (int column = 0; column < {columns}; column += {step}) {{
+        const float* x = sums + (batch * {rows} + row) * {columns} + column;
+        {store};
+      }}
+}}
+"""
+_STORES = {
+    "one": (1, "store_one(output, reads, batch, row, column, x[0])"),
+    "pair": (2, "store_pair(output, reads, batch, row, column, x[0], x[1])"),
+}
+_BATCH, _BEYOND = 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    m: int
+    n: int
+    output: Strides
+    read0: Strides
+    read1: Strides
+    dtype: str = "bfloat16"
+
+
+_CASES = {
+    "vectors": _Case(6, 10, (60, 10, 1), (0, 0, 1), (60, 10, 1)),
+    "odd rows": _Case(5, 7, (35, 7, 1), (0, 0, 1), (35, 7, 1)),
+    "even columns, odd stride": _Case(5, 8, (45, 9, 1), (0, 1, 0), (45, 9, 1)),
+    "columns contiguous": _Case(6, 8, (48, 1, 6), (0, 1, 0), (48, 1, 6), "float32"),
+    "one row": _Case(1, 12, (12, 3, 1), (0, 0, 0), (12, 5, 1), "float32"),
+}
+
+
+def _bfloat(values: NDArray[Any]) -> NDArray[np.uint16]:
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _float(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _view(array: NDArray[Any], strides: Strides, case: _Case) -> NDArray[Any]:
+    size = array.itemsize
+    shape = (_BATCH, case.m, case.n)
+    return np.lib.stride_tricks.as_strided(array, shape, tuple(s * size for s in strides))
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_sums_are_finished_and_stored(name: str, tmp_path: pathlib.Path) -> None:
+    case = _CASES[name]
+    rng = np.random.default_rng(0)
+    rows, columns = case.m + _BEYOND, case.n + _BEYOND + case.n % 2
+    sums = rng.standard_normal((_BATCH, rows, columns), dtype=np.float32)
+    read0 = _bfloat(rng.standard_normal(200))
+    read1 = rng.standard_normal(200, dtype=np.float32)
+    x = sums[:, : case.m, : case.n]
+    values = x * _float(_view(read0, case.read0, case)) + _view(read1, case.read1, case)
+    expected = np.zeros(200, dtype=np.uint16 if case.dtype == "bfloat16" else np.float32)
+    _view(expected, case.output, case)[...] = (
+        _bfloat(values) if case.dtype == "bfloat16" else values
+    )
+    library = ctypes.CDLL(str(_compile(case, rows, columns, tmp_path)))
+    for store in _STORES:
+        output = np.zeros_like(expected)
+        library[store](*(ctypes.c_void_p(a.ctypes.data) for a in (output, read0, read1, sums)))
+        np.testing.assert_allclose(output.astype(float), expected.astype(float), rtol=1e-6)
+        assert np.count_nonzero(output) == _BATCH * case.m * case.n
+
+
+def _compile(case: _Case, rows: int, columns: int, folder: pathlib.Path) -> pathlib.Path:
+    reads = (
+        Read("read0", 2, "bfloat16", case.read0),
+        Read("read1", 3, "float32", case.read1),
+    )
+    sink = Sink(
+        4, Output(4, case.dtype, case.output), _BATCH, Epilogue("x * read0 + read1", reads)
+    )
+    functions = epilogue.functions(sink, "float32", case.m, case.n)
+    runs = [
+        _RUN.format(name=name, batch=_BATCH, rows=rows, columns=columns, step=step, store=store)
+        for name, (step, store) in _STORES.items()
+    ]
+    library = folder / "epilogue.so"
+    flags = [
+        "-w",
+        "-O1",
+        "-ffp-contract=off",
+        "-fsanitize=alignment",
+        "-fsanitize-undefined-trap-on-error",
+    ]
+    command = ["cc", *flags, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=_CPU + functions + "".join(runs), text=True, check=True)
+    return library

@@ -1,0 +1,118 @@
+"""Generated programs: they compile without spills, and plans fit the device's limits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from felix import errors, launch_plan
+from felix.measure.cuda import nvrtc
+from felix.templates.gemm.hopper.template import ARCH, HopperGemm
+from felix.templates.generated import GeneratedProgram
+from tests.support.templates import cubin, hopper_problems
+
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
+
+_PLAIN: dict[str, int] = dict(
+    block_m=128, block_n=128, block_k=64, stages=4, consumers=2, tiles_at_once=1,
+    blocks_per_sm=1, cluster_m=1, cluster_n=1, cluster_k=1, split_k=1, group_m=1,
+    persistent=1, tma_store=1,
+)  # fmt: skip
+#: Kernels that between them have every part of the generator: problem, and decisions that differ.
+_KERNELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "largest tile": ({}, dict(block_n=256, tma_store=2, cluster_m=2)),
+    "three warpgroups": ({}, dict(block_m=192, block_n=192, consumers=3)),
+    "tiles in turn": (
+        dict(out="float32", epilogue=1), dict(block_n=80, tiles_at_once=2, tma_store=2)
+    ),
+    "sums in a cluster": (dict(a_transposed=True), dict(cluster_k=4, block_n=96)),
+    "split, odd extents": (
+        dict(m=197, n=1021, k=509, b_transposed=False, epilogue=2), dict(split_k=3, tma_store=2)
+    ),
+    "transposed output": (
+        dict(c_transposed=True, dtype="float16", out="float16", batch=3), dict(tma_store=2)
+    ),
+    "int8": (dict(dtype="int8", out="int32"), dict(block_k=128, cluster_n=2)),
+    "float8": (dict(dtype="float8_e4m3fn"), dict(block_k=256, stages=2, blocks_per_sm=1)),
+    "tf32": (dict(dtype="float32", out="float32"), dict(block_k=32, blocks_per_sm=1)),
+}  # fmt: skip
+
+
+def _program(name: str) -> GeneratedProgram:
+    fields, decisions = _KERNELS[name]
+    extents = {"m": 512, "n": 768, "k": 1024} | fields
+    problem = hopper_problems.problem(**extents)
+    return HopperGemm(problem, hopper_problems.hardware()).generate(_PLAIN | decisions)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", _KERNELS)
+def test_kernels_compile_without_spills(name: str) -> None:
+    generated = _program(name)
+    binary = nvrtc.compile_cubin(generated.source, ARCH)
+    for launch in generated.plan.launches:
+        assert cubin.stack_bytes(binary, launch.kernel) == 0
+        assert cubin.registers(binary, launch.kernel) * launch.extents[3] <= 65536
+
+
+@pytest.mark.parametrize("name", _KERNELS)
+def test_plans_survive_json_and_name_their_tensors(name: str) -> None:
+    generated = _program(name)
+    plan = generated.plan
+    assert launch_plan.LaunchPlan.from_json(plan.to_json()) == plan
+    tensors = plan.n_params + len(plan.workspaces)
+    for launch in plan.launches:
+        for argument in launch.args:
+            number = argument.tensor if isinstance(argument, launch_plan.TensorMap) else argument
+            assert 0 <= number < tensors
+        assert launch.extents[0] % launch.cluster[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tensor_maps_are_what_the_driver_takes(seed: int) -> None:
+    """The limits of cuTensorMapEncodeTiled, and boxes as large as the stages they fill."""
+    rng = random.Random(seed)
+    template = HopperGemm(hopper_problems.random_problem(rng), hopper_problems.hardware())
+    decisions = hopper_problems.legal(template, rng)
+    generated = template.generate(decisions)
+    sizes = {"bfloat16": 2, "float16": 2, "float32": 4}
+    maps = [
+        argument
+        for launch in generated.plan.launches
+        for argument in launch.args
+        if isinstance(argument, launch_plan.TensorMap)
+    ]
+    assert len(maps) == 1 + decisions["tma_store"]
+    for tensor_map in maps:
+        size = sizes[tensor_map.dtype]
+        assert all(stride % 16 == 0 and stride > 0 for stride in tensor_map.strides_bytes)
+        assert all(0 < box <= 256 for box in tensor_map.box)
+        inner = tensor_map.box[0] * size
+        assert inner % 16 == 0
+        assert inner == tensor_map.swizzle_bytes or (tensor_map.swizzle_bytes == 0 and inner == 16)
+
+
+def test_illegal_decisions_are_refused() -> None:
+    template = HopperGemm(hopper_problems.problem(512, 768, 1024), hopper_problems.hardware())
+    with pytest.raises(errors.DecisionError, match="stages is one of"):
+        template.generate(_PLAIN | dict(stages=9))
+    with pytest.raises(errors.DecisionError, match="shared memory of a block"):
+        template.generate(_PLAIN | dict(block_n=256, stages=12))
+    with pytest.raises(errors.DecisionError, match="rows of a tile per warpgroup"):
+        template.generate(_PLAIN | dict(block_m=64))
+
+
+def test_equal_decisions_make_equal_programs() -> None:
+    first, second = _program("split, odd extents"), _program("split, odd extents")
+    assert first == second and first.fingerprint == second.fingerprint
+    assert first.fingerprint != _program("int8").fingerprint
+
+
+def test_workspaces_hold_copies_and_partial_sums() -> None:
+    plan = _program("split, odd extents").plan
+    a_copy, b_copy, sums = 197 * 512 * 2, 509 * 1024 * 2, 4 * 3 * 197 * 1024
+    assert plan.workspaces == (a_copy, b_copy, sums)
+    assert [launch.kernel for launch in plan.launches] == ["pack", "gemm", "reduce"]
+    assert len(_program("sums in a cluster").plan.launches) == 1

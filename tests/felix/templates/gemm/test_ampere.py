@@ -1,0 +1,307 @@
+"""The mma.sync kernels: their text run on the CPU, compiled for four architectures, and limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+
+from felix import errors, target
+from felix.measure import reference
+from felix.measure.cuda import nvrtc
+from felix.templates import spec
+from felix.templates.gemm import epilogue as gemm_epilogue
+from felix.templates.gemm.ampere import decisions, layout, program, template
+from felix.templates.gemm.ampere.decisions import Decisions
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read
+from tests.support.templates import cubin, gemm_problems, host_gpu
+
+SMALL = {"warp_m": 16, "warp_n": 16, "warps_m": 1, "warps_n": 1, "block_k": 32, "stages": 2,
+         "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
+GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
+
+
+def problem(
+    m: int, n: int, k: int, dtype: str = "bfloat16", *, batch: int = 1, layouts: str = "kk",
+    out: str | None = None, fused: bool = False, shared: bool = False,
+) -> GemmProblem:  # fmt: skip
+    """A product of compact tensors.
+
+    Args:
+        layouts: for A and B, "k" contiguous along k, else along rows or columns.
+        fused: with bias, GELU and residual.
+        shared: one B for all batches.
+    """
+    is_integer = dtype == "int8"
+    out = out or ("int32" if is_integer else dtype)
+
+    def operand(param: int, rows: int, along: str, is_shared: bool = False) -> Operand:
+        strides = (0 if is_shared else rows * k, *((k, 1) if along == "k" else (1, rows)))
+        return Operand(param, dtype, strides)
+
+    reads = (
+        (Read("read0", 2, dtype, (0, 0, 1)), Read("read1", 3, dtype, (m * n, n, 1)))
+        if fused
+        else ()
+    )
+    n_params = 3 + len(reads)
+    return GemmProblem(
+        batch, m, n, k,
+        operand(0, m, layouts[0]), operand(1, n, layouts[1], shared),
+        "int32" if is_integer else "float32",
+        Output(n_params - 1, out, (m * n, n, 1)),
+        Epilogue(GELU, reads) if fused else Epilogue(),
+        n_params,
+    )  # fmt: skip
+
+
+def _arrays(p: GemmProblem) -> list[np.ndarray[Any, Any]]:
+    """Parameters with random values; the output is poison, and what lies behind it, too."""
+    rng = np.random.default_rng(0)
+    b_batches = p.batch if p.b.strides[0] else 1
+    sizes = [p.batch * p.m * p.k, b_batches * p.n * p.k]
+    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
+    dtype = reference.np_dtype(p.a.dtype)
+    arrays = [
+        rng.integers(-9, 10, size).astype(dtype)
+        if p.accumulator == "int32"
+        else rng.uniform(-1, 1, size).astype(dtype)
+        for size in sizes
+    ]
+    output = np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype))
+    output.view(np.uint8).fill(0x5A)
+    return [*arrays, output]
+
+
+CASES = {
+    "plain": (problem(32, 32, 96), SMALL),
+    "warps": (
+        problem(64, 96, 128, "float16", fused=True),
+        SMALL | {"warp_m": 32, "warp_n": 48, "warps_m": 2, "warps_n": 2, "stages": 4},
+    ),
+    "guards": (
+        problem(37, 45, 72, batch=2, fused=True),
+        SMALL | {"warp_m": 16, "warp_n": 32, "warps_m": 2, "stages": 3, "group_m": 2},
+    ),
+    "odd": (problem(19, 21, 35, "float16"), SMALL | {"warp_n": 32, "stages": 3}),
+    "four_bytes": (problem(19, 21, 38, "float16"), SMALL | {"stages": 3, "block_k": 64}),
+    "transposed": (
+        problem(40, 56, 50, layouts="mn", out="float32"),
+        SMALL | {"warp_m": 48, "warp_n": 32, "warps_n": 2, "stages": 3},
+    ),
+    "mixed": (
+        problem(64, 48, 80, "float16", layouts="mk", batch=2, shared=True),
+        SMALL | {"warp_m": 64, "warp_n": 16, "warps_n": 4, "block_k": 64},
+    ),
+    "split": (
+        problem(17, 33, 200, batch=2, fused=True),
+        SMALL | {"split_k": 4, "warps_n": 2, "stages": 4},
+    ),
+    "int8": (
+        problem(48, 40, 208, "int8"),
+        SMALL | {"block_k": 64, "warp_m": 32, "warps_n": 2, "stages": 3, "split_k": 2},
+    ),
+    "tf32": (problem(16, 24, 72, "float32"), SMALL | {"block_k": 16, "warp_n": 32}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
+    p, values = CASES[case]
+    generated = program.program(p, Decisions.of(values), "sm_80")
+    library = host_gpu.build(generated, p, tmp_path)
+    (epilogue,) = gemm_problems.compile_epilogues([p], tmp_path)
+    for late in (True, False):
+        arrays = _arrays(p)
+        assert host_gpu.run(library, generated, arrays, late=late) == 0
+        actual = arrays[-1]
+        _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)
+        assert reference.mismatch(actual[:-64], expected, 1e-2) is None
+        assert (actual[-64:].view(np.uint8) == 0x5A).all()
+
+
+@pytest.mark.parametrize("case", ["warps", "guards", "split", "int8"])
+def test_features_count_what_the_text_does(case: str, tmp_path: pathlib.Path) -> None:
+    p, values = CASES[case]
+    generated = program.program(p, Decisions.of(values), "sm_80")
+    library = host_gpu.build(generated, p, tmp_path)
+    assert host_gpu.run(library, generated, _arrays(p), late=False) == 0
+    done = host_gpu.counts(library)
+    f = _features(p, values)["gemm"]
+    assert f["tensor_instructions"] == done.mma
+    assert f["copied_bytes"] == done.copied_bytes
+    assert f["shared_traffic"] == done.copied_bytes + done.loaded_bytes
+    assert f["copy_instructions"] == done.copies
+
+
+def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Features at these decisions, by kernel and name."""
+    symbols = dataclasses.astuple(Decisions.symbols())
+    numbers = dataclasses.astuple(Decisions.of(values))
+    made = template.AmpereGemm(p, A100, "sm_80")
+    return {
+        kernel: {
+            name: float(sympy.lambdify(symbols, value, modules=[_PYTHON])(*numbers))
+            for name, value in row.items()
+        }
+        for kernel, row in made.rows().items()
+    }
+
+
+def test_features_of_launches_and_times() -> None:
+    p = problem(300, 200, 1000, fused=True)
+    values = BIG | {"split_k": 4}
+    whole, parted = _features(p, BIG), _features(p, values)
+    assert set(whole["reduce"].values()) == {0.0}
+    launches = program.plan(p, Decisions.of(values)).launches
+    for launch, row in zip(launches, parted.values(), strict=True):
+        assert row["grid_blocks"] == launch.extents[0]
+        assert row["block_threads"] == launch.extents[3]
+    assert parted["gemm"]["shared_bytes"] == launches[0].shared_bytes
+    # one read of the bias and of the residual, which partial sums do without
+    assert whole["gemm"]["dram_bytes"] == 2 * (300 * 1000 + 200 * 1000 + 2 * 300 * 200 + 200)
+    assert parted["gemm"]["stored_bytes"] == 4 * 4 * 300 * 200
+    for row in (whole["gemm"], *parted.values()):
+        assert set(row) <= set(spec.NAMES)
+        assert all(value >= 0 for value in row.values())
+        assert 1 < row["analytic_us"] < 1000
+    # A long product approaches the rate of the tensor cores.
+    big = _features(problem(8192, 8192, 8192), BIG)["gemm"]
+    assert 1 < big["analytic_us"] / big["tensor_us"] < 2
+
+
+def test_eight_lines_of_a_chunk_lie_in_different_banks() -> None:
+    for chunks in (2, 4, 6, 8, 12, 16, 24, 32):
+        swizzle = layout.Swizzle(chunks)
+        for line in range(0, 64, 8):
+            for chunk in range(chunks):
+                banks = {swizzle.position(line + i, chunk) % 8 for i in range(8)}
+                assert len(banks) == 8
+        positions = {swizzle.position(line, c) for line in range(64) for c in range(chunks)}
+        assert positions == set(range(64 * chunks))
+
+
+A100 = target.hardware(target.parse("cuda -arch sm_80"))
+BIG = {"warp_m": 64, "warp_n": 32, "warps_m": 2, "warps_n": 4, "block_k": 32, "stages": 4,
+       "split_k": 1, "group_m": 8, "blocks_per_sm": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arch, p, values",
+    [
+        ("sm_80", problem(1024, 1024, 1024), BIG),
+        ("sm_86", problem(333, 1000, 999, "float16", layouts="mn", fused=True, batch=2), BIG),
+        ("sm_89", problem(256, 256, 256, "float8_e4m3fn", out="bfloat16"), BIG | {"block_k": 64}),
+        ("sm_90", problem(128, 256, 2048, "int8"), BIG | {"block_k": 128, "split_k": 4}),
+    ],
+    ids=["plain", "guards", "float8", "int8"],
+)
+def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
+    hardware = target.hardware(target.parse(f"cuda -arch {arch}"))
+    made = template.AmpereGemm(p, hardware, arch)
+    generated = made.generate(values)
+    binary = nvrtc.compile_cubin(generated.source, arch)
+    for launch in generated.plan.launches:
+        assert cubin.stack_bytes(binary, launch.kernel) == 0
+    estimate = decisions.registers(p, Decisions.of(values))
+    assert cubin.registers(binary, "gemm") <= 1.25 * estimate
+
+
+def test_every_function_of_epilogues_compiles() -> None:
+    """What `epilogue.text` may write is known to NVRTC without headers."""
+    calls = [form.format("x", "x") for form in gemm_epilogue.FUNCTIONS.values()]
+    calls += ["(1.0f / 0.0f)", "(0.0f / 0.0f)", "fminf(x, 0.0f)", "(float)(min((int)(x), 3))"]
+    p = dataclasses.replace(problem(64, 64, 64), epilogue=Epilogue(" + ".join(calls)))
+    generated = program.program(p, Decisions.of(SMALL), "sm_80")
+    assert len(nvrtc.compile_cubin(generated.source, "sm_80")) > 0
+
+
+def test_constraints_hold_where_a_block_fits() -> None:
+    p = problem(300, 200, 1000)
+    made = template.AmpereGemm(p, A100, "sm_80")
+    symbols = Decisions.symbols()
+    compiled = sympy.lambdify(dataclasses.astuple(symbols), _values_of(made), modules=[_PYTHON])
+    rng = random.Random(0)
+    legal = 0
+    for _ in range(400):
+        values = {q.name: rng.choice(q.domain) for q in made.parameters}
+        d = Decisions.of(values)
+        stage = (d.block_m + d.block_n) * d.block_k * 2
+        shared = max(d.stages * stage, d.threads // 32 * 16 * (d.warp_n + 8) * 4)
+        copies = -(-stage // 16 // d.threads)
+        registers = d.warp_m * d.warp_n // 32 + 3 * (d.warp_m + d.warp_n) // 8 + 6 * copies + 24
+        fits = (
+            shared <= A100.shared_bytes_per_block
+            and d.blocks_per_sm * (shared + 1024) <= A100.shared_bytes_per_core
+            and registers <= 255
+            and registers * d.threads * d.blocks_per_sm <= 65536
+            and d.threads <= 1024
+            and d.threads * d.blocks_per_sm <= A100.max_threads_per_core
+            and stage <= 16 * 16 * d.threads
+            and d.split_k <= -(-1000 // d.block_k)
+        )
+        assert fits == all(g <= 0 for g in compiled(*values.values()))
+        if fits:
+            legal += 1
+            launch = made.generate(values).plan.launches[0]
+            tiles = -(-300 // d.block_m) * -(-200 // d.block_n)
+            assert launch.extents == (tiles * d.split_k, 1, 1, d.threads, 1, 1)
+            assert launch.shared_bytes == shared
+        else:
+            with pytest.raises(errors.DecisionError):
+                made.generate(values)
+    assert legal > 20
+
+
+_PYTHON = {
+    "FloorDiv": lambda a, b: a // b,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Maximum": max,
+    "Minimum": min,
+    "Less": lambda a, b: int(a < b),
+    "Select": lambda condition, a, b: a if condition else b,
+}
+
+
+def _values_of(made: template.AmpereGemm) -> list[sympy.Expr]:
+    return [expression for _, expression in made.constraints()]
+
+
+def test_decisions_outside_their_domains_are_refused() -> None:
+    made = template.AmpereGemm(problem(64, 64, 64), A100, "sm_80")
+    with pytest.raises(errors.DecisionError, match="warp_m"):
+        made.generate(SMALL | {"warp_m": 40})
+
+
+def test_templates_by_architecture_and_problem() -> None:
+    plain, float8 = problem(64, 64, 64), problem(64, 64, 64, "float8_e4m3fn", out="bfloat16")
+    assert [made.name for made in template.templates(plain, A100, "sm_80")] == ["gemm-mma"]
+    assert [template.runs_on(arch) for arch in ("sm_75", "sm_80", "sm_90a")] == [False, True, True]
+    assert template.templates(float8, A100, "sm_86") == ()
+    assert len(template.templates(float8, A100, "sm_89")) == 1
+    keys = {
+        template.AmpereGemm(p, A100, arch).key
+        for p, arch in itertools.product((plain, float8), ("sm_80", "sm_86"))
+    }
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    "p, reason",
+    [
+        (problem(64, 64, 64), None),
+        (problem(64, 64, 64, "float64"), "mma.sync does not"),
+        (problem(64, 64, 64, "int8", layouts="mk"), "not contiguous along k"),
+        (problem(64, 64, 64, out="float64"), "not converted"),
+        (dataclasses.replace(problem(64, 64, 64, "int8"), accumulator="float32"), "not summed"),
+    ],
+)  # fmt: skip
+def test_unsuited_problems_say_why(p: GemmProblem, reason: str | None) -> None:
+    said = template.unsuited(p)
+    assert (said is None) if reason is None else (said is not None and reason in said)

@@ -1,0 +1,86 @@
+"""Which GEMM templates a program gets, and the reasons where it gets none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tvm import te, topi
+
+import felix
+from felix import target, workloads
+from felix.templates import registry
+from felix.templates.gemm import family
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.template import Matching
+
+TARGET = target.parse("cuda -arch sm_86")
+
+
+def _generator(arch: str, reason: str | None, made: list[Any]) -> family.Generator:
+    def templates(problem: GemmProblem, hardware: target.Hardware, arch: str) -> list[Any]:
+        made.append((problem, hardware, arch))
+        return [f"a template for {arch}"]
+
+    return family.Generator(lambda one: one == arch, lambda problem: reason, templates)
+
+
+def _matching(
+    monkeypatch: pytest.MonkeyPatch, *generators: family.Generator, dtype: str = "float16"
+) -> Matching:
+    monkeypatch.setattr(family, "GENERATORS", generators)
+    task = workloads.gemm(32, 48, 64, dtype=dtype, target=TARGET)
+    return registry.templates_of(task.mod, task.target, target.hardware(task.target))
+
+
+def test_the_first_that_suits_makes_the_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    matching = _matching(
+        monkeypatch,
+        _generator("sm_90", None, made),
+        _generator("sm_86", "its dtypes are others", made),
+        _generator("sm_86", None, made),
+        _generator("sm_86", None, made),
+    )
+    assert matching == Matching(("a template for sm_86",), ())  # type: ignore[arg-type]
+    ((problem, hardware, arch),) = made
+    assert (problem.m, problem.n, problem.k, arch) == (32, 48, 64, "sm_86")
+    assert hardware == target.hardware(TARGET)
+
+
+def test_reasons_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [_generator("sm_86", reason, []) for reason in ("it is odd", "it is odd", "it is big")]
+    assert _matching(monkeypatch, *every).reasons == ("it is odd", "it is big")
+
+
+def test_a_generator_without_templates_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = family.Generator(lambda arch: True, lambda problem: None, lambda *_: ())
+    assert _matching(monkeypatch, nothing, _generator("sm_86", None, [])).templates
+    reasons = _matching(monkeypatch, nothing).reasons
+    assert reasons == ("there is no template of it for sm_86",)
+
+
+def test_float32_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    assert _matching(monkeypatch, _generator("sm_86", None, made), dtype="float32") == Matching()
+    x, y, bias = (te.placeholder(shape, name=name, dtype=dtype) for shape, name, dtype in (
+        ((32, 64), "x", "float32"), ((48, 64), "y", "float32"), ((48,), "bias", "float16")
+    ))  # fmt: skip
+    product = topi.add(topi.nn.dense(x, y), topi.cast(bias, "float32"))
+    task = felix.Task.from_te([x, y, bias, product], TARGET)
+    matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
+    assert not made and not matching.templates
+    assert matching.reasons == ("tensor cores would round its operands of float32",)
+
+
+def test_what_is_no_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "GENERATORS", (_generator("sm_86", None, []),))
+    task = workloads.softmax((8, 64), dtype="float16", target=TARGET)
+    matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
+    assert not matching.templates and len(matching.reasons) == 1
+
+
+def test_other_architectures_have_none_and_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _matching(monkeypatch, _generator("sm_90", "it is odd", [])) == Matching()
+    task = workloads.gemm(32, 48, 64, target="llvm")
+    assert registry.templates_of(task.mod, task.target, target.hardware(task.target)) == Matching()

@@ -1,0 +1,55 @@
+"""wgmma kernels on a GPU: random decisions for several problems, against the reference."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import tvm
+
+from felix import errors, target, workloads
+from felix.measure.pool import local
+from felix.templates.gemm.hopper import template
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.recognise import recognise
+from felix.templates.generated import GeneratedProgram
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU"),
+]
+OPTIONS = local.LocalOptions(builders=4, run_timeout_s=5.0, build_timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gemm:256,256,256,dtype=float16",
+        "gemm:197,768,768,epilogue=bias+gelu+residual,dtype=float16",
+        "gemm:33,65,129,batch=3,transpose_a=true,dtype=float16",
+        "gemm:1,4096,1024,transpose_b=true,epilogue=bias,dtype=float16",
+    ],
+)
+def test_random_decisions_compute_the_program(spec: str) -> None:
+    task = workloads.parse(spec, "cuda")
+    arch = str(task.target.attrs["arch"])
+    if not template.runs_on(arch):
+        pytest.skip("needs a GPU of sm_90")
+    problem = recognise(task.mod)
+    assert isinstance(problem, GemmProblem) and template.unsuited(problem) is None
+    made = template.templates(problem, target.hardware(task.target), arch)
+    programs = [program for each in made for program in _random_programs(each, 8)]
+    with local.LocalPool(task, OPTIONS) as pool:
+        results = pool.measure(programs)
+    assert [result.message for result in results if not (result.ok and result.checked)] == []
+
+
+def _random_programs(made: template.HopperGemm, count: int) -> list[GeneratedProgram]:
+    rng = random.Random(0)
+    programs: list[GeneratedProgram] = []
+    while len(programs) < count:
+        try:
+            programs.append(made.generate({p.name: rng.choice(p.domain) for p in made.parameters}))
+        except errors.DecisionError:
+            continue
+    return programs

@@ -1,0 +1,343 @@
+"""Programs are recognised as the product and epilogue that they compute, or are said not to be.
+
+Each recognised problem is computed by numpy from its strides, with its epilogue's C++ compiled for
+the CPU, and compared with what the program itself gives when TVM builds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import te, tirx, topi
+
+import felix
+from felix import workloads
+from felix.measure import reference
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.recognise import NotRecognised, recognise
+from tests.support import tir_programs
+from tests.support.templates import gemm_problems
+
+
+def _te(*tensors: te.Tensor) -> tvm.IRModule:
+    return felix.Task.from_te(list(tensors), "llvm", name="program").mod
+
+
+def _dense(dtype: str, out_dtype: str) -> tvm.IRModule:
+    x, w = (
+        te.placeholder((rows, 32), name=name, dtype=dtype) for name, rows in (("x", 6), ("w", 10))
+    )
+    bias = te.placeholder((10,), name="bias", dtype=out_dtype)
+    return _te(x, w, bias, topi.nn.dense(x, w, bias, out_dtype=out_dtype))
+
+
+def _batch_matmul(shared: bool) -> tvm.IRModule:
+    x = te.placeholder((4, 5, 8), name="x")
+    y = te.placeholder((1 if shared else 4, 7, 8), name="y")
+    return _te(x, y, topi.nn.batch_matmul(x, y))
+
+
+def _einsum(spec: str, **extents: int) -> tvm.IRModule:
+    left, right = spec.partition("->")[0].split(",")
+    x, y = (
+        te.placeholder([extents[c] for c in axes], name=name)
+        for name, axes in (("x", left), ("y", right))
+    )
+    return _te(x, y, topi.einsum(spec, x, y))
+
+
+def _quantised(kind: str) -> tvm.IRModule:
+    """int8 product with int32 sums, then a scale, or a scale and a cast back to int8."""
+    x = te.placeholder((9, 24), name="x", dtype="int8")
+    w = te.placeholder((11, 24), name="w", dtype="int8")
+    scale = te.placeholder((11,), name="scale")
+    k = te.reduce_axis((0, 24), name="k")
+    y = te.compute(
+        (9, 11), lambda i, j: te.sum(x[i, k].astype("int32") * w[j, k].astype("int32"), k), "y"
+    )
+    if kind == "plain":
+        return _te(x, w, y)
+    if kind == "int32":
+        z = te.compute((9, 11), lambda i, j: te.max(te.min(y[i, j] * 3 - 7, 900), -500), "z")
+        return _te(x, w, z)
+    z = te.compute((9, 11), lambda i, j: y[i, j].astype("float32") * scale[j], "z")
+    if kind == "float":
+        return _te(x, w, scale, z)
+    r = te.compute(
+        (9, 11),
+        lambda i, j: te.max(te.min(te.round(z[i, j] * 0.01), 127.0), -128.0).astype("int8"),
+        "r",
+    )
+    return _te(x, w, scale, r)
+
+
+def _activated(name: str) -> tvm.IRModule:
+    """A product and one function of it, with a scale for each row."""
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 5), name="b")
+    rows = te.placeholder((6,), name="rows")
+    k = te.reduce_axis((0, 8), name="k")
+    y = te.compute((6, 5), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
+
+    def value(x: tirx.Expr) -> tirx.Expr:
+        match name:
+            case "silu":
+                return x * te.sigmoid(x)
+            case "tanh_gelu":
+                return 0.5 * x * (1.0 + te.tanh(0.79788456 * (x + 0.044715 * x * x * x)))
+            case "leaky":
+                return tirx.Select(x > 0.0, x, x * 0.01)
+            case "hard":
+                return te.if_then_else(tirx.all(x > -1.0, x < 1.0), x, te.exp(-te.abs(x)))
+            case "narrow":
+                return (x.astype("float16") * tirx.const(0.5, "float16")).astype("float32")
+            case "truncated":
+                return x.astype("int32").astype("float32")
+        return te.rsqrt(x * x + 1.0) + te.power(te.abs(x), 1.5) - te.erf(x)
+
+    z = te.compute((6, 5), lambda i, j: value(y[i, j]) * rows[i], "z")
+    again = te.compute((6, 5), lambda i, j: z[i, j] * z[i, j] + y[i, j], "again")
+    return _te(a, b, rows, again)
+
+
+def _conv1x1() -> tvm.IRModule:
+    x = te.placeholder((2, 4, 4, 8), name="x", dtype="float16")
+    w = te.placeholder((1, 1, 8, 6), name="w", dtype="float16")
+    return _te(x, w, topi.nn.conv2d_nhwc(x, w, 1, 0, 1, out_dtype="float32"))
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+        self.up, self.gate = (
+            torch.nn.Linear(32, 24, bias=False),
+            torch.nn.Linear(32, 24, bias=False),
+        )
+        self.down, self.fc = torch.nn.Linear(24, 32, bias=False), torch.nn.Linear(32, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k = (f(x).view(2, 6, 4, 8).transpose(1, 2) for f in (self.q, self.k))
+        scores = torch.softmax(q @ k.transpose(-1, -2) / 3, -1)
+        y = (scores @ q).transpose(1, 2).reshape(2, 6, 32) + x
+        y = y + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+        return torch.nn.functional.gelu(self.fc(y))
+
+
+def _fused(body: str, *params: str) -> tvm.IRModule:
+    func = tir_programs.function(body, *params)
+    return felix.Task.from_prim_func(func, "llvm", name="fused").mod
+
+
+def _reshaped(rows: tuple[int, int]) -> tvm.IRModule:
+    """Heads that are split and transposed behind the product, with a bias."""
+    x, w = te.placeholder((12, 32), name="x"), te.placeholder((24, 32), name="w")
+    bias = te.placeholder((24,), name="bias")
+    y = topi.add(topi.nn.dense(x, w), bias)
+    heads = topi.transpose(topi.reshape(y, (*rows, 4, 6)), (0, 2, 1, 3))
+    return _te(x, w, bias, topi.nn.relu(heads))
+
+
+def _prologue_reshape() -> tvm.IRModule:
+    """Operands that are reshaped, transposed and cast before the product."""
+    x = te.placeholder((12, 16), name="x", dtype="float16")
+    w = te.placeholder((16, 10), name="w", dtype="float16")
+    left = topi.cast(topi.reshape(x, (3, 4, 16)), "float32")
+    right = topi.cast(topi.transpose(w), "float32")
+    k = te.reduce_axis((0, 16), name="k")
+    y = te.compute((3, 4, 10), lambda b, i, j: te.sum(left[b, i, k] * right[j, k], k), "y")
+    return _te(x, w, y)
+
+
+def _gemms() -> dict[str, tvm.IRModule]:
+    specs = [
+        f"gemm:6,10,8,transpose_a={ta},transpose_b={tb}{batch}"
+        for ta, tb, batch in itertools.product(
+            ("true", "false"), ("true", "false"), ("", ",batch=3")
+        )
+    ]
+    stages = ("bias", "relu", "gelu", "residual", "bias+gelu+residual", "gelu+gelu+bias")
+    specs += [f"gemm:6,10,8,epilogue={e},dtype={d}"
+              for e in stages for d in ("float32", "float16")]  # fmt: skip
+    specs += ["gemm:1,10,8,epilogue=bias", "gemm:10,1,8", "gemm:6,10,1", "gemm:1,1,5",
+              "gemm:5,7,3,batch=2,epilogue=bias+residual,dtype=float16",
+              "gemm:6,10,8,epilogue=bias+gelu,dtype=bfloat16",
+              "gemm:6,10,8,dtype=bfloat16,out_dtype=float32",
+              "gemm:6,10,8,transpose_b=true,epilogue=bias+relu,dtype=int8"]  # fmt: skip
+    return {spec: workloads.parse(spec, "llvm").mod for spec in specs}
+
+
+def _models() -> dict[str, tvm.IRModule]:
+    tasks = felix.extract_tasks(_Attention(), (torch.zeros(2, 6, 32),), "llvm")
+    return {task.name: task.mod for task in tasks if "matmul" in task.name}
+
+
+def _programs() -> dict[str, tvm.IRModule]:
+    activations = ("silu", "tanh_gelu", "leaky", "hard", "narrow", "truncated", "several")
+    programs = {f"activated_{name}": _activated(name) for name in activations}
+    kinds = ("plain", "int32", "float", "int8")
+    programs |= {f"quantised_{kind}": _quantised(kind) for kind in kinds}
+    return programs | {
+        "dense": _dense("float16", "float16"),
+        "dense_wide": _dense("float16", "float32"),
+        "dense_bfloat16": _dense("bfloat16", "float32"),
+        "batch_matmul": _batch_matmul(False),
+        "batch_matmul_shared": _batch_matmul(True),
+        "einsum_rows": _einsum("abk,kj->abj", a=3, b=4, k=8, j=5),
+        "einsum_turned": _einsum("ik,kj->ji", i=6, k=8, j=5),
+        "einsum_two_sums": _einsum("ikl,klj->ij", i=6, k=4, l=2, j=5),
+        "einsum_heads": _einsum("shd,thd->hst", s=6, h=4, d=8, t=5),
+        "einsum_two_batches": _einsum("abik,abkj->abij", a=2, b=3, i=4, k=5, j=6),
+        "einsum_left_batch": _einsum("abk,kj->baj", a=3, b=4, k=8, j=5),
+        "conv1x1": _conv1x1(),
+        "reshaped": _reshaped((1, 12)),
+        "prologue_reshape": _prologue_reshape(),
+    }
+
+
+PROGRAMS = {**_gemms(), **_programs(), **_models()}
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, gemm_problems.Function]:
+    problems = {name: recognise(mod) for name, mod in PROGRAMS.items()}
+    known = {name: p for name, p in problems.items() if isinstance(p, GemmProblem)}
+    folder: pathlib.Path = tmp_path_factory.mktemp("epilogues")
+    return dict(
+        zip(known, gemm_problems.compile_epilogues([*known.values()], folder), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_problem_computes_what_the_program_computes(
+    name: str, functions: dict[str, gemm_problems.Function]
+) -> None:
+    mod = PROGRAMS[name]
+    problem = recognise(mod)
+    assert isinstance(problem, GemmProblem), problem
+    arrays = reference.inputs(reference.arguments(mod), 1, positive=False)
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    tvm.tirx.build(mod, "llvm")["main"](*tensors)
+    param, values = gemm_problems.evaluate(problem, arrays, functions[name])
+    tolerance = 1e-3 if name == "activated_narrow" else reference.tolerance(mod)
+    assert reference.mismatch(values, tensors[param].numpy(), tolerance) is None
+
+
+def test_orders_and_merged_axes() -> None:
+    def of(name: str) -> GemmProblem:
+        problem = recognise(PROGRAMS[name])
+        assert isinstance(problem, GemmProblem)
+        return problem
+
+    rows = of("einsum_rows")
+    assert (rows.batch, rows.m, rows.n, rows.k) == (1, 12, 5, 8)
+    heads = of("einsum_heads")
+    assert (heads.batch, heads.a.strides, heads.b.strides) == (4, (8, 32, 1), (8, 32, 1))
+    turned = of("einsum_turned")
+    assert (turned.m, turned.n, turned.output.strides) == (5, 6, (0, 6, 1))
+    vector = of("gemm:10,1,8")
+    assert (vector.m, vector.n) == (1, 10)
+    # rows of one batch are not adjacent in the result, so they are a batch that shares the weights
+    left = of("einsum_left_batch")
+    assert (left.batch, left.m, left.b.strides[0]) == (3, 4, 0)
+    narrow = of("activated_narrow")
+    assert "half" not in narrow.epilogue.expression and narrow.accumulator == "float32"
+
+
+def _masked() -> tvm.IRModule:
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    k = te.reduce_axis((0, 8), name="k")
+    y = te.compute((6, 6), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
+    return _te(a, b, te.compute((6, 6), lambda i, j: tirx.Select(j > i, 0.0, y[i, j]), "z"))
+
+
+def _combined() -> tvm.IRModule:
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    k = te.reduce_axis((0, 8), name="k")
+    y = te.compute((6, 6), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
+    return _te(a, b, te.compute((6, 6), lambda i, j: y[i, j] + y[j, i], "z"))
+
+
+def _activated_operand() -> tvm.IRModule:
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    return _te(a, b, topi.matmul(topi.nn.relu(a), b))
+
+
+def _sliced() -> tvm.IRModule:
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    k = te.reduce_axis((0, 8), name="k")
+    return _te(a, b, te.compute((4, 6), lambda i, j: te.sum(a[i + 2, k] * b[k, j], k), "y"))
+
+
+def _two_outputs() -> tvm.IRModule:
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    y = topi.matmul(a, b)
+    return _te(a, b, y, topi.nn.relu(y))
+
+
+@pytest.mark.parametrize(
+    "mod, reason",
+    [
+        (workloads.parse("softmax:4x5", "llvm").mod, "2 reductions"),
+        (workloads.parse("elementwise:4x5,ops=relu", "llvm").mod, "0 reductions"),
+        (workloads.parse("reduce:6x8,axes=1,kind=max", "llvm").mod, "begins with 0"),
+        (workloads.parse("reduce:6x8,axes=1,kind=sum", "llvm").mod, "products of two tensors"),
+        (workloads.parse("conv2d:1,8,8,4,4,3,padding=1", "llvm").mod, "computed before"),
+        (_masked(), "depends on where"),
+        (_combined(), "combines different elements"),
+        (_activated_operand(), "computed before"),
+        (_sliced(), "begins with the tensor's first element"),
+        (_two_outputs(), "2 outputs"),
+        (_einsum("baik,abkj->abij", a=2, b=3, i=4, k=5, j=6), "axes of its batch"),
+        (_reshaped((2, 6)), "axes of its batch"),
+        (_einsum("i,j->ij", i=6, j=5), "0 reductions"),
+        (_einsum("ikl,lkj->ij", i=6, k=4, l=3, j=5), "axes of its sum"),
+        (_einsum("ik,j->ij", i=6, k=4, j=5), "does not have"),
+        (workloads.parse("gemm:6,8,4,dtype=float64", "llvm").mod, "float64"),
+    ],
+)  # fmt: skip
+def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None:
+    result = recognise(mod)
+    assert isinstance(result, NotRecognised)
+    assert reason in result.reason
+
+
+def test_each_element_is_computed_once() -> None:
+    a = te.placeholder((6, 8), name="a")
+    b = te.placeholder((8, 6), name="b")
+    y = topi.matmul(a, b)
+    repeated = te.compute((3, 6, 6), lambda _, i, j: y[i, j], "repeated")
+    result = recognise(_te(a, b, repeated))
+    assert isinstance(result, NotRecognised) and "more than once" in result.reason
+
+
+def test_hand_written_program_with_another_order_of_iterators() -> None:
+    mod = _fused(
+        """
+C = T.sblock_alloc_buffer((6, 5), "float32")
+for i, k, j in T.grid(6, 8, 5):
+    with T.sblock("product"):
+        vk = T.axis.reduce(8, k)
+        vj = T.axis.spatial(5, j)
+        vi = T.axis.spatial(6, i)
+        with T.init():
+            C[vi, vj] = T.float32(0)
+        C[vi, vj] = A[vi, vk] * B[vk, vj] + C[vi, vj]
+for j, i in T.grid(5, 6):
+    with T.sblock("scaled"):
+        vj, vi = T.axis.remap("SS", [j, i])
+        D[vj, vi] = C[vi, vj] * T.float32(2)
+""",
+        'A: T.Buffer((6, 8), "float32")',
+        'B: T.Buffer((8, 5), "float32")',
+        'D: T.Buffer((5, 6), "float32")',
+    )
+    problem = recognise(mod)
+    assert isinstance(problem, GemmProblem)
+    assert (problem.a.param, problem.b.param, problem.m, problem.n) == (1, 0, 5, 6)
+    assert problem.epilogue.expression == "(x * 2.0f)"
+    assert np.prod(problem.output.strides[1:]) == 6

@@ -1,0 +1,100 @@
+"""GEMM problems computed by numpy, with the epilogue's own C++ compiled for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from felix.measure import reference
+from felix.templates.gemm.problem import Epilogue, GemmProblem
+
+Array: TypeAlias = NDArray[Any]
+Function: TypeAlias = Callable[[Array, Sequence[Array]], Array]
+
+_PRELUDE = """
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+"""
+
+
+def compile_epilogues(problems: Sequence[GemmProblem], folder: pathlib.Path) -> list[Function]:
+    """A function of sums and reads, both of any one shape, for each problem's epilogue."""
+    sources = [_source(number, each) for number, each in enumerate(problems)]
+    library = folder / "epilogues.so"
+    command = ["cc", "-w", "-O1", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library), "-lm"]
+    subprocess.run(command, input=_PRELUDE + "".join(sources), text=True, check=True)
+    loaded = ctypes.CDLL(str(library))
+    return [_function(loaded[f"epilogue{n}"], each) for n, each in enumerate(problems)]
+
+
+def evaluate(
+    problem: GemmProblem, arrays: Sequence[Array], function: Function
+) -> tuple[int, Array]:
+    """The number of the output parameter, and what the problem says that it holds.
+
+    Args:
+        arrays: the parameters, compact.
+        function: of the epilogue.
+    """
+    wide = np.float64 if problem.accumulator == "float32" else np.int64
+    batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
+    a, b = (
+        view(arrays[operand.param], (batch, rows, k), operand.strides).astype(wide)
+        for operand, rows in ((problem.a, m), (problem.b, n))
+    )
+    sums = np.einsum("bik,bjk->bij", a, b).astype(problem.accumulator)
+    shape = (batch, m, n)
+    reads = [view(arrays[r.param], shape, r.strides) for r in problem.epilogue.reads]
+    values = function(sums, reads)
+    output = np.zeros_like(arrays[problem.output.param])
+    if not reference.is_float(problem.output.dtype):
+        values = values.astype(np.int64)
+    view(output, shape, problem.output.strides)[...] = values.astype(output.dtype)
+    return problem.output.param, output
+
+
+def view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """A compact array's elements by strides in elements; none beyond its end."""
+    last = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    assert last < array.size
+    steps = [stride * array.itemsize for stride in strides]
+    return np.lib.stride_tricks.as_strided(array.reshape(-1), shape, steps)
+
+
+def _source(number: int, problem: GemmProblem) -> str:
+    x = "float" if problem.accumulator == "float32" else "int"
+    names = [read.name for read in problem.epilogue.reads]
+    kinds = _kinds(problem.epilogue)
+    params = "".join(f", const {k} *{n}s" for k, n in zip(kinds, names, strict=True))
+    loads = "".join(f"const {k} {n} = {n}s[i]; " for k, n in zip(kinds, names, strict=True))
+    value = re.sub(r"\b(\w+f)\(", r"__builtin_\1(", problem.epilogue.expression)
+    return (
+        f'extern "C" void epilogue{number}(long count, const {x} *xs, double *out{params}) {{\n'
+        f"  for (long i = 0; i < count; ++i) {{ const {x} x = xs[i]; {loads}out[i] = {value}; }}\n"
+        "}\n"
+    )
+
+
+def _kinds(epilogue: Epilogue) -> list[str]:
+    return ["float" if reference.is_float(r.dtype) else "int" for r in epilogue.reads]
+
+
+def _function(symbol: Any, problem: GemmProblem) -> Function:
+    dtypes = [np.float32 if k == "float" else np.int32 for k in _kinds(problem.epilogue)]
+
+    def run(sums: Array, reads: Sequence[Array]) -> Array:
+        pairs = zip(reads, dtypes, strict=True)
+        inputs = [np.ascontiguousarray(read.astype(dtype)) for read, dtype in pairs]
+        sums, out = np.ascontiguousarray(sums), np.empty(sums.shape)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sums, out, *inputs)]
+        symbol(ctypes.c_long(sums.size), *pointers)
+        return out
+
+    return run

@@ -1,0 +1,124 @@
+"""A plain interpreter of the sm_90a GEMM's schedule: its loops in Python, counting as they go.
+
+It is written from what the kernel does (who copies and multiplies what, step by step), not from
+the formulas.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+
+from felix.templates.gemm.problem import GemmProblem
+
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "int32": 4, "float8_e4m3fn": 1}
+
+
+@dataclasses.dataclass
+class Counts:
+    """Of a launch; `steps` and `tiles` are the most of any block and part."""
+
+    instructions: int = 0
+    copies: int = 0
+    copied_bytes: int = 0
+    l2_bytes: int = 0
+    read_by_tensor_cores: int = 0
+    steps: int = 0
+    tiles: int = 0
+    blocks: int = 0
+    #: (batch, part, row, column) of tiles, and how often each is computed.
+    computed: collections.Counter[tuple[int, int, int, int]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    batch: int
+    part: int
+    row: int
+    column: int
+    rank: int
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def tiles_of_cluster(
+    problem: GemmProblem, d: Mapping[str, int], cluster: int, clusters: int
+) -> Iterator[_Tile]:
+    """What the blocks of a cluster compute, unit after unit."""
+    rows = ceil_div(ceil_div(problem.m, d["block_m"]), d["cluster_m"])
+    columns = ceil_div(ceil_div(problem.n, d["block_n"]), d["cluster_n"])
+    order = [
+        (row, column)
+        for first in range(0, rows, d["group_m"])
+        for column in range(columns)
+        for row in range(first, min(first + d["group_m"], rows))
+    ]
+    units = list(itertools.product(range(d["split_k"]), range(problem.batch), order))
+    for part, batch, (row, column) in units[cluster::clusters]:
+        ranks = itertools.product(
+            range(d["cluster_k"]), range(d["cluster_n"]), range(d["cluster_m"])
+        )
+        for rank, (rank_k, rank_n, rank_m) in enumerate(ranks):
+            yield _Tile(
+                batch,
+                part if d["cluster_k"] == 1 else rank_k,
+                (row * d["cluster_m"] + rank_m) * d["block_m"],
+                (column * d["cluster_n"] + rank_n) * d["block_n"],
+                rank,
+            )
+
+
+def walk(problem: GemmProblem, d: Mapping[str, int], clusters: int) -> Counts:
+    """All steps of all blocks of a launch of `clusters`."""
+    counts = Counts(blocks=clusters * d["cluster_m"] * d["cluster_n"] * d["cluster_k"])
+    parts, all_steps = d["split_k"] * d["cluster_k"], ceil_div(problem.k, d["block_k"])
+    for cluster in range(clusters):
+        of_block: collections.Counter[int] = collections.Counter()
+        for tile in tiles_of_cluster(problem, d, cluster, clusters):
+            of_block[tile.rank] += 1
+            counts.computed[tile.batch, tile.part, tile.row, tile.column] += 1
+            steps = range(tile.part * all_steps // parts, (tile.part + 1) * all_steps // parts)
+            counts.steps = max(counts.steps, len(steps))
+            for step in steps:
+                _step(problem, d, tile, step, counts)
+        counts.tiles = max(counts.tiles, *of_block.values())
+    return counts
+
+
+def _step(
+    problem: GemmProblem, d: Mapping[str, int], tile: _Tile, step: int, counts: Counts
+) -> None:
+    """One block copies its shares of a step's tiles and multiplies them."""
+    size = BYTES[problem.a.dtype]
+    k_in_bounds = min(d["block_k"], problem.k - step * d["block_k"])
+    sides = (
+        (problem.a.strides, tile.row, d["block_m"], problem.m, d["cluster_n"]),
+        (problem.b.strides, tile.column, d["block_n"], problem.n, d["cluster_m"]),
+    )
+    for strides, first, lines, extent, sharers in sides:
+        counts.copied_bytes += lines * d["block_k"] * size
+        counts.copies += _panels(strides, lines, extent, d["block_k"], problem.k, size)
+        in_bounds = max(0, min(lines, extent - first))
+        # Blocks that share a tile copy equal shares: together it is read once.
+        counts.l2_bytes += in_bounds * k_in_bounds * size // sharers
+    for _ in range(d["block_m"] // 64):
+        for _ in range(d["block_k"] * size // 32):
+            counts.instructions += 1
+            counts.read_by_tensor_cores += (64 + d["block_n"]) * 32
+
+
+def _panels(
+    strides: tuple[int, ...], lines: int, extent: int, block_k: int, k: int, size: int
+) -> int:
+    """Copies that write a tile: one for each run of 128 bytes (or 64, or 32) of its rows."""
+    is_k_major = strides[2] == 1 and not (k == 1 and strides[1] == 1 and extent > 1)
+    if is_k_major or (k == 1 and not (strides[1] == 1 and extent > 1)):
+        return ceil_div(block_k * size, 128)
+    width = max(width for width in (128, 64, 32) if lines * size % width == 0)
+    return lines * size // width
