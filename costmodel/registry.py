@@ -1,8 +1,12 @@
-"""Which cost model to use for a target: a shipped checkpoint, else the analytic prior.
+"""Which cost model to use for a target: a shipped checkpoint, else an analytic one.
 
 Checkpoints live under `costmodel/pretrained/<device>/model.safetensors`, with a model card
-beside. `<device>` is "llvm" for every CPU (fine-tuning calibrates the machine) and
-"cuda-<arch>" for GPUs, whose schedules do not carry over.
+beside; those that read features of templates under `<device>/templates/`. `<device>` is "llvm"
+for every CPU (fine-tuning calibrates the machine) and "cuda-<arch>" for GPUs, whose schedules do
+not carry over.
+
+Without a checkpoint traces have the analytic prior with a network to train, and templates their
+own estimate of the time.
 """
 
 from __future__ import annotations
@@ -14,14 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.data import replay as replaying
-from costmodel.models import analytic, checkpoint, feature_columns
+from costmodel.models import analytic, analytic_time, checkpoint, feature_columns
 from felix import errors
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     from tvm.target import Target
 
 PRETRAINED = Path(__file__).parent / "pretrained"
 FILE_NAME = "model.safetensors"
+#: Folder of a device's checkpoints for features of each kind.
+_FOLDERS = {FeatureKind.TRACE: "", FeatureKind.TEMPLATE: "templates"}
+#: Feature of templates that holds a kernel's time in microseconds.
+TEMPLATE_TIME = "analytic_us"
 #: Features that hold a time of the whole program in microseconds.
 ANALYTIC_TIMES = (
     "analytic.compute_us",
@@ -34,6 +43,10 @@ ANALYTIC_TIMES = (
 )
 
 
+#: What `load_for` gives.
+Predictor = checkpoint.Predictor | analytic_time.AnalyticTime
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Where a model came from.
@@ -41,8 +54,8 @@ class ModelInfo:
     Attributes:
         source: "checkpoint" or "analytic".
         message: one line for the person who tunes.
-        path: the checkpoint, None for the analytic prior.
-        metadata: of the checkpoint, None for the analytic prior.
+        path: the checkpoint, None for an analytic model.
+        metadata: of the checkpoint, None for an analytic model.
         replay: sample of its training data for `FineTuner`, None where there is none.
     """
 
@@ -67,9 +80,11 @@ def device_key(target: Target | str) -> str:
     return f"{kind}-{arch}" if arch and kind != "llvm" else str(kind)
 
 
-def pretrained(target: Target | str, root: Path | None = None) -> Path | None:
-    """The shipped checkpoint for a target, None where there is none."""
-    path = (root or PRETRAINED) / device_key(target) / FILE_NAME
+def pretrained(
+    target: Target | str, root: Path | None = None, kind: FeatureKind = FeatureKind.TRACE
+) -> Path | None:
+    """The shipped checkpoint for a target and features of a kind, None where there is none."""
+    path = (root or PRETRAINED) / device_key(target) / _FOLDERS[kind] / FILE_NAME
     return path if path.is_file() else None
 
 
@@ -80,7 +95,8 @@ def load_for(
     path: str | Path | None = None,
     root: Path | None = None,
     seed: int = 0,
-) -> tuple[checkpoint.Predictor, ModelInfo]:
+    kind: FeatureKind = FeatureKind.TRACE,
+) -> tuple[Predictor, ModelInfo]:
     """The model a tuning run starts from.
 
     Args:
@@ -90,6 +106,7 @@ def load_for(
         path: a checkpoint to use instead of the shipped one.
         root: folder of shipped checkpoints.
         seed: of the analytic prior's correction network.
+        kind: which table the features are of.
 
     Returns:
         A module `model(rows [B, R, F], mask [B, R]) -> ln(latency_us) [B]` and its origin.
@@ -98,21 +115,28 @@ def load_for(
         CheckpointError: the checkpoint given by `path` does not fit. A shipped one that does
             not fit is passed over; the message says so.
     """
-    file = Path(path) if path is not None else pretrained(target, root)
+    file = Path(path) if path is not None else pretrained(target, root, kind)
     reason = f"no pretrained model for {device_key(target)}"
     if file is not None:
         try:
-            model, metadata = checkpoint.load(file, feature_names, features_version)
+            shipped, metadata = checkpoint.load(file, feature_names, features_version)
             replay = _replay_beside(file, feature_names, features_version)
-            name = file if path is not None else f"{file.parent.name} (shipped)"
-            return model, ModelInfo("checkpoint", f"cost model {name}", file, metadata, replay)
+            name = file if path is not None else f"{device_key(target)} (shipped)"
+            return shipped, ModelInfo("checkpoint", f"cost model {name}", file, metadata, replay)
         except errors.CheckpointError as error:
             if path is not None:
                 raise
             reason = str(error)
-    model = analytic.corrected(feature_names, analytic_options(feature_names), seed=seed)
-    model.eval()
+    model = _analytic(feature_names, seed, kind).eval()
     return model, ModelInfo("analytic", f"analytic cost model ({reason})")
+
+
+def _analytic(
+    feature_names: Sequence[str], seed: int, kind: FeatureKind
+) -> analytic.Corrected | analytic_time.AnalyticTime:
+    if kind is FeatureKind.TEMPLATE:
+        return analytic_time.AnalyticTime(feature_names, TEMPLATE_TIME)
+    return analytic.corrected(feature_names, analytic_options(feature_names), seed=seed)
 
 
 def _replay_beside(

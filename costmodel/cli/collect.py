@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from costmodel import registry
     from costmodel.collect import collector as collecting
     from costmodel.collect import proposals
     from costmodel.data import dataset as datasets
-    from costmodel.models import checkpoint
     from felix.measure.pool import local
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
 
 
 #: Records that a collector which is killed may lose.
@@ -154,7 +154,7 @@ def _opener(
     target: str,
     builders: int,
     stack: contextlib.ExitStack,
-    model: checkpoint.Predictor | None,
+    model: registry.Predictor | None,
 ) -> collecting.OpenWorkload:
     """Opens workloads for measuring on this machine in one pool, which `stack` closes."""
     from costmodel.collect import descent, proposals
@@ -177,7 +177,7 @@ def _opener(
     return open_workload
 
 
-def _model(path: str | None, target: str) -> checkpoint.Predictor:
+def _model(path: str | None, target: str) -> registry.Predictor:
     """A checkpoint, or what a tuning run for the target would start from."""
     import torch
 
@@ -193,7 +193,7 @@ def _model(path: str | None, target: str) -> checkpoint.Predictor:
     return registry.load_for(target, names, version)[0]
 
 
-def _predictor(model: checkpoint.Predictor) -> proposals.Predict:
+def _predictor(model: registry.Predictor) -> proposals.Predict:
     """A model as a function of sketch and decisions."""
     import numpy as np
     import torch
@@ -201,7 +201,7 @@ def _predictor(model: checkpoint.Predictor) -> proposals.Predict:
     from costmodel.data import felix_bridge
     from costmodel.training import train as training
 
-    def predict(sketch: Sketch, batch: NDArray[np.int64]) -> NDArray[np.float32]:
+    def predict(sketch: TraceSketch, batch: NDArray[np.int64]) -> NDArray[np.float32]:
         formulas = sketch.formulas
         names = tuple(formulas.names)
         if names != tuple(model.names):

@@ -20,7 +20,7 @@ from felix import errors
 
 if TYPE_CHECKING:
     from felix.measure.pool import local
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
     from felix.target import Hardware
     from felix.task import Task
 
@@ -113,18 +113,20 @@ class FelixFeaturizer:
 
     def _make_sketches(
         self, workload: datasets.Workload, machine: task_features.Machine
-    ) -> list[Sketch]:
+    ) -> list[TraceSketch]:
         return sketches_of(task_of(workload, machine.target), hardware_of(machine.device))
 
 
-def sketches_of(task: Task, hardware: Hardware | None = None) -> list[Sketch]:
+def sketches_of(task: Task, hardware: Hardware | None = None) -> list[TraceSketch]:
     """The sketches of a task, with formulas for the hardware (by default this machine's)."""
     from felix.sketch import sketch
 
     return sketch.sketches(task, hardware)
 
 
-def sketch_with(sketches: Sequence[Sketch], key: str, batch: task_features.Batch) -> Sketch | None:
+def sketch_with(
+    sketches: Sequence[TraceSketch], key: str, batch: task_features.Batch
+) -> TraceSketch | None:
     """The sketch of that key if a batch of decisions [N, n_variables] still fits it."""
     for sketch in sketches:
         if sketch.key == key and batch.shape[1] == len(sketch.variables):

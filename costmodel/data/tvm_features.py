@@ -20,7 +20,7 @@ from costmodel.data import felix_bridge
 from felix import errors
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
 
 #: Columns of `PerStoreFeature` for one store.
 N_FEATURES = 164
@@ -58,7 +58,9 @@ class TvmFeaturizer:
         return task_features.stack([_one(current, context, row) for row in batch])
 
 
-def _open(workload: datasets.Workload, machine: task_features.Machine) -> tuple[list[Sketch], Any]:
+def _open(
+    workload: datasets.Workload, machine: task_features.Machine
+) -> tuple[list[TraceSketch], Any]:
     """Sketches of the workload, and a TVM tuning context of it."""
     from felix.tir import design_space
 
@@ -68,7 +70,7 @@ def _open(workload: datasets.Workload, machine: task_features.Machine) -> tuple[
     return felix_bridge.sketches_of(task, hardware), context
 
 
-def _one(sketch: Sketch, context: Any, decisions: NDArray[np.int64]) -> task_features.Rows:
+def _one(sketch: TraceSketch, context: Any, decisions: NDArray[np.int64]) -> task_features.Rows:
     """Features of one schedule [1, R, 164]."""
     from tvm.s_tir import meta_schedule as ms
 

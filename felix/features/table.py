@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Collection
 
 import sympy
 
@@ -131,17 +132,28 @@ def _structure(row: store_rows.Row) -> dict[str, Scalar]:
 
 
 def _active(row: store_rows.Row) -> Scalar:
-    """Iterations that pass the guards: each guarded flat index keeps its first `bound` values."""
-    active = row.trip
+    """Iterations that pass the guards: each guarded flat index keeps its first `bound` values.
+
+    A component that is derived from the loops takes each of its values equally often.
+    """
     components = {comp for lp in row.loops for comp in lp.components}
+    passing, issued = [row.trip], []
     for flat, bound in row.block.guards:
-        if all(comp in components for comp in flat.terms):
-            issued = ir.product(comp.extent for comp in flat.terms)
-            if isinstance(active, int) and isinstance(issued, int):
-                active = active // issued * min(bound, issued)
-            else:
-                active = active / issued * scalar.minimum(bound, issued)
-    return active
+        if all(_runs(comp, components) for comp in flat.terms):
+            whole = ir.product(comp.extent for comp in flat.terms)
+            passing.append(scalar.minimum(bound, whole))
+            issued.append(whole)
+    if all(isinstance(value, int) for value in (*passing, *issued)):
+        return ir.product(passing) // ir.product(issued)
+    return ir.product(passing) / ir.product(issued)
+
+
+def _runs(component: ir.IterComponent, components: Collection[ir.IterComponent]) -> bool:
+    """Whether a component takes all of its values while some others do."""
+    source = component.source
+    if source is None or not source.radix:
+        return component in components
+    return all(_runs(comp, components) for comp in source.flat.terms)
 
 
 def _elements(row: store_rows.Row) -> dict[str, Scalar]:

@@ -1,6 +1,6 @@
 """From a scheduled module to a file that another process can run.
 
-A module and its target (TVM's JSON) become a shared library, or LLVM IR where there is no linker.
+A module and its target (`payload`) become a shared library, or LLVM IR where there is no linker.
 For CUDA, `cuda.build` makes a cubin instead, and `module` what TVM would build.
 
 Where the time goes for a 512^3 GEMM candidate on `llvm`: reading the module 2 ms, lowering
@@ -16,12 +16,18 @@ import enum
 import os
 import shutil
 import subprocess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm.support import cc
 
+from felix.measure import payload as payloads
 from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import tvm_module
+from felix.templates.generated import GeneratedProgram
+
+if TYPE_CHECKING:
+    from felix.task import Task
 
 
 class Link(enum.StrEnum):
@@ -39,13 +45,8 @@ class Link(enum.StrEnum):
 
 def handle(payload: str, stem: str, link: str) -> dict[str, Any]:
     """The `build` verb: `payload` holds module and target; the result goes to `stem` + suffix."""
-    mod, target = tvm.ir.load_json(payload)
-    return {"library": build(mod, target, stem, Link(link))}
-
-
-def payload(mod: tvm.IRModule, target: tvm.target.Target) -> str:
-    """Module and target as `handle` reads them."""
-    return str(tvm.ir.save_json([mod, target]))
+    program = payloads.read_tir(payload)
+    return {"library": build(program.mod, program.target, stem, Link(link))}
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -> str:
@@ -80,6 +81,18 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     if target.kind.name == "cuda":
         return cuda_build.module(mod, target)
     return tvm.tirx.build(mod, target)
+
+
+def module_of_task(program: payloads.Program, task: Task) -> tvm.runtime.Module:
+    """Compile a program of a task, scheduled or generated: "main" takes the task's tensors.
+
+    Raises:
+        MeasureError: for a GPU, and NVRTC or headers are missing here; or the program is generated
+            and TVM finds no GPU's driver (`cuda.tvm_module.module`).
+    """
+    if isinstance(program, GeneratedProgram):
+        return tvm_module.module(program, task.mod, task.target)
+    return module(program, task.target)
 
 
 def pass_config(target: tvm.target.Target) -> dict[str, bool]:

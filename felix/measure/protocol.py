@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    import tvm
+    from felix.measure.payload import Program
 
 
 class ErrorClass(enum.StrEnum):
@@ -96,12 +96,16 @@ def relative_spread(values: Sequence[float]) -> float | None:
 class Measurer(Protocol):
     """Builds, checks and times candidates; see the module docstring for the contract."""
 
-    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[Measurement]:
-        """Queue one scheduled module."""
+    def submit(self, program: Program, thorough: bool = False) -> Future[Measurement]:
+        """Queue one scheduled module or generated program.
+
+        Raises:
+            MeasureError: a program in CUDA C++ where candidates run on a CPU.
+        """
         ...
 
-    def measure(self, mods: Sequence[tvm.IRModule]) -> list[Measurement]:
-        """Measure all and wait; results in the order of `mods`."""
+    def measure(self, programs: Sequence[Program]) -> list[Measurement]:
+        """Measure all and wait; results in the order of `programs`."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,11 @@
 """The reference a candidate is compared with: inputs, expected outputs, tolerance.
 
 The expected outputs are those of the unscheduled program. An element is right within a relative
-tolerance t: |output - expected| <= t * (|expected| + rms(expected)).
+tolerance t: |output - expected| <= t * (|expected| + rms(expected)). It follows from the types and
+the lengths of sums (`rounding`).
+
+TVM's code for CPUs converts float8 wrongly (0 becomes 2^-7), so there such buffers hold float32
+(`without_float8`): float8 values are only copied and converted, which float32 does exactly.
 """
 
 from __future__ import annotations
@@ -15,24 +19,36 @@ import ml_dtypes
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural
+
+from felix.measure import rounding
+from felix.tir import grammar
 
 Array = NDArray[Any]
 
 _POISON_BYTE = 0x5A
 #: Iterator type of a reduction axis of a block.
 _REDUCTION = 2
+#: Inputs repeat themselves after so many elements, because drawing hundreds of megabytes takes
+#: seconds. It is a prime, so no two tiles of a tensor hold the same.
+_PERIOD = 2**22 - 3
 #: A last output loop shorter than this stays where it is: moving it in gives no vectors.
 _MIN_INNER_EXTENT = 8
+_BYTES = ("int8", "uint8")
+#: Operations whose result in bytes depends on the device where it overflows.
+_OVERFLOWING = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv)
+#: Products of two bytes whose sum an int32 holds.
+_MAX_SUM_OF_BYTES = 2**15
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
     """One tensor parameter of a program: what it holds before a run and whether it is output.
 
-    `index_bound` is the exclusive upper bound of values used as an index, if they are.
+    `index_bound` is the exclusive upper bound of values used as an index, if they are. With
+    `is_full_range` bytes take all their values: nothing of the program can overflow by them.
     """
 
     name: str
@@ -41,6 +57,7 @@ class Argument:
     is_input: bool
     is_output: bool
     index_bound: int | None = None
+    is_full_range: bool = False
 
 
 def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
@@ -55,6 +72,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 read_first.append(region.source)
         written.extend(region.source for region in block.writes)
     bounds = _index_bounds(func)
+    is_full_range = _holds_sums_of_bytes(func)
     parameters = []
     for param, info in zip(func.params, infos, strict=True):
         is_output = _contains(written, param)
@@ -66,6 +84,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
                 is_input=_contains(read_first, param) or not is_output,
                 is_output=is_output,
                 index_bound=bounds.get(param.name),
+                is_full_range=is_full_range and str(info.dtype) in _BYTES,
             )
         )
     return tuple(parameters)
@@ -74,7 +93,7 @@ def arguments(mod: tvm.IRModule) -> tuple[Argument, ...]:
 def inputs(args: Sequence[Argument], seed: int, *, positive: bool) -> list[Array]:
     """Initial contents of every argument: random inputs, poisoned outputs."""
     return [
-        _random(arg, np.random.default_rng([seed, index]), positive)
+        _contents(arg, np.random.default_rng([seed, index]), positive)
         if arg.is_input
         else poison(arg)
         for index, arg in enumerate(args)
@@ -104,25 +123,13 @@ def is_float(dtype: str) -> bool:
 
 
 def tolerance(mod: tvm.IRModule) -> float:
-    """The relative tolerance t of the module docstring for one program."""
-    func = mod["main"]
-    dtypes = {str(region.source.dtype) for b in leaf_blocks(func) for region in b.writes}
-    floats = [dtype for dtype in dtypes if is_float(dtype)]
-    if not floats:
-        return 0.0
-    finfo: Any = ml_dtypes.finfo
-    eps = max(float(finfo(np_dtype(dtype)).eps) for dtype in floats)
-    base = 32.0 if eps < 1e-4 else 4.0
-    return eps * (base + 2.0 * math.sqrt(reduction_length(mod)))
+    """The relative tolerance t of the module docstring for one program; 0 for exact ones."""
+    return rounding.tolerance(leaf_blocks(mod["main"]))
 
 
 def reduction_length(mod: tvm.IRModule) -> int:
     """Terms in the longest reduction of a program; 1 when there is none."""
-    lengths = [
-        math.prod(int(v.dom.extent) for v in block.iter_vars if v.iter_type == _REDUCTION)
-        for block in leaf_blocks(mod["main"])
-    ]
-    return max(lengths, default=1)
+    return max(map(rounding.terms, leaf_blocks(mod["main"])), default=1)
 
 
 def mismatch(actual: Array, expected: Array, relative: float) -> str | None:
@@ -140,11 +147,20 @@ def mismatch(actual: Array, expected: Array, relative: float) -> str | None:
     count = int(np.count_nonzero(wrong))
     if count == 0:
         return None
-    where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-    at = ", ".join(str(int(i)) for i in where)
+    first = int(np.argmax(wrong))
+    values = actual.flat[first], expected.flat[first]
+    return describe_mismatch(count, first, wrong.shape, values, relative)
+
+
+def describe_mismatch(
+    count: int, first: int, shape: Sequence[int], values: tuple[Any, Any], relative: float
+) -> str:
+    """What differs, in words: how many elements, and the actual and expected first one."""
+    at = ", ".join(str(int(i)) for i in np.unravel_index(first, tuple(shape)))
+    actual, expected = values
     return (
-        f"{count} of {wrong.size} elements differ from the reference: first at [{at}], "
-        f"{actual[where]!s} instead of {expected[where]!s} (relative tolerance {relative:.1e})"
+        f"{count} of {math.prod(shape)} elements differ from the reference: first at [{at}], "
+        f"{actual!s} instead of {expected!s} (relative tolerance {relative:.1e})"
     )
 
 
@@ -163,22 +179,38 @@ def outputs_on_cpu(
     mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument], seed: int
 ) -> tuple[dict[int, Array], bool]:
     """Expected outputs by argument index, and whether positive inputs were needed."""
-    func = tvm.tirx.build(scheduled(mod), cpu_target(target))["main"]
+    func = tvm.tirx.build(scheduled(without_float8(mod)), cpu_target(target))["main"]
     for positive in (False, True):
-        tensors = [tvm.runtime.tensor(array) for array in inputs(args, seed, positive=positive)]
+        arrays = inputs(args, seed, positive=positive)
+        tensors = [tvm.runtime.tensor(_as_float32(array)) for array in arrays]
         func(*tensors)
-        outputs = {i: tensors[i].numpy() for i, arg in enumerate(args) if arg.is_output}
+        outputs = {
+            i: tensors[i].numpy().astype(arrays[i].dtype, copy=False)
+            for i, arg in enumerate(args)
+            if arg.is_output
+        }
         if all_finite(outputs, args):
             break
     return outputs, positive
 
 
+def without_float8(mod: tvm.IRModule) -> tvm.IRModule:
+    """The program with float32 in place of float8; itself if it has no float8."""
+    text = before = tvm.ir.save_json(mod)
+    for dtype in grammar.STORAGE_DTYPES:
+        text = text.replace(f'"{dtype}"', '"float32"')
+    return mod if text == before else tvm.ir.load_json(text)
+
+
+def _as_float32(array: Array) -> Array:
+    """Float8 as the program `without_float8` takes it; other arrays as they are."""
+    return array.astype(np.float32) if array.dtype.name in grammar.STORAGE_DTYPES else array
+
+
 def all_finite(outputs: Mapping[int, Array], args: Sequence[Argument]) -> bool:
     """Whether the outputs, by argument index, hold neither NaN nor infinity."""
     return all(
-        bool(np.isfinite(output.astype(np.float64)).all())
-        for i, output in outputs.items()
-        if is_float(args[i].dtype)
+        bool(np.isfinite(output).all()) for i, output in outputs.items() if is_float(args[i].dtype)
     )
 
 
@@ -233,6 +265,18 @@ def _parallelise(sch: s_tir.Schedule, block: Any) -> None:
         sch.decompose_reduction(block, reduction[0])
 
 
+def _contents(arg: Argument, rng: np.random.Generator, positive: bool) -> Array:
+    """Random contents of an input; large ones repeat themselves, see `_PERIOD`."""
+    if math.prod(arg.shape) <= _PERIOD:
+        return _random(arg, rng, positive)
+    array = np.empty(arg.shape, np_dtype(arg.dtype))
+    period = _random(dataclasses.replace(arg, shape=(_PERIOD,)), rng, positive)
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _PERIOD):
+        flat[start : start + _PERIOD] = period[: flat.size - start]
+    return array
+
+
 def _random(arg: Argument, rng: np.random.Generator, positive: bool) -> Array:
     dtype = np_dtype(arg.dtype)
     if is_float(arg.dtype):
@@ -243,6 +287,8 @@ def _random(arg: Argument, rng: np.random.Generator, positive: bool) -> Array:
     if dtype == np.bool_:
         return rng.integers(0, 2, arg.shape).astype(dtype)
     low, high = (0, 16) if dtype.kind == "u" else (-8, 8)
+    if arg.is_full_range:
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max) + 1
     if arg.index_bound is not None:
         low, high = 0, arg.index_bound
     return rng.integers(low, high, arg.shape).astype(dtype)
@@ -253,6 +299,20 @@ def leaf_blocks(func: Any) -> list[Any]:
     blocks: list[Any] = []
     structural.structural_walk(func.body, ((s_tir.SBlock, blocks.append),), order="pre")
     return [block for block in blocks if len(block.iter_vars)] or blocks
+
+
+def _holds_sums_of_bytes(func: Any) -> bool:
+    """Whether sums of products of any bytes fit int32, and bytes are widened before arithmetic."""
+    narrow: list[Any] = []
+
+    def note(operation: Any) -> None:
+        if str(operation.ty.dtype) in _BYTES:
+            narrow.append(operation)
+
+    rules = tuple((kind, note) for kind in _OVERFLOWING)
+    structural.structural_walk(func.body, rules)
+    longest = max(map(rounding.terms, leaf_blocks(func)), default=1)
+    return not narrow and longest <= _MAX_SUM_OF_BYTES
 
 
 def _index_bounds(func: Any) -> dict[str, int]:

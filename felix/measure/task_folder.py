@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 
 from felix import files
+from felix.measure import payload as payloads
 from felix.measure import reference
 
 
@@ -37,7 +38,7 @@ class StoredTask:
 def write(
     folder: str, payload: str, seed: int, positive: bool, outputs: Mapping[int, reference.Array]
 ) -> None:
-    """Store a task: `payload` is that of `build.payload`, `outputs` are by argument index."""
+    """Store a task: `payload` is one of TVM's, `outputs` are by argument index."""
     pathlib.Path(folder).mkdir(exist_ok=True)
     for index, output in outputs.items():
         output.tofile(_output_path(folder, index))
@@ -49,8 +50,8 @@ def write(
 def read(folder: str) -> StoredTask:
     """The task of a folder."""
     meta = json.loads(pathlib.Path(folder, "task.json").read_text())
-    mod, target = tvm.ir.load_json(meta["payload"])
-    args = reference.arguments(mod)
+    program = payloads.read_tir(meta["payload"])
+    args = reference.arguments(program.mod)
     expected = {
         index: np.fromfile(
             _output_path(folder, index), dtype=reference.np_dtype(arg.dtype)
@@ -58,7 +59,7 @@ def read(folder: str) -> StoredTask:
         for index, arg in enumerate(args)
         if arg.is_output and meta["check"]
     }
-    return StoredTask(mod, target, args, meta["seed"], meta["positive"], expected)
+    return StoredTask(program.mod, program.target, args, meta["seed"], meta["positive"], expected)
 
 
 def _output_path(folder: str, index: int) -> str:

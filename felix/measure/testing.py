@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Self
 from felix.measure import protocol
 
 if TYPE_CHECKING:
-    import tvm
+    from felix.measure.payload import Program
 
 
 class FunctionMeasurer:
-    """Answers each candidate with `latency_of(mod)`; `submitted` has the modules in order."""
+    """Answers each candidate with `latency_of(program)`; `submitted` has them in order."""
 
-    def __init__(self, latency_of: Callable[[tvm.IRModule], float | protocol.ErrorClass]) -> None:
-        self.submitted: list[tvm.IRModule] = []
+    def __init__(self, latency_of: Callable[[Program], float | protocol.ErrorClass]) -> None:
+        self.submitted: list[Program] = []
         self._latency_of = latency_of
 
-    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
+    def submit(self, program: Program, thorough: bool = False) -> Future[protocol.Measurement]:
         """Measure at once; the future is already done."""
-        self.submitted.append(mod)
+        self.submitted.append(program)
         future: Future[protocol.Measurement] = Future()
-        outcome = self._latency_of(mod)
+        outcome = self._latency_of(program)
         if isinstance(outcome, protocol.ErrorClass):
             measurement = protocol.Measurement(
                 error=outcome, message=outcome.value, device="function"
@@ -33,9 +33,9 @@ class FunctionMeasurer:
         future.set_result(measurement)
         return future
 
-    def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
+    def measure(self, programs: Sequence[Program]) -> list[protocol.Measurement]:
         """Measure all, in order."""
-        return [self.submit(mod).result() for mod in mods]
+        return [self.submit(program).result() for program in programs]
 
     def close(self) -> None:
         """Nothing to end."""
@@ -48,4 +48,4 @@ class FunctionMeasurer:
 
 
 if TYPE_CHECKING:
-    _: protocol.Measurer = FunctionMeasurer(lambda mod: 1.0)
+    _: protocol.Measurer = FunctionMeasurer(lambda program: 1.0)

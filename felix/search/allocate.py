@@ -28,6 +28,7 @@ from felix import errors
 
 if TYPE_CHECKING:
     from felix.target import Hardware
+    from felix.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,18 @@ def floor_us(flops: float, min_bytes: float, hardware: Hardware) -> float:
     compute_us = flops / (hardware.peak_fp32_gflops * 1e3)
     memory_us = min_bytes / (hardware.dram_bandwidth_gbs * 1e3)
     return 0.5 * max(compute_us, memory_us) if math.isfinite(compute_us + memory_us) else 0.0
+
+
+def task_floor_us(task: Task, hardware: Hardware) -> float:
+    """The floor of a task; that of what tensor cores may compute is of its bytes alone.
+
+    Peak rates are those of float32 outside of tensor cores.
+    """
+    from felix.tir import grammar  # here, because it loads TVM
+
+    narrow = any(grammar.bits(grammar.dtype(param)) <= 16 for param in task.func.params)
+    flops = 0 if narrow and task.target.kind.name != "llvm" else task.flops
+    return floor_us(flops, task.min_bytes, hardware)
 
 
 class Allocator:

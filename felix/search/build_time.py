@@ -10,6 +10,8 @@ copies in all; fewer where its loop is shorter, which is ignored. NVRTC unrolls 
 itself: of what a thread executes a statement, the first times count as copies of it, as many as
 suit the kind of store. Fitted to the CPU seconds of 1,319 builds, of schedules in `data/cuda` and
 random ones (docs/design/measuring-cuda.md; `python benchmarks/cuda_build_time.py` checks it).
+
+*A template* says itself how long its kernels take to compile (`build_s`), where that varies.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from felix.features.kind import FeatureKind
 from felix.search import interface
 
 Array = NDArray[np.float64]
@@ -54,6 +57,8 @@ class BuildCost:
                 return np.zeros(features.shape[:2])
             return np.exp2(features[..., names.index(name)]) - 1
 
+        if sketch.formulas.kind is FeatureKind.TEMPLATE:
+            return cls(np.zeros(len(features)), raw("build_s").sum(axis=1))
         if not sketch.is_gpu:
             return cls(raw("code_statements").max(axis=1), np.zeros(len(features)))
         is_reduction = raw("is_reduction") > 0

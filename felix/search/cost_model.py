@@ -1,8 +1,11 @@
-"""The one place where Felix reaches the cost models: what it asks of them, and the default.
+"""The one place where Felix reaches the cost models: what it asks of them, and the defaults.
 
 A cost model is a torch module `model(rows [B, R, F], mask [B, R]) -> ln(latency_us) [B]`; what
 lets it follow measurements is an `OnlineModel`. Both come from the package `costmodel`, which is
 loaded when a function here is called and by nothing else in `felix`.
+
+Each kind of features has a model of its own, with its own correction (`load`, `kinds`): sketches
+of traces and of templates have different features. The model that a caller gives is for traces.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix import errors
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     import tvm
@@ -87,8 +91,23 @@ class Loaded:
     info: ModelInfo | None = None
 
 
-def load(model: ModelLike, target: tvm.target.Target, seed: int) -> Loaded:
-    """The model that a run on a target starts from; `seed` is that of a new network.
+def kinds(target: tvm.target.Target) -> tuple[FeatureKind, ...]:
+    """Kinds of features that sketches for a target may have: templates are for GPUs."""
+    is_gpu = target.kind.name == "cuda"
+    return (FeatureKind.TRACE, FeatureKind.TEMPLATE) if is_gpu else (FeatureKind.TRACE,)
+
+
+def load(
+    model: ModelLike,
+    target: tvm.target.Target,
+    seed: int,
+    kind: FeatureKind = FeatureKind.TRACE,
+) -> Loaded:
+    """The model that a run on a target starts from, for features of a kind.
+
+    Args:
+        model: the caller's, for traces; templates have the shipped one whatever it is.
+        seed: of a new network.
 
     Raises:
         CheckpointError: the given checkpoint does not fit the features.
@@ -97,17 +116,28 @@ def load(model: ModelLike, target: tvm.target.Target, seed: int) -> Loaded:
 
     from costmodel import registry
     from felix.features import spec
+    from felix.templates import spec as template_spec
 
+    if kind is FeatureKind.TEMPLATE:
+        module, info = registry.load_for(
+            target, template_spec.NAMES, template_spec.VERSION, seed=seed, kind=kind
+        )
+        return Loaded(module, info.message, info)
     if isinstance(model, nn.Module):
         return Loaded(model, f"given model {type(model).__name__}")
     module, info = registry.load_for(target, spec.NAMES, spec.FEATURES_VERSION, model, seed=seed)
     return Loaded(module, info.message, info)
 
 
-def online(loaded: Loaded, options: LearningOptions | None = None) -> OnlineModel | None:
+def online(
+    loaded: Loaded,
+    options: LearningOptions | None = None,
+    kind: FeatureKind = FeatureKind.TRACE,
+) -> OnlineModel | None:
     """What lets a model learn: a correction by default, else fine-tuning.
 
-    None if its weights are to be trained and it has none.
+    Where weights are to be trained and it has none, a template's is corrected all the same, and
+    a trace's learns nothing: None.
     """
     from costmodel.online import finetune, gaussian_process
 
@@ -115,7 +145,7 @@ def online(loaded: Loaded, options: LearningOptions | None = None) -> OnlineMode
     if not isinstance(options, finetune.FineTuneOptions):
         return gaussian_process.Corrector(module, options)
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        return None
+        return gaussian_process.Corrector(module) if kind is FeatureKind.TEMPLATE else None
     replay = None if loaded.info is None else loaded.info.replay
     return finetune.FineTuner(module, replay, options)
 

@@ -7,7 +7,8 @@ Notation
     T       temperature of the smooth formulas, hot to cold in geometric steps
 
 All entries are merged into one program, so a step costs one forward and one reverse pass
-whatever the number of sketches, and the model sees one batch of B k programs.
+whatever the number of sketches. A *block* is the entries of one kind of features (those of traces,
+those of templates): their model sees one batch of B programs for each of them.
 
 *Objective* of a seed: the predicted ln(latency) + weight * sum relu(s(g))^2, where s = asinh
 tames constraints that are not logarithms. Both terms are in nats, so a weight means something:
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from felix import events
 from felix.autodiff import program as autodiff_program
 from felix.autodiff import smoothing, torch_function, torch_threads
+from felix.features.kind import FeatureKind
 from felix.search import interface, scoring
 from felix.sketch import coordinates
 
@@ -86,44 +88,100 @@ class Visited:
     predicted: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Entries of one kind of features, padded to the same rows, side by side in the outputs."""
+
+    kind: FeatureKind
+    #: numbers of the entries, ascending
+    entries: tuple[int, ...]
+    n_rows: int
+    n_features: int
+    #: where its features begin among the outputs of the merged program
+    first_output: int
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.entries) * self.n_rows * self.n_features
+
+    def rows_of(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Feature rows [B * entries of the block, n_rows, n_features] of outputs [B, n]."""
+        part = outputs[:, self.first_output : self.first_output + self.n_outputs]
+        return part.reshape(-1, self.n_rows, self.n_features)
+
+
 class MergedProgram:
-    """The merged formulas of several entries; depends on which, not on their seeds."""
+    """The merged formulas of several entries; depends on which, not on their seeds.
+
+    Outputs are the features of all blocks, one after another, then all constraints.
+    """
 
     def __init__(
         self, keys: Sequence[tuple[int, coordinates.Structure]], scorer: scoring.Scorer
     ) -> None:
         compiled = [scorer.of_structure(*key) for key in keys]
-        self.n_rows = max(v.n_rows for v in compiled)
-        self.n_features = scorer.sketches[keys[0][0]].formulas.n_features
-        width = self.n_rows * self.n_features
-        both: list[autodiff_program.Program] = []
-        features: list[list[int | None]] = []
-        constraint_entries: list[int] = []
+        self.blocks = _blocks(keys, compiled, scorer)
+        both = [
+            autodiff_program.Program.merge([one.program, one.constraint_program],
+                                           share_symbols=True)
+            for one in compiled
+        ]  # fmt: skip
+        starts = np.cumsum([0, *(len(program.outputs) for program in both)])
+        features = _padded_features(self.blocks, compiled, starts.tolist())
+        constraints: list[int | None] = []
+        owners: list[int] = []
         for number, one in enumerate(compiled):
-            pair = [one.program, one.constraint_program]
-            both.append(autodiff_program.Program.merge(pair, share_symbols=True))
-            n_features = len(one.program.outputs)
-            features.append([*range(n_features), *([None] * (width - n_features))])
-            constraint_entries += [number] * len(one.constraint_program.outputs)
+            constraints += range(starts[number] + len(one.program.outputs), starts[number + 1])
+            owners += [number] * len(one.constraint_program.outputs)
         everything = autodiff_program.Program.merge(both)
-        # all features first (padded to the same rows), then all constraints
-        order: list[int | None] = []
-        tail: list[int | None] = []
-        first = 0
-        for one, columns, program in zip(compiled, features, both, strict=True):
-            order += [None if i is None else first + i for i in columns]
-            tail += range(first + len(one.program.outputs), first + len(program.outputs))
-            first += len(program.outputs)
-        self.program = autodiff_program.Program.merge([everything], outputs=[[*order, *tail]])
+        order = [*features, *constraints]
+        self.program = autodiff_program.Program.merge([everything], outputs=[order])
         self.n_entries = len(keys)
-        self.n_feature_outputs = len(order)
+        self.n_feature_outputs = len(features)
         self.space = coordinates.Space.concatenate(
             [coordinates.Space.of(scorer.sketches[index].variables) for index, _ in keys]
         )
+        #: positions in the blocks' order of each entry
+        self.entry_order = np.argsort([e for b in self.blocks for e in b.entries]).tolist()
         #: [n_constraints, k]: 1 where a constraint is of an entry; sums constraints by entry
-        self.constraint_to_entry = torch.zeros(len(tail), self.n_entries, dtype=torch.float64)
-        rows, columns_of = torch.arange(len(tail)), torch.tensor(constraint_entries).long()
-        self.constraint_to_entry[rows, columns_of] = 1.0
+        self.constraint_to_entry = torch.zeros(
+            len(constraints), self.n_entries, dtype=torch.float64
+        )
+        self.constraint_to_entry[torch.arange(len(owners)), torch.tensor(owners).long()] = 1.0
+
+
+def _blocks(
+    keys: Sequence[tuple[int, coordinates.Structure]],
+    compiled: Sequence[interface.StructureFormulas],
+    scorer: scoring.Scorer,
+) -> list[Block]:
+    """One for each kind of features, in the order of their first entries."""
+    entries: dict[FeatureKind, list[int]] = {}
+    for number, (index, _) in enumerate(keys):
+        entries.setdefault(scorer.kind_of(index), []).append(number)
+    blocks: list[Block] = []
+    first = 0
+    for kind, numbers in entries.items():
+        n_rows = max(compiled[number].n_rows for number in numbers)
+        n_features = scorer.sketches[keys[numbers[0]][0]].formulas.n_features
+        blocks.append(Block(kind, tuple(numbers), n_rows, n_features, first))
+        first += blocks[-1].n_outputs
+    return blocks
+
+
+def _padded_features(
+    blocks: Sequence[Block],
+    compiled: Sequence[interface.StructureFormulas],
+    starts: Sequence[int],
+) -> list[int | None]:
+    """Outputs of the merged pairs that are features, in the blocks' order; None stands for 0."""
+    order: list[int | None] = []
+    for block in blocks:
+        for number in block.entries:
+            n_outputs = len(compiled[number].program.outputs)
+            order += range(starts[number], starts[number] + n_outputs)
+            order += [None] * (block.n_rows * block.n_features - n_outputs)
+    return order
 
 
 class Descent:
@@ -148,9 +206,9 @@ class Descent:
         merged = self._merge(tuple((e.sketch_index, e.structure) for e in entries))
         n_seeds = max(len(e.starts) for e in entries)
         padded = [e.starts[np.arange(n_seeds) % len(e.starts)] for e in entries]
-        mask = _mask(entries, merged, self.scorer)
+        masks = [_mask(entries, block, self.scorer) for block in merged.blocks]
         with torch_threads.limit(self.options.threads):
-            points, costs = self._descend(merged, np.concatenate(padded, axis=1), mask)
+            points, costs = self._descend(merged, np.concatenate(padded, axis=1), masks)
         result, column = [], 0
         for number, entry in enumerate(entries):
             width = entry.starts.shape[1]
@@ -168,7 +226,10 @@ class Descent:
         return self._merged[keys]
 
     def _descend(
-        self, merged: MergedProgram, starts: interface.Decisions, mask: torch.Tensor
+        self,
+        merged: MergedProgram,
+        starts: interface.Decisions,
+        masks: Sequence[torch.Tensor],
     ) -> tuple[Array, Array]:
         """Recorded values [n_records, B, n_variables] and predictions [n_records, B, k]."""
         options, where = self.options, merged.space
@@ -184,7 +245,7 @@ class Descent:
             outputs = torch_function.smooth(
                 merged.program, values, temperature, kernel=options.kernel
             )
-            cost, excess = self._terms(merged, outputs, mask)
+            cost, excess = self._terms(merged, outputs, masks)
             if step % options.record_every == 0 or step == options.steps:
                 points.append(values.detach().numpy().copy())
                 costs.append(cost.detach().numpy().copy())
@@ -202,14 +263,17 @@ class Descent:
         return np.stack(points), np.stack(costs)
 
     def _terms(
-        self, merged: MergedProgram, outputs: torch.Tensor, mask: torch.Tensor
+        self, merged: MergedProgram, outputs: torch.Tensor, masks: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted ln(latency) and squared excess of constraints, each [B, k]."""
         batch = len(outputs)
-        rows = outputs[:, : merged.n_feature_outputs].reshape(-1, merged.n_rows, merged.n_features)
-        rows = rows.to(scoring.dtype_of(self.scorer.model))
-        spread = mask.to(rows.dtype).repeat(batch, 1)
-        cost = self.scorer.model(rows, spread).double().reshape(batch, merged.n_entries)
+        costs = []
+        for block, mask in zip(merged.blocks, masks, strict=True):
+            model = self.scorer.model_of(block.kind)
+            rows = block.rows_of(outputs).to(scoring.dtype_of(model))
+            predicted = model(rows, mask.to(rows.dtype).repeat(batch, 1))
+            costs.append(predicted.double().reshape(batch, len(block.entries)))
+        cost = costs[0] if len(costs) == 1 else torch.cat(costs, dim=1)[:, merged.entry_order]
         self.scorer.n_predictions += batch * merged.n_entries
         residuals = torch.asinh(outputs[:, merged.n_feature_outputs :])
         return cost, torch.square(torch.relu(residuals)) @ merged.constraint_to_entry
@@ -258,10 +322,11 @@ def _cosine(first: float, last: float, progress: float) -> float:
     return last + (first - last) * 0.5 * (1.0 + float(np.cos(np.pi * progress)))
 
 
-def _mask(entries: Sequence[Entry], merged: MergedProgram, scorer: scoring.Scorer) -> torch.Tensor:
-    """[k, n_rows]: which rows exist under each entry's structure (they do for all its seeds)."""
-    mask = torch.zeros(len(entries), merged.n_rows, dtype=torch.float64)
-    for number, entry in enumerate(entries):
+def _mask(entries: Sequence[Entry], block: Block, scorer: scoring.Scorer) -> torch.Tensor:
+    """[entries of the block, n_rows]: which rows exist under each entry's structure (they do for
+    all its seeds)."""
+    mask = torch.zeros(len(block.entries), block.n_rows, dtype=torch.float64)
+    for number, entry in enumerate(entries[i] for i in block.entries):
         exact = scorer.features(
             entry.sketch_index, entry.structure, entry.starts.astype(np.float64)
         )

@@ -9,12 +9,14 @@ Units: latencies in microseconds; a cost model predicts ln(latency_us).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +77,11 @@ class Formulas(Protocol):
     """The formulas of a sketch."""
 
     @property
+    def kind(self) -> FeatureKind:
+        """Which table the features are of: it says which cost model reads them."""
+        ...
+
+    @property
     def names(self) -> Sequence[str]:
         """Feature names in column order."""
         ...
@@ -96,26 +103,40 @@ class Instruction(Protocol):
 
 
 class Sketch(Protocol):
-    """What a search needs of `felix.Sketch`."""
+    """What a search needs of `felix.Sketch`, a trace's or a template's."""
 
     @property
     def is_gpu(self) -> bool: ...
     @property
     def variant(self) -> Hashable: ...
     @property
-    def instructions(self) -> Sequence[Instruction]: ...
+    def instructions(self) -> Sequence[Instruction]:
+        """Of its trace; a template has none."""
+        ...
+
     @property
     def variables(self) -> Sequence[Variable]: ...
     @property
     def formulas(self) -> Formulas: ...
     def sample(self, n: int, seed: int, max_structures: int = ...) -> Decisions: ...
     def is_applicable(self, decisions: Sequence[int], /) -> bool:
-        """Whether TVM can apply decisions that meet the constraints."""
+        """Whether decisions that meet the constraints give a program: TVM may refuse a trace's."""
         ...
 
 
 #: rows [batch, n_rows, n_features], mask [batch, n_rows] -> ln(latency_us) [batch].
 CostModel = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+#: One model for all sketches, or one for each kind of features.
+CostModels = CostModel | Mapping[FeatureKind, CostModel]
+
+
+def model_of(models: CostModels, kind: FeatureKind) -> CostModel:
+    """The model that reads features of a kind.
+
+    Raises:
+        KeyError: there are models for other kinds alone.
+    """
+    return models[kind] if isinstance(models, Mapping) else models
 
 
 class Search(Protocol):

@@ -9,7 +9,8 @@ lists filtered apart.
 
 *Fingerprints* tell which candidates the model cannot tell apart: decisions of equal features.
 Equal programs are among them: a fetch is not vectorized unless its width divides the extent, so
-all other widths give the same one.
+all other widths give the same one. Parameters of a template are told apart even where no feature
+counts them: they give other kernels.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from felix import errors
+from felix.features.kind import FeatureKind
 from felix.search import build_time, interface
 from felix.sketch import coordinates, legality
 
@@ -62,10 +64,10 @@ class Scores:
 
 @dataclass(slots=True)
 class Scorer:
-    """Scores candidates of all sketches of a task with one cost model."""
+    """Scores candidates of all sketches of a task with the cost models of their features."""
 
     sketches: Sequence[interface.Sketch]
-    model: interface.CostModel
+    model: interface.CostModels
     #: how many predictions the model has made
     n_predictions: int = 0
     #: new structures of each sketch that this round may still compile; None: any number
@@ -78,6 +80,14 @@ class Scorer:
     #: structures that no program has, and those that TVM can apply
     _impossible: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
     _applicable: set[tuple[int, coordinates.Structure]] = field(default_factory=set)
+
+    def kind_of(self, sketch_index: int) -> FeatureKind:
+        """Which table the features of a sketch are of."""
+        return self.sketches[sketch_index].formulas.kind
+
+    def model_of(self, kind: FeatureKind) -> interface.CostModel:
+        """The model that reads features of a kind."""
+        return interface.model_of(self.model, kind)
 
     def begin_round(self, n_new_structures: int | Sequence[int]) -> None:
         """Allow so many new structures of every sketch, or of each, until the next call."""
@@ -167,25 +177,37 @@ class Scorer:
         result = np.zeros(len(decisions), FINGERPRINT)
         for structure, rows in self._by_structure(sketch_index, decisions):
             values = decisions[rows].astype(np.float64)
-            result[rows] = _fingerprints(self.features(sketch_index, structure, values))
+            features = self.features(sketch_index, structure, values)
+            result[rows] = self._fingerprints(sketch_index, features, values)
         return result
 
     def _scores(self, sketch_index: int, decisions: interface.Decisions) -> Scores:
         result = Scores.blank(len(decisions))
         for structure, rows in self._by_structure(sketch_index, decisions):
-            features = self.features(sketch_index, structure, decisions[rows].astype(np.float64))
+            values = decisions[rows].astype(np.float64)
+            features = self.features(sketch_index, structure, values)
             build = build_time.BuildCost.of(self.sketches[sketch_index], features)
-            result.put(rows, Scores(self._predicted(features), build, _fingerprints(features)))
+            predicted = self._predicted(self.model_of(self.kind_of(sketch_index)), features)
+            fingerprints = self._fingerprints(sketch_index, features, values)
+            result.put(rows, Scores(predicted, build, fingerprints))
         return result
 
-    def _predicted(self, features: Array) -> Array:
+    def _fingerprints(
+        self, sketch_index: int, features: Array, values: Array
+    ) -> NDArray[np.bytes_]:
+        """Digests [n] of what tells candidates of a sketch apart."""
+        if self.kind_of(sketch_index) is FeatureKind.TRACE:
+            return _digests(features)
+        return _digests(np.insert(values, 0, sketch_index, axis=1))
+
+    def _predicted(self, model: interface.CostModel, features: Array) -> Array:
         self.n_predictions += len(features)
         batches = []
         with torch.no_grad():
             for start in range(0, len(features), MODEL_BATCH):
                 rows = torch.from_numpy(features[start : start + MODEL_BATCH])
-                rows = rows.to(dtype_of(self.model))
-                batches.append(self.model(rows, row_mask(rows)).double())
+                rows = rows.to(dtype_of(model))
+                batches.append(model(rows, row_mask(rows)).double())
         return torch.cat(batches).cpu().numpy()
 
     def _by_structure(
@@ -204,9 +226,9 @@ class Scorer:
             yield structure, np.asarray(rows, np.intp)
 
 
-def _fingerprints(features: Array) -> NDArray[np.bytes_]:
-    """Digests [n] of features [n, n_rows, n_features], in hexadecimal, as a model reads them."""
-    rows = features.astype(np.float32) + np.float32(0)  # the same for 0 and -0
+def _digests(values: Array) -> NDArray[np.bytes_]:
+    """Digests [n] of values [n, ...], in hexadecimal, as a model reads them."""
+    rows = values.astype(np.float32) + np.float32(0)  # the same for 0 and -0
     digests = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows]
     return np.asarray(digests, FINGERPRINT)
 

@@ -9,8 +9,9 @@ because a winner has so many that they would fill rounds, and those that a build
 than a share of the picks while others have candidates, and the less the more of its candidates
 failed (some programs take LLVM longer than a builder allows); nor does a variant of the task. Near
 copies of picks wait; a share is for neighbours of what measured best, and a share is drawn at
-random. Code that takes long to build must promise more: the *acquisition* value adds the cost of
-building to the prediction.
+random. Models of different kinds of features may be wrong by different factors, so while nothing
+is measured each kind has a share. Code that takes long to build must promise more: the
+*acquisition* value adds the cost of building to the prediction.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from enum import Enum
 
 import numpy as np
 
+from felix.features.kind import FeatureKind
 from felix.search import build_time, history, interface, scoring
 from felix.sketch import coordinates
 
@@ -72,9 +74,10 @@ class SelectionOptions:
     #: for neighbours of the best measured
     neighbour_share: float = 0.2
     #: most that one (sketch, structure) may take while others have candidates; less where some
-    #: of its candidates failed
+    #: of its candidates failed. A template is all that there is of its kind, and may take all
     structure_share: float = 0.6
-    #: a candidate waits while so many picks differ from it in at most two values (one move)
+    #: a candidate waits while so many picks are one move away: they differ in at most two values,
+    #: or one parameter of a template
     max_similar: int = 2
     #: nats that a candidate must be predicted faster by to be built e times as long
     build_weight: float = 0.04
@@ -84,6 +87,8 @@ class SelectionOptions:
     max_compile_s: float = 3.0
     #: most that the sketches of one variant of the task may take while others have candidates
     variant_share: float = 0.85
+    #: least that each kind of features gets while it has candidates
+    kind_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -165,10 +170,11 @@ def select(
     n_random = min(n, round(options.random_share * n)) if n > 1 else 0
     n_greedy = n - n_random
     limit = max(1, math.ceil(options.structure_share * n_greedy))
-    limits = {k: math.ceil(limit * (1 - share)) for k, share in pool.failures().items()}
+    limits = _limits(pool, limit, n_greedy)
     variants = [sketch.variant for sketch in pool.scorer.sketches]
     variant_limit = math.ceil((options.variant_share if len(set(variants)) > 1 else 1) * n_greedy)
     near = [c for c in ranked if c.source is Source.NEIGHBOUR]
+    n_of_kind = math.ceil(options.kind_share * n_greedy)
     chosen: dict[interface.Key, Candidate] = {}
     taken: dict[Kind, int] = {}
     taken_of: collections.Counter[Hashable] = collections.Counter()
@@ -182,14 +188,17 @@ def select(
             variant = variants[candidate.sketch_index]
             if key in chosen:
                 continue
-            is_full = taken.get(kind, 0) >= limits.get(kind, limit)
+            is_full = taken.get(kind, 0) >= limits[kind]
             is_full = is_full or taken_of[variant] >= variant_limit
-            if capped and (is_full or _has_similar(candidate, chosen, options)):
+            width = _MOVE[pool.scorer.sketches[candidate.sketch_index].formulas.kind]
+            if capped and (is_full or _has_similar(candidate, chosen, width, options)):
                 continue
             chosen[key] = candidate
             taken[kind] = taken.get(kind, 0) + 1
             taken_of[variant] += 1
 
+    for of_kind in _by_kind(ranked, pool.scorer.sketches):
+        take(of_kind, min(n_greedy, len(chosen) + n_of_kind), True)
     take(near, round(options.neighbour_share * n_greedy), True)
     take(ranked, n_greedy, True)
     take(ranked, n_greedy, False)  # one structure, or one neighbourhood, is all there is
@@ -199,17 +208,49 @@ def select(
     return [*greedy, *(rest[i] for i in picks), *fallback]
 
 
+def _limits(pool: Pool, limit: int, n_greedy: int) -> dict[Kind, int]:
+    """Most picks of the structures that have candidates: `limit`, all of a template."""
+    failures = pool.failures()
+    sketches = pool.scorer.sketches
+    limits: dict[Kind, int] = {}
+    for candidate in pool.candidates.values():
+        kind = (candidate.sketch_index, candidate.structure)
+        if kind not in limits:
+            is_template = sketches[kind[0]].formulas.kind is FeatureKind.TEMPLATE
+            most = n_greedy if is_template else limit
+            limits[kind] = math.ceil(most * (1 - failures.get(kind, 0.0)))
+    return limits
+
+
+def _by_kind(
+    ranked: Sequence[Candidate], sketches: Sequence[interface.Sketch]
+) -> list[list[Candidate]]:
+    """The candidates of each kind of features; none where all are of one."""
+    groups: dict[FeatureKind, list[Candidate]] = {}
+    for candidate in ranked:
+        kind = sketches[candidate.sketch_index].formulas.kind
+        groups.setdefault(kind, []).append(candidate)
+    return list(groups.values()) if len(groups) > 1 else []
+
+
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda c: (c.acquisition, c.key))
 
 
+#: Values that one move changes: two factors of a tiling, or one parameter.
+_MOVE = {FeatureKind.TRACE: 2, FeatureKind.TEMPLATE: 1}
+
+
 def _has_similar(
-    candidate: Candidate, chosen: dict[interface.Key, Candidate], options: SelectionOptions
+    candidate: Candidate,
+    chosen: dict[interface.Key, Candidate],
+    width: int,
+    options: SelectionOptions,
 ) -> bool:
-    """Whether as many picks of the same sketch as are allowed are one move away."""
+    """Whether as many picks of the same sketch as are allowed differ in at most `width` values."""
     n_similar = 0
     for sketch_index, decisions in chosen:
         if sketch_index == candidate.sketch_index:
             differ = sum(a != b for a, b in zip(decisions, candidate.decisions, strict=True))
-            n_similar += differ <= 2
+            n_similar += differ <= width
     return n_similar >= options.max_similar

@@ -11,14 +11,45 @@ loops, whatever its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from felix.symbolic import interpret
+from felix.tir.design_space import variants
 
 #: Sketches of a task's own program, and of each variant, that are used.
 MAX_STOCK, MAX_VARIANT = 16, 2
+
+
+class HasVariant(Protocol):
+    """A sketch, as far as it matters here."""
+
+    @property
+    def variant(self) -> variants.Variant | str:
+        """The program that it schedules, or the name of what it is instead."""
+
+
+_Sketch = TypeVar("_Sketch", bound=HasVariant)
+
+
+def searched(sketches: Sequence[_Sketch]) -> list[_Sketch]:
+    """The sketches of a task that are worth a search.
+
+    Those of programs that others replace are left out, but for the first of the task's own.
+    """
+    programs = [each.variant for each in sketches if isinstance(each.variant, variants.Variant)]
+    is_replaced = any(program.replaces_stock for program in programs)
+    n_own = 0
+    result = []
+    for sketch in sketches:
+        n_own += sketch.variant == variants.STOCK
+        left_out = is_replaced and n_own > 1 and sketch.variant == variants.STOCK
+        if isinstance(sketch.variant, variants.Variant):
+            left_out = left_out or sketch.variant.is_replaced
+        if not left_out:
+            result.append(sketch)
+    return result
 
 
 def diverse(sketches: Sequence[Sequence[interpret.Instruction]], limit: int) -> list[int]:

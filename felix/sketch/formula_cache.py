@@ -22,10 +22,12 @@ from felix.files import cache_folder, write_atomically
 #: (rows, constraint names, (features, constraints)).
 Entry = tuple[tuple[RowName, ...], tuple[str, ...], tuple[program.Program, program.Program]]
 
-#: Modules and packages of `felix` that decide what a compiled formula is.
-SOURCES = (
-    "symbolic", "features", "sketch/formulas.py",
-    "autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py",
+_COMPILER = ("autodiff/graph.py", "autodiff/passes.py", "autodiff/program.py")
+#: Modules and packages of `felix` that decide what a compiled formula of a trace is,
+SOURCES = ("symbolic", "features", "sketch/formulas.py", "sketch/trace_source.py", *_COMPILER)
+#: and of a template.
+TEMPLATE_SOURCES = (
+    "templates", "symbolic/expr.py", "sketch/formulas.py", "sketch/template_sketch.py", *_COMPILER,
 )  # fmt: skip
 
 
@@ -35,19 +37,19 @@ def folder() -> pathlib.Path:
 
 
 @functools.cache
-def code_digest() -> str:
+def code_digest(sources: tuple[str, ...] = SOURCES) -> str:
     """Digest of the modules that make formulas: another version of them is another cache."""
-    return digest_of(pathlib.Path(__file__).parents[1])
+    return digest_of(pathlib.Path(__file__).parents[1], sources)
 
 
-def digest_of(root: pathlib.Path) -> str:
+def digest_of(root: pathlib.Path, sources: tuple[str, ...] = SOURCES) -> str:
     """Digest of the feature version and the sources below a folder.
 
     Raises:
         FileNotFoundError: a source is missing, so that no digest would say what formulas are.
     """
     digest = hashlib.sha256(str(spec.FEATURES_VERSION).encode())
-    for name in SOURCES:
+    for name in sources:
         path = root / name
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         if not files:
@@ -57,15 +59,15 @@ def digest_of(root: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def _path(key: str) -> pathlib.Path:
-    name = hashlib.sha256(f"{code_digest()}|{key}".encode()).hexdigest()
+def _path(key: str, sources: tuple[str, ...]) -> pathlib.Path:
+    name = hashlib.sha256(f"{code_digest(sources)}|{key}".encode()).hexdigest()
     return folder() / f"{name[:40]}.bin"
 
 
-def load(key: str) -> Entry | None:
-    """The entry of `key`, or None if there is none that can be read."""
+def load(key: str, sources: tuple[str, ...] = SOURCES) -> Entry | None:
+    """The entry of `key` by this version of the sources; None without one that can be read."""
     try:
-        data = zlib.decompress(_path(key).read_bytes())
+        data = zlib.decompress(_path(key, sources).read_bytes())
         head, rest = data.split(b"\n", 1)
         meta = json.loads(head)
         first = rest[: meta["size"]]
@@ -78,13 +80,13 @@ def load(key: str) -> Entry | None:
     return tuple(RowName(*r) for r in meta["rows"]), tuple(meta["constraints"]), programs
 
 
-def store(key: str, entry: Entry) -> None:
+def store(key: str, entry: Entry, sources: tuple[str, ...] = SOURCES) -> None:
     """Write an entry; a folder that cannot be written only means extraction next time."""
     rows, names, (features, constraints) = entry
     first = features.to_bytes()
     meta = {"rows": [list(r) for r in rows], "constraints": list(names), "size": len(first)}
     data = zlib.compress(json.dumps(meta).encode() + b"\n" + first + constraints.to_bytes(), 1)
-    path = _path(key)
+    path = _path(key, sources)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data, durable=False, mode=0o600)

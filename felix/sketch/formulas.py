@@ -1,34 +1,35 @@
 """The formulas of one sketch: expressions, and their compiled exact and smooth evaluations.
 
+What they are made from is a `Source`: a trace's symbolic program (`felix.sketch.trace_source`) or
+a template's own expressions (`felix.sketch.template_sketch`).
+
 Structural decisions (compute locations) choose the program, so there is one `StructureFormulas`
-per combination of them, made on first use and cached on disk. The key of the cache is the trace,
-the target, the structure and the version of Felix's formulas.
+per combination of them, made on first use and cached on disk. The key of the cache is the
+sketch, the target, the structure and the version of the code that makes formulas.
 
 Notation
-    B    batch; R rows (stores, the same list for every structure of a sketch); F features
+    B    batch; R rows (stores, or kernels of a template; the same list for every structure of a
+         sketch); F features
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import sympy
 from numpy.typing import NDArray
 
 from felix.autodiff import program as autodiff_program
-from felix.features import spec
-from felix.features import table as feature_table
+from felix.features.kind import FeatureKind
 from felix.features.stores import RowName
 from felix.sketch import coordinates, formula_cache, unmodelled
 from felix.sketch.coordinates import Structure
 from felix.sketch.variables import Variable
-from felix.symbolic import expr, interpret, kernels
-from felix.symbolic.ir import Program
-from felix.target import Hardware
+from felix.symbolic import expr, interpret
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ class StructureFormulas:
 
     Attributes:
         rows: the store of each row; all structures of a sketch have the same rows in one order.
-        program: R * F outputs, row after row, transformed as `spec` says.
+        program: R * F outputs, row after row, transformed as their table says.
         constraint_program: legal where every output is <= 0.
         constraint_names: what each constraint limits.
     """
@@ -56,23 +57,56 @@ class StructureFormulas:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
-    """What formulas are made from.
+class Extracted:
+    """Expressions under one structural choice, untransformed.
 
     Attributes:
-        variables: the sketch's decision variables.
-        program: symbolic program of a structure, after its postprocessors.
-        hardware: limits and rates of the target.
-        max_threads, max_shared_bytes: the target's limits on a block; 0 on a CPU.
-        key: what identifies the sketch in the cache.
+        rows: what each row describes.
+        values: features [R][F] in the order of the source's names.
+        constraints: what is limited, and an expression that is legal where <= 0.
     """
 
-    variables: Sequence[Variable]
-    program: Callable[[Structure], Program]
-    hardware: Hardware
-    max_threads: int
-    max_shared_bytes: int
-    key: str
+    rows: tuple[RowName, ...]
+    values: Sequence[tuple[Any, ...]]
+    constraints: Sequence[tuple[str, Any]]
+
+
+class Source(Protocol):
+    """What formulas are made from."""
+
+    @property
+    def kind(self) -> FeatureKind:
+        """Which table the features are of."""
+        ...
+
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The sketch's decision variables."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Features, in order."""
+        ...
+
+    @property
+    def log(self) -> tuple[bool, ...]:
+        """Which of them are reported as log2(1 + value)."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """What identifies the sketch in the cache."""
+        ...
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Modules of `felix` that decide what a formula is; see `formula_cache`."""
+        ...
+
+    def extract(self, structure: Structure) -> Extracted:
+        """The expressions under these values of the structural variables."""
+        ...
 
 
 class Formulas:
@@ -85,17 +119,22 @@ class Formulas:
         self._default = (interpret.ROOT,) * len(self._structural)
 
     @property
+    def kind(self) -> FeatureKind:
+        """Which table the features are of, and so which cost model reads them."""
+        return self._source.kind
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Feature names, in order."""
-        return spec.NAMES
+        return self._source.names
 
     @property
     def n_features(self) -> int:
-        return len(spec.NAMES)
+        return len(self._source.names)
 
     @functools.cached_property
     def rows(self) -> tuple[RowName, ...]:
-        """(block, buffer) of each row, in program order with every block at its own place."""
+        """What each row describes, in program order with every block at its own place."""
         return self.default.rows
 
     @property
@@ -111,7 +150,7 @@ class Formulas:
     def expressions(self) -> tuple[tuple[sympy.Expr, ...], ...]:
         """sympy expressions [R][F] of the default structure, untransformed."""
         known: dict[expr.SharedSubexpr, sympy.Expr] = {}
-        values = self._table(self._default)[1]
+        values = self._extracted(self._default).values
         return tuple(tuple(expr.resolved(v, known) for v in row) for row in values)
 
     def of_structure(self, structure: Structure, /) -> StructureFormulas:
@@ -123,50 +162,49 @@ class Formulas:
         structure = tuple(int(s) for s in structure)
         if structure not in self._by_structure:
             key = f"{self._source.key}-{structure}"
-            stored = formula_cache.load(key)
+            stored = formula_cache.load(key, self._source.code)
             if stored is None:
                 with unmodelled.reported():
                     stored = self._compile(structure)
-                formula_cache.store(key, stored)
+                formula_cache.store(key, stored, self._source.code)
             rows, names, programs = stored
             self._by_structure[structure] = StructureFormulas(rows, *programs, names)
         return self._by_structure[structure]
 
-    def _table(
-        self, structure: Structure
-    ) -> tuple[Program, tuple[tuple[sympy.Expr, ...], ...], tuple[RowName, ...]]:
-        """(program, values, rows): rows missing from this structure are all zero."""
-        program = self._source.program(structure)
-        table = feature_table.build(program, self._source.hardware)
-        rows = table.rows if structure == self._default else self.rows
-        values_of = dict(zip(table.rows, table.values, strict=True))
-        absent = (sympy.Integer(0),) * len(spec.NAMES)
-        values = tuple(values_of.get(row, absent) for row in rows)
-        return program, values, rows
+    def _extracted(self, structure: Structure) -> Extracted:
+        """The expressions of a structure; rows missing from it are all zero."""
+        extracted = self._source.extract(structure)
+        if structure == self._default:
+            return extracted
+        values_of = dict(zip(extracted.rows, extracted.values, strict=True))
+        absent = (sympy.Integer(0),) * self.n_features
+        values = [values_of.get(row, absent) for row in self.rows]
+        return Extracted(self.rows, values, extracted.constraints)
 
     def _compile(self, structure: Structure) -> formula_cache.Entry:
-        program, values, rows = self._table(structure)
+        extracted = self._extracted(structure)
         names = [variable.name for variable in self._source.variables]
         symbols = [sympy.Symbol(name, integer=True, positive=True) for name in names]
         features = autodiff_program.Program.compile(
-            [value for row in values for value in row], symbols, spec.LOG * len(rows)
+            [value for row in extracted.values for value in row],
+            symbols,
+            self._source.log * len(extracted.rows),
         )
-        limits = kernels.constraints(
-            program, self._source.max_threads, self._source.max_shared_bytes
-        )
+        limits = [sympy.sympify(g) for _, g in extracted.constraints]
         bounds = autodiff_program.Program.compile(
-            [autodiff_program.relative_constraint(sympy.sympify(g)) for _, g in limits], symbols
+            [autodiff_program.relative_constraint(g) for g in limits], symbols
         )
-        return rows, tuple(name for name, _ in limits), (features, bounds)
+        labels = tuple(name for name, _ in extracted.constraints)
+        return extracted.rows, labels, (features, bounds)
 
     # ------------------------------------------------------------ evaluation
 
     def exact(self, batch: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Features [B, R, F] at integer decisions [B, n_variables], transformed as `spec` says."""
+        """Features [B, R, F] at integer decisions [B, n_variables], as their table transforms."""
         return self._evaluate(batch, raw=False)
 
     def raw(self, batch: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Features [B, R, F] in the units of `spec`."""
+        """Features [B, R, F] in the units of their table."""
         return self._evaluate(batch, raw=True)
 
     def _evaluate(self, batch: NDArray[np.int64], raw: bool) -> NDArray[np.float64]:
@@ -187,7 +225,7 @@ class Formulas:
 
     def shared_bytes(self, batch: NDArray[np.int64]) -> NDArray[np.float64]:
         """Shared memory of a block [B], of the kernel that uses most."""
-        column = spec.NAMES.index("shared_bytes")
+        column = self.names.index("shared_bytes")
         most: NDArray[np.float64] = self.raw(batch)[:, :, column].max(axis=1)
         return most
 

@@ -24,6 +24,11 @@ Rows = NDArray[np.int64]
 #: Seed -> a row of TVM's own sampler, or None where its trace does not apply.
 TvmSample = Callable[[int], tuple[int, ...] | None]
 
+
+def no_tvm_sample(seed: int) -> None:
+    """Of a sketch that no trace made: it has no structures to draw."""
+
+
 #: Different structures in one call unless the caller says otherwise, of `STRUCTURE_DRAWS` draws.
 MAX_STRUCTURES = 6
 STRUCTURE_DRAWS = 12

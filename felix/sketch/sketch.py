@@ -1,384 +1,57 @@
-"""Sketches: MetaSchedule's design space of a task, each with its decision variables.
+"""The sketches of a task: trace sketches of MetaSchedule's design spaces, and template sketches.
 
-A sketch is a trace. Its sampling instructions are the decision variables: every factor of a
-perfect tile, every categorical choice, every compute location. A row of decisions is an int per
-variable. Instantiating a schedule is always TVM's own trace application and postprocessors.
+Both kinds have task, index, key, variant, hardware, variables, formulas, `sample`,
+`is_applicable`, and `program(decisions)`, which is what is measured: a scheduled module, or a
+generated program.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-import numpy as np
-import sympy
 import tvm
-import tvm_ffi
-from numpy.typing import NDArray
-from tvm.s_tir.schedule import Instruction, Trace
+from tvm.s_tir.schedule import Trace
 
-from felix.errors import (
-    DecisionError,
-    InvalidSchedule,
-    UnforeseenForm,
-    UnsupportedSchedule,
-)
-from felix.sketch import diversity, formulas, sampling, unmodelled
-from felix.sketch import variables as decision_variables
-from felix.sketch.variables import Variable
-from felix.symbolic import expr, interpret, ir, kernels, load, postprocs
-from felix.symbolic.ir import Scalar
+from felix.errors import UnforeseenForm, UnsupportedSchedule
+from felix.sketch import diversity, unmodelled
+from felix.sketch.template_sketch import TemplateSketch
+from felix.sketch.trace_sketch import TraceSketch
+from felix.symbolic import interpret
 from felix.target import Hardware, hardware
 from felix.task import Task
-from felix.tir import design_space, grammar
-from felix.tir.design_space import shared_memory, soundness, variants
+from felix.templates import registry
+from felix.templates.generated import GeneratedProgram
+from felix.tir import design_space
+from felix.tir.design_space import soundness, variants
 
-if TYPE_CHECKING:
-    from tvm.s_tir import meta_schedule as ms
-
-INLINE, ROOT = interpret.INLINE, interpret.ROOT
-
-#: Sampling instruction of a trace -> values of its outputs.
-_Decide = Callable[[interpret.Instruction, interpret.State], Sequence[Scalar]]
-#: What TVM raises where a trace does not apply.
-_TVM_ERRORS = (RuntimeError, ValueError, TypeError, LookupError)
-
-
-class Sketch:
-    """One design space of a task: a MetaSchedule trace with its variables and formulas.
-
-    Args:
-        index: number among the sketches of the task.
-        space_generator: MetaSchedule's, which has the postprocessors of the target.
-        machine: limits and rates the formulas use.
-        variant: which program of the task it schedules.
-        mod: that program, of which the trace is; the task's when left out.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        index: int,
-        trace: Trace,
-        space_generator: ms.SpaceGenerator,
-        machine: Hardware,
-        variant: variants.Variant = variants.STOCK,
-        mod: tvm.IRModule | None = None,
-    ) -> None:
-        self.task = task
-        self.mod: tvm.IRModule = task.mod if mod is None else mod
-        self.variant = variant
-        self.hardware = machine
-        self.index = index
-        self.trace = trace
-        self._space_generator = space_generator
-        self.instructions = interpret.parse(trace)
-        program = load.load(self.mod["main"])
-        self._names = program.names()
-        self.variables: tuple[Variable, ...] = decision_variables.of_trace(
-            program, self.instructions
-        )
-        self._columns = decision_variables.columns_by_group(self.variables)
-
-    def __repr__(self) -> str:
-        return (
-            f"Sketch({self.task.name}, {self.index}, {self.variant}, "
-            f"{len(self.variables)} variables)"
-        )
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Hash of workload, target, program and trace, the same in every process."""
-        text = "\n".join([self.task.key, *self._program_key, repr(self.instructions)])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    @property
-    def _program_key(self) -> list[str]:
-        """Hash of a variant's own program; none of the task's."""
-        if self.mod.same_as(self.task.mod):
-            return []
-        return [f"{tvm_ffi.structural_hash(self.mod) % 2**64:016x}"]
-
-    @functools.cached_property
-    def formulas(self) -> formulas.Formulas:
-        """Feature formulas and constraints.
-
-        Their rows have names, which the key of a sketch is blind to, so the key of the cache has
-        them as well.
-        """
-        limits = self.task.target.attrs
-        is_gpu = self.is_gpu
-        source = formulas.Source(
-            self.variables,
-            self.symbolic,
-            self.hardware,
-            int(limits["max_threads_per_block"]) if is_gpu else 0,
-            int(limits["max_shared_memory_per_block"]) if is_gpu else 0,
-            f"{self.key}-{self.hardware}-{self._names}",
-        )
-        return formulas.Formulas(source)
-
-    @property
-    def is_gpu(self) -> bool:
-        return bool(self.task.target.kind.name == "cuda")
-
-    @functools.cached_property
-    def _may_be_dynamic(self) -> bool:
-        """Whether a schedule may need more shared memory than there is of the static kind."""
-        if not self.is_gpu or not shared_memory.uses_static(self.trace):
-            return False
-        return _needs_dynamic(int(self.task.target.attrs["max_shared_memory_per_block"]))
-
-    # ------------------------------------------------------------ programs
-
-    def symbolic(self, structure: Sequence[int]) -> ir.Program:
-        """The symbolic program under these compute locations, after its postprocessors."""
-        locations = iter(structure)
-        placed = {v.group: next(locations) for v in self.variables if v.structural}
-
-        def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Scalar]:
-            columns = self._columns.get(inst.position)
-            if inst.kind == "SampleComputeLocation":
-                return [placed[inst.position]]
-            if columns is None:
-                return [inst.attrs[0][0]]
-            symbols = [expr.variable(self.variables[c].name) for c in columns]
-            if inst.kind == "SampleCategorical":
-                return symbols
-            outer = sympy.sympify(state.get(inst.inputs[0]).extent)
-            for symbol in symbols[1:]:
-                outer = outer / symbol
-            return [outer, *symbols[1:]]
-
-        return self._interpret(decide, rewrite=False)
-
-    def concrete(self, decisions: Sequence[int]) -> ir.Program:
-        """The same interpretation with every variable given its number."""
-        row = [int(v) for v in decisions]
-
-        def decide(inst: interpret.Instruction, state: interpret.State) -> Sequence[Scalar]:
-            columns = self._columns.get(inst.position)
-            return [inst.attrs[0][0]] if columns is None else [row[c] for c in columns]
-
-        program = self._interpret(decide, rewrite=True)
-        if self._may_be_dynamic and _needs_dynamic(kernels.most_shared_bytes(program)):
-            trace = shared_memory.dynamic(self.trace)
-            return self._interpret(decide, rewrite=True, instructions=interpret.parse(trace))
-        return program
-
-    def _interpret(
-        self,
-        decide: _Decide,
-        rewrite: bool,
-        instructions: Sequence[interpret.Instruction] | None = None,
-    ) -> ir.Program:
-        program = load.load(self.mod["main"])
-        interpret.interpret(program, instructions or self.instructions, decide)
-        threads = int(self.task.target.attrs["max_threads_per_block"]) if self.is_gpu else 0
-        postprocs.apply(program, self.is_gpu, threads, rewrite)
-        return program
-
-    # ------------------------------------------------------------ schedules
-
-    def schedule(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
-        """The schedule TVM makes of these decisions, after all postprocessors.
-
-        Raises:
-            DecisionError: wrong length, or a value outside of its variable's domain.
-            InvalidSchedule: TVM or a postprocessor rejects the decisions.
-        """
-        schedule = self.apply(decisions)
-        self.postprocess(schedule)
-        return schedule
-
-    def postprocess(self, schedule: tvm.s_tir.Schedule) -> None:
-        """Run the target's postprocessors on a schedule of this sketch, which is changed.
-
-        Raises:
-            InvalidSchedule: a postprocessor rejects it.
-        """
-        schedule.enter_postproc()
-        for postproc in self._postprocs(schedule.trace):
-            name = str(postproc).split("(")[0].rsplit(".", 1)[-1]
-            try:
-                accepted = postproc.apply(schedule)
-            except _TVM_ERRORS as error:
-                raise InvalidSchedule(
-                    f"postprocessor {name} fails: {grammar.first_line(error)}"
-                ) from error
-            if not accepted:
-                decisions = self.decisions_of(schedule.trace)
-                raise InvalidSchedule(f"postprocessor {name} rejects the decisions {decisions}")
-
-    def _postprocs(self, trace: Trace) -> Sequence[ms.Postproc]:
-        """The postprocessors for a schedule with this trace."""
-        if self._may_be_dynamic and shared_memory.is_dynamic(trace):
-            return self._postprocs_of_dynamic
-        postprocs: Sequence[ms.Postproc] = self._space_generator.postprocs
-        return postprocs
-
-    @functools.cached_property
-    def _postprocs_of_dynamic(self) -> Sequence[ms.Postproc]:
-        return shared_memory.verified_to(
-            self.mod, self.task.target, self._space_generator.postprocs
-        )
-
-    def apply(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
-        """The schedule before the postprocessors; raises as `schedule` does."""
-        self._check(decisions)
-        return self._applied(self.with_decisions(decisions))
-
-    def apply_stock(self, decisions: Sequence[int]) -> tvm.s_tir.Schedule:
-        """As `apply`, with the scopes of MetaSchedule's own trace whatever the decisions need."""
-        self._check(decisions)
-        return self._applied(self._with_static_memory(decisions))
-
-    def _applied(self, trace: Trace) -> tvm.s_tir.Schedule:
-        schedule = tvm.s_tir.Schedule(self.mod, seed=1, debug_mask="none")
-        try:
-            trace.apply_to_schedule(schedule, remove_postproc=True)
-        except _TVM_ERRORS as error:
-            text = str(error).strip().splitlines()
-            raise InvalidSchedule(
-                f"TVM cannot apply the trace: {text[-1] if text else error}"
-            ) from error
-        if self._locations(schedule.trace) != self._locations(trace):
-            raise InvalidSchedule("TVM has no such compute location for these tile sizes")
-        return schedule
-
-    def is_applicable(self, decisions: Sequence[int]) -> bool:
-        """Whether TVM can apply these decisions, compute locations above all.
-
-        Formulas cannot decide all of it: which locations TVM allows a block follows from where
-        the blocks before it went.
-
-        Raises:
-            DecisionError: wrong length, or a value outside of its variable's domain.
-        """
-        try:
-            self.apply(decisions)
-        except InvalidSchedule:
-            return False
-        return True
-
-    def with_decisions(self, decisions: Sequence[int]) -> Trace:
-        """The trace with its sampling decisions set, and the shared memory that they need.
-
-        Where a kernel takes more than there is of the static kind, all is dynamic.
-        """
-        trace = self._with_static_memory(decisions)
-        if self._may_be_dynamic:
-            (most,) = self.formulas.shared_bytes(np.asarray([decisions]))
-            if _needs_dynamic(most):
-                return shared_memory.dynamic(trace)
-        return trace
-
-    def _with_static_memory(self, decisions: Sequence[int]) -> Trace:
-        trace = Trace(self.trace.insts, {})
-        for position, columns in self._columns.items():
-            inst = self.trace.insts[position]
-            values = [int(decisions[c]) for c in columns]
-            trace = trace.with_decision(inst, self._decision(inst, values), remove_postproc=True)
-        return trace
-
-    @staticmethod
-    def _decision(inst: Instruction, values: list[int]) -> int | list[int]:
-        if inst.kind.name == "SamplePerfectTile":
-            return values
-        if inst.kind.name == "SampleCategorical":
-            return [int(c) for c in inst.attrs[0]].index(values[0])
-        return values[0]
-
-    def _locations(self, trace: Trace) -> list[int]:
-        return [
-            int(trace.decisions[inst])
-            for inst in trace.insts
-            if inst.kind.name == "SampleComputeLocation"
-        ]
-
-    def decisions_of(self, trace: Trace) -> tuple[int, ...]:
-        """The row of decisions in a trace of this sketch (a database's, say)."""
-        row = [0] * len(self.variables)
-        for position, columns in self._columns.items():
-            inst = trace.insts[position]
-            decision = trace.decisions[inst]
-            if inst.kind.name == "SamplePerfectTile":
-                values = [int(v) for v in decision]
-            elif inst.kind.name == "SampleCategorical":
-                values = [int(inst.attrs[0][int(decision)])]
-            else:
-                values = [int(decision)]
-            for column, value in zip(columns, values, strict=True):
-                row[column] = value
-        return tuple(row)
-
-    def _check(self, decisions: Sequence[int]) -> None:
-        if len(decisions) != len(self.variables):
-            raise DecisionError(f"{len(self.variables)} decisions needed, {len(decisions)} given")
-        for variable, value in zip(self.variables, decisions, strict=True):
-            if int(value) not in variable.domain:
-                raise DecisionError(f"{variable.name} = {value} is not one of {variable.domain}")
-        for columns in self._columns.values():
-            first = self.variables[columns[0]]
-            if first.kind == "tile":
-                got = int(np.prod([int(decisions[c]) for c in columns]))
-                if got != first.extent:
-                    raise DecisionError(
-                        f"the factors of {first.name[:-2]} multiply to {got}, not {first.extent}"
-                    )
-
-    # ------------------------------------------------------------ sampling
-
-    def tvm_sample(self, seed: int) -> tuple[int, ...] | None:
-        """The row TVM's own sampler draws, or None where its trace does not apply.
-
-        Its compute locations exist for its tile sizes, which need not be legal.
-        """
-        schedule = tvm.s_tir.Schedule(self.mod, seed=seed, debug_mask="none")
-        trace = Trace(self.trace.insts, {})
-        try:
-            trace.apply_to_schedule(schedule, remove_postproc=True)
-        except _TVM_ERRORS:
-            return None
-        return self.decisions_of(schedule.trace)
-
-    def sample(
-        self, n: int, seed: int = 0, max_structures: int = sampling.MAX_STRUCTURES
-    ) -> NDArray[np.int64]:
-        """n legal rows of decisions [n, n_variables], distinct while the space has enough.
-
-        Drawn from the space that satisfies the formulas' constraints, not by rejection of
-        schedules. Deterministic under the seed.
-
-        Args:
-            max_structures: most different combinations of compute locations among the rows; a new
-                one costs an extraction of formulas.
-
-        Raises:
-            InvalidSchedule: the sketch has no legal decisions.
-        """
-        rows = sampling.sample(
-            self.variables, self.formulas, self.tvm_sample, n, seed, max_structures
-        )
-        if len(rows) < n:
-            raise InvalidSchedule(f"no legal decisions were found for {self!r}")
-        return rows
+#: A sketch of either kind.
+Sketch: TypeAlias = TraceSketch | TemplateSketch
+#: What is measured of a candidate.
+Program: TypeAlias = "tvm.IRModule | GeneratedProgram"
+#: Called with one line about something that is left out.
+OnLeftOut: TypeAlias = Callable[[str], None]
 
 
-def _needs_dynamic(shared_bytes: float) -> bool:
-    return shared_bytes > shared_memory.STATIC_BYTES
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Modelled:
+    """The trace sketches of a task, why others have no model, and how many traces there are."""
+
+    sketches: list[TraceSketch]
+    reasons: list[UnsupportedSchedule]
+    n_traces: int
 
 
 def sketches(
     task: Task,
     machine: Hardware | None = None,
-    on_left_out: Callable[[str], None] | None = None,
-) -> list[Sketch]:
-    """The sketches of MetaSchedule's default design space for the task's target.
+    on_left_out: OnLeftOut | None = None,
+) -> list[TraceSketch]:
+    """The trace sketches of MetaSchedule's default design space for the task's target.
 
-    Those of the task's program come first, then those of each variant.
+    Those of the task's program come first, then those of each variant. Templates are no part of
+    them: `every` has those, too.
 
     One that cannot be modelled is left out, and of very many some are (`felix.sketch.diversity`);
     the others keep their numbers.
@@ -391,15 +64,56 @@ def sketches(
         UnsupportedSchedule: no sketch can be modelled; the message says why.
         UnforeseenForm: the same, where a form that no rule was written for is a reason.
     """
+    modelled = _modelled(task, machine or hardware(task.target), on_left_out)
+    if not modelled.sketches:
+        raise _none_modelled(task, modelled.reasons)
+    return modelled.sketches
+
+
+def every(
+    task: Task,
+    machine: Hardware | None = None,
+    on_left_out: OnLeftOut | None = None,
+) -> list[Sketch]:
+    """The trace sketches of a task, then its template sketches.
+
+    The numbers of template sketches follow those of all traces. A program that no template
+    recognises is left out of them: `on_left_out` is told why.
+
+    Args, Raises: as `sketches`; with a template sketch there need be no trace sketch.
+    """
     machine = machine or hardware(task.target)
-    modelled: list[Sketch] = []
+    modelled = _modelled(task, machine, on_left_out)
+    templates = _template_sketches(task, machine, modelled.n_traces, on_left_out)
+    if not modelled.sketches and not templates:
+        raise _none_modelled(task, modelled.reasons)
+    return [*modelled.sketches, *templates]
+
+
+def _template_sketches(
+    task: Task, machine: Hardware, first: int, on_left_out: OnLeftOut | None
+) -> list[TemplateSketch]:
+    matching = registry.templates_of(task.mod, task.target, machine)
+    if on_left_out is not None:
+        for reason in matching.reasons:
+            on_left_out(f"{task.name}: no generated kernel: {reason}")
+    return [
+        TemplateSketch(task, first + number, template, machine)
+        for number, template in enumerate(matching.templates)
+    ]
+
+
+def _modelled(task: Task, machine: Hardware, on_left_out: OnLeftOut | None) -> _Modelled:
+    """The trace sketches that can be modelled."""
+    modelled: list[TraceSketch] = []
     reasons: list[UnsupportedSchedule] = []
-    for index, schedule, space in _schedules(task, machine):
+    spaces = _spaces(task, machine)
+    for index, schedule, space in _schedules(spaces):
         try:
             soundness.check_reductions(schedule.mod)
             with unmodelled.reported():
                 modelled.append(
-                    Sketch(
+                    TraceSketch(
                         task,
                         index,
                         schedule.trace,
@@ -413,20 +127,28 @@ def sketches(
             reasons.append(error)
             if on_left_out is not None:
                 on_left_out(f"{task.name}: sketch {index} left out: {error}")
-    if not modelled:
-        unforeseen = [error for error in reasons if isinstance(error, UnforeseenForm)]
-        kind = UnforeseenForm if unforeseen else UnsupportedSchedule
-        raise kind(f"{task.name}: {'; '.join(dict.fromkeys(map(str, reasons)))}")
-    return modelled
+    return _Modelled(modelled, reasons, sum(len(space.schedules) for space in spaces))
+
+
+def _none_modelled(task: Task, reasons: Sequence[UnsupportedSchedule]) -> UnsupportedSchedule:
+    is_unforeseen = any(isinstance(error, UnforeseenForm) for error in reasons)
+    kind = UnforeseenForm if is_unforeseen else UnsupportedSchedule
+    return kind(f"{task.name}: {'; '.join(dict.fromkeys(map(str, reasons)))}")
+
+
+def _spaces(task: Task, machine: Hardware) -> list[design_space.DesignSpace]:
+    """The stock space, then those of the variants."""
+    limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
+    return [
+        design_space.generate(task.mod, task.target, name=task.name),
+        *design_space.generate_variants(task.mod, task.target, limits, name=task.name),
+    ]
 
 
 def _schedules(
-    task: Task, machine: Hardware
+    spaces: Sequence[design_space.DesignSpace],
 ) -> Iterator[tuple[int, tvm.s_tir.Schedule, design_space.DesignSpace]]:
-    """(number, schedule, space) of the stock space, then of each variant: diverse ones of many."""
-    spaces = [design_space.generate(task.mod, task.target, name=task.name)]
-    limits = variants.Machine(machine.cores, machine.is_gpu, machine.vector_lanes)
-    spaces += design_space.generate_variants(task.mod, task.target, limits, name=task.name)
+    """(number, schedule, space) of each space: diverse ones of many."""
     first = 0
     for space in spaces:
         traces = [schedule.trace for schedule in space.schedules]

@@ -1,12 +1,16 @@
-"""The decision variables of a sketch, made from the sampling instructions of its trace."""
+"""The decision variables of a sketch, and which values a row of decisions may have.
+
+Those of a trace are made from its sampling instructions, those of a template from its parameters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal
 
-from felix.errors import UnsupportedSchedule
+from felix.errors import DecisionError, UnsupportedSchedule
 from felix.sketch import factorizations
 from felix.symbolic import interpret, ir, scalar
 from felix.symbolic.ir import Scalar
@@ -20,13 +24,14 @@ class Variable:
         name: unique in the sketch; the symbol of the formulas.
         kind: "tile" for a factor of a perfect tiling, else "choice".
         domain: values it may take, ascending; for a compute location those that ever occur.
-        group: number of its sampling instruction; the factors of a group multiply to `extent`.
+        group: number of its sampling instruction or parameter; the factors of a group multiply to
+            `extent`.
         extent: the tiled loop's extent; None for a choice.
         part: position in the group, outermost factor first.
         structural: it changes the structure of the program (a compute location).
         log_scale: search it on a logarithmic scale.
         label: what it decides, for people: the tiled loop with its block, the annotation, the
-            block that is placed. The factors of a group share it.
+            block that is placed, the parameter. The factors of a group share it.
     """
 
     name: str
@@ -76,6 +81,28 @@ def labels(variables: Sequence[Variable]) -> tuple[tuple[str, int], ...]:
     """What a row of decisions is, in its order: a label and how many decisions belong to it."""
     groups = columns_by_group(variables).values()
     return tuple((variables[columns[0]].label, len(columns)) for columns in groups)
+
+
+def check(variables: Sequence[Variable], decisions: Sequence[int]) -> None:
+    """See that a row of decisions lies within the domains.
+
+    Raises:
+        DecisionError: wrong length, a value outside of its variable's domain, or factors of
+            another product than their extent.
+    """
+    if len(decisions) != len(variables):
+        raise DecisionError(f"{len(variables)} decisions needed, {len(decisions)} given")
+    for variable, value in zip(variables, decisions, strict=True):
+        if int(value) not in variable.domain:
+            raise DecisionError(f"{variable.name} = {value} is not one of {variable.domain}")
+    for columns in columns_by_group(variables).values():
+        first = variables[columns[0]]
+        if first.kind == "tile":
+            product = math.prod(int(decisions[c]) for c in columns)
+            if product != first.extent:
+                raise DecisionError(
+                    f"the factors of {first.name[:-2]} multiply to {product}, not {first.extent}"
+                )
 
 
 def _made(

@@ -27,6 +27,7 @@ class Field:
     kind: str
     is_required: bool
     help: str
+    #: an empty one stands for none of them
     choices: tuple[str, ...] = ()
     #: shown in the empty field
     hint: str = ""
@@ -130,10 +131,16 @@ def _field(name: str, schema: Schema, is_required: bool) -> Field:
         kind=kind,
         is_required=is_required,
         help=description[:1].upper() + description[1:],
-        choices=tuple(map(str, plain.get("enum", ()))) if kind == "choice" else (),
+        choices=_choices(schema, plain) if kind == "choice" else (),
         hint=hint,
         minimum=plain.get("minimum") if kind == "number" else None,
     )
+
+
+def _choices(schema: Schema, plain: Schema) -> tuple[str, ...]:
+    """The names to choose from, after an empty one where the value may be null."""
+    is_optional = _alternatives(schema) != [schema]
+    return (*[""] * is_optional, *map(str, plain["enum"]))
 
 
 def _alternatives(schema: Schema) -> list[Schema]:

@@ -17,6 +17,8 @@ from typing import IO, Any
 from server import errors
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+#: What an export says about jobs that it leaves out.
+NOTE = "left_out.txt"
 
 #: Bytes of one database's text.
 MAX_BYTES = 64 << 20
@@ -39,16 +41,26 @@ def unpack(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
     Raises:
         InvalidRequest: it is no zip, has no database, or its text is longer than the limit.
     """
+    databases = unpack_any(file, limit_bytes)
+    if not databases:
+        raise errors.InvalidRequest(
+            f"the zip needs the files {WORKLOADS} and {RECORDS} of a MetaSchedule database"
+        )
+    return databases
+
+
+def unpack_any(file: IO[bytes], limit_bytes: int = MAX_BYTES) -> list[Database]:
+    """As `unpack`, of a zip that need not have any: generated kernels have no trace to store.
+
+    Raises:
+        InvalidRequest: it is no zip, or the text is longer than the limit.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             names = set(archive.namelist())
             folders = sorted(name.removesuffix(RECORDS) for name in names if _is_records(name))
             pairs = [(folder + WORKLOADS, folder + RECORDS) for folder in folders]
             complete = [pair for pair in pairs if pair[0] in names]
-            if not complete:
-                raise errors.InvalidRequest(
-                    f"the zip needs the files {WORKLOADS} and {RECORDS} of a MetaSchedule database"
-                )
             left, databases = limit_bytes, []
             for pair in complete:
                 texts = []
@@ -83,11 +95,14 @@ def merge(databases: Iterable[Database]) -> Database:
     return Database(_text(numbers), _text(lines))
 
 
-def pack(database: Database) -> bytes:
-    """A zip of the two files."""
+def pack(database: Database, note: str = "") -> bytes:
+    """A zip of the two files, and of a note in words, if there is one."""
     out = io.BytesIO()
+    texts = [(WORKLOADS, database.workloads), (RECORDS, database.records)]
+    if note:
+        texts.append((NOTE, note))
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in ((WORKLOADS, database.workloads), (RECORDS, database.records)):
+        for name, text in texts:
             info = zipfile.ZipInfo(name, _EPOCH)
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, text)

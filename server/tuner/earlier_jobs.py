@@ -12,6 +12,7 @@ from server.tuner import engine
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
 
 #: Schedules of an earlier job that are measured first.
 MOST_FIRST = 8
@@ -46,13 +47,20 @@ class EarlierJobs:
         imported = self._claimed.known_imports(number)
         schedules = [schedule for line in lines if (schedule := _recorded(line)) is not None]
         if imported:
-            finder = trace_text.Finder(sketches)
+            traces = _traces(sketches)  # a database of TVM knows no templates
+            finder = trace_text.Finder(traces)
             for each in imported:
                 located = finder.find(each.signature, each.decisions)
                 if located is not None:
-                    schedules.append((sketches[located[0]].key, located[1]))
+                    schedules.append((traces[located[0]].key, located[1]))
         known = {sketch.key for sketch in sketches}
         return [schedule for schedule in schedules if schedule[0] in known][:MOST_FIRST]
+
+
+def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
+    from felix.sketch.template_sketch import TemplateSketch
+
+    return [sketch for sketch in sketches if not isinstance(sketch, TemplateSketch)]
 
 
 def _recorded(line: str) -> tuple[str, Sequence[int]] | None:

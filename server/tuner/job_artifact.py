@@ -143,7 +143,7 @@ def _unscheduled(result: results.NetworkResult) -> float | None:
 def _code(number: int, folder: pathlib.Path) -> engine.Code:
     return engine.Code(
         task=number,
-        schedule=_text(folder / "schedule.py"),
+        schedule=_first_text(folder, ("schedule.py",)),  # a generated kernel has none
         source=_first_text(folder, SOURCES),
         assembly=_first_text(folder, ASSEMBLIES),
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self
 
 import psutil
 
@@ -22,8 +22,7 @@ from felix.processes import policy
 from felix.target import cpu
 
 if TYPE_CHECKING:
-    import tvm
-
+    from felix.measure import payload
     from felix.measure.pool import rwlock
     from felix.task import Task
 
@@ -159,15 +158,15 @@ class _TrackedMeasurer:
     def __init__(self, measurer: protocol.Measurer, track: Callable[[Future], None]) -> None:
         self._measurer, self._track = measurer, track
 
-    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future:
-        """Queue one scheduled module."""
-        future = self._measurer.submit(mod, thorough)
+    def submit(self, program: payload.Program, thorough: bool = False) -> Future:
+        """Queue one program."""
+        future = self._measurer.submit(program, thorough)
         self._track(future)
         return future
 
-    def measure(self, mods: Any) -> list[protocol.Measurement]:
+    def measure(self, programs: Sequence[payload.Program]) -> list[protocol.Measurement]:
         """Measure all and wait."""
-        return [future.result() for future in [self.submit(mod) for mod in mods]]
+        return [future.result() for future in [self.submit(program) for program in programs]]
 
     def close(self) -> None:
         """Nothing to end: the workers are the pool's."""

@@ -9,6 +9,8 @@ from server.web import response_bodies
 
 #: What a block's location means where it is no loop.
 _LOCATIONS = {-2: "inlined", -1: "loops of its own"}
+#: Labels of no decision name the template of those that follow (`felix.events.Opened`).
+_TEMPLATE = "generated kernel "
 
 
 def named(
@@ -25,7 +27,10 @@ def named(
     decisions, begin = [], 0
     for name, n in groups:
         values = trial.decisions[begin : begin + n]
-        text = _text(name, values)
+        if n == 0:
+            name, text = _TEMPLATE.strip(), name.removeprefix(_TEMPLATE)
+        else:
+            text = _text(name, values)
         decisions.append(response_bodies.NamedDecision(name=name, values=values, text=text))
         begin += n
     return decisions

@@ -10,6 +10,7 @@ from typing import Any
 
 import tvm
 
+from felix.measure import payload as payloads
 from felix.measure import protocol, reference, task_folder, timing
 from felix.measure.cpu import contention
 from felix.measure.cpu import timing as cpu_timing
@@ -53,7 +54,8 @@ class Runner:
 
     def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
         """The `prepare` verb: compute the reference of a task and keep it in its folder."""
-        mod, target = tvm.ir.load_json(payload)
+        program = payloads.read_tir(payload)
+        mod, target = program.mod, program.target
         args = reference.arguments(mod)
         outputs: dict[int, reference.Array] = {}
         positive = False

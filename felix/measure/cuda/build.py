@@ -1,9 +1,9 @@
-"""From a scheduled module to a cubin and the launches that run it, without host code.
+"""From a program to a cubin and the launches that run it, without host code.
 
-TVM lowers the module and writes the CUDA source; NVRTC makes the cubin. The host function that
-TVM would compile is not built: its launches are read off its body (`launches`), and `runner`
-launches them by the driver. Where the time goes for typical candidates is in
-docs/design/measuring-cuda.md.
+TVM lowers a scheduled module and writes its CUDA source; NVRTC makes the cubin. The host function
+that TVM would compile is not built: its launches are read off its body (`launches`), and `runner`
+launches them by the driver. A generated program comes with source and launches. Where the time
+goes for typical candidates is in docs/design/measuring-cuda.md.
 
 A builder touches no device: a machine without one can build.
 """
@@ -20,8 +20,11 @@ from typing import Any
 import tvm
 from tvm_ffi import structural
 
+from felix import launch_plan
+from felix.measure import payload as payloads
 from felix.measure.cuda import launches, nvrtc
 from felix.measure.cuda import source as cuda_source
+from felix.templates.generated import GeneratedProgram
 
 _EXPLICIT = "pragma_unroll_explicit"
 #: TVM copies asynchronously (`cp.async`) only where this says so; without it, software-pipelined
@@ -36,9 +39,9 @@ _PASSES: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceProgram:
-    """A program lowered for the device: its launches, its source, and the seconds it took."""
+    """A program as CUDA source: its launches, its source, and the seconds that writing it took."""
 
-    plan: launches.LaunchPlan
+    plan: launch_plan.LaunchPlan
     source: cuda_source.Source
     arch: str
     lower_s: float
@@ -53,8 +56,14 @@ def handle(
     options: Sequence[str],
 ) -> dict[str, Any]:
     """The `build` verb for CUDA: the result goes to `stem` + ".cubin"."""
-    mod, target = tvm.ir.load_json(payload)
-    lowered = lower(mod if explicit or pipelined(mod) else implicit(mod), target, scalars)
+    program = payloads.read(payload)
+    if isinstance(program, GeneratedProgram):
+        lowered = of_generated(program)
+    else:
+        mod = program.mod
+        lowered = lower(
+            mod if explicit or pipelined(mod) else implicit(mod), program.target, scalars
+        )
     size = len(lowered.source.text)
     if size > max_source_bytes:
         raise launches.BuildError(f"{size} bytes of source would take too long to compile")
@@ -70,6 +79,29 @@ def handle(
         "lower_s": lowered.lower_s,
         "compile_s": compile_s,
     }
+
+
+def of_generated(program: GeneratedProgram) -> DeviceProgram:
+    """A generated program as what NVRTC compiles: its source as it is."""
+    source = cuda_source.Source(program.source, headers="#include" in program.source)
+    return DeviceProgram(program.plan, source, program.arch, lower_s=0.0)
+
+
+def cubin_of(program: GeneratedProgram) -> bytes:
+    """The cubin of a generated program, as it is measured.
+
+    Raises:
+        CompileError: NVRTC refuses the source.
+        MeasureError: there is no NVRTC here, or headers are needed and there are none.
+    """
+    source = of_generated(program).source
+    return nvrtc.compile_cubin(source.text, program.arch, headers=source.headers)
+
+
+def ptx_of(program: GeneratedProgram) -> str:
+    """The PTX of a generated program; raises as `cubin_of`."""
+    source = of_generated(program).source
+    return nvrtc.compile_ptx(source.text, program.arch, headers=source.headers)
 
 
 def implicit(mod: tvm.IRModule) -> tvm.IRModule:
@@ -156,7 +188,7 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
         source = cuda_source.slim(str(code))
         return nvrtc.compile_cubin(source.text, arch, headers=source.headers)
 
-    with _compiled_by(cubin), tvm.transform.PassContext(**_PASSES):
+    with compiled_by(cubin), tvm.transform.PassContext(**_PASSES):
         return tvm.tirx.build(mod, target)
 
 
@@ -179,13 +211,13 @@ def _source(kernels: tvm.IRModule, target: tvm.target.Target) -> str:
         texts.append(str(code))
         return b"not compiled"
 
-    with _compiled_by(record):
+    with compiled_by(record):
         module = tvm.get_global_func("target.build.cuda")(kernels, target)
     return texts[0] if texts else str(module.inspect_source())
 
 
 @contextlib.contextmanager
-def _compiled_by(compile_source: Callable[[str], bytes]) -> Iterator[None]:
+def compiled_by(compile_source: Callable[[str], bytes]) -> Iterator[None]:
     """TVM's builds for CUDA call this function with their source until the block ends."""
     name = "tvm_callback_cuda_compile"
     before = tvm.get_global_func(name, allow_missing=True)

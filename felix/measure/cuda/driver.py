@@ -3,19 +3,22 @@
 Only what measuring needs. Loading a cubin and launching it this way takes microseconds and no
 host code; a call that fails raises `DriverError` with the driver's name for it. Sizes are bytes,
 device addresses plain ints.
+
+This file imports nothing of Felix: an artifact has a copy of it beside its `run.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from felix import errors
+if TYPE_CHECKING:
+    from felix import launch_plan
 
 #: Errors after which the context still works: the launch was refused, nothing ran.
 _HARMLESS = {
@@ -26,11 +29,26 @@ _HARMLESS = {
     218: "CUDA_ERROR_INVALID_PTX",
     500: "CUDA_ERROR_NOT_FOUND",
     701: "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    801: "CUDA_ERROR_NOT_SUPPORTED",
+    912: "CUDA_ERROR_INVALID_CLUSTER_SIZE",
 }
+_INVALID_VALUE, _NO_DEVICE = 1, 100
 _MAX_DYNAMIC_SHARED = 8
 _ATTRIBUTE_MULTIPROCESSORS = 16
 _ATTRIBUTE_L2_BYTES = 38
 _STATIC_SHARED_BYTES = 48 * 1024
+_LAUNCH_CLUSTER = 4
+_TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
+#: TVM's names of dtypes -> numbers of `CUtensorMapDataType`; what TMA only moves goes by size.
+_TENSOR_MAP_DTYPES = {
+    "int8": 0, "uint8": 0, "float8_e4m3fn": 0, "float8_e5m2": 0, "uint16": 1, "int16": 1,
+    "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7, "float64": 8,
+    "bfloat16": 9,
+}  # fmt: skip
+#: Bytes -> numbers of `CUtensorMapSwizzle`.
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+#: The other choices of a tensor map, the same for all.
+NO_INTERLEAVE, PROMOTE_TO_128_BYTES, ZEROS_OUTSIDE = 0, 2, 0
 
 
 class DriverError(Exception):
@@ -42,8 +60,38 @@ class DriverError(Exception):
         self.poisoned = code not in _HARMLESS
 
 
+class NoDriver(DriverError):
+    """There is no CUDA driver on this machine."""
+
+    def __init__(self, reason: str) -> None:
+        Exception.__init__(self, f"no CUDA driver here: {reason}")
+        self.code = _NO_DEVICE
+        self.poisoned = True
+
+
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute` of a cluster: extents in x, y, z in a union of 64 bytes."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16),
+    )  # fmt: skip
+
+
+class _Config(ctypes.Structure):
+    """`CUlaunchConfig`: `extents` are grid x, y, z and block x, y, z."""
+
+    _fields_ = (
+        ("extents", ctypes.c_uint * 6), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)),
+        ("n_attributes", ctypes.c_uint),
+    )  # fmt: skip
+
+
 class Kernel:
-    """A function of a loaded module with fixed launch extents and arguments."""
+    """A function of a loaded module with fixed launch extents and arguments.
+
+    `config` is what launches it in clusters, None where it has none.
+    """
 
     def __init__(
         self,
@@ -51,10 +99,12 @@ class Kernel:
         extents: Sequence[int],
         shared_bytes: int,
         args: Sequence[Any],
+        config: _Config | None = None,
     ) -> None:
         self.function = function
         self.extents = tuple(extents)
         self.shared_bytes = shared_bytes
+        self.config = config
         self._args = tuple(args)  # kept alive: `pointers` points to them
         self.pointers = (ctypes.c_void_p * len(args))(*[ctypes.addressof(arg) for arg in args])
 
@@ -63,7 +113,7 @@ class Context:
     """The primary context of a device, current in the calling thread, and one stream."""
 
     def __init__(self, index: int = 0) -> None:
-        self._cuda = _library()
+        self._cuda = libcuda()
         self._call("cuInit", 0)
         device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
@@ -164,6 +214,19 @@ class Context:
             if not poisoned:
                 self._call("cuModuleUnload", module)
 
+    def kernels(
+        self, module: ctypes.c_void_p, plan: launch_plan.LaunchPlan, addresses: Sequence[int]
+    ) -> list[Kernel]:
+        """The launches of a plan; `addresses` are of its parameters, then of its workspaces."""
+        return [
+            self.kernel(
+                module, launch.kernel, launch.extents,
+                [self._argument(arg, addresses) for arg in launch.args],
+                launch.shared_bytes, launch.cluster,
+            )
+            for launch in plan.launches
+        ]  # fmt: skip
+
     def kernel(
         self,
         module: ctypes.c_void_p,
@@ -171,22 +234,64 @@ class Context:
         extents: Sequence[int],
         args: Sequence[Any],
         shared_bytes: int = 0,
+        cluster: Sequence[int] = (1, 1, 1),
     ) -> Kernel:
         """A kernel of a module, ready to launch; `args` are ctypes values."""
         function = ctypes.c_void_p()
         self._call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         if shared_bytes > _STATIC_SHARED_BYTES:
             self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
-        return Kernel(function, extents, shared_bytes, args)
+        config = None
+        if any(extent > 1 for extent in cluster):
+            attribute = _Attribute(_LAUNCH_CLUSTER, 0, (ctypes.c_uint * 16)(*cluster))
+            grid_and_block = (ctypes.c_uint * 6)(*extents)
+            config = _Config(
+                grid_and_block, shared_bytes, self._stream, ctypes.pointer(attribute), 1
+            )
+        return Kernel(function, extents, shared_bytes, args, config)
+
+    def tensor_map(self, tensor_map: launch_plan.TensorMap, address: int) -> ctypes.Array[Any]:
+        """A descriptor of a tensor at an address, 128 bytes that lie as the driver wants it."""
+        call, rank = "cuTensorMapEncodeTiled", len(tensor_map.extents)
+        dtype = _TENSOR_MAP_DTYPES.get(tensor_map.dtype)
+        swizzle = SWIZZLES.get(tensor_map.swizzle_bytes)
+        if dtype is None or swizzle is None:
+            what = f"no {tensor_map.dtype} with a swizzle of {tensor_map.swizzle_bytes} bytes"
+            raise DriverError(_INVALID_VALUE, call, what)
+        room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT)
+        before = -ctypes.addressof(room) % _TENSOR_MAP_ALIGNMENT
+        descriptor = (ctypes.c_ubyte * _TENSOR_MAP_BYTES).from_buffer(room, before)
+        self._call(
+            call, ctypes.byref(descriptor), dtype, ctypes.c_uint32(rank),
+            ctypes.c_uint64(address + tensor_map.offset_bytes),
+            (ctypes.c_uint64 * rank)(*tensor_map.extents),
+            (ctypes.c_uint64 * rank)(*tensor_map.strides_bytes),
+            (ctypes.c_uint32 * rank)(*tensor_map.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            NO_INTERLEAVE, swizzle, PROMOTE_TO_128_BYTES, ZEROS_OUTSIDE,
+        )  # fmt: skip
+        return descriptor
 
     def launch(self, kernel: Kernel) -> None:
         """Put a launch on the stream."""
+        if kernel.config is not None:
+            self._call(
+                "cuLaunchKernelEx", ctypes.byref(kernel.config), kernel.function,
+                kernel.pointers, None,
+            )  # fmt: skip
+            return
         code = self._cuda.cuLaunchKernel(
             kernel.function, *kernel.extents, kernel.shared_bytes, self._stream,
             kernel.pointers, None,
         )  # fmt: skip
         if code:
             raise self._error(code, "cuLaunchKernel")
+
+    def _argument(self, arg: launch_plan.Argument, addresses: Sequence[int]) -> Any:
+        """An argument of a launch as the driver takes it."""
+        if isinstance(arg, int):
+            return ctypes.c_uint64(addresses[arg])
+        return self.tensor_map(arg, addresses[arg.tensor])
 
     # ------------------------------------------------------------ time
 
@@ -222,42 +327,13 @@ class Context:
         return DriverError(code, call, known.decode() if known else f"CUDA error {code}")
 
 
-def bus_id(index: int) -> str:
-    """PCI address of a device, the same in every process; makes no context."""
-    text = ctypes.create_string_buffer(64)
-    cuda = _library()
-    _of_device(cuda, index, lambda device: cuda.cuDeviceGetPCIBusId(text, 64, device))
-    return text.value.decode().lower()
+def libcuda() -> ctypes.CDLL:
+    """The driver's library.
 
-
-def uuid(index: int) -> str:
-    """UUID of a device, 32 hexadecimal digits, the same wherever it is; makes no context."""
-    digits = ctypes.create_string_buffer(16)
-    cuda = _library()
-    _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(digits, device))
-    return digits.raw.hex()
-
-
-def version() -> tuple[int, int]:
-    """The newest CUDA that the driver runs, like (13, 0)."""
-    number = ctypes.c_int()
-    if code := _library().cuDriverGetVersion(ctypes.byref(number)):
-        raise errors.MeasureError(f"the CUDA driver does not tell its version (error {code})")
-    return number.value // 1000, number.value % 1000 // 10
-
-
-def _library() -> ctypes.CDLL:
+    Raises:
+        NoDriver: it is not here.
+    """
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise errors.MeasureError(f"no CUDA driver here: {error}") from error
-
-
-def _of_device(cuda: ctypes.CDLL, index: int, call: Callable[[ctypes.c_int], int]) -> None:
-    """Call with a device's handle."""
-    device = ctypes.c_int()
-    for code in (
-        cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), index), call(device)
-    ):  # fmt: skip
-        if code:
-            raise errors.MeasureError(f"the CUDA driver finds no device {index} (error {code})")
+        raise NoDriver(str(error)) from error

@@ -36,10 +36,20 @@ extern "C" __global__ void felix_probe(float* out, int n) {
   if (x == 123.0f) out[threadIdx.x] = x;
 }
 
+// e4m3fn: a bias of 7, no infinity, and NaN where all bits but the sign are set.
+__device__ float of_e4m3fn(unsigned char bits) {
+  int exponent = bits >> 3 & 15, fraction = bits & 7;
+  float f = exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9);
+  if ((bits & 127) == 127) f = __int_as_float(0x7fffffff);
+  return bits & 128 ? -f : f;
+}
+
 __device__ double value(const void* data, u64 i, int kind) {
   if (kind == 1) return ((const float*)data)[i];
   if (kind == 2) return ((const double*)data)[i];
-  unsigned short bits = ((const unsigned short*)data)[i];
+  if (kind == 5) return of_e4m3fn(((const unsigned char*)data)[i]);
+  unsigned short bits = kind == 6 ? ((const unsigned char*)data)[i] << 8
+                                  : ((const unsigned short*)data)[i];
   if (kind == 4) return __uint_as_float((unsigned)bits << 16);
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
@@ -66,7 +76,8 @@ extern "C" __global__ void felix_compare(const void* got, const void* want, u64 
 }
 """
 #: dtype -> kind of `felix_compare`; others are compared byte by byte if they are no floats.
-KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4}
+KINDS = {"float32": 1, "float64": 2, "float16": 3, "bfloat16": 4, "float8_e4m3fn": 5,
+         "float8_e5m2": 6}  # fmt: skip
 _PROBE_STEPS = 16_000
 _CHECKED_BYTES = 256
 
@@ -103,9 +114,9 @@ class Helpers:
         first, second = context.allocate(count), context.allocate(count)
         context.fill(first, 0, count)
         context.fill(second, 1, count)
-        differ = self.mismatches(first, second, count, 0.0, 0.0, kind=0)
+        differ, _ = self.mismatches(first, second, count, 0.0, 0.0, kind=0)
         context.copy(first, second, count)
-        differ_still = self.mismatches(first, second, count, 0.0, 0.0, kind=0)
+        differ_still, _ = self.mismatches(first, second, count, 0.0, 0.0, kind=0)
         self.sweep()
         self.probe_us()
         context.free(first)
@@ -134,8 +145,8 @@ class Helpers:
 
     def mismatches(
         self, actual: int, expected: int, count: int, relative: float, rms: float, kind: int
-    ) -> int:
-        """How many of `count` elements (bytes for kind 0) differ."""
+    ) -> tuple[int, int]:
+        """How many of `count` elements (bytes for kind 0) differ, and which is the first."""
         result = np.array([0, 2**63], dtype=np.uint64)
         self._context.upload(self._scratch, result)
         args = [
@@ -149,7 +160,8 @@ class Helpers:
         )
         self._context.launch(kernel)
         self._context.synchronize()
-        return int(self._context.download(self._scratch, result)[0])
+        differ, first = self._context.download(self._scratch, result)
+        return int(differ), int(first)
 
 
 def cubin(arch: str, folder: pathlib.Path) -> bytes:

@@ -1,14 +1,12 @@
 """The kernel launches of a program, read off the host function that TVM would compile.
 
 TVM's host function checks the arguments, allocates workspaces and launches kernels. It is not
-built: a `LaunchPlan` has what it launches, in order, for the run worker to launch by the driver.
-Plan and cubin are one file.
+built: a `launch_plan.LaunchPlan` has what it launches, in order, and the run worker launches that
+by the driver. Plan and cubin are one file.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Sequence
@@ -16,6 +14,8 @@ from typing import Any
 
 import tvm
 from tvm_ffi import structural
+
+from felix.launch_plan import Launch, LaunchPlan
 
 #: Kinds of `tvm_struct_get`: an argument's handle.
 _ARGUMENT_HANDLE = 15
@@ -25,44 +25,6 @@ _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 
 class BuildError(Exception):
     """The candidate cannot be built or would take too long to."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel launch: `extents` are grid x, y, z and block x, y, z.
-
-    `args` are tensors: 0 <= i < number of parameters names a parameter, the following numbers
-    the workspaces of the plan.
-    """
-
-    kernel: str
-    extents: tuple[int, int, int, int, int, int]
-    shared_bytes: int
-    args: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """What a call of the program does: `launches` in order, with `workspaces` in bytes."""
-
-    n_params: int
-    workspaces: tuple[int, ...]
-    launches: tuple[Launch, ...]
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> LaunchPlan:
-        """The plan that `to_json` wrote."""
-        fields = json.loads(text)
-        launches = tuple(
-            Launch(launch["kernel"], tuple(launch["extents"]), launch["shared_bytes"],
-                   tuple(launch["args"]))
-            for launch in fields["launches"]
-        )  # fmt: skip
-        return cls(fields["n_params"], tuple(fields["workspaces"]), launches)
 
 
 def plan_of(func: tvm.tirx.PrimFunc, n_params: int) -> LaunchPlan:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import tvm
 
-from felix import errors
+from felix import errors, launch_plan
 from felix.measure import reference
-from felix.measure.cuda import build, launches, nvrtc
+from felix.measure.cuda import build, nvrtc
 from felix.tir.design_space import default_schedule
 
 _REDUCTION = 2
@@ -24,7 +24,7 @@ _APPROXIMATE = {"tanh": 1.5e-3, "pow": 1e-4, "log": 1e-4, "sin": 1e-4, "cos": 1e
 
 def program(
     mod: tvm.IRModule, target: tvm.target.Target
-) -> tuple[launches.LaunchPlan, bytes] | None:
+) -> tuple[launch_plan.LaunchPlan, bytes] | None:
     """Plan and cubin of the reference; None where the CPU has to compute it."""
     simple = scheduled(mod)
     if simple is None:

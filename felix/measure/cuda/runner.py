@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import tvm
 
+from felix import launch_plan
+from felix.measure import payload as payloads
 from felix.measure import protocol, reference, task_folder, timing
 from felix.measure.cuda import clock, driver, helper_kernels, launches, tensors
 from felix.measure.cuda import reference as cuda_reference
@@ -69,7 +71,8 @@ class Runner:
 
     def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
         """The `prepare` verb: compute the reference of a task and keep it in its folder."""
-        mod, target = tvm.ir.load_json(payload)
+        program = payloads.read_tir(payload)
+        mod, target = program.mod, program.target
         helper_kernels.cubin(str(target.attrs["arch"]), self._work_dir)  # not while others wait
         args = reference.arguments(mod)
         outputs: dict[int, reference.Array] = {}
@@ -108,7 +111,7 @@ class Runner:
     def _measure(
         self,
         task: tensors.DeviceTask,
-        plan: launches.LaunchPlan,
+        plan: launch_plan.LaunchPlan,
         cubin: bytes,
         options: timing.TimingOptions,
         best_us: float | None,
@@ -132,19 +135,11 @@ class Runner:
             return {"latencies_us": latencies_us, "checked": bool(task.outputs)}
 
     def _kernels(
-        self, addresses: Sequence[int], plan: launches.LaunchPlan, module: ctypes.c_void_p
+        self, addresses: Sequence[int], plan: launch_plan.LaunchPlan, module: ctypes.c_void_p
     ) -> list[driver.Kernel]:
         """The plan's launches with the addresses of tensors and workspaces."""
         context = self._open().context
-        pointers = [*addresses, *self._workspaces(plan.workspaces)]
-        return [
-            context.kernel(
-                module, launch.kernel, launch.extents,
-                [ctypes.c_uint64(pointers[number]) for number in launch.args],
-                launch.shared_bytes,
-            )
-            for launch in plan.launches
-        ]  # fmt: skip
+        return context.kernels(module, plan, [*addresses, *self._workspaces(plan.workspaces)])
 
     def _workspaces(self, sizes: Sequence[int]) -> list[int]:
         """Addresses of device memory of at least these sizes, for the next candidate as well."""
@@ -159,7 +154,10 @@ class Runner:
         return [workspaces[number][0] for number in range(len(sizes))]
 
     def _first_us(
-        self, task: tensors.DeviceTask, plan: launches.LaunchPlan, kernels: Sequence[driver.Kernel]
+        self,
+        task: tensors.DeviceTask,
+        plan: launch_plan.LaunchPlan,
+        kernels: Sequence[driver.Kernel],
     ) -> float:
         """Run once on poisoned outputs and workspaces; the time of that run."""
         device = self._open()
@@ -176,25 +174,35 @@ class Runner:
 
     def _mismatch(self, task: tensors.DeviceTask) -> str | None:
         """What differs from the reference, in words; None if nothing does."""
-        device = self._open()
         for output in task.outputs:
-            arg = task.args[output.index]
-            actual = task.tensors[output.index]
-            if output.kind == 0 and reference.is_float(arg.dtype):
-                differs = True  # no kernel compares this dtype: numpy does
-            else:
-                differs = 0 < device.helpers.mismatches(
-                    actual, output.expected, output.count, task.relative, output.rms, output.kind
-                )
-            if differs:
-                message = reference.mismatch(
-                    self._download(actual, arg),
-                    self._download(output.expected, arg),
-                    task.relative,
-                )
-                if message is not None:
-                    return f"output {arg.name}: {message}"
+            message = self._mismatch_of(task, output)
+            if message is not None:
+                return f"output {task.args[output.index].name}: {message}"
         return None
+
+    def _mismatch_of(self, task: tensors.DeviceTask, output: tensors.Output) -> str | None:
+        """What differs in an output: floats never leave the device, whatever differs."""
+        arg, actual, relative = task.args[output.index], task.tensors[output.index], task.relative
+        if output.kind or not reference.is_float(arg.dtype):
+            differ, first = self._open().helpers.mismatches(
+                actual, output.expected, output.count, relative, output.rms, output.kind
+            )
+            if differ == 0:
+                return None
+            if output.kind:
+                values = (
+                    self._element(actual, arg, first),
+                    self._element(output.expected, arg, first),
+                )
+                return reference.describe_mismatch(differ, first, arg.shape, values, relative)
+        return reference.mismatch(
+            self._download(actual, arg), self._download(output.expected, arg), relative
+        )
+
+    def _element(self, pointer: int, arg: reference.Argument, index: int) -> Any:
+        """An element of a tensor on the device."""
+        one = np.empty(1, reference.np_dtype(arg.dtype))
+        return self._open().context.download(pointer + index * one.itemsize, one)[0]
 
     def _download(self, pointer: int, arg: reference.Argument) -> reference.Array:
         array = np.empty(arg.shape, reference.np_dtype(arg.dtype))
@@ -259,7 +267,7 @@ class Runner:
         self,
         args: tuple[reference.Argument, ...],
         arrays: list[reference.Array],
-        plan: launches.LaunchPlan,
+        plan: launch_plan.LaunchPlan,
         cubin: bytes,
     ) -> dict[int, reference.Array]:
         """Outputs of a program for these arguments, by argument index."""

@@ -2,7 +2,7 @@
 
 TVM's text begins with libcu++ headers for integer types and type traits; reading them takes
 NVRTC 0.4 s a kernel, and a float32 kernel uses none. They are replaced by typedefs unless the
-rest of the source names something of theirs.
+rest of the source names something of theirs that is not as easily defined.
 
 A thread's accumulators are an array in its registers. Where TVM has unrolled all loops that index
 it, every mention has a constant index, and NVRTC must find out for thousands of statements that
@@ -19,7 +19,16 @@ import re
 _BLOCK = re.compile(r"#ifdef __CUDACC_RTC__\n.*?#include <cuda\.h>\s*\n#endif\n", re.DOTALL)
 _KERNEL = re.compile(r'^(?=extern "C" __global__ )', re.MULTILINE)
 _ARRAY = re.compile(r"^( *)(?:alignas\(\d+\) )?(\w+) (\w+)\[(\d+)\];\n", re.MULTILINE)
-_LIBCUXX = re.compile(r"\b(?:cuda::|std::)")
+_LIBCUXX = re.compile(r"\b(?:cuda::|std::)+\w+")
+#: What TVM's conversions of float8 name of libcu++.
+_TRAITS = {
+    "std::is_same_v": """\
+namespace std {
+template <typename A, typename B> constexpr bool is_same_v = false;
+template <typename A> constexpr bool is_same_v<A, A> = true;
+}
+""",
+}
 _INTEGERS = """\
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -61,10 +70,12 @@ def slim(generated: str, with_scalars: bool = True) -> Source:
         generated = scalars(generated)
     rest = _BLOCK.sub("", generated, count=1)
     includes = "#include" in rest
-    if _LIBCUXX.search(rest) or rest == generated:
+    used = set(_LIBCUXX.findall(rest))
+    if not used <= _TRAITS.keys() or rest == generated:
         return Source(_STOCK_LIMITS + generated.replace("#include <cuda.h>", ""), headers=True)
     constants = [line for name, line in _CONSTANTS.items() if re.search(rf"\b{name}\b", rest)]
-    return Source(_INTEGERS + "".join(constants) + rest, headers=includes)
+    traits = [_TRAITS[name] for name in sorted(used)]
+    return Source(_INTEGERS + "".join((*constants, *traits)) + rest, headers=includes)
 
 
 def scalars(text: str) -> str:

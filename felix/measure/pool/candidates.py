@@ -79,7 +79,7 @@ class TaskState:
 
 @dataclasses.dataclass(slots=True)
 class Candidate:
-    """A scheduled module in the queues of the pool, and the future of its measurement."""
+    """A program in the queues of the pool, and the future of its measurement."""
 
     state: TaskState
     payload: str

@@ -12,7 +12,7 @@ import os
 import pathlib
 
 from felix import errors, files
-from felix.measure.cuda import driver
+from felix.measure.cuda import devices
 
 
 class DeviceLock:
@@ -62,7 +62,7 @@ class DeviceLock:
 
 def for_device(device: str) -> DeviceLock:
     """The lock of a device ("cpu": of nothing that others use); raises what `check` does."""
-    name = driver.bus_id(0) if device == "cuda" else f"{device}-{os.getpid()}"
+    name = devices.bus_id(0) if device == "cuda" else f"{device}-{os.getpid()}"
     lock = DeviceLock(files.device_lock(name))
     if device == "cuda":
         lock.check()

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
-import tvm
-
 from felix import errors
-from felix.measure import build, protocol
+from felix.measure import payload as payloads
+from felix.measure import protocol
 from felix.measure.pool import (
     candidates,
     device_lock,
@@ -110,13 +109,15 @@ class LocalPool:
             self._await_opened()
         self._state = self._state_of(task)
 
-    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
-        """Queue one scheduled module of the pool's task."""
-        return self._submit(mod, self._state, thorough)
+    def submit(
+        self, program: payloads.Program, thorough: bool = False
+    ) -> Future[protocol.Measurement]:
+        """Queue one program of the pool's task."""
+        return self._submit(program, self._state, thorough)
 
-    def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
-        """Measure all and wait; results in the order of `mods`."""
-        return [future.result() for future in [self.submit(mod) for mod in mods]]
+    def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
+        """Measure all and wait; results in the order of `programs`."""
+        return [future.result() for future in [self.submit(program) for program in programs]]
 
     def for_task(self, task: Task) -> TaskView:
         """A measurer for another task of the same target that shares this pool's workers."""
@@ -212,16 +213,16 @@ class LocalPool:
             if key not in self._states or self._states[key].failure is not None:
                 folder = self._folders.tasks / f"task-{self._n_folders}"
                 self._n_folders += 1
-                payload = build.payload(task.mod, task.target)
+                payload = payloads.of(task.mod, task.target)
                 state = candidates.TaskState(task.target, self._device, str(folder), payload)
                 self._states[key] = state
                 self._to_run.put(state)  # the reference is made while the first builds go on
             return self._states[key]
 
     def _submit(
-        self, mod: tvm.IRModule, state: candidates.TaskState, thorough: bool
+        self, program: payloads.Program, state: candidates.TaskState, thorough: bool
     ) -> Future[protocol.Measurement]:
-        payload = build.payload(mod, state.target)
+        payload = payloads.of(program, state.target)
         future: Future[protocol.Measurement] = Future()
         with self._lock:
             if self._closed:
@@ -350,13 +351,15 @@ class TaskView:
         self._pool = pool
         self._state = state
 
-    def submit(self, mod: tvm.IRModule, thorough: bool = False) -> Future[protocol.Measurement]:
-        """Queue one scheduled module of this task."""
-        return self._pool._submit(mod, self._state, thorough)
+    def submit(
+        self, program: payloads.Program, thorough: bool = False
+    ) -> Future[protocol.Measurement]:
+        """Queue one program of this task."""
+        return self._pool._submit(program, self._state, thorough)
 
-    def measure(self, mods: Sequence[tvm.IRModule]) -> list[protocol.Measurement]:
-        """Measure all and wait; results in the order of `mods`."""
-        return [future.result() for future in [self.submit(mod) for mod in mods]]
+    def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
+        """Measure all and wait; results in the order of `programs`."""
+        return [future.result() for future in [self.submit(program) for program in programs]]
 
     def close(self) -> None:
         """Nothing to end: the workers are the pool's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 
 from felix import errors, target
-from felix.measure.cuda import driver, nvrtc
+from felix.measure.cuda import devices, nvrtc
 from felix.measure.pool import candidates
 from felix.target import cpu
 
@@ -27,7 +27,7 @@ def of(built_for: tvm.target.Target) -> candidates.Device:
             raise errors.MeasureError(
                 "no CUDA device here: tune for 'llvm' or on a machine with a GPU"
             )
-        nvrtc.check(str(built_for.attrs["arch"]), driver.version())
+        nvrtc.check(str(built_for.attrs["arch"]), devices.version())
         hardware = _gpu_here(built_for, hardware)
     cache_bytes = hardware.l3_bytes or hardware.l2_bytes
     return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)

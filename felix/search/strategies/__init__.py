@@ -6,3 +6,5 @@ from __future__ import annotations
 NAMES = ("gradient", "evolutionary", "random", "tvm-evolutionary", "tvm-xgb")
 #: Those that do not use Felix's cost model.
 WITHOUT_MODEL = ("random", "tvm-xgb")
+#: Those of TVM, which know traces and no templates.
+TRACES_ONLY = ("tvm-evolutionary", "tvm-xgb")

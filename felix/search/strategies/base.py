@@ -89,10 +89,10 @@ class BaseSearch:
 
 
 class ModelSearch(BaseSearch):
-    """A search that ranks candidates with a cost model; a subclass adds `_candidates`."""
+    """A search that ranks candidates with cost models; a subclass adds `_candidates`."""
 
     def __init__(
-        self, sketches: Sequence[interface.Sketch], model: interface.CostModel, seed: int = 0
+        self, sketches: Sequence[interface.Sketch], model: interface.CostModels, seed: int = 0
     ) -> None:
         super().__init__(sketches, seed)
         self.scorer = scoring.Scorer(self.sketches, model)
@@ -100,12 +100,12 @@ class ModelSearch(BaseSearch):
         self._fingerprints: dict[interface.Key, bytes] = {}
 
     @property
-    def model(self) -> interface.CostModel:
-        """The cost model; assign to replace it."""
+    def model(self) -> interface.CostModels:
+        """The cost model, or one for each kind of features; assign to replace it."""
         return self.scorer.model
 
     @model.setter
-    def model(self, model: interface.CostModel) -> None:
+    def model(self, model: interface.CostModels) -> None:
         self.scorer.model = model
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class EvolutionarySearch(base.ModelSearch):
     def __init__(
         self,
         sketches: Sequence[interface.Sketch],
-        model: interface.CostModel,
+        model: interface.CostModels,
         options: EvolutionOptions | None = None,
         seed: int = 0,
     ) -> None:

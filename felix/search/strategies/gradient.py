@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from felix import errors, events
+from felix.features.kind import FeatureKind
 from felix.search import descent, interface, mutations, rounding, scoring, selection
 from felix.search.strategies import base
 from felix.sketch import coordinates
@@ -54,6 +55,8 @@ class GradientOptions:
     n_resampled: int = 2
     #: legal samples of a sketch, from which seeds are taken
     n_samples: int = 64
+    #: the same of a template: its formulas are small, and few of its rows are good
+    n_template_samples: int = 512
     #: share of the seeds that start at the best measured candidates
     measured_share: float = 0.25
     #: share of the seeds that start at random samples; the rest are the best predicted
@@ -69,7 +72,7 @@ class GradientOptions:
     descent: descent.DescentOptions = field(default_factory=descent.DescentOptions)
     #: of the warm-up rounds
     warm_selection: selection.SelectionOptions = field(
-        default_factory=lambda: selection.SelectionOptions(random_share=0.5)
+        default_factory=lambda: selection.SelectionOptions(random_share=0.5, kind_share=0.25)
     )
     selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
@@ -79,7 +82,8 @@ class GradientSearch(base.ModelSearch):
 
     Args:
         sketches: sketches of one task; a suggestion's `sketch_index` counts in this order.
-        model: predicts ln(latency_us); may be retrained or replaced (`model`) between rounds.
+        model: predicts ln(latency_us), of all features or one for each kind; may be retrained or
+            replaced (`model`) between rounds.
         options: sizes of a round.
         seed: everything random follows from it.
     """
@@ -89,7 +93,7 @@ class GradientSearch(base.ModelSearch):
     def __init__(
         self,
         sketches: Sequence[interface.Sketch],
-        model: interface.CostModel,
+        model: interface.CostModels,
         options: GradientOptions | None = None,
         seed: int = 0,
     ) -> None:
@@ -139,7 +143,9 @@ class GradientSearch(base.ModelSearch):
         missing = [i for i in range(len(self.sketches)) if i not in self._samples]
         order = rng.permutation(len(self.sketches)).tolist()
         for index in sorted(missing or order[: self.options.n_resampled]):
-            count = max(self.options.n_samples, n)
+            is_template = self.scorer.kind_of(index) is FeatureKind.TEMPLATE
+            wished = self.options.n_template_samples if is_template else self.options.n_samples
+            count = max(wished, n)
             self._samples[index] = scoring.legal_samples(
                 self.sketches[index], count, rng, self._n_new_structures(index) + 1
             )
@@ -181,10 +187,11 @@ class GradientSearch(base.ModelSearch):
         return [entries[i] for i in sorted(chosen)]
 
     def _n_entries(self, entries: Sequence[descent.Entry]) -> int:
-        """At most as many as the program with most of them has: variants of a task add choice
-        and no descents."""
+        """At most as many as the program with most of them has, or one for each program: variants
+        of a task add choice and hardly any descents."""
         programs = collections.Counter(self.sketches[e.sketch_index].variant for e in entries)
-        return max(1, min(self.options.n_entries, max(programs.values(), default=1)))
+        most = max([len(programs), *programs.values()])
+        return max(1, min(self.options.n_entries, most))
 
     @property
     def descent_steps(self) -> list[events.DescentStep]:

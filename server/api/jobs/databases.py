@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from typing import Annotated
 
 import anyio.to_thread
@@ -71,7 +72,8 @@ async def export_database(
     """The best schedules of several jobs as one MetaSchedule database, a zip that plain TVM loads.
 
     `?job=1&job=2`, or a filter: of the jobs that succeeded, the newest 200. An imported database
-    gives the records that were imported. Equal records are one.
+    gives the records that were imported. Equal records are one. A generated kernel has no trace,
+    so it has no record; where it is all that a job has, the zip's `left_out.txt` names the job.
     """
     chosen = job_lists.Filter(
         states=(states.State.SUCCEEDED,),
@@ -96,14 +98,32 @@ def _export(
         sources = _sources(tx, job_ids, chosen)
     if not sources:
         raise errors.NotFound("no job of these has an artifact with a database")
-    merged = []
-    for sha256 in dict.fromkeys(source.sha256 for source in sources):
+    by_content: dict[str, list[int]] = {}
+    for source in sources:
+        by_content.setdefault(source.sha256, []).append(source.job_id)
+    merged: list[databases.Database] = []
+    left_out: list[int] = []
+    for sha256, numbers in by_content.items():
         with tempfile.TemporaryFile() as file:
             for chunk in services.blobs.read(sha256):
                 file.write(chunk)
             file.seek(0)
-            merged.extend(databases.unpack(file))
-    return databases.pack(databases.merge(merged))
+            of_job = databases.unpack_any(file)
+        merged += of_job
+        left_out += [] if of_job else numbers
+    if not merged:
+        raise errors.NotFound("these jobs have generated kernels alone: no trace makes them")
+    return databases.pack(databases.merge(merged), _note(left_out))
+
+
+def _note(left_out: Sequence[int]) -> str:
+    """Why some jobs have no record."""
+    if not left_out:
+        return ""
+    jobs_text = ", ".join(map(str, sorted(left_out)))
+    return (
+        f"left out, because their best kernels are generated and have no trace: jobs {jobs_text}\n"
+    )
 
 
 def _sources(

@@ -11,11 +11,12 @@ from server.web.response_bodies import common
 
 
 class NamedDecision(common.ResponseBody):
-    """One decision of a schedule."""
+    """One decision of a schedule, or a parameter of a template, whose name comes first."""
 
     name: str = pydantic.Field(examples=["tile of i in gemm"])
     values: list[int] = pydantic.Field(
-        description="its part of `decisions`; of a tile the factors, from the outermost on",
+        description="its part of `decisions`; of a tile the factors, from the outermost on; of "
+        "a template's name none",
         examples=[[8, 4, 2, 8]],
     )
     text: str = pydantic.Field(description="the values in words", examples=["8 × 4 × 2 × 8"])

@@ -132,3 +132,14 @@ def test_bfloat16_round_trip() -> None:
     arrays = reference.inputs(args, 0, positive=False)
     assert arrays[0].dtype.name == "bfloat16" and np.isnan(arrays[2].astype("f4")).all()
     assert reference.mismatch(arrays[0], arrays[0], 0.01) is None
+
+
+def test_large_inputs_repeat_themselves_and_no_tile_of_theirs_does() -> None:
+    rows, columns = 2100, 2048
+    large = reference.Argument("a", "bfloat16", (rows, columns), is_input=True, is_output=False)
+    (array,) = reference.inputs([large], seed=1, positive=False)
+    assert array.shape == (rows, columns) and array.dtype.name == "bfloat16"
+    flat = array.ravel().view(np.uint16)
+    period = reference._PERIOD
+    np.testing.assert_array_equal(flat[period:], flat[: flat.size - period])
+    assert len(np.unique(array.view(np.uint16), axis=0)) == rows

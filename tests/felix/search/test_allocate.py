@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from felix import errors
+from felix import errors, workloads
 from felix.search import allocate
 
 
@@ -119,6 +119,23 @@ def test_a_floor_is_half_the_time_at_peak_rates() -> None:
     assert allocate.floor_us(4e3, 1e6, machine) == pytest.approx(50.0)
     machine = SimpleNamespace(peak_fp32_gflops=math.nan, dram_bandwidth_gbs=10.0)
     assert allocate.floor_us(4e6, 1e3, machine) == 0.0
+
+
+@pytest.mark.parametrize(
+    "dtype, kind, floor_us",
+    [
+        ("float32", "cuda", 2 * 64**3 / 100e3 / 2),
+        ("bfloat16", "llvm", 2 * 64**3 / 100e3 / 2),
+        ("bfloat16", "cuda", 2 * 3 * 64**2 / 10e3 / 2),
+        ("float8_e4m3fn", "cuda", (1 + 1 + 2) * 64**2 / 10e3 / 2),
+    ],
+)
+def test_the_peak_rate_of_float32_is_no_floor_of_tensor_cores(
+    dtype: str, kind: str, floor_us: float
+) -> None:
+    machine = SimpleNamespace(peak_fp32_gflops=100.0, dram_bandwidth_gbs=10.0)
+    task = workloads.gemm(64, 64, 64, dtype=dtype, target=kind)
+    assert allocate.task_floor_us(task, machine) == pytest.approx(floor_us)
 
 
 def test_the_state_survives_json() -> None:

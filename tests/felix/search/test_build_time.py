@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from felix import workloads
+from felix.features.kind import FeatureKind
 from felix.measure.cuda import build
 from felix.measure.pool import local
 from felix.search import build_time, scoring, selection
@@ -27,7 +28,7 @@ ORDER, STAGE = (annotation(f"software_pipeline_{key}", (0, 0, 3)) for key in ("o
 
 def of(rows: list[list[float]], instructions: tuple[Any, ...] = ()) -> build_time.BuildCost:
     """Cost of one GPU candidate from features of its rows, in the order of `FEATURES`."""
-    formulas = SimpleNamespace(names=list(FEATURES))
+    formulas = SimpleNamespace(names=list(FEATURES), kind=FeatureKind.TRACE)
     sketch = SimpleNamespace(is_gpu=True, instructions=instructions, formulas=formulas)
     return build_time.BuildCost.of(sketch, np.log2(1 + np.asarray([rows])))
 

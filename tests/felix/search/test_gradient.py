@@ -504,6 +504,16 @@ def test_variants_add_no_entries_to_a_descent() -> None:
     assert search._n_entries([]) == 1
 
 
+def test_every_program_of_a_task_may_have_an_entry() -> None:
+    sketches = programs_of_a_task()
+    sketches[1].variant = "padded"
+    search = gradient.GradientSearch(sketches, synthetic.CostModel(), None, 0)
+    entries = [
+        descent.Entry(index, (), sketch.sample(2, seed=0)) for index, sketch in enumerate(sketches)
+    ]
+    assert search._n_entries(entries) == 3
+
+
 def test_rows_that_do_not_exist_are_masked() -> None:
     rows = torch.tensor([[[1.0, 2.0], [0.0, 0.0]]])
     assert scoring.row_mask(rows).tolist() == [[1.0, 0.0]]

@@ -110,6 +110,6 @@ def test_rules_of_tvm_alone_stay_in_static_memory(sketch: sketching.Sketch) -> N
     assert scopes(sketch.apply_stock(decisions).trace) == {"shared"}
     context = design_space.tune_context(sketch.task.mod, sketch.task.target)
     assert int(context.target.attrs["max_shared_memory_per_block"]) == STATIC
-    own = {"kind": "cuda", "arch": "sm_90", "max_shared_memory_per_block": 1024}
-    small = tvm.target.Target(own)
+    attributes = {"kind": "cuda", "arch": "sm_90", "max_shared_memory_per_block": 1024}
+    small = tvm.target.Target(attributes)
     assert shared_memory.static_target(small).same_as(small)

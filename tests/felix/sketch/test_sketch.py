@@ -18,6 +18,7 @@ from felix import errors, workloads
 from felix.features import spec, table
 from felix.sketch import coordinates, formula_cache, formulas, legality, variables
 from felix.sketch import sketch as sketching
+from felix.symbolic import interpret
 
 COLUMN = {name: i for i, name in enumerate(spec.NAMES)}
 
@@ -308,14 +309,14 @@ def test_a_block_that_is_inlined_has_a_row_of_zeros() -> None:
     names = [r.block for r in sketch.formulas.rows]
     row = sketch.sample(1, seed=0)[0]
     location = [i for i, v in enumerate(sketch.variables) if v.structural]
-    for value in (sketching.ROOT, sketching.INLINE):
-        row[location] = sketching.ROOT
+    for value in (interpret.ROOT, interpret.INLINE):
+        row[location] = interpret.ROOT
         row[location[0]] = value
         raw = sketch.formulas.raw(row[None])[0]
         gone = [n for n, values in zip(names, raw, strict=True) if not values.any()]
-        assert gone == ([] if value == sketching.ROOT else ["pad"])
+        assert gone == ([] if value == interpret.ROOT else ["pad"])
         made = sketch.concrete(row)
-        assert ("pad" in [b.name for _, b in made.walk()]) == (value == sketching.ROOT)
+        assert ("pad" in [b.name for _, b in made.walk()]) == (value == interpret.ROOT)
 
 
 # ---------------------------------------------------------------- keys and the cache
@@ -428,7 +429,7 @@ def test_a_program_with_other_names_has_rows_of_its_own(cache: pathlib.Path) -> 
 
 def test_other_code_is_another_entry(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gemm("llvm").formulas.n_rows > 0
-    monkeypatch.setattr(formula_cache, "code_digest", lambda: "of another version")
+    monkeypatch.setattr(formula_cache, "code_digest", lambda _: "of another version")
     forbid_extraction(monkeypatch)
     with pytest.raises(ExtractedError):
         assert gemm("llvm").formulas.n_rows

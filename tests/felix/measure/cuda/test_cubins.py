@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import pytest
 import tvm
 
 import felix
 from felix import errors
 from felix.measure import build as measure_build
+from felix.measure import payload
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import launches, nvrtc
+from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import source as cuda_source
+from tests.support import legal_rows
 
 #: Small candidates, whose accumulators become variables.
 TARGET = "cuda -arch sm_90 -max_shared_memory_per_block 49152"
@@ -113,15 +117,43 @@ def test_a_module_needs_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
         measure_build.module(mod, target)
 
 
-def test_a_float16_program_is_built(tmp_path: pathlib.Path) -> None:
-    mod, target = _candidate("gemm:64,64,64,epilogue=bias+gelu,dtype=float16", 1, 0)
+@pytest.mark.parametrize(
+    "types", ["float16", "bfloat16,out_dtype=float32", "float8_e4m3fn", "float8_e5m2"]
+)
+def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path) -> None:
+    mod, target = _candidate(f"gemm:64,64,64,epilogue=bias+gelu,dtype={types}", 1, 0)
     reply = cuda_build.handle(
-        measure_build.payload(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6,
+        payload.of(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6,
         explicit=True, scalars=True, options=nvrtc.FAST,
     )  # fmt: skip
     plan, cubin = launches.read(reply["library"])
     assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["conv2d:1,5,5,4,8,3,padding=1,dtype=float8_e4m3fn,epilogue=bias", "gemm:9,7,5,dtype=int8",
+     "conv2d:1,5,5,4,8,3,padding=1,dtype=float8_e5m2,out_dtype=float32"],
+)  # fmt: skip
+def test_references_of_narrow_types_are_built(text: str) -> None:
+    task = felix.workloads.parse(text, target=TARGET)
+    made = cuda_reference.program(task.mod, task.target)
+    assert made is not None and made[1].startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("types", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_vectors_of_narrow_types_are_those_that_can_be_written(types: str) -> None:
+    """TVM's CUDA has neither vectors of three of them nor gathers of eight."""
+    task = felix.workloads.parse(f"gemm:48,48,48,dtype={types}", target=TARGET)
+    sketch, *_ = felix.sketches(task)
+    lanes = [i for i, v in enumerate(sketch.variables) if v.kind == "choice" and 3 in v.domain]
+    rows = legal_rows.draw(sketch, 96, seed=3)
+    long = rows[np.isin(rows[:, lanes], (3, 8, 16)).any(axis=1)]
+    assert len(long) >= 8
+    for row in long[:: max(1, len(long) // 12)]:
+        text = cuda_build.lower(sketch.schedule(row).mod, task.target).source.text
+        assert "make_longlong4(" not in text.partition("__global__")[2]
 
 
 def test_headers_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

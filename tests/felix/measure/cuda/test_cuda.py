@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from tvm.support import nvcc
 
 import felix
-from felix import errors
+from felix import errors, launch_plan
 from felix.measure import build, protocol, timing
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import driver as cuda_driver
@@ -161,7 +161,7 @@ def test_plan_has_the_launches_and_tensors_of_the_host_function() -> None:
     written_last = plan.launches[-1].args
     assert sorted(written_last) == [0, 1, 2, 3]  # both workspaces, both parameters
     assert 1 not in plan.launches[0].args and 0 in plan.launches[0].args
-    assert launches.LaunchPlan.from_json(plan.to_json()) == plan
+    assert launch_plan.LaunchPlan.from_json(plan.to_json()) == plan
 
 
 def test_launch_extents_are_those_of_the_schedule() -> None:
@@ -273,7 +273,9 @@ def test_candidates_have_variables_for_their_accumulators() -> None:
 
 
 def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
-    plan = launches.LaunchPlan(1, (4,), (launches.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),))
+    plan = launch_plan.LaunchPlan(
+        1, (4,), (launch_plan.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),)
+    )
     path = str(tmp_path / "k.cubin")
     launches.write(path, plan, b"\x7fELF\n\n\x00rest")
     assert launches.read(path) == (plan, b"\x7fELF\n\n\x00rest")
@@ -356,7 +358,7 @@ class _Driver:
 @pytest.mark.parametrize("code", [None, 701, 700])
 def test_a_poisoned_context_unloads_nothing(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     driver = _Driver()
-    monkeypatch.setattr(cuda_driver, "_library", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
     context = cuda_driver.Context()
     expected = contextlib.nullcontext() if code is None else pytest.raises(cuda_driver.DriverError)
     with expected, context.loaded(b"cubin"):

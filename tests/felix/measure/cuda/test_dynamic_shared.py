@@ -10,7 +10,7 @@ import felix
 from felix import workloads
 from felix.measure import build
 from felix.measure.pool import local
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 
 HAS_GPU = tvm.runtime.device("cuda", 0).exist
@@ -22,7 +22,7 @@ STATIC_BYTES = 48 * 1024
 PATIENT = local.LocalOptions(builders=4, build_timeout_s=60.0, max_source_bytes=1 << 30)
 
 
-def _large(sketch: Sketch, n: int) -> list[tvm.IRModule]:
+def _large(sketch: TraceSketch, n: int) -> list[tvm.IRModule]:
     """Schedules with more than the static limit, the one that needs most first."""
     rows = sketch.sample(200, seed=1)
     used = sketch.formulas.shared_bytes(rows)

@@ -12,8 +12,9 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from felix import errors, target, workloads
-from felix.measure import build, protocol, reference, timing
+from felix import errors, launch_plan, target, workloads
+from felix.measure import payload as payloads
+from felix.measure import protocol, reference, timing
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import launches, nvrtc
 from felix.measure.cuda import reference as cuda_reference
@@ -102,7 +103,7 @@ class Bench:
         folder = self.folder / f"task-{number}"
         folder.mkdir()
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-        payload = build.payload(mod, target.parse("h200"))
+        payload = payloads.of(mod, target.parse("h200"))
         self.runner.prepare(str(folder), payload, seed=0, check=True)
         return str(folder)
 
@@ -117,10 +118,10 @@ class Bench:
         n_launches: int = 1,
     ) -> dict[str, Any]:
         args = tuple(range(n_params + len(workspaces)))
-        launch = launches.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
+        launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
         path = str(self.folder / "candidate.cubin")
         launches.write(
-            path, launches.LaunchPlan(n_params, workspaces, (launch,) * n_launches), b"cubin"
+            path, launch_plan.LaunchPlan(n_params, workspaces, (launch,) * n_launches), b"cubin"
         )
         options = dataclasses.asdict(timed)
         return self.runner.run(folder, path, options, cache_bytes=4096, best_us=best_us)
@@ -142,7 +143,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Bench:
 
     # `main_kernel` is what TVM calls the kernel of a reference
     driver = Driver({**KERNELS, "spacious": spacious, "main_kernel": _add})
-    monkeypatch.setattr(cuda_driver, "_library", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
     inputs = reference.inputs
 
     def compiled(source: str, arch: str, options: Any = (), headers: bool = False) -> bytes:
@@ -304,8 +305,8 @@ def test_integers_nobody_wrote_are_seen(bench: Bench) -> None:
 def test_what_a_run_changes_is_as_before_for_the_next_candidate(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = launches.Launch("accumulate", (1, 1, 1, N, 1, 1), 0, (0, 1))
-    program = launches.LaunchPlan(2, (), (launch,)), b"cubin"
+    launch = launch_plan.Launch("accumulate", (1, 1, 1, N, 1, 1), 0, (0, 1))
+    program = launch_plan.LaunchPlan(2, (), (launch,)), b"cubin"
     monkeypatch.setattr(cuda_reference, "program", lambda mod, target: program)
     folder = bench.prepare(accumulate)
     for _ in range(2):  # each of which runs it many times

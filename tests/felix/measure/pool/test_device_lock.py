@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from felix import errors, files
-from felix.measure.cuda import driver
+from felix.measure.cuda import devices
 from felix.measure.pool import device_lock
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_opened_is_named(
 def test_a_gpu_whose_lock_cannot_be_had_is_refused_at_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "bus_id", lambda index: "0000:01:00.0")
+    monkeypatch.setattr(devices, "bus_id", lambda index: "0000:01:00.0")
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path / "missing"))
     with pytest.raises(errors.MeasureError, match=r"0000:01:00\.0\.lock"):
         device_lock.for_device("cuda")

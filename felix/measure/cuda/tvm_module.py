@@ -1,0 +1,158 @@
+"""A generated program as a module of TVM: its launches as host code, and its cubin.
+
+The host function has the task's parameters, which TVM checks as those of any program. It takes
+workspaces from TVM's pool, encodes the tensor maps and launches the kernels. TVM also wants device
+functions, from which it learns what the arguments are: they have the kernels' names and no body,
+and TVM gets the cubin in place of what it would compile of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from felix import errors, launch_plan
+from felix.measure.cuda import build, driver, nvrtc
+from felix.templates.generated import GeneratedProgram
+
+_AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+_CLUSTER_AXES = ("clusterCtaIdx.x", "clusterCtaIdx.y", "clusterCtaIdx.z")
+_DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+_DEVICE_KERNEL_LAUNCH = 2
+
+
+def module(
+    program: GeneratedProgram, task_mod: tvm.IRModule, target: tvm.target.Target
+) -> tvm.runtime.Module:
+    """A module whose "main" takes the tensors of a task's program.
+
+    Raises:
+        CompileError: NVRTC refuses the source.
+        MeasureError: TVM cannot load CUDA code here, or there is no NVRTC or headers.
+    """
+    cubins: list[bytes] = []
+
+    def compiled(code: str) -> bytes:
+        cubins.append(build.cubin_of(program))
+        return cubins[0]
+
+    nvrtc.load()
+    host = host_module(program.plan, task_mod, target)
+    with build.compiled_by(compiled):
+        device = tvm.get_global_func("target.build.cuda")(
+            device_module(program.plan, target), target
+        )
+    if not cubins:
+        raise errors.MeasureError(
+            "a module with a generated kernel can be made only where TVM finds a GPU's driver"
+        )
+    host.import_module(device)
+    return host
+
+
+def host_module(
+    plan: launch_plan.LaunchPlan, task_mod: tvm.IRModule, target: tvm.target.Target
+) -> tvm.runtime.Module:
+    """The compiled host code alone."""
+    # Also the name of a function in its package, so plain import statements find that.
+    tvm_build: Any = importlib.import_module("tvm.tirx.build")
+    host_target = target.host if target.host is not None else tvm.target.Target("llvm")
+    mod = tvm.IRModule({"main": host_function(plan, task_mod["main"])})
+    pipeline, finalize, _ = tirx.get_default_tir_pipeline(target)
+    bound = tirx.transform.BindTarget(target.with_host(host_target))(mod)
+    host, _ = tvm_build.split_host_device_mods(pipeline(bound))
+    return tvm_build.codegen_build(finalize()(host), host_target)
+
+
+def host_function(plan: launch_plan.LaunchPlan, task_func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with the parameters of a task's that does what a plan says."""
+    workspaces = [
+        tirx.decl_buffer((size,), "uint8", f"workspace{number}")
+        for number, size in enumerate(plan.workspaces)
+    ]
+    pointers = [buffer.data for buffer in (*task_func.params, *workspaces)]
+    encodes: list[tirx.Stmt] = []
+    launches: list[tirx.Stmt] = []
+    for launch in plan.launches:
+        args = []
+        for arg in launch.args:
+            if isinstance(arg, int):
+                args.append(pointers[arg])
+            else:
+                args.append(_map_variable(f"map{len(encodes) // 2}"))
+                encodes += _encode(args[-1], arg, pointers[arg.tensor])
+        launches.append(_launch(launch, args, _tags(plan)))
+    allocations = [tirx.AllocBuffer(buffer) for buffer in workspaces]
+    steps = [*allocations, *encodes, *launches]
+    return task_func.with_body(tirx.SeqStmt(steps) if len(steps) > 1 else steps[0])
+
+
+def device_module(plan: launch_plan.LaunchPlan, target: tvm.target.Target) -> tvm.IRModule:
+    """Functions with the kernels' names and parameters, and without a body."""
+    return tvm.IRModule(
+        {launch.kernel: _declaration(launch, _tags(plan), target) for launch in plan.launches}
+    )
+
+
+def _declaration(
+    launch: launch_plan.Launch, tags: Sequence[str], target: tvm.target.Target
+) -> tirx.PrimFunc:
+    pointer = tvm.ir.PointerType(tvm.ir.PrimType("uint8"), "global")
+    params = [
+        tvm.ir.Var(f"tensor{number}", pointer)
+        if isinstance(arg, int)
+        else _map_variable(f"map{number}")
+        for number, arg in enumerate(launch.args)
+    ]
+    attributes = {
+        "global_symbol": launch.kernel,
+        "calling_conv": _DEVICE_KERNEL_LAUNCH,
+        "target": target,
+        "tirx.is_global_func": True,
+        "tirx.kernel_launch_params": list(tags),
+    }
+    return tirx.PrimFunc(params, tirx.Evaluate(0)).with_attr(attributes)
+
+
+def _tags(plan: launch_plan.LaunchPlan) -> tuple[str, ...]:
+    """What the numbers after a launch's arguments are, the same for all launches of a plan."""
+    has_clusters = any(extent > 1 for launch in plan.launches for extent in launch.cluster)
+    return (*_AXES, *(_CLUSTER_AXES if has_clusters else ()), _DYNAMIC_SHARED)
+
+
+def _launch(launch: launch_plan.Launch, args: Sequence[Any], tags: Sequence[str]) -> tirx.Stmt:
+    cluster = launch.cluster if _CLUSTER_AXES[0] in tags else ()
+    numbers = (*launch.extents, *cluster, launch.shared_bytes)
+    call = tirx.call_ffi_kernel(launch.kernel, *args, *numbers, launch_params=list(tags))
+    return tirx.Evaluate(call)
+
+
+def _map_variable(name: str) -> tvm.ir.Var:
+    return tvm.ir.Var(name, tvm.ir.PointerType(tirx.type.TensorMapType()))
+
+
+def _encode(
+    variable: tvm.ir.Var, tensor_map: launch_plan.TensorMap, pointer: Any
+) -> list[tirx.Stmt]:
+    """Room for a tensor map on the stack, and the call that fills it."""
+    if tensor_map.offset_bytes:
+        pointer = tirx.call_intrin(
+            pointer.ty, "tirx.handle_add_byte_offset", pointer, tensor_map.offset_bytes
+        )
+    rank = len(tensor_map.extents)
+    call = tirx.tensormap_encode_tiled(
+        variable, pointer, *tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box,
+        *[1] * rank, rank=rank, descriptor_dtype=_element(tensor_map.dtype),
+        interleave=driver.NO_INTERLEAVE, swizzle=driver.SWIZZLES[tensor_map.swizzle_bytes],
+        l2_promotion=driver.PROMOTE_TO_128_BYTES, oob_fill=driver.ZEROS_OUTSIDE,
+    )  # fmt: skip
+    return [tirx.Bind(variable, tirx.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(call)]
+
+
+def _element(dtype: str) -> str:
+    """A dtype as a tensor map has it: integers and floats of a byte are bytes."""
+    return "uint8" if tvm.DataType(dtype).itemsize == 1 else dtype

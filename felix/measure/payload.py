@@ -1,0 +1,85 @@
+"""What a builder gets: a program as text, in a plain form with a version.
+
+A payload is a JSON object with `version`, `kind` and `program`, a string:
+
+- kind "tir": a module, scheduled or not, and its target, as TVM writes them;
+- kind "generated": a `templates.generated.GeneratedProgram`, as it writes itself.
+
+Nothing in it is code of ours, so another machine may build it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import TypeAlias
+
+import tvm
+
+from felix import errors
+from felix.templates.generated import GeneratedProgram
+
+#: Version of the form.
+VERSION = 1
+
+#: What is measured: a scheduled module, or a program that a template generated.
+Program: TypeAlias = tvm.IRModule | GeneratedProgram
+
+
+class Kind(enum.StrEnum):
+    """What a payload holds."""
+
+    TIR = "tir"
+    GENERATED = "generated"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TirProgram:
+    """A module of TVM and the target it is built for."""
+
+    mod: tvm.IRModule
+    target: tvm.target.Target
+
+
+def of(program: Program, target: tvm.target.Target) -> str:
+    """A program for a target, as text.
+
+    Raises:
+        MeasureError: a program in CUDA C++ for a target that is no GPU.
+    """
+    if not isinstance(program, GeneratedProgram):
+        return _text(Kind.TIR, str(tvm.ir.save_json([program, target])))
+    if target.kind.name != "cuda":
+        raise errors.MeasureError(
+            f"this program is CUDA C++ for {program.arch}; it cannot be built for {target.kind}"
+        )
+    return _text(Kind.GENERATED, program.to_json())
+
+
+def read(text: str) -> TirProgram | GeneratedProgram:
+    """The program that `of` wrote.
+
+    Raises:
+        ValueError: the text is of another version, or of no known kind.
+    """
+    fields = json.loads(text)
+    if fields["version"] != VERSION:
+        raise ValueError(f"a program of version {fields['version']}, not {VERSION}")
+    match Kind(fields["kind"]):
+        case Kind.TIR:
+            return TirProgram(*tvm.ir.load_json(fields["program"]))
+        case Kind.GENERATED:
+            return GeneratedProgram.from_json(fields["program"])
+
+
+def read_tir(text: str) -> TirProgram:
+    """The module and target of a payload that holds a program of TVM; else ValueError."""
+    program = read(text)
+    if isinstance(program, GeneratedProgram):
+        raise ValueError("a generated program is no task")
+    return program
+
+
+def _text(kind: Kind, program: str) -> str:
+    return json.dumps({"version": VERSION, "kind": kind.value, "program": program})

@@ -1,0 +1,368 @@
+"""Generated programs: their payloads, cubins, runs and modules; on a GPU, measured and called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from felix import errors, launch_plan, target
+from felix.measure import build as measure_build
+from felix.measure import payload as payloads
+from felix.measure import protocol, timing
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import driver as cuda_driver
+from felix.measure.cuda import launches, nvrtc, tvm_module
+from felix.measure.cuda import runner as cuda_runner
+from felix.measure.pool import local
+from felix.templates.generated import GeneratedProgram
+from tests.support.cuda import fakes
+from tests.support.cuda import generated_programs as programs
+
+HAS_GPU = tvm.runtime.device("cuda", 0).exist
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
+H200 = target.parse("h200")
+
+# ---------------------------------------------------------------- payloads
+
+
+def test_a_payload_holds_a_program_of_either_kind() -> None:
+    generated = programs.boxes()
+    assert payloads.read(payloads.of(generated, H200)) == generated
+    task = programs.task(programs.double)
+    text = payloads.of(task.mod, task.target)
+    read = payloads.read(text)
+    assert isinstance(read, payloads.TirProgram) and str(read.target) == str(task.target)
+    tvm.ir.assert_structural_equal(read.mod, task.mod)
+    assert payloads.read_tir(text).mod["main"].same_as(read.mod["main"]) is False
+    assert json.loads(text)["version"] == payloads.VERSION
+
+
+def test_a_payload_of_another_form_is_refused() -> None:
+    fields = json.loads(payloads.of(programs.plain(), H200))
+    with pytest.raises(ValueError, match="version 2"):
+        payloads.read(json.dumps(fields | {"version": 2}))
+    with pytest.raises(ValueError, match="pickle"):
+        payloads.read(json.dumps(fields | {"kind": "pickle"}))
+    with pytest.raises(ValueError, match="no task"):
+        payloads.read_tir(json.dumps(fields))
+
+
+def test_cuda_code_is_not_built_for_a_cpu() -> None:
+    with pytest.raises(errors.MeasureError, match="CUDA C\\+\\+ for sm_90a"):
+        payloads.of(programs.plain(), target.parse("llvm"))
+
+
+# ---------------------------------------------------------------- cubins
+
+
+def _built(program: GeneratedProgram, stem: pathlib.Path, **changed: Any) -> dict[str, Any]:
+    options = {"max_source_bytes": 10**5, "explicit": True, "scalars": True,
+               "options": nvrtc.FAST, **changed}  # fmt: skip
+    return cuda_build.handle(payloads.of(program, H200), str(stem), **options)
+
+
+@pytest.mark.parametrize(
+    "make", [programs.plain, programs.boxes, lambda: programs.boxes(0), programs.clusters]
+)
+def test_a_generated_program_is_built(
+    make: Callable[[], GeneratedProgram], tmp_path: pathlib.Path
+) -> None:
+    program = make()
+    reply = _built(program, tmp_path / "candidate")
+    plan, cubin = launches.read(reply["library"])
+    assert plan == program.plan
+    assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
+    assert all(launch.kernel.encode() in cubin for launch in plan.launches)
+    assert reply["source_bytes"] == len(program.source) and reply["compile_s"] > 0
+    assert cuda_build.cubin_of(program) == cubin
+
+
+def test_a_program_that_does_not_compile_is_told(tmp_path: pathlib.Path) -> None:
+    broken = dataclasses.replace(programs.plain(), source="extern int x(")
+    with pytest.raises(nvrtc.CompileError, match="error"):
+        _built(broken, tmp_path / "candidate")
+    with pytest.raises(launches.BuildError, match="bytes of source"):
+        _built(programs.plain(), tmp_path / "candidate", max_source_bytes=10)
+
+
+def test_headers_are_there_for_those_who_include_them(tmp_path: pathlib.Path) -> None:
+    source = """#include <cuda_bf16.h>
+    extern "C" __global__ void halved(__nv_bfloat16* a) { a[0] = __float2bfloat16(0.5f); }"""
+    launch = launch_plan.Launch("halved", (1, 1, 1, 1, 1, 1), 0, (0,))
+    program = GeneratedProgram(source, "sm_80", launch_plan.LaunchPlan(1, (), (launch,)))
+    assert launches.read(_built(program, tmp_path / "candidate")["library"])[0] == program.plan
+
+
+# ---------------------------------------------------------------- runs, on a fake driver
+
+
+@dataclasses.dataclass
+class Bench:
+    """A runner of one task on a fake driver."""
+
+    driver: fakes.Driver
+    runner: cuda_runner.Runner
+    folder: pathlib.Path
+
+    def run(self, program: GeneratedProgram) -> dict[str, Any]:
+        path = str(self.folder / "candidate.cubin")
+        launches.write(path, program.plan, b"cubin")
+        options = dataclasses.asdict(timing.GPU)
+        return self.runner.run(
+            str(self.folder / "task"), path, options, cache_bytes=4096, best_us=None
+        )
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[Any], Bench]:
+    """A function that prepares a task; kernels are those of `generated_programs`."""
+
+    def squares(args: Sequence[int]) -> None:
+        a, out = (fakes.array(fakes.word(address), programs.N) for address in args)
+        out[:] = a * a
+
+    def sums(args: Sequence[int]) -> None:
+        squared, b, out = (fakes.array(fakes.word(address), programs.N) for address in args)
+        out[:] = squared + b
+
+    def doubled(args: Sequence[int]) -> None:
+        count = programs.ROWS * programs.COLUMNS
+        read, written = (fakes.array(driver.map_of(at).address, count) for at in args)
+        written[:] = 2 * read
+
+    def swapped(args: Sequence[int]) -> None:
+        shape = programs.PAIRS, 2, programs.THREADS
+        a, out = (fakes.array(fakes.word(at), int(np.prod(shape))).reshape(shape) for at in args)
+        out[:] = a[:, ::-1]
+
+    kernels = {"squares": squares, "sums": sums, "doubled": doubled, "swapped": swapped}
+    driver = fakes.Driver(kernels)
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *args, **kwargs: b"cubin")
+
+    def prepared(func: Any, reference: fakes.Kernel) -> Bench:
+        driver.kernels["main_kernel"] = reference
+        driver._names = list(driver.kernels)
+        (tmp_path / "task").mkdir()
+        task = programs.task(func)
+        runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: None)
+        text = payloads.of(task.mod, task.target)
+        runner.prepare(str(tmp_path / "task"), text, seed=0, check=True)
+        return Bench(driver, runner, tmp_path)
+
+    return prepared
+
+
+def _double(args: Sequence[int]) -> None:
+    a, c = (fakes.array(fakes.word(at), programs.ROWS * programs.COLUMNS) for at in args)
+    c[:] = 2 * a
+
+
+def _swap(args: Sequence[int]) -> None:
+    shape = programs.PAIRS, 2, programs.THREADS
+    a, c = (fakes.array(fakes.word(at), int(np.prod(shape))).reshape(shape) for at in args)
+    c[:] = a[:, ::-1]
+
+
+def test_tensor_maps_are_arguments_by_value(bench: Any) -> None:
+    at_bench: Bench = bench(programs.double, _double)
+    reply = at_bench.run(programs.boxes())
+    assert reply["checked"], reply
+    addresses = at_bench.runner._task.tensors
+    read, written = at_bench.driver._maps
+    assert read == fakes.EncodedMap(
+        dtype=7, address=addresses[0], extents=(72, 100), strides_bytes=(288,), box=(32, 64),
+        swizzle=3, others=(1, 1, 0, 2, 0),
+    )  # fmt: skip
+    assert written == dataclasses.replace(read, address=addresses[1], swizzle=0)
+
+
+def test_a_tensor_map_may_begin_inside_a_tensor(bench: Any) -> None:
+    at_bench: Bench = bench(programs.double, _double)
+    at_bench.run(programs.boxes(offset_bytes=64))
+    assert at_bench.driver._maps[0].address == at_bench.runner._task.tensors[0] + 64
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"box": (32, 257)}, "CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled"),
+        ({"box": (64, 64)}, "CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled"),
+        ({"strides_bytes": (290,)}, "CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled"),
+        ({"offset_bytes": 4}, "CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled"),
+        ({"dtype": "float4_e2m1fn"}, "no float4_e2m1fn"),
+        ({"swizzle_bytes": 16}, "a swizzle of 16 bytes"),
+    ],
+)
+def test_a_refused_tensor_map_is_the_candidates_error(
+    bench: Any, changed: dict[str, Any], message: str
+) -> None:
+    at_bench: Bench = bench(programs.double, _double)
+    reply = at_bench.run(programs.boxes(**changed))
+    assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
+    assert message in reply["message"]
+    assert at_bench.run(programs.boxes())["checked"]
+
+
+def test_blocks_are_launched_in_clusters(bench: Any) -> None:
+    at_bench: Bench = bench(programs.swap, _swap)
+    reply = at_bench.run(programs.clusters())
+    assert reply["checked"], reply
+    launched = at_bench.driver.launched.count("swapped")
+    assert at_bench.driver.clusters == [(2, 1, 1)] * launched and launched > 1
+
+
+@pytest.mark.parametrize("size", [5, 12])
+def test_a_refused_cluster_is_the_candidates_error(bench: Any, size: int) -> None:
+    """A size that does not divide the grid, and one that not every GPU has."""
+    at_bench: Bench = bench(programs.swap, _swap)
+    reply = at_bench.run(programs.clusters(size))
+    assert reply["error"] == protocol.ErrorClass.LAUNCH and reply["reusable"]
+    assert "CUDA_ERROR_INVALID_CLUSTER_SIZE in cuLaunchKernelEx" in reply["message"]
+    assert at_bench.run(programs.clusters())["checked"]
+
+
+# ---------------------------------------------------------------- modules of TVM
+
+
+def _calls(func: tvm.tirx.PrimFunc) -> list[Any]:
+    """Calls of the statements of a host function, in order."""
+    values = [getattr(stmt, "value", None) for stmt in func.body.seq]
+    return [value for value in values if isinstance(value, tvm.ir.Call)]
+
+
+def test_a_host_function_does_what_the_plan_says() -> None:
+    task = programs.task(programs.double)
+    program = programs.boxes(offset_bytes=64)
+    func = tvm_module.host_function(program.plan, task.mod["main"])
+    room, read, _, written, launch = _calls(func)
+    assert "tensormap" in str(room) and "handle_add_byte_offset" in str(read.args[1])
+    assert [int(value) for value in read.args[2:]] == [72, 100, 288, 32, 64, 1, 1]
+    assert (read.attrs.descriptor_dtype, read.attrs.swizzle) == ("float32", 3)
+    assert (written.attrs.swizzle, written.attrs.l2_promotion) == (0, 2)
+    assert str(launch.args[0].value) == "doubled"
+    assert launch.args[1].same_as(read.args[0]) and launch.args[2].same_as(written.args[0])
+    numbers = [int(value) for value in launch.args[3:]]
+    assert numbers == [3, 2, 1, 128, 1, 1, program.plan.launches[0].shared_bytes]
+
+
+def test_a_host_function_launches_clusters_and_takes_workspaces() -> None:
+    cluster_func = tvm_module.host_function(
+        programs.clusters().plan, programs.task(programs.swap).mod["main"]
+    )
+    launch = cluster_func.body.value
+    assert list(launch.attrs.launch_params)[6:9] == [f"clusterCtaIdx.{axis}" for axis in "xyz"]
+    assert [int(value) for value in launch.args[-4:]] == [2, 1, 1, 0]
+    plain = programs.plain()
+    func = tvm_module.host_function(plain.plan, programs.task(programs.square_sum).mod["main"])
+    allocated = func.body.seq[0].buffer
+    first, second = _calls(func)
+    assert [int(extent) for extent in allocated.shape] == [4000]
+    for used in (first.args[2], second.args[1]):
+        tvm.ir.assert_structural_equal(used, allocated.data)
+
+
+@pytest.mark.parametrize("make", [programs.boxes, programs.clusters, programs.plain])
+def test_tvm_is_given_the_cubin_in_place_of_what_it_would_compile(
+    make: Callable[[], GeneratedProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU TVM keeps the source and asks no compiler, so here a fake of it does."""
+    program = make()
+    funcs = {"doubled": programs.double, "swapped": programs.swap, "squares": programs.square_sum}
+    task = programs.task(funcs[program.plan.launches[0].kernel])
+    get = tvm.get_global_func
+    cubins: list[bytes] = []
+
+    def builder(name: str, allow_missing: bool = False) -> Any:
+        if name != "target.build.cuda":
+            return get(name, allow_missing)
+
+        def build(mod: tvm.IRModule, built_for: tvm.target.Target) -> tvm.runtime.Module:
+            module = get(name)(mod, built_for)
+            cubins.append(bytes(get("tvm_callback_cuda_compile")(module.inspect_source())))
+            return module
+
+        return build
+
+    monkeypatch.setattr(tvm, "get_global_func", builder)
+    module = measure_build.module_of_task(program, task)
+    assert cubins == [cuda_build.cubin_of(program)]
+    declared = module.imports[0].inspect_source()
+    for launch in program.plan.launches:
+        assert f"void {launch.kernel}(" in declared
+    assert declared.count("CUtensorMap ") == sum(
+        2 * isinstance(arg, launch_plan.TensorMap)
+        for launch in program.plan.launches
+        for arg in launch.args
+    )  # each in a declaration and in a definition
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_a_module_of_a_generated_program_needs_a_driver() -> None:
+    task = programs.task(programs.square_sum)
+    with pytest.raises(errors.MeasureError, match="GPU's driver"):
+        measure_build.module_of_task(programs.plain(), task)
+
+
+# ---------------------------------------------------------------- on a GPU
+
+OPTIONS = local.LocalOptions(builders=2, run_timeout_s=5.0, build_timeout_s=20.0)
+CASES = [
+    (programs.square_sum, programs.plain),
+    (programs.double, programs.boxes),
+    (programs.double, lambda: programs.boxes(0)),
+    (programs.swap, programs.clusters),
+]
+
+
+class TestOnGpu:
+    """On an sm_90 device: measured in a pool, and called by TVM's runtime."""
+
+    pytestmark = gpu
+
+    @pytest.mark.parametrize(("func", "make"), CASES)
+    def test_it_is_checked_and_timed(
+        self, func: Any, make: Callable[[], GeneratedProgram]
+    ) -> None:
+        with local.LocalPool(programs.task(func, "cuda"), OPTIONS) as pool:
+            (result,) = pool.measure([make()])
+        assert result.ok and result.checked, result.message
+        assert result.latency_us is not None and 0.5 < result.latency_us < 1000
+
+    def test_what_is_refused_costs_no_other_candidate(self) -> None:
+        with local.LocalPool(programs.task(programs.double, "cuda"), OPTIONS) as pool:
+            bad_map, bad_box, good = pool.measure(
+                [programs.boxes(strides_bytes=(290,)), programs.boxes(box=(16, 64)),
+                 programs.boxes()]
+            )  # fmt: skip
+        assert bad_map.error == protocol.ErrorClass.LAUNCH
+        assert "cuTensorMapEncodeTiled" in bad_map.message
+        # half of the bytes that the kernel waits for: it hangs, or its output is wrong
+        assert bad_box.error in (protocol.ErrorClass.TIMEOUT, protocol.ErrorClass.WRONG_RESULT)
+        assert good.ok and good.checked, good.message
+        with local.LocalPool(programs.task(programs.swap, "cuda"), OPTIONS) as pool:
+            bad_cluster, good = pool.measure([programs.clusters(5), programs.clusters()])
+        assert bad_cluster.error == protocol.ErrorClass.LAUNCH and good.ok, bad_cluster.message
+
+    @pytest.mark.parametrize(("func", "make"), CASES)
+    def test_tvm_calls_it(self, func: Any, make: Callable[[], GeneratedProgram]) -> None:
+        task = programs.task(func, "cuda")
+        module = measure_build.module_of_task(make(), task)
+        rng = np.random.default_rng(0)
+        shapes = [tuple(int(e) for e in param.shape) for param in task.mod["main"].params]
+        arrays = [rng.random(shape, dtype=np.float32) for shape in shapes]
+        tensors = [tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays]
+        module["main"](*tensors)
+        expected = {
+            programs.square_sum: lambda a, *others: a * a + others[0],
+            programs.double: lambda a, out: 2 * a,
+            programs.swap: lambda a, out: a[:, ::-1],
+        }[func](*arrays)
+        np.testing.assert_allclose(tensors[-1].numpy(), expected, rtol=1e-6)
