@@ -58,7 +58,8 @@ class Opened:
     task_index: int
     n_sketches: int
     extract_s: float
-    #: by number of a sketch what its decisions are: labels, and how many belong to each
+    #: by number of a sketch what its decisions are: labels, and how many belong to each; those of
+    #: a template begin with "generated kernel NAME", to which none belongs
     decisions: Mapping[int, tuple[tuple[str, int], ...]] = dataclasses.field(default_factory=dict)
 
 

@@ -6,7 +6,8 @@ one torn line at the end, which readers skip and the next writer cuts off. Laten
 microseconds, durations in seconds, `timestamp` is in seconds since 1970 (UTC).
 
 A MetaSchedule database holds workloads and schedule traces in TVM's own format; stock TVM
-applies the best one with `tvm.s_tir.meta_schedule.tir_integration.compile_tir`.
+applies the best one with `tvm.s_tir.meta_schedule.tir_integration.compile_tir`. It has no place
+for a generated program (`felix.templates`), which no trace makes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Record:
     `predicted_us` is what the cost model predicted before measuring, None without a model;
     `round` counts rounds of the task from 0; `elapsed_s` is since the start of tuning. A `repeat`
     is another, longer measurement of a candidate at the end of a run; it is no trial. `variant`
-    is the program of the task that the sketch schedules (`felix.tir.design_space.variants`).
+    is the program of the task that the sketch schedules (`felix.tir.design_space.variants`), or
+    the name of the template (`felix.templates`) whose parameters the decisions are.
     """
 
     task_key: str

@@ -3,7 +3,8 @@
 `Task` holds an IRModule with one PrimFunc "main" of static shapes, the target, and how often the
 program occurs in a model (`weight`). `flops` are the float operations of the PrimFunc as it is
 written (additions, multiplications, divisions, maxima, minima and math functions on floats,
-times the loop extents; a multiply-add counts two; casts, comparisons and copies none), and
+times the loop extents; a multiply-add counts two; casts, comparisons and copies none; sums and
+products of int8 that are widened to int32 count as floats do, other integer work none), and
 `min_bytes` the bytes of the distinct elements of its parameters that must be read or written
 once.
 """
@@ -175,6 +176,7 @@ def _make(
     if name is not None:
         names.check("a task's name", name)
     checked = validate.normalise(func, clamp=clamp)
+    _check_float8(checked, full)
     identifiers.check(checked)
     cost = tir_cost.count(checked)
     return Task(
@@ -185,6 +187,17 @@ def _make(
         flops=cost.flops,
         min_bytes=cost.min_bytes,
     )
+
+
+def _check_float8(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
+    """Refuse float8 on CPUs."""
+    inner = [buffer for block in grammar.blocks(func.body) for buffer in block.alloc_buffers]
+    types = {grammar.dtype(buffer) for buffer in (*func.params, *inner)}
+    if full.kind.name == "llvm" and types & set(grammar.STORAGE_DTYPES):
+        raise errors.WorkloadError(
+            "programs of float8 are tuned for cuda alone: TVM's code for CPUs converts float8 to "
+            "wrong values"
+        )
 
 
 def _prim_func(tensors: list[te.Tensor], index_dtype: str | None = None) -> tirx.PrimFunc:

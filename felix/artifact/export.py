@@ -11,6 +11,9 @@ source/            generated code: LLVM IR and assembly, or CUDA and PTX
 database/          MetaSchedule JSON database that stock TVM applies
 records.jsonl      all measurements of the task
 convergence.csv    trial, elapsed seconds, best latency (.svg: the picture, with matplotlib)
+
+Where a template generated the winner, there is no schedule and no database; `generated` says what
+there is instead of the library.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tvm
 
 from felix import errors, files, records, target
-from felix.artifact import convergence, run_script
+from felix.artifact import convergence, generated, run_script
 from felix.measure import build, reference
 from felix.measure.cpu import contention
 from felix.measure.cuda import build as cuda_build
@@ -40,6 +43,7 @@ from felix.tir import to_numpy
 
 if TYPE_CHECKING:
     from felix.task import Task
+    from felix.templates.generated import GeneratedProgram
 
 #: Version of the folder's layout.
 FORMAT = 1
@@ -49,10 +53,17 @@ _SEED = 0
 
 
 class Best(Protocol):
-    """What ships of a result; `sketch_index` None: the unscheduled program."""
+    """What ships of a result; `sketch_index` None: the unscheduled program.
+
+    `generated` is the program of a template, which has no `schedule`; `template_text` says which.
+    """
 
     @property
     def latency_us(self) -> float: ...
+    @property
+    def generated(self) -> GeneratedProgram | None: ...
+    @property
+    def template_text(self) -> str | None: ...
     @property
     def mod(self) -> tvm.IRModule: ...
     @property
@@ -129,9 +140,12 @@ def export(
         _program(result, folder, notes)
         _history(result, folder, notes)
         shutil.copyfile(run_script.__file__, folder / "run.py")
-        shutil.copyfile(contention.__file__, folder / "calm.py")
+        if result.best.generated is None:
+            shutil.copyfile(contention.__file__, folder / "calm.py")
         manifest = _manifest(result, time.time() if created_s is None else created_s)
         manifest |= dict(about or {})
+        if result.best.generated is not None:
+            manifest["kind"] = "generated"
         manifest |= {"library": library, "notes": notes, "files": _hashes(folder)}
         files.write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
@@ -149,6 +163,7 @@ def _clear(folder: pathlib.Path) -> None:
         "oracle.py",
         "workload.json",
         "schedule.py",
+        *generated.FILES,
     )
     data = ("manifest.json", "records.jsonl", "convergence.csv", "convergence.svg")
     code = ("kernel.ll", "kernel.s", "kernel.cu", "kernel.ptx", "host.ll")
@@ -161,7 +176,9 @@ def _clear(folder: pathlib.Path) -> None:
 def _library(
     result: Result, folder: pathlib.Path, link: build.Link, notes: list[str]
 ) -> str | None:
-    """Compile the best schedule and write its code; the library's file name."""
+    """Compile the best program and write its code; the library's file name."""
+    if result.best.generated is not None:
+        return generated.write(result.best.generated, result.task, folder, notes)
     mod, built_for = result.best.schedule.mod, result.task.target
     source = folder / "source"
     source.mkdir(exist_ok=True)
@@ -195,12 +212,16 @@ def _program(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
     """The program before and after scheduling, in every form."""
     task, best = result.task, result.best
     (folder / "workload.json").write_text(tvm.ir.save_json(task.mod))
-    (folder / "schedule.py").write_text(_schedule_script(best.schedule.mod, task.target))
     numpy_source = to_numpy.source(task.mod)
     if numpy_source is None:
         notes.append("no oracle.py: the program has no plain numpy form")
     else:
         (folder / "oracle.py").write_text(numpy_source)
+    if best.generated is not None:
+        notes.append(f"a template generated the kernel, so there is no schedule and no database "
+                     f"of TVM: {best.template_text}")  # fmt: skip
+        return
+    (folder / "schedule.py").write_text(_schedule_script(best.schedule.mod, task.target))
     entry = records.DatabaseEntry(
         mod=best.mod,
         trace=best.schedule.trace,
@@ -259,7 +280,7 @@ def _manifest(result: Result, created_s: float) -> dict[str, Any]:
         "trials": len(result.records),
         "arguments": [dataclasses.asdict(arg) for arg in args],
         "tolerance": reference.tolerance(task.mod),
-        "pass_config": build.pass_config(task.target),
+        "pass_config": build.pass_config(task.target) if best.generated is None else {},
         "seed": _SEED,
     }
 
@@ -278,7 +299,7 @@ def _hashes(folder: pathlib.Path) -> dict[str, str]:
     """sha256 of every file of the bundle, by path inside it; a session's lock is no part of it."""
     subfolders = ("source", "database")
     paths = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
-    paths += [path for name in subfolders for path in (folder / name).iterdir()]
+    paths += [path for name in subfolders for path in (folder / name).glob("*")]
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(paths)

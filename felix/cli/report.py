@@ -75,8 +75,9 @@ def show(
     for result in tasks:
         if result.best_or_none is None:
             console.print(result.failure(), soft_wrap=True, highlight=False)
-        elif (note := result.unscheduled_note()) is not None:
-            console.print(note, soft_wrap=True, highlight=False)
+        for note in (result.unscheduled_note(), result.template_note()):
+            if note is not None:
+                console.print(note, soft_wrap=True, highlight=False)
     for line in dict.fromkeys(_notes(tasks, compared)):
         console.print(line, soft_wrap=True, highlight=False)
 

@@ -7,7 +7,8 @@
     database = ms.tune_tir(mod, target, work_dir, 64, num_trials_per_iter=16,
                            strategy=GradientSearch(model), cost_model=model)
 
-Design spaces, building, running and the database stay TVM's. `GradientSearch` proposes what to
+Design spaces, building, running and the database stay TVM's, so all sketches here are of traces;
+kernels that templates generate are left to `felix.tune`. `GradientSearch` proposes what to
 measure; `MLPCostModel` serves any strategy, TVM's evolutionary search too. Each works without
 the other; given the same model object, they learn once. An error raised in a plug-in ends
 `ms.tune_tir` and arrives there with its own type.

@@ -27,7 +27,7 @@ from felix import errors, target
 from felix.metaschedule import runner_results, trace_lookup
 from felix.search import cost_model as models
 from felix.search import scoring
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 from felix.tir import cost as tir_cost
 
@@ -67,13 +67,13 @@ class Workload:
         self._machine = target.hardware(complete)
         # not the context itself, which owns the strategy that keeps this
         self._space_generator = context.space_generator
-        sketches: list[Sketch] = []
+        sketches: list[TraceSketch] = []
         scorer = scoring.Scorer(sketches, no_model)
         self.scorer = trace_lookup.TraceScorer(scorer, sketches, self.sketch)
 
-    def sketch(self, trace: Trace, number: int) -> Sketch:
+    def sketch(self, trace: Trace, number: int) -> TraceSketch:
         """The sketch of a trace; raises UnsupportedSchedule."""
-        sketch = Sketch(self.task, number, trace, self._space_generator, self._machine)
+        sketch = TraceSketch(self.task, number, trace, self._space_generator, self._machine)
         _ = sketch.formulas.default
         return sketch
 

@@ -25,7 +25,7 @@ from felix.metaschedule import cost_model as ms_cost_model
 from felix.metaschedule import runner_results
 from felix.search import interface
 from felix.search.strategies import gradient
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 
 if TYPE_CHECKING:
     import tvm
@@ -154,7 +154,7 @@ class _State:
     #: whether the model is the tuner's cost model as well
     updated_by_tvm: bool
     workload: ms_cost_model.Workload
-    sketches: list[Sketch]
+    sketches: list[TraceSketch]
     search: gradient.GradientSearch
     max_trials: int
     per_round: int
@@ -216,7 +216,7 @@ class _State:
 
 def _legal_sketches(
     workload: ms_cost_model.Workload, design_spaces: Sequence[tvm.s_tir.Schedule]
-) -> list[Sketch]:
+) -> list[TraceSketch]:
     """Sketches of the design spaces that can be modelled and have legal schedules."""
     legal, reasons = [], []
     for number, design_space in enumerate(design_spaces):

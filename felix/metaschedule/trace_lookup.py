@@ -16,7 +16,7 @@ from felix import errors
 from felix.metaschedule import trace_text
 from felix.search import interface, scoring
 from felix.sketch import coordinates
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
@@ -39,8 +39,8 @@ class TraceScorer:
     def __init__(
         self,
         scorer: scoring.Scorer,
-        sketches: list[Sketch],
-        make: Callable[[Trace, int], Sketch] | None = None,
+        sketches: list[TraceSketch],
+        make: Callable[[Trace, int], TraceSketch] | None = None,
     ) -> None:
         self.scorer = scorer
         self.sketches = sketches
@@ -58,7 +58,7 @@ class TraceScorer:
         layout = self._layouts[signature]
         return None if layout is None else layout.locate(decisions)
 
-    def sketch_of(self, trace: Trace) -> Sketch:
+    def sketch_of(self, trace: Trace) -> TraceSketch:
         """The sketch of a design space's trace, made if it is new.
 
         Raises:
@@ -123,11 +123,11 @@ class TraceScorer:
             return False
         return True
 
-    def _add(self, sketch: Sketch) -> None:
+    def _add(self, sketch: TraceSketch) -> None:
         self._register(sketch, len(self.sketches))
         self.sketches.append(sketch)
 
-    def _register(self, sketch: Sketch, index: int) -> None:
+    def _register(self, sketch: TraceSketch, index: int) -> None:
         simplified = sketch.trace.simplified(True)
         signature, _ = trace_text.read(simplified)
         self._layouts[signature] = trace_text.layout(sketch, index, simplified)

@@ -19,7 +19,7 @@ from felix.tir.design_space import shared_memory
 if TYPE_CHECKING:
     from tvm.s_tir.schedule import Trace
 
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
 
 #: Sketch number and decisions.
 Located = tuple[int, tuple[int, ...]]
@@ -72,7 +72,7 @@ class Layout:
 class Finder:
     """Finds signatures and decisions among the sketches of one task."""
 
-    def __init__(self, sketches: Sequence[Sketch]) -> None:
+    def __init__(self, sketches: Sequence[TraceSketch]) -> None:
         self._layouts: dict[str, Layout] = {}
         for index, sketch in enumerate(sketches):
             simplified = sketch.trace.simplified(True)
@@ -98,7 +98,7 @@ def read(simplified: Trace) -> tuple[str, list[str]]:
     return "\n".join(lines), decisions
 
 
-def layout(sketch: Sketch, index: int, simplified: Trace) -> Layout:
+def layout(sketch: TraceSketch, index: int, simplified: Trace) -> Layout:
     """Pair the sampling instructions of a simplified trace with the sketch's variables."""
     columns: dict[int, list[int]] = {}
     for column, variable in enumerate(sketch.variables):

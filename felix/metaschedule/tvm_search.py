@@ -27,7 +27,7 @@ from felix import errors
 from felix.metaschedule import trace_lookup
 from felix.search import interface
 from felix.search.strategies import base
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 from felix.target import cpu
 from felix.tir import design_space
 
@@ -59,7 +59,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
     """MetaSchedule's EvolutionarySearch (`felix.search.interface.Search`).
 
     Args:
-        sketches: `felix.Sketch`es of one task.
+        sketches: trace sketches of one task.
         model: predicts ln(latency_us); None: TVM's XGBModel, trained on what is measured.
         options: sizes.
         seed: of TVM's random numbers.
@@ -72,8 +72,8 @@ class TVMEvolutionarySearch(base.ModelSearch):
 
     def __init__(
         self,
-        sketches: Sequence[Sketch],
-        model: interface.CostModel | None,
+        sketches: Sequence[TraceSketch],
+        model: interface.CostModels | None,
         options: TVMEvolutionOptions | None = None,
         seed: int = 0,
     ) -> None:
@@ -153,7 +153,7 @@ class TVMEvolutionarySearch(base.ModelSearch):
         model = self._xgb if self._xgb is not None else _Adapter(self._traces)
         self._strategy.pre_tuning(_MAX_TRIALS, per_round, spaces, self._database, model)
 
-    def _is_own(self, sketch: Sketch) -> bool:
+    def _is_own(self, sketch: TraceSketch) -> bool:
         """Whether a sketch is of the task's module: TVM searches no other at the same time."""
         return bool(sketch.mod.same_as(self._task.mod))
 

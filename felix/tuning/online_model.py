@@ -1,5 +1,6 @@
-"""The cost model during a run: loaded, copied for the searches, corrected by measurements.
+"""The cost models during a run: loaded, copied for the searches, corrected by measurements.
 
+There is one for each kind of features, and each is corrected by the measurements of its own kind.
 Searches get copies whose weights never change, so a search and training may not disturb each
 other. Every call of a model, copy or original, first lets waiting kernels be timed (`pause`).
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from felix import errors
+from felix.features.kind import FeatureKind
 from felix.search import cost_model, interface, scoring
 from felix.search.strategies import base
 from felix.sketch import coordinates
@@ -37,6 +39,11 @@ class _Example:
     suggestion: interface.Suggestion
     latency_us: float
 
+    @property
+    def kind(self) -> FeatureKind:
+        """Which table its features are of."""
+        return self.search.scorer.kind_of(self.suggestion.sketch_index)
+
     def features(self) -> NDArray[np.float32]:
         """Rows of the candidate [R, F], as the search ranked it."""
         index, decisions = self.suggestion.sketch_index, self.suggestion.decisions
@@ -46,8 +53,16 @@ class _Example:
         return np.asarray(rows, np.float32)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """The model of one kind of features, and what corrects it; None if it does not learn."""
+
+    module: nn.Module
+    online: cost_model.OnlineModel | None
+
+
 class Learner:
-    """Owns the cost model of a run, and the measurements that it has still to learn."""
+    """Owns the cost models of a run, and the measurements that they have still to learn."""
 
     def __init__(
         self,
@@ -58,23 +73,32 @@ class Learner:
         options: cost_model.LearningOptions | None = None,
         learn: bool = True,
     ) -> None:
-        """Load the model; `options` say how it learns, a correction by default.
+        """Load the models; `options` say how they learn, a correction by default.
 
         Raises:
             CheckpointError: the given checkpoint does not fit the features.
         """
-        loaded = cost_model.load(model, target, seed)
-        self.message = loaded.message
-        self._module = loaded.module
-        self._module.register_forward_pre_hook(lambda *_: pause())
-        self._online = cost_model.online(loaded, options) if learn else None
+        self._parts: dict[FeatureKind, _Part] = {}
+        for kind in cost_model.kinds(target):
+            loaded = cost_model.load(model, target, seed, kind)
+            loaded.module.register_forward_pre_hook(lambda *_: pause())
+            online = cost_model.online(loaded, options, kind) if learn else None
+            self._parts[kind] = _Part(loaded.module, online)
+            if kind is FeatureKind.TRACE:
+                self.message = loaded.message
         self._examples: list[_Example] = []
         self._n_failed = 0
 
-    def copy_for(self, task_index: int) -> nn.Module:
-        """A copy that predicts ln(latency_us) for one task and stays as it is."""
-        live = self._module if self._online is None else self._online.for_task(task_index)
-        return copy.deepcopy(live).eval().requires_grad_(False)
+    def models_for(self, task_index: int) -> dict[FeatureKind, nn.Module]:
+        """Copies that predict ln(latency_us) for one task and stay as they are."""
+        live = {
+            kind: part.module if part.online is None else part.online.for_task(task_index)
+            for kind, part in self._parts.items()
+        }
+        return {
+            kind: copy.deepcopy(module).eval().requires_grad_(False)
+            for kind, module in live.items()
+        }
 
     @property
     def n_unlearnt(self) -> int:
@@ -95,13 +119,15 @@ class Learner:
         else:
             self._examples.append(_Example(search, task_index, suggestion, latency_us))
 
-    def learn(self) -> cost_model.Outcome | None:
-        """Learn what is new on top of all before; None if there is nothing to learn."""
-        outcome = None
-        if self._online is not None and self._examples:
-            outcome = self._update(self._online, self._examples)
+    def learn(self) -> list[cost_model.Outcome]:
+        """Learn what is new on top of all before; what each model made of it."""
+        outcomes = []
+        for kind, part in self._parts.items():
+            examples = [example for example in self._examples if example.kind is kind]
+            if part.online is not None and examples:
+                outcomes.append(self._update(part.online, examples))
         self._examples, self._n_failed = [], 0
-        return outcome
+        return outcomes
 
     @staticmethod
     def _update(
@@ -116,15 +142,20 @@ class Learner:
         return online.update(rows, mask, ln_latency, tasks)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """JSON-able values and tensors with flat names."""
-        if self._online is None:
-            return {}, {}
-        state = self._online.state_dict()
-        tensors = {}
-        for group in ("model", "anchor", "records"):
-            for name, tensor in (state.pop(group, None) or {}).items():
-                tensors[f"{group}/{name}"] = tensor
-        return json.loads(json.dumps(state)), tensors
+        """JSON-able values and tensors with flat names; the traces' have no prefix."""
+        plain: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for kind, part in self._parts.items():
+            if part.online is None:
+                continue
+            values, flat = _flattened(part.online.state_dict())
+            if kind is FeatureKind.TRACE:
+                plain |= values
+                tensors |= flat
+            else:
+                plain[kind.value] = values
+                tensors |= {f"{kind}/{name}": tensor for name, tensor in flat.items()}
+        return plain, tensors
 
     def load_state_dict(self, plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Go on from `state_dict`.
@@ -132,12 +163,46 @@ class Learner:
         Raises:
             CheckpointError: the state is of another model.
         """
-        if self._online is None:
-            return
-        if not plain:
-            raise errors.CheckpointError("the session has no state of the cost model")
-        groups: dict[str, dict[str, torch.Tensor]] = {"model": {}, "anchor": {}, "records": {}}
-        for name, tensor in tensors.items():
-            group, _, rest = name.partition("/")
-            groups.setdefault(group, {})[rest] = tensor
-        self._online.load_state_dict({**plain, **groups, "records": groups["records"] or None})
+        for kind, part in self._parts.items():
+            if part.online is None:
+                continue
+            if kind is not FeatureKind.TRACE and kind.value not in plain:
+                continue  # an older version's, which had no templates
+            values, flat = _part_of(kind, plain, tensors)
+            if not values:
+                raise errors.CheckpointError("the session has no state of the cost model")
+            part.online.load_state_dict(_nested(values, flat))
+
+
+#: Parts of a model's state that hold tensors.
+_GROUPS = ("model", "anchor", "records")
+
+
+def _flattened(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A model's state as JSON-able values, and tensors named "group/name"."""
+    tensors = {}
+    for group in _GROUPS:
+        for name, tensor in (state.pop(group, None) or {}).items():
+            tensors[f"{group}/{name}"] = tensor
+    return json.loads(json.dumps(state)), tensors
+
+
+def _nested(plain: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The state that `_flattened` took apart."""
+    groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    return {**plain, **groups, "records": groups["records"] or None}
+
+
+def _part_of(
+    kind: FeatureKind, plain: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What of a stored state is of one kind of features."""
+    prefix = f"{FeatureKind.TEMPLATE}/"
+    if kind is FeatureKind.TRACE:
+        values = {name: v for name, v in plain.items() if name != FeatureKind.TEMPLATE.value}
+        return values, {n: t for n, t in tensors.items() if not n.startswith(prefix)}
+    of_templates = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    return plain[kind.value], of_templates

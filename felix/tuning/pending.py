@@ -20,7 +20,7 @@ from felix.tuning import pacing, results
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
-    import tvm
+    from felix.sketch.sketch import Program
 
 #: A bound on the wait for the unscheduled program after the last candidate, in seconds.
 BASELINE_WAIT_S = 20.0
@@ -70,10 +70,10 @@ class PendingTrials:
         return len(self._trials)
 
     def submit(
-        self, task_run: TaskRun, suggestion: interface.Suggestion, mod: tvm.IRModule
+        self, task_run: TaskRun, suggestion: interface.Suggestion, program: Program
     ) -> None:
         """Send a candidate of a task's current round to be measured."""
-        future = task_run.measurer.submit(mod)
+        future = task_run.measurer.submit(program)
         trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds)
 
         def note_time(_: _Future) -> None:
@@ -134,14 +134,14 @@ class Baselines:
     def submit(self, task_run: TaskRun) -> None:
         """Send the task's unscheduled program to be measured."""
         try:
-            mod = results.unscheduled(task_run.task).mod
+            program = results.unscheduled(task_run.task).mod
         except errors.UnsupportedSchedule as error:
             failed = protocol.Measurement(error=protocol.ErrorClass.BUILD, message=str(error))
             future: _Future = concurrent.futures.Future()
             future.set_result(failed)
             self._futures[task_run] = future
         else:
-            self._futures[task_run] = task_run.measurer.submit(mod)
+            self._futures[task_run] = task_run.measurer.submit(program)
 
     def take(self) -> None:
         """Give the tasks their measurements that are there."""

@@ -26,7 +26,7 @@ from felix.tuning import recorder as recorder_module
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
-    import tvm
+    from felix.sketch.sketch import Program
 
 #: Slower than the best by more than this factor, a candidate cannot win.
 MARGIN = 1.15
@@ -51,9 +51,9 @@ def run(
             if not contenders:
                 break
             done.update(contender.key for contender in contenders)
-            mods = [task_run.schedule_of(contender) for contender in contenders]
+            programs = [task_run.program_of(contender) for contender in contenders]
             with breakdown.of("measure"):
-                bursts = _bursts(task_run, mods, options, compute_guard)
+                bursts = _bursts(task_run, programs, options, compute_guard)
             for contender, of_contender in zip(contenders, bursts, strict=True):
                 measurement = _pooled(of_contender)
                 if measurement is not None:
@@ -75,8 +75,8 @@ def _compare_with_unscheduled(
     if baseline.latency_us > MARGIN * task_run.best_us:
         return
     with breakdown.of("measure"):
-        mods = [task_run.schedule_of(best), results.unscheduled(task_run.task).mod]
-        of_best, of_baseline = _bursts(task_run, mods, options, compute_guard)
+        programs = [task_run.program_of(best), results.unscheduled(task_run.task).mod]
+        of_best, of_baseline = _bursts(task_run, programs, options, compute_guard)
     measurement, again = _pooled(of_best), _pooled(of_baseline)
     if measurement is None or again is None or not again.ok:
         return
@@ -102,16 +102,16 @@ def _contenders(task_run: TaskRun, n: int, done: set[records.Key]) -> list[recor
 
 def _bursts(
     task_run: TaskRun,
-    mods: Sequence[tvm.IRModule],
+    programs: Sequence[Program],
     options: options_module.TuneOptions,
     compute_guard: pacing.ComputeGuard,
 ) -> list[list[protocol.Measurement]]:
     """The bursts of each candidate: all are timed in turns."""
-    bursts: list[list[protocol.Measurement]] = [[] for _ in mods]
+    bursts: list[list[protocol.Measurement]] = [[] for _ in programs]
     for turn in range(options.final_turns):
         if turn > 0 and task_run.task.target.kind.name == "llvm":
             _pause(compute_guard, options.final_pause_s)
-        futures = [task_run.measurer.submit(mod, thorough=True) for mod in mods]
+        futures = [task_run.measurer.submit(program, thorough=True) for program in programs]
         for of_candidate, future in zip(bursts, futures, strict=True):
             of_candidate.append(_wait(compute_guard, future))
     return bursts

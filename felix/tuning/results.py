@@ -13,16 +13,19 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from felix import errors, records
 from felix.measure import protocol
+from felix.templates import generated
 from felix.tuning import pacing
 
 if TYPE_CHECKING:
     import tvm
 
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.sketch import Program, Sketch
+    from felix.sketch.template_sketch import TemplateSketch
+    from felix.sketch.trace_sketch import TraceSketch
     from felix.task import Task
 
 Record = records.Record
@@ -35,7 +38,7 @@ Curve = tuple[tuple[int, float, float], ...]
 
 
 class Best:
-    """The fastest schedule whose output agreed with the reference."""
+    """The fastest schedule or generated program whose output agreed with the reference."""
 
     def __init__(self, record: records.Record, sketch: Sketch) -> None:
         self.record = record
@@ -54,12 +57,13 @@ class Best:
 
     @property
     def sketch_index(self) -> int:
-        """Which of `felix.sketches(task)`."""
+        """Number of its sketch: of `felix.sketches(task)`, or of a template, which follow them."""
         return self.record.sketch_index
 
     @property
     def variant(self) -> str:
-        """Which program of the task the sketch schedules: "stock" is the task's own."""
+        """Which program of the task the sketch schedules, "stock" for the task's own; or the name
+        of the template."""
         return self.record.variant
 
     @property
@@ -67,21 +71,60 @@ class Best:
         """Values of the sketch's variables, in order."""
         return self.record.decisions
 
+    @functools.cached_property
+    def program(self) -> Program:
+        """What was measured: the scheduled module, or the generated program of a template."""
+        return self.schedule.mod if self.generated is None else self.generated
+
+    @functools.cached_property
+    def generated(self) -> generated.GeneratedProgram | None:
+        """The program that a template generated; None of a schedule."""
+        template = _template(self._sketch)
+        return None if template is None else template.program(self.decisions)
+
+    @property
+    def template_text(self) -> str | None:
+        """Template and its parameters in one line; None of a schedule."""
+        template = _template(self._sketch)
+        if template is None:
+            return None
+        values = template.values(self.decisions).items()
+        return f"{self.variant}: {', '.join(f'{name}={value}' for name, value in values)}"
+
     @property
     def mod(self) -> tvm.IRModule:
-        """The program that is scheduled: the task's, or a variant of it."""
-        return self._sketch.mod
+        """The program that is scheduled: the task's, or a variant of it; of a template the
+        task's, which it computes."""
+        return self._trace.mod if self.generated is None else self._sketch.task.mod
 
     @functools.cached_property
     def schedule(self) -> tvm.s_tir.Schedule:
-        """The schedule, made by TVM from the decisions."""
-        return self._sketch.schedule(self.decisions)
+        """The schedule, made by TVM from the decisions.
+
+        Raises:
+            TuningError: a template generated the program; `program` has it.
+        """
+        return self._trace.schedule(self.decisions)
+
+    @property
+    def _trace(self) -> TraceSketch:
+        """The sketch, if it is a trace's; raises TuningError."""
+        if _template(self._sketch) is not None:
+            raise errors.TuningError(f"{self.variant} is a template: there is no schedule of TVM")
+        return cast("TraceSketch", self._sketch)
 
     def __repr__(self) -> str:
         return (
             f"Best({self.latency_us:.2f} us, sketch {self.sketch_index}, {self.variant}, "
             f"{self.decisions})"
         )
+
+
+def _template(sketch: Sketch) -> TemplateSketch | None:
+    """The sketch, if it is a template's."""
+    from felix.sketch import template_sketch
+
+    return sketch if isinstance(sketch, template_sketch.TemplateSketch) else None
 
 
 def unscheduled(task: Task) -> tvm.s_tir.Schedule:
@@ -108,6 +151,9 @@ class Unscheduled:
     sketch_index = None
     variant = "stock"
     decisions: tuple[int, ...] = ()
+    #: no template, either
+    generated = None
+    template_text = None
 
     def __init__(self, task: Task, measurement: protocol.Measurement) -> None:
         self._task = task
@@ -128,6 +174,11 @@ class Unscheduled:
     def schedule(self) -> tvm.s_tir.Schedule:
         """One that changes nothing; the default schedule on a GPU."""
         return unscheduled(self._task)
+
+    @property
+    def program(self) -> tvm.IRModule:
+        """What was measured."""
+        return self.schedule.mod
 
     def __repr__(self) -> str:
         return f"Unscheduled({self.latency_us:.2f} us)"
@@ -208,6 +259,11 @@ class TuneResult:
             f"({unscheduled_us:.2f} us; the fastest schedule takes {tuned_us:.2f} us): "
             "it is what ships"
         )
+
+    def template_note(self) -> str | None:
+        """Which template ships with which parameters, in one line; None if none does."""
+        text = None if self.best_or_none is None else self.best_or_none.template_text
+        return None if text is None else f"{self.task.name}: generated kernel {text}"
 
     def failure(self) -> str:
         """Why there is no best schedule, in one line."""

@@ -40,12 +40,14 @@ _Record = records.Record  # a journal's field has the module's name
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What must be equal for a session to be resumed; of its state, `features_version`, too."""
+    """What must be equal for a session to be resumed; of its state, versions of features, too."""
 
     task_keys: tuple[str, ...]
     strategy: str
     seed: int
     features_version: int
+    #: of `felix.templates.spec`
+    template_features_version: int
     versions: Mapping[str, str]
 
 
@@ -73,12 +75,14 @@ class Journal(Protocol):
 def identity(tasks: Sequence[Task], strategy: str, seed: int) -> Identity:
     """The identity of a run of this version."""
     from felix.features import spec
+    from felix.templates import spec as template_spec
 
     return Identity(
         task_keys=tuple(task.key for task in tasks),
         strategy=strategy,
         seed=seed,
         features_version=spec.FEATURES_VERSION,
+        template_features_version=template_spec.VERSION,
         versions=records.versions(),
     )
 
@@ -183,7 +187,8 @@ class Session:
                 )
         if (self.folder / "records.jsonl").exists():
             self.records = records.read(self.folder / "records.jsonl")
-        if stored.get("features_version") != identity.features_version:
+        names = ("features_version", "template_features_version")
+        if any(stored.get(name) != expected[name] for name in names):
             # Searches and models work on features: they start again, from the records.
             files.write_atomically(self.folder / "session.json", _describe(tasks, identity))
         elif (self.folder / "state.json").exists():

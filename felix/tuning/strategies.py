@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from felix.search import interface
     from felix.search.strategies import base
     from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
     from felix.tuning import options as options_module
 
 _Options = TypeVar("_Options")
@@ -20,11 +21,13 @@ _Options = TypeVar("_Options")
 def make_search(
     strategy: str,
     sketches: Sequence[Sketch],
-    model: interface.CostModel | None,
+    model: interface.CostModels | None,
     options: options_module.SearchOptions | None,
     seed: int,
 ) -> base.BaseSearch:
     """The search of a strategy; model and options are ignored where it has none.
+
+    Searches of TVM take trace sketches alone.
 
     Raises:
         TuningError: the strategy is unknown, needs a model, or takes other options.
@@ -33,12 +36,13 @@ def make_search(
 
     if strategy == "random":
         return search.RandomSearch(sketches, seed)
-    if strategy in ("tvm-evolutionary", "tvm-xgb"):
+    if strategy in strategies.TRACES_ONLY:
         from felix.metaschedule import tvm_search
 
         sizes = _checked(strategy, options, tvm_search.TVMEvolutionOptions)
         ranking = None if strategy in strategies.WITHOUT_MODEL else model
-        return tvm_search.TVMEvolutionarySearch(sketches, ranking, sizes, seed)
+        traces = _traces(sketches)
+        return tvm_search.TVMEvolutionarySearch(traces, ranking, sizes, seed)
     if strategy not in strategies.NAMES:
         raise errors.TuningError(f"unknown strategy {strategy!r}")
     if model is None:
@@ -48,6 +52,15 @@ def make_search(
         return search.EvolutionarySearch(sketches, model, evolution, seed)
     gradient = _checked(strategy, options, search.GradientOptions)
     return search.GradientSearch(sketches, model, gradient, seed)
+
+
+def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
+    from felix.sketch.template_sketch import TemplateSketch
+
+    traces = [sketch for sketch in sketches if not isinstance(sketch, TemplateSketch)]
+    if len(traces) < len(sketches):
+        raise errors.TuningError("TVM's searches know no templates")
+    return traces
 
 
 def _checked(strategy: str, options: object, kind: type[_Options]) -> _Options | None:

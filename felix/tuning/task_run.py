@@ -11,16 +11,16 @@ import numpy as np
 
 from felix import errors, records
 from felix.measure import protocol
-from felix.search import interface
+from felix.search import interface, strategies
 from felix.target import cpu
+from felix.templates import generated
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results, strategies
+from felix.tuning import pacing, results
+from felix.tuning import strategies as searches
 
 if TYPE_CHECKING:
-    import tvm
-
     from felix.search.strategies import base
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.sketch import Program, Sketch
     from felix.task import Task
 
 
@@ -79,7 +79,7 @@ class TaskRun:
     def open(
         self,
         strategy: str,
-        model: interface.CostModel | None,
+        model: interface.CostModels | None,
         options: options_module.SearchOptions | None,
         seed: int,
         before_each: Callable[[], None] | None = None,
@@ -95,10 +95,11 @@ class TaskRun:
         """
         left_out: list[str] = []
         try:
-            sketches = sketches_of(self.task, left_out.append)
+            has_templates = strategy not in strategies.TRACES_ONLY
+            sketches = sketches_of(self.task, left_out.append, has_templates)
         except errors.UnsupportedSchedule as error:
             raise errors.TuningError(str(error)) from error
-        for sketch in sketches:
+        for sketch in _searched(sketches):
             if before_each is not None:
                 before_each()
             try:
@@ -112,7 +113,7 @@ class TaskRun:
             )
         self._position = {sketch.index: i for i, sketch in enumerate(self.sketches)}
         task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
-        self._search = strategies.make_search(strategy, self.sketches, model, options, task_seed)
+        self._search = searches.make_search(strategy, self.sketches, model, options, task_seed)
         return left_out
 
     def set_first(self, schedules: Sequence[tuple[str, Sequence[int]]]) -> None:
@@ -136,43 +137,45 @@ class TaskRun:
         self.search.history.propose(taken)
         return taken
 
-    def schedules(
+    def programs(
         self, suggestions: Sequence[interface.Suggestion], compute_guard: pacing.ComputeGuard
-    ) -> list[tuple[interface.Suggestion, tvm.IRModule]]:
-        """The scheduled modules; what TVM rejects is remembered as failed and left out.
+    ) -> list[tuple[interface.Suggestion, Program]]:
+        """What is measured of each; what TVM rejects is remembered as failed and left out.
 
         Several at a time: TVM applies a trace without Python's lock, in 30 ms and more each.
         """
-        scheduled = []
+        made = []
         width = min(MAX_THREADS, cpu.available_cores())
         with compute_guard.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
             for first in range(0, len(suggestions), width):
                 compute_guard.yield_to_timing()
                 some = suggestions[first : first + width]
-                for suggestion, mod in zip(some, threads.map(self._schedule, some), strict=True):
-                    if isinstance(mod, errors.InvalidSchedule):
+                for suggestion, program in zip(
+                    some, threads.map(self._program, some), strict=True
+                ):
+                    if isinstance(program, errors.InvalidSchedule):
                         failed = protocol.Measurement(
-                            error=protocol.ErrorClass.BUILD, message=str(mod)
+                            error=protocol.ErrorClass.BUILD, message=str(program)
                         )
                         self.search.update([(suggestion, failed)])
-                    elif not self._is_duplicate(suggestion, mod):
-                        scheduled.append((suggestion, mod))
-        return scheduled
+                    elif not self._is_duplicate(suggestion, program):
+                        made.append((suggestion, program))
+        return made
 
-    def _schedule(self, suggestion: interface.Suggestion) -> tvm.IRModule | errors.InvalidSchedule:
-        """The scheduled module, or why there is none."""
+    def _program(self, suggestion: interface.Suggestion) -> Program | errors.InvalidSchedule:
+        """What is measured of a candidate, or why there is nothing."""
         sketch = self.sketches[suggestion.sketch_index]
         try:
-            return sketch.schedule(suggestion.decisions).mod
+            return sketch.program(suggestion.decisions)
         except errors.InvalidSchedule as error:
             return error
 
-    def _is_duplicate(self, suggestion: interface.Suggestion, mod: tvm.IRModule) -> bool:
+    def _is_duplicate(self, suggestion: interface.Suggestion, program: Program) -> bool:
         """Whether another candidate gives the same program; it then shares its measurement."""
-        program = fingerprint(mod)
-        if program is None:
+        digest = fingerprint(program)
+        if digest is None:
             return False
-        first = self._programs.setdefault(program, suggestion.key)
+        first = self._programs.setdefault(digest, suggestion.key)
         if first == suggestion.key:
             return False
         measured = self.search.history.measured
@@ -240,9 +243,9 @@ class TaskRun:
         """Take in the measurement of the unscheduled program, the latest of several."""
         self._baseline = measurement
 
-    def schedule_of(self, record: records.Record) -> tvm.IRModule:
-        """The scheduled module of a record's candidate."""
-        return self._sketch_of(record).schedule(record.decisions).mod
+    def program_of(self, record: records.Record) -> Program:
+        """What is measured of a record's candidate."""
+        return self._sketch_of(record).program(record.decisions)
 
     def _sketch_of(self, record: records.Record) -> Sketch:
         return self.sketches[self._position[record.sketch_index]]
@@ -326,14 +329,16 @@ class _SharedMeasurement:
     latency_us: float | None
 
 
-def fingerprint(mod: tvm.IRModule) -> str | None:
-    """Hash of a scheduled module, the same for equal programs; None for what is no module."""
+def fingerprint(program: Program) -> str | None:
+    """Hash of what is measured, the same for equal programs; None for what is no program."""
     import tvm
     import tvm_ffi
 
-    if not isinstance(mod, tvm.IRModule):
+    if isinstance(program, generated.GeneratedProgram):
+        return program.fingerprint
+    if not isinstance(program, tvm.IRModule):
         return None
-    return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
+    return f"{tvm_ffi.structural_hash(program) & (2**64 - 1):016x}"
 
 
 def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:
@@ -354,8 +359,21 @@ def _stored_baseline(latency_us: float | None, message: str) -> protocol.Measure
     return protocol.Measurement(latency_us=latency_us, error=error, message=message)
 
 
-def sketches_of(task: Task, on_left_out: Callable[[str], None] | None = None) -> list[Sketch]:
-    """All sketches of a task that can be modelled; see `felix.sketches`."""
+def sketches_of(
+    task: Task,
+    on_left_out: Callable[[str], None] | None = None,
+    has_templates: bool = True,
+) -> Sequence[Sketch]:
+    """All sketches of a task that can be modelled, those of templates included if wished."""
     from felix.sketch import sketch as sketching
 
+    if has_templates:
+        return sketching.every(task, on_left_out=on_left_out)
     return sketching.sketches(task, on_left_out=on_left_out)
+
+
+def _searched(sketches: Sequence[Sketch]) -> list[Sketch]:
+    """Those that a search is worth its while for."""
+    from felix.sketch import diversity
+
+    return diversity.searched(sketches)

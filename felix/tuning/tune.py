@@ -154,14 +154,15 @@ def _ignore(event: events.Event) -> None:
 
 
 def compile(result: results.TuneResult) -> tvm.runtime.Module:
-    """Build the best schedule: a module to call with the task's tensors, outputs included.
+    """Build the best program: a module to call with the task's tensors, outputs included.
 
     Raises:
-        TuningError: the result has no schedule that runs.
-        MeasureError: it is for a GPU, and what compiles for that is not here.
+        TuningError: the result has no program that runs.
+        MeasureError: it is for a GPU, and what compiles for that is not here; or a template
+            generated it, and there is no GPU's driver here.
     """
     from felix.measure import build
 
     if not isinstance(result, results.TuneResult):
         raise errors.TuningError("compile takes the result of one task, e.g. network.results[0]")
-    return build.module(result.best.schedule.mod, result.task.target)
+    return build.module_of_task(result.best.program, result.task)

@@ -1,8 +1,10 @@
 """Check of the symbolic program against TVM: random legal decisions of every sketch of a task.
 
+Of trace sketches: a template has no symbolic program and no schedule that TVM makes.
+
 For each row of decisions three things are compared with the schedule that TVM instantiates:
 
-structure   do `Sketch.concrete`'s blocks have the same names, order and loops (kind, extent,
+structure   do `TraceSketch.concrete`'s blocks have the same names, order and loops (kind, extent,
             thread axis, unroll pragma), unit loops included?
 buffers     do intermediate buffers have the same scope, allocation site and compacted shape as
             after TVM's LowerCrossThreadReduction, LowerInitBlock,
@@ -39,7 +41,7 @@ from felix.tir.design_space import shared_memory
 from felix.verify import tvm_schedule
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
 
 Kind = Literal["structure", "buffers", "features"]
 
@@ -165,7 +167,7 @@ def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = No
     return Report(task.name, str(task.target.kind.name), tuple(reports))
 
 
-def check_sketch(sketch: Sketch, n: int = 50, seed: int = 0) -> SketchReport:
+def check_sketch(sketch: TraceSketch, n: int = 50, seed: int = 0) -> SketchReport:
     """Compare n random legal decisions of one sketch with TVM's schedules."""
     try:
         rows = sketch.sample(n, seed)
@@ -174,7 +176,7 @@ def check_sketch(sketch: Sketch, n: int = 50, seed: int = 0) -> SketchReport:
     return check_rows(sketch, rows)
 
 
-def check_rows(sketch: Sketch, rows: NDArray[np.int64]) -> SketchReport:
+def check_rows(sketch: TraceSketch, rows: NDArray[np.int64]) -> SketchReport:
     """Compare these decisions [n, n_variables] of a sketch with TVM's schedules."""
     raw = sketch.formulas.raw(rows)
     mismatches: list[Mismatch] = []
@@ -203,7 +205,9 @@ def check_rows(sketch: Sketch, rows: NDArray[np.int64]) -> SketchReport:
 class _Comparison:
     """One row of decisions: what TVM made of it against what Felix says."""
 
-    def __init__(self, sketch: Sketch, decisions: tuple[int, ...], module: tvm.IRModule) -> None:
+    def __init__(
+        self, sketch: TraceSketch, decisions: tuple[int, ...], module: tvm.IRModule
+    ) -> None:
         self.sketch = sketch
         self.decisions = decisions
         self.module = module

@@ -16,7 +16,7 @@ from costmodel.collect import collector, proposals
 from costmodel.data import dataset
 from felix import errors
 from felix.measure import protocol
-from felix.sketch.sketch import Variable
+from felix.sketch.variables import Variable
 
 TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 NAMES = ("trip_count", "float_ops")

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from felix.errors import UnsupportedSchedule
 from felix.sketch import legality, sampling
-from felix.sketch.sketch import ROOT, Sketch
+from felix.sketch.trace_sketch import ROOT, TraceSketch
 
 DRAWN, FIRST = 4096, 128
 
 
-def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
+def draw(sketch: TraceSketch, n: int, seed: int) -> NDArray[np.int64]:
     """At most n rows per structure; none where no drawn row is legal."""
     rng = np.random.default_rng(seed)
     structural = [i for i, v in enumerate(sketch.variables) if v.structural]
@@ -35,7 +35,7 @@ def draw(sketch: Sketch, n: int, seed: int) -> NDArray[np.int64]:
     return np.concatenate(rows)
 
 
-def _first_legal(sketch: Sketch, drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+def _first_legal(sketch: TraceSketch, drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     """The first n rows that are legal; later rows are judged only if there are too few."""
     for part in (drawn[:FIRST], drawn):
         legal = part[legality.is_legal(sketch.formulas.constraints_exact(part))][:n]
@@ -44,7 +44,7 @@ def _first_legal(sketch: Sketch, drawn: NDArray[np.int64], n: int) -> NDArray[np
     return legal
 
 
-def _is_modelled(sketch: Sketch, structure: tuple[int, ...]) -> bool:
+def _is_modelled(sketch: TraceSketch, structure: tuple[int, ...]) -> bool:
     """Whether the symbolic program covers the structure, as `Sketch.sample` asks too."""
     try:
         sketch.formulas.of_structure(structure)

@@ -19,6 +19,7 @@ import sympy
 import torch
 
 from felix.autodiff import program as autodiff_program
+from felix.features.kind import FeatureKind
 from felix.sketch import factorizations
 from felix.sketch.variables import Variable
 from felix.symbolic import expr
@@ -115,6 +116,7 @@ class FakeSketch:
     calls: list[str] = field(default_factory=list)
 
     is_gpu = False
+    kind = FeatureKind.TRACE
     variant = "stock"
     instructions = ()
     n_features = 12

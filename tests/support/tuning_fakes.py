@@ -48,6 +48,9 @@ class Sketch(synthetic.FakeSketch):
             raise errors.InvalidSchedule("the fake rejects it")
         return Schedule(Program(self.index, decisions))
 
+    def program(self, row: np.ndarray) -> Program:
+        return self.schedule(row).mod
+
 
 def latency_us(mod: Any) -> float:
     """About 10 us at the optimum of the synthetic sketches, more elsewhere."""
@@ -101,7 +104,7 @@ def use(monkeypatch: pytest.MonkeyPatch, make: Callable[[Task], list[Any]] | Non
     monkeypatch.setattr(task_run, "sketches_of", lambda task, *_: (make or sketches)(task))
 
 
-def sketches(task: Task, on_left_out: Callable[[str], None] | None = None) -> list[Any]:
+def sketches(task: Task, *_: Any) -> list[Any]:
     """Two sketches; tasks of other sizes get other ones."""
     extent = int(task.func.params[0].shape[0])
     return [Sketch(extents=(16 * extent, 1024), index=index) for index in range(2)]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import tvm
 
+from felix.measure import reference
 from felix.task import Task
 from felix.workloads import torch_forms
 
@@ -18,17 +19,23 @@ def run(task: Task, inputs: Sequence[np.ndarray]) -> np.ndarray:
     params = task.func.params
     assert len(inputs) == len(params) - 1
     out = params[-1].ty
-    result = np.zeros([int(e) for e in out.shape], str(out.dtype))
+    result = np.zeros([int(e) for e in out.shape], reference.np_dtype(str(out.dtype)))
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, result)]
     tvm.tirx.build(task.mod, task.target)["main"](*arguments)
     return arguments[-1].numpy()
 
 
 def random_inputs(task: Task, seed: int = 0) -> list[np.ndarray]:
-    """Inputs in [0.5, 1.5)."""
+    """Floats in [0.5, 1.5), integers in [-9, 9]."""
     rng = np.random.default_rng(seed)
-    shapes = [([int(e) for e in p.ty.shape], str(p.ty.dtype)) for p in task.func.params[:-1]]
-    return [rng.uniform(0.5, 1.5, shape).astype(dtype) for shape, dtype in shapes]
+    inputs = []
+    for param in task.func.params[:-1]:
+        shape, dtype = [int(e) for e in param.ty.shape], str(param.ty.dtype)
+        values = rng.uniform(0.5, 1.5, shape)
+        if not reference.is_float(dtype):
+            values = rng.integers(-9, 10, shape)
+        inputs.append(values.astype(reference.np_dtype(dtype)))
+    return inputs
 
 
 def check(operator: str, params: Mapping[str, Any], task: Task, rtol: float) -> None:
@@ -38,7 +45,7 @@ def check(operator: str, params: Mapping[str, Any], task: Task, rtol: float) -> 
     form = torch_forms.form(operator, params)
     exact = form.call(*[torch.from_numpy(array.astype("float64")) for array in inputs]).numpy()
     assert got.shape == exact.shape
-    np.testing.assert_allclose(got, exact, rtol=rtol, atol=rtol)
-    same = form.call(*form.stored([torch.from_numpy(array.copy()) for array in inputs])).numpy()
-    assert (same.shape, same.dtype) == (got.shape, got.dtype)
-    np.testing.assert_allclose(same, exact, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(got.astype("float64"), exact, rtol=rtol, atol=rtol)
+    same = form.call(*form.stored([torch_forms.tensor(array.copy()) for array in inputs]))
+    assert same.dtype == torch_forms.tensor(got).dtype and tuple(same.shape) == got.shape
+    np.testing.assert_allclose(same.double().numpy(), exact, rtol=rtol, atol=rtol)

@@ -32,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     for result, folder in zip(tuned, folders, strict=True):
         latency = report.duration(result.best.latency_us)
         print(f"{result.task.name}: {latency}, {result.gflops:.1f} GFLOP/s, in {folder}")
-        if (note := result.unscheduled_note()) is not None:
-            print(note)
+        for note in (result.unscheduled_note(), result.template_note()):
+            if note is not None:
+                print(note)
         print(f"run it: python {folder / 'run.py'}")
     return 0
 

@@ -1,5 +1,8 @@
 """`felix features`: the feature values of random schedules, or the check against TVM.
 
+Of trace sketches alone: a template's formulas have a table of their own
+(`felix.templates.spec`) and no schedule of TVM to be checked against.
+
 Values are untransformed (`formulas.raw`); `felix.features.spec` says what each means.
 """
 
@@ -18,7 +21,7 @@ from felix.cli.commands import inputs
 from felix.features import spec
 
 if TYPE_CHECKING:
-    from felix.sketch.sketch import Sketch
+    from felix.sketch.trace_sketch import TraceSketch
     from felix.task import Task
 
 
@@ -69,7 +72,7 @@ def _columns() -> list[dict[str, Any]]:
     return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in spec.FEATURES]
 
 
-def _values(sketch: Sketch, samples: int, seed: int) -> dict[str, Any]:
+def _values(sketch: TraceSketch, samples: int, seed: int) -> dict[str, Any]:
     batch = sketch.sample(samples, seed)
     formulas = sketch.formulas
     raw = np.asarray(formulas.raw(batch))

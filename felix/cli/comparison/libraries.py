@@ -43,6 +43,8 @@ def _numpy(task: Task) -> process.LibraryTime:
     source = to_numpy.source(task.mod)
     if source is None:
         return process.LibraryTime(None, "the program has no plain numpy form")
+    if "ml_dtypes." in source:
+        return process.LibraryTime(None, "numpy has no arithmetic of its own in these types")
     request = {"source": source, "arguments": _arguments(task)}
     return process.timed("numpy_child", request, _threads(task), TIMEOUT_S["numpy"])
 

@@ -1,6 +1,6 @@
 """The process that times PyTorch: `python -m felix.cli.comparison.torch_child`.
 
-TF32 is off, and float16 sums stay in float32 where PyTorch lets one say so, as in the tasks.
+TF32 is off, and sums of 16-bit floats stay in float32 where PyTorch lets one say so, as in tasks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ Call = Callable[..., torch.Tensor]
 
 def main() -> None:
     """Time the form of the request's operator, eager or compiled."""
+    from felix import errors
     from felix.measure import reference
     from felix.workloads import torch_forms
 
@@ -31,7 +32,11 @@ def main() -> None:
         process.answer(None, f"{torch.__version__} has no GPU here")
         return
     use_full_precision()
-    form = torch_forms.form(request["operator"], request["params"])
+    try:
+        form = torch_forms.form(request["operator"], request["params"])
+    except errors.WorkloadError as error:
+        process.answer(None, str(error))
+        return
     arguments = [reference.Argument(**fields) for fields in request["arguments"]]
     inputs = random_inputs(form, arguments, device)
     call = compiled(form.call, device) if request["compiled"] else form.call
@@ -41,10 +46,11 @@ def main() -> None:
 
 
 def use_full_precision() -> None:
-    """No TF32, and no sums in float16."""
+    """No TF32, and no sums in types of 16 bits."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cudnn.benchmark = True
 
 
@@ -53,11 +59,12 @@ def random_inputs(
 ) -> list[torch.Tensor]:
     """The inputs of the correctness check on a device, weights in PyTorch's memory order."""
     from felix.measure import reference
+    from felix.workloads import torch_forms
 
     arrays = reference.inputs(arguments, 0, positive=False)
     return form.stored(
         [
-            torch.from_numpy(array).to(device, copy=True)  # aligned, as torch's memory is
+            torch_forms.tensor(array).to(device, copy=True)  # aligned, as torch's memory is
             for array, argument in zip(arrays, arguments, strict=True)
             if argument.is_input
         ]

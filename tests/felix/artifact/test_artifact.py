@@ -32,6 +32,8 @@ class _Best:
     sketch_index: int
     decisions: tuple[int, ...]
     variant: str = "stock"
+    generated: None = None
+    template_text: None = None
 
 
 @dataclasses.dataclass

@@ -93,6 +93,21 @@ def test_what_has_no_form_says_why(requests: Any, monkeypatch: pytest.MonkeyPatc
     assert requests == []
 
 
+def test_types_that_a_library_lacks_say_why(
+    requests: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "gemm:16,16,16,dtype=bfloat16"
+    times = libraries.measure(workloads.parse(text, CPU), text, ["numpy", "torch"])
+    assert times["numpy"].latency_us is None and "in these types" in times["numpy"].note
+    text = "conv2d:1,6,6,4,8,3,dtype=int8"
+    libraries.measure(workloads.parse(text, CPU), text, ["torch"])
+    of_bfloat16, of_int8 = (request for _, request, _, _ in requests)
+    timed = _answer(torch_child.main, of_bfloat16, monkeypatch, capsys)
+    assert timed.latency_us is not None and "bfloat16 between its calls" in timed.note
+    refused = _answer(torch_child.main, of_int8, monkeypatch, capsys)
+    assert refused.latency_us is None and "PyTorch's convolutions are of floats" in refused.note
+
+
 def test_gpus_are_compared_with_pytorch_alone(requests: list[Any]) -> None:
     task = workloads.parse(CONV, "h100")
     assert list(libraries.measure(task, CONV, libraries.DEFAULT)) == ["torch"]

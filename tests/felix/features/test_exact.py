@@ -137,6 +137,10 @@ TASKS: dict[str, Make] = {
         8, 16, 8, transpose_b=True, epilogue=("bias", "gelu", "residual")
     ),
     "gemm_float16": _gemm(16, 24, 8, dtype="float16"),
+    "gemm_bfloat16": _gemm(16, 12, 8, dtype="bfloat16", out_dtype="float32", epilogue=("bias",)),
+    "gemm_int8": _gemm(16, 24, 16, dtype="int8", transpose_b=True, epilogue=("bias", "relu")),
+    "conv2d_int8": _conv2d(1, 4, 4, 4, 4, 3, padding=1, dtype="int8"),
+    "max_int8": partial(workloads.reduce, (12, 24), (1,), kind="max", dtype="int8"),
     "batch_gemm": _gemm(8, 8, 6, batch=3),
     "conv1d": partial(workloads.conv1d, 2, 10, 4, 8, 3, padding=1),
     "conv2d": _conv2d(1, 6, 6, 4, 8, 3, padding=1),
@@ -201,6 +205,18 @@ def test_every_feature_equals_its_enumeration(name: str, target: str) -> None:
     assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
 
 
+FLOAT8: dict[str, Make] = {
+    "gemm": _gemm(16, 24, 16, dtype="float8_e4m3fn", epilogue=("bias",)),
+    "conv2d": _conv2d(1, 4, 4, 4, 4, 3, padding=1, dtype="float8_e5m2", out_dtype="float32"),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_every_feature_of_float8_equals_its_enumeration(name: str) -> None:
+    sketches = sketching.sketches(FLOAT8[name](target="cuda"))
+    assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
+
+
 VARIANTS: dict[str, Make] = {
     "padded": _gemm(11, 13, 6, epilogue=("bias", "relu")),
     "split": _gemm(2, 12, 24, epilogue=("bias",)),
@@ -208,6 +224,9 @@ VARIANTS: dict[str, Make] = {
     "phases": partial(workloads.conv_transpose2d, 1, 3, 2, 2, 4, 3, epilogue=("bias",)),
     "split_window": _conv2d(1, 4, 4, 6, 4, 3, padding=1),
     "split_sum": partial(workloads.reduce, (4, 48), (1,)),
+    "split_columns": partial(workloads.reduce, (37, 6), (0,)),
+    "split_columns_mean": partial(workloads.reduce, (2, 40, 4), (1,), kind="mean"),
+    "split_columns_of_one_row": _gemm(1, 12, 35, epilogue=("bias", "relu")),
     "row_softmax": partial(workloads.softmax, (144, 37)),
     "row_max": partial(workloads.reduce, (3, 50, 36), (2,), kind="max"),
 }

@@ -16,8 +16,7 @@ import tvm
 from costmodel.data import dataset, felix_bridge
 from felix import errors, sketches, target, workloads
 from felix.cli import main
-from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import nvrtc
+from felix.measure.cuda import devices, nvrtc
 from felix.measure.pool import local_device
 from felix.target import gpu
 
@@ -307,7 +306,7 @@ def test_what_is_measured_is_named_by_the_card_that_is_here(
 ) -> None:
     plug(rtx_4070(), RTX_4070)
     monkeypatch.setattr(tvm.runtime, "device", lambda kind, index: tvm.cuda(index))
-    monkeypatch.setattr(cuda_driver, "version", lambda: (13, 0))
+    monkeypatch.setattr(devices, "version", lambda: (13, 0))
     archs: list[str] = []
     monkeypatch.setattr(nvrtc, "check", lambda arch, driver: archs.append(arch))
     for text in ("cuda", "cuda -arch sm_89"):

@@ -125,7 +125,7 @@ def test_a_duplicate_learns_the_measurement_of_the_first(
     run.open("random", None, None, 0)
     first, duplicate = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
     compute_guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown())
-    scheduled = run.schedules([first, duplicate], compute_guard)
+    scheduled = run.programs([first, duplicate], compute_guard)
     assert [s for s, _ in scheduled] == [first]
     record = records.Record(
         task_key=run.task.key, task_name="t", sketch_index=0, sketch_key="k",

@@ -274,6 +274,25 @@ def test_one_database_of_several_jobs_is_what_plain_tvm_loads(
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_database_says_which_jobs_have_generated_kernels_alone(service: Service) -> None:
+    def export(*numbers: int) -> Any:
+        return service.client.get("/v1/database", params={"job": numbers})
+
+    first, second = _submit(service), _submit(service, reuse=False)
+    _tune(service, zips.tuned())
+    _tune(service)  # a bundle without a database
+    refused = export(second["id"])
+    assert refused.status_code == 404 and "generated kernels" in refused.json()["detail"]
+    both = export(first["id"], second["id"])
+    with zipfile.ZipFile(io.BytesIO(both.content)) as archive:
+        note = archive.read(databases.NOTE).decode()
+    assert note.endswith(f"jobs {second['id']}\n")
+    assert databases.unpack(io.BytesIO(both.content))[0].records
+    with zipfile.ZipFile(io.BytesIO(export(first["id"]).content)) as archive:
+        assert databases.NOTE not in archive.namelist()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_imported_databases_are_part_of_the_export(service: Service) -> None:
     _submit(service)
     _tune(service, zips.tuned(latency_us=3.0))

@@ -205,6 +205,24 @@ def test_decisions_have_names(pages: Pages) -> None:
     assert listed[0]["named_decisions"] is None
 
 
+def test_parameters_of_a_template_have_names(pages: Pages) -> None:
+    db = pages.service.db
+    claim = api_rows.running(db, key_id(pages), n_trials=1)
+    labels = {"7": [("generated kernel gemm-<x>", 0), ("rows of a block", 1), ("stages", 1)]}
+    with db.write() as tx:
+        progress.opened(tx, claim.fence, 0, 8, 0.1, labels)
+        new = service_fakes.new_trial(5, 9.0, sketch_index=7, decisions=(128, 4))
+        number = trials.append(tx, claim.fence, new).number
+    text = words(pages.get(f"/dashboard/jobs/{claim.job.id}/trials/{number}"))
+    assert "generated kernel gemm-<x> rows of a block 128 stages 4" in text
+    trial = pages.client.get(f"/v1/jobs/{claim.job.id}/trials/{number}").json()
+    assert trial["named_decisions"] == [
+        {"name": "generated kernel", "values": [], "text": "gemm-<x>"},
+        {"name": "rows of a block", "values": [128], "text": "128"},
+        {"name": "stages", "values": [4], "text": "4"},
+    ]
+
+
 def test_log_is_paged_newest_first(pages: Pages) -> None:
     worker = growing.tuner(pages.service.db)
     api_rows.queued(pages.service.db, key_id(pages), trials=400)

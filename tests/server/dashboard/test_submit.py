@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from felix.workloads import catalogue
 from server import submission
 from server.dashboard import fields, formats
 from server.dashboard.pages import job
@@ -96,6 +97,18 @@ def test_wrong_texts_are_reported_at_their_field(name: str, text: str, message: 
         assert read.params["shape"] == [1]
         return
     assert set(read.wrong) == {name} and message in read.wrong[name]
+
+
+def test_a_type_that_may_be_left_out_has_an_empty_choice(pages: Pages) -> None:
+    schema = catalogue.OPERATORS["gemm"].schema
+    by_name = {field.name: field for field in fields.of_schema(schema)}
+    assert by_name["out_dtype"].choices[:2] == ("", "float32")
+    assert by_name["dtype"].choices[0] == "float32"
+    texts = {"m": "8", "n": "8", "k": "8", "dtype": "int8", "out_dtype": ""}
+    assert "out_dtype" not in fields.read(schema, texts).params
+    read = fields.read(schema, texts | {"dtype": "bfloat16", "out_dtype": "float32"})
+    assert (read.params["out_dtype"], read.wrong) == ("float32", {})
+    assert '<option value="" selected>default</option>' in pages.get("/dashboard/submit?op=gemm")
 
 
 def test_parameters_survive_a_form() -> None:

@@ -14,7 +14,7 @@ import pytest
 import felix
 from felix.tuning import options
 from server.database import database
-from server.tuner import job_artifact
+from server.tuner import engine, job_artifact
 from tests.support import service_fakes
 
 TARGET = "llvm -num-cores 1"
@@ -82,3 +82,12 @@ def test_the_code_of_a_gpu_s_task_is_cuda_and_ptx(tmp_path: pathlib.Path) -> Non
     assert (code.task, code.schedule, code.source, code.assembly) == (1, "main", "cu", "ptx")
     (tmp_path / "source" / "kernel.ptx").unlink()
     assert job_artifact._code(1, tmp_path).assembly == ""
+
+
+def test_the_code_of_a_generated_kernel_has_no_schedule(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "kernel.cu").write_text("a kernel")
+    (tmp_path / "source" / "kernel.ptx").write_text("its PTX")
+    assert job_artifact._code(3, tmp_path) == engine.Code(
+        task=3, schedule="", source="a kernel", assembly="its PTX"
+    )

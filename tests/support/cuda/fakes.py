@@ -3,19 +3,21 @@
 `Driver` stands for the library that `felix.measure.cuda.driver` loads. It keeps a clock of its
 own, which kernels move, and writes down which calls were made. A kernel is a function of the
 addresses of its arguments; it returns an error code that shows at the next call, as that of a
-crash on a device does.
+crash on a device does. Tensor maps and launches in clusters are refused where CUDA's documentation
+says that a driver refuses them; `map_of` has what was encoded.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-from felix.measure import reference
 
 Kernel = Callable[[Sequence[int]], int | None]
 
@@ -25,11 +27,51 @@ NAMES = {
     500: b"CUDA_ERROR_NOT_FOUND",
     700: b"CUDA_ERROR_ILLEGAL_ADDRESS",
     701: b"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    912: b"CUDA_ERROR_INVALID_CLUSTER_SIZE",
 }
 _ATTRIBUTES = {16: 4, 38: 4096, 75: 9, 76: 0}  # multiprocessors, bytes of L2, sm_90
 _DTYPES: dict[int, Any] = {
     0: np.uint8, 1: np.float32, 2: np.float64, 3: np.float16, 4: ml_dtypes.bfloat16,
+    5: ml_dtypes.float8_e4m3fn, 6: ml_dtypes.float8_e5m2,
 }  # fmt: skip
+
+
+#: Numbers of `CUtensorMapDataType` -> bytes of an element.
+_MAP_ITEM_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2}
+#: Numbers of `CUtensorMapSwizzle` -> most bytes of the box's first dimension.
+_MAP_SPANS = {0: math.inf, 1: 32, 2: 64, 3: 128}
+#: `CUlaunchConfig`: grid, block, shared bytes, stream, attributes, number of these.
+_CONFIG = struct.Struct("7I4xQQI4x")
+#: `CUlaunchAttribute`: its number, and a union whose first members are a cluster's extents.
+_ATTRIBUTE = struct.Struct("I4x3I")
+_CLUSTER_DIMENSION, _PORTABLE_CLUSTER = 4, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodedMap:
+    """A tensor map; numbers as CUDA has them, `others` are those that never differ."""
+
+    dtype: int
+    address: int
+    extents: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    others: tuple[int, ...]
+
+    @property
+    def is_legal(self) -> bool:
+        """Whether a driver takes it."""
+        row_bytes = self.box[0] * _MAP_ITEM_BYTES[self.dtype]
+        return (
+            1 <= len(self.extents) <= 5
+            and self.address % 16 == 0
+            and all(0 < extent <= 1 << 32 for extent in self.extents)
+            and all(stride % 16 == 0 and stride < 1 << 40 for stride in self.strides_bytes)
+            and all(0 < extent <= 256 for extent in self.box)
+            and row_bytes % 16 == 0
+            and row_bytes <= _MAP_SPANS[self.swizzle]
+        )
 
 
 def word(address: int) -> int:
@@ -61,6 +103,9 @@ class Driver:
         self.log: list[str] = []
         self.launched: list[str] = []
         self.memory: dict[int, ctypes.Array[Any]] = {}
+        self.clusters: list[tuple[int, ...]] = []
+        self.copied_to_host: list[int] = []
+        self._maps: list[EncodedMap] = []
         self._names = list(self.kernels)
         self._now_us = 0.0
         self._events: list[float] = []
@@ -106,6 +151,7 @@ class Driver:
         return self._move("cuMemcpyHtoDAsync_v2", target, source, size)
 
     def cuMemcpyDtoH_v2(self, target: Any, source: Any, size: Any) -> int:
+        self.copied_to_host.append(size.value)
         return self._move("cuMemcpyDtoH_v2", target, source, size)
 
     def cuMemcpyDtoDAsync_v2(self, target: Any, source: Any, size: Any, stream: Any) -> int:
@@ -122,15 +168,50 @@ class Driver:
         function._obj.value = 1 + self._names.index(name.decode())
         return self._noted("cuModuleGetFunction")
 
+    def cuTensorMapEncodeTiled(
+        self, descriptor: Any, dtype: int, rank: Any, address: Any, extents: Any, strides: Any,
+        box: Any, steps: Any, interleave: int, swizzle: int, promotion: int, outside: int,
+    ) -> int:  # fmt: skip
+        count = rank.value
+        fields = EncodedMap(
+            dtype, address.value, tuple(extents[:count]), tuple(strides[: count - 1]),
+            tuple(box[:count]), swizzle, (*steps[:count], interleave, promotion, outside),
+        )  # fmt: skip
+        self.log.append("cuTensorMapEncodeTiled")
+        room = descriptor._obj
+        if ctypes.sizeof(room) != 128 or ctypes.addressof(room) % 64 or not fields.is_legal:
+            return 1
+        struct.pack_into("Q", room, 0, len(self._maps))
+        self._maps.append(fields)
+        return self._crashed
+
+    def map_of(self, address: int) -> EncodedMap:
+        """The tensor map that is an argument of a kernel."""
+        assert address % 64 == 0
+        return self._maps[word(address)]
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: Any, extra: Any) -> int:
+        *extents, _, _, attributes, count = _CONFIG.unpack(bytes(config._obj))
+        number, *cluster = _ATTRIBUTE.unpack(ctypes.string_at(attributes, _ATTRIBUTE.size))
+        assert (count, number) == (1, _CLUSTER_DIMENSION) and extra is None
+        divides = all(grid % size == 0 for grid, size in zip(extents[:3], cluster, strict=True))
+        if not divides or math.prod(cluster) > _PORTABLE_CLUSTER:
+            self.log.append("cuLaunchKernelEx")
+            return 912
+        self.clusters.append(tuple(cluster))
+        return self._launched("cuLaunchKernelEx", function, pointers)
+
     def cuLaunchKernel(self, function: Any, *rest: Any) -> int:
+        return self._launched("cuLaunchKernel", function, rest[-2])
+
+    def _launched(self, call: str, function: Any, pointers: Any) -> int:
         name = self._names[function.value - 1]
-        self.log.append("cuLaunchKernel")
+        self.log.append(call)
         if name in self.refused:
             return 701
         if self._crashed:
             return self._crashed
         self.launched.append(name)
-        pointers = rest[-2]
         self._crashed = self.kernels[name](list(pointers)) or 0
         self._now_us += self.durations_us.get(name, 1.0) * self.slowdown
         return 0
@@ -152,8 +233,15 @@ class Driver:
 
 def _compare(args: Sequence[int]) -> None:
     got, want, count = (word(address) for address in args[:3])
-    relative = ctypes.c_double.from_address(args[3]).value
+    relative, rms = (ctypes.c_double.from_address(address).value for address in args[3:5])
     kind = ctypes.c_int.from_address(args[5]).value
-    dtype = _DTYPES[kind]
-    differs = reference.mismatch(array(got, count, dtype), array(want, count, dtype), relative)
-    array(word(args[6]), 1, np.uint64)[0] = differs is not None
+    actual, expected = array(got, count, _DTYPES[kind]), array(want, count, _DTYPES[kind])
+    if kind:
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            close = np.abs(actual - expected) <= relative * (np.abs(expected) + rms)
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        differs = ~np.where(np.isfinite(expected), close, same)
+    else:
+        differs = actual != expected
+    array(word(args[6]), 2, np.uint64)[:] = np.count_nonzero(differs), np.argmax(differs)

@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.ir.expr import Call
 
 from felix.features import spec
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 from felix.target import Hardware, hardware
 from tests.support.oracle import analytic, code, pipelines, programs
 from tests.support.oracle.programs import Access, Axis, Nest, Site, element_bytes
@@ -23,7 +23,7 @@ from tests.support.oracle.programs import Access, Axis, Nest, Site, element_byte
 SECTOR_BYTES, BANK_BYTES, WARP_LANES = 32, 128, (1, 2, 4, 8, 16)
 
 
-def features(sketch: Sketch, row: Sequence[int]) -> dict[tuple[str, str], dict[str, float]]:
+def features(sketch: TraceSketch, row: Sequence[int]) -> dict[tuple[str, str], dict[str, float]]:
     """Every feature of every store: (block, buffer) -> name -> value in the units of `spec`."""
     machine = hardware(sketch.task.target)
     real = sketch.schedule(row)

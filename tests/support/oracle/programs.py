@@ -28,7 +28,7 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir import stmt as s_stmt
 
-from felix.sketch.sketch import Sketch
+from felix.sketch.trace_sketch import TraceSketch
 
 UNROLL = "pragma_auto_unroll_max_step"
 
@@ -124,7 +124,7 @@ class Nest:
 # ---------------------------------------------------------------- programs
 
 
-def described(sketch: Sketch, row: Sequence[int], real: s_tir.Schedule) -> list[Nest]:
+def described(sketch: TraceSketch, row: Sequence[int], real: s_tir.Schedule) -> list[Nest]:
     """The stores of the schedule on the loops their features are defined by."""
     true = nests(real.mod)
     if sketch.is_gpu:
@@ -148,7 +148,7 @@ def described(sketch: Sketch, row: Sequence[int], real: s_tir.Schedule) -> list[
     return result
 
 
-def _unfused(sketch: Sketch, row: Sequence[int]) -> s_tir.Schedule:
+def _unfused(sketch: TraceSketch, row: Sequence[int]) -> s_tir.Schedule:
     schedule = sketch.apply(row)
     root = schedule.get_sblock("root")
     notes = schedule.get(root).annotations

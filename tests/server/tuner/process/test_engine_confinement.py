@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from felix import files
-from felix.measure.cuda import driver
+from felix.measure.cuda import devices
 from felix.measure.pool import rights as pool_rights
 from felix.processes import confine, policy
 from server import commands, errors, settings
@@ -233,7 +233,7 @@ def test_on_a_gpu_an_engine_keeps_what_its_pools_need(
 ) -> None:
     """The lock of the device is made where all tuners of the machine have it."""
     monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
-    monkeypatch.setattr(driver, "bus_id", lambda index: "0000:01:00.0")
+    monkeypatch.setattr(devices, "bus_id", lambda index: "0000:01:00.0")
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
     rights.prepare()

@@ -1,0 +1,237 @@
+"""The bundle of a generated program: complete, and its run.py on a fake driver and on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from felix import errors, launch_plan, records
+from felix.artifact import export
+from felix.measure.cuda import build as cuda_build
+from felix.measure.cuda import nvrtc
+from felix.task import Task
+from felix.templates.generated import GeneratedProgram
+from tests.support.cuda import fakes
+from tests.support.cuda import generated_programs as programs
+
+HAS_GPU = tvm.runtime.device("cuda", 0).exist
+
+
+@dataclasses.dataclass
+class _Best:
+    generated: GeneratedProgram
+    mod: tvm.IRModule
+    latency_us: float = 3.0
+    sketch_index: int = 7
+    decisions: tuple[int, ...] = (64, 32)
+    variant: str = "boxes"
+    template_text: str = "boxes: rows=64, columns=32"
+
+    @property
+    def schedule(self) -> Any:
+        raise errors.TuningError("boxes is a template: there is no schedule of TVM")
+
+
+@dataclasses.dataclass
+class _Result:
+    task: Task
+    best: Any
+    curve: tuple[tuple[int, float, float], ...] = ((1, 1.0, 3.0),)
+    records: tuple[records.Record, ...] = ()
+    repeats: tuple[()] = ()
+    unscheduled_us: float | None = None
+    tuned_or_none: Any = None
+
+    def unscheduled_note(self) -> str | None:
+        return None
+
+
+def _export(
+    folder: pathlib.Path, program: GeneratedProgram, func: Any = programs.double
+) -> pathlib.Path:
+    task = programs.task(func, "cuda" if HAS_GPU else "h200")
+    return export.export(_Result(task, _Best(program, task.mod)), folder, created_s=0.0)
+
+
+def _manifest(folder: pathlib.Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return manifest
+
+
+def _run(folder: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder / "run.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return _export(tmp_path_factory.mktemp("out"), programs.boxes())
+
+
+def test_the_bundle_is_complete(bundle: pathlib.Path) -> None:
+    manifest = _manifest(bundle)
+    on_disk = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file()}
+    assert set(manifest["files"]) == on_disk - {"manifest.json"}
+    assert (manifest["kind"], manifest["library"]) == ("generated", "kernel.cubin")
+    program = programs.boxes()
+    assert (bundle / "kernel.cubin").read_bytes() == cuda_build.cubin_of(program)
+    text = (bundle / "plan.json").read_text()
+    assert launch_plan.LaunchPlan.from_json(text) == program.plan
+    assert (bundle / "source" / "kernel.cu").read_text() == program.source
+    assert "cp.async.bulk.tensor.2d" in (bundle / "source" / "kernel.ptx").read_text()
+    assert {"reference.cubin", "reference.json", "oracle.py", "workload.json"} < on_disk
+    assert "schedule.py" not in on_disk and not (bundle / "database").exists()
+    assert any(
+        "no database" in note and "boxes: rows=64, columns=32" in note
+        for note in manifest["notes"]
+    )
+
+
+def test_the_scripts_need_nothing_of_felix(bundle: pathlib.Path) -> None:
+    code = (
+        "import sys; sys.modules['felix'] = sys.modules['tvm'] = None\n"
+        f"sys.path.insert(0, {str(bundle)!r})\n"
+        "import driver, launch_plan, player, run\n"
+        "plan = launch_plan.LaunchPlan.from_json(open(sys.path[0] + '/plan.json').read())\n"
+        "print(plan.launches[0].kernel)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "doubled\n"
+
+
+def test_a_schedule_s_bundle_takes_its_place(tmp_path: pathlib.Path) -> None:
+    _export(tmp_path, programs.boxes())
+    task = programs.task(programs.double, "llvm")
+    schedule = tvm.s_tir.Schedule(task.mod)
+    schedule.get_sblock("root")
+    best = types.SimpleNamespace(
+        generated=None, template_text=None, mod=task.mod, schedule=schedule, latency_us=3.0,
+        sketch_index=0, decisions=(), variant="stock",
+    )  # fmt: skip
+    export.export(_Result(task, best), tmp_path)
+    assert "kind" not in _manifest(tmp_path)
+    assert (tmp_path / "schedule.py").exists() and (tmp_path / "database").exists()
+    names = ("plan.json", "kernel.cubin", "reference.cubin", "player.py", "source/kernel.cu")
+    assert not any((tmp_path / name).exists() for name in names)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_run_py_says_that_it_needs_a_gpu(bundle: pathlib.Path) -> None:
+    done = _run(bundle)
+    assert done.returncode == 1 and "needs a cuda device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_nvrtc_there_is_a_note(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise errors.MeasureError("NVRTC was not found")
+
+    monkeypatch.setattr(nvrtc, "load", missing)
+    manifest = _manifest(_export(tmp_path, programs.boxes()))
+    assert manifest["library"] is None and "no library: NVRTC was not found" in manifest["notes"]
+    assert (tmp_path / "source" / "kernel.cu").exists()
+    done = _run(tmp_path)
+    assert done.returncode == 1 and "no compiled library" in done.stderr
+
+
+# ---------------------------------------------------------------- on a fake driver
+
+
+def _doubled(more: float) -> fakes.Kernel:
+    def kernel(args: Sequence[int]) -> None:
+        a, c = (fakes.array(fakes.word(at), programs.ROWS * programs.COLUMNS) for at in args)
+        c[:] = 2 * a + np.float32(more)
+
+    return kernel
+
+
+@pytest.fixture
+def script(
+    bundle: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Calls the bundle's run.py in this process, on a fake driver; gives its report."""
+    loaded = ("driver", "launch_plan", "player", "oracle")
+
+    def run(more: float = 0.0, refused: str = "") -> dict[str, Any]:
+        def of_boxes(args: Sequence[int]) -> None:
+            count = programs.ROWS * programs.COLUMNS
+            read, written = (fakes.array(driver.map_of(at).address, count) for at in args)
+            written[:] = 2 * read + np.float32(more)
+
+        driver = fakes.Driver({"doubled": of_boxes, "main_kernel": _doubled(0.0)})
+        driver.durations_us["doubled"] = 12.0
+        driver.refused.add(refused)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+        spec = importlib.util.spec_from_file_location("bundle_run", bundle / "run.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(module, "_module", _without_warming(module._module))
+        report: dict[str, Any] = module.run(module._manifest(), 40)
+        return report
+
+    def _without_warming(load: Callable[[str], Any]) -> Callable[[str], Any]:
+        def module(name: str) -> Any:
+            made = load(name)
+            made.WARM_S = 0.0
+            return made
+
+        return module
+
+    yield run
+    for name in loaded:
+        sys.modules.pop(name, None)
+
+
+def test_run_py_checks_and_times(script: Callable[..., dict[str, Any]]) -> None:
+    report = script()
+    assert set(report["checked_against"]) == {"the unscheduled program", "numpy"}
+    assert report["latency_us"] == pytest.approx(12.0, rel=1e-3) and report["tuned_us"] == 3.0
+
+
+def test_run_py_finds_a_wrong_kernel(script: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(Exception, match="output c differs from the unscheduled program"):
+        script(more=1.0)
+
+
+def test_run_py_tells_what_the_driver_refuses(script: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(Exception, match="refuses it: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        script(refused="doubled")
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    ("func", "make"),
+    [
+        (programs.square_sum, programs.plain),
+        (programs.double, programs.boxes),
+        (programs.swap, programs.clusters),
+    ],
+)
+def test_run_py_runs_on_a_gpu(
+    func: Any, make: Callable[[], GeneratedProgram], tmp_path: pathlib.Path
+) -> None:
+    _export(tmp_path, make(), func)
+    done = _run(tmp_path, "--json", "--repeats", "20")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert "the unscheduled program" in report["checked_against"]
+    assert 0.5 < report["latency_us"] < 1000

@@ -1,0 +1,266 @@
+"""A whole run whose winner a template generates: records, resuming, results, reports."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from rich import console
+
+import felix
+from felix import errors, events, records
+from felix.cli import report
+from felix.cli.commands import compile as compile_command
+from felix.measure import protocol
+from felix.search import strategies as names
+from felix.sketch import sketch as sketching
+from felix.sketch import template_sketch
+from felix.templates import registry, spec
+from felix.templates.generated import GeneratedProgram
+from felix.tuning import results, session, strategies, task_run
+from tests.support import tuning_fakes as fakes
+from tests.support.templates import naive_gemm
+
+
+def template_us(program: GeneratedProgram) -> float:
+    """Best with blocks of 8 x 32 threads and no split; what the formula says is something else."""
+    first = program.plan.launches[0]
+    threads_j, threads_i = first.extents[3:5]
+    distance = abs(math.log2(threads_i / 8)) + abs(math.log2(threads_j / 32))
+    return 4.0 * len(program.plan.launches) * (1 + 0.3 * distance)
+
+
+def latency_of(program: Any) -> float | protocol.ErrorClass:
+    if isinstance(program, GeneratedProgram):
+        return template_us(program)
+    return 10 * fakes.latency_us(program)  # at least 100 us
+
+
+def sketches(task: Any, *_: Any) -> list[Any]:
+    """Two synthetic traces, then the template."""
+    return [*fakes.sketches(fakes.task()), naive_gemm.sketch(2, task)]
+
+
+@pytest.fixture(autouse=True)
+def _both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_run, "sketches_of", sketches)
+
+
+def tune(pool: fakes.Pool | None = None, **arguments: Any) -> felix.TuneResult:
+    options = fakes.small(pool or fakes.Pool(latency_of), **arguments.pop("options", {}))
+    arguments = {"trials": 24, "model": fakes.Model(), **arguments}
+    result: felix.TuneResult = felix.tune(naive_gemm.task(), options=options, **arguments)
+    return result
+
+
+def _keys(result: felix.TuneResult) -> list[records.Key]:
+    return [record.key for record in result.records]
+
+
+def test_the_fastest_kernel_of_a_template_is_the_result(tmp_path: pathlib.Path) -> None:
+    emitted: list[events.Event] = []
+    result = tune(out=tmp_path, on_event=emitted.append, options={"n_finalists": 2})
+    best = result.best
+    assert isinstance(best, results.Best) and best.sketch_index == 2
+    assert 4.0 <= best.latency_us <= 8.0
+    assert best.latency_us == min(r.measurement.latency_us or 0 for r in result.records)
+    assert best.variant == "naive-gemm"
+    threads_i, threads_j, splits, unroll = best.decisions
+    assert best.template_text == (
+        f"naive-gemm: threads_i={threads_i}, threads_j={threads_j}, splits={splits}, "
+        f"unroll={unroll}"
+    )
+    assert best.program == best.generated == naive_gemm.sketch(2).program(best.decisions)
+    assert best.mod.same_as(result.task.mod)
+    with pytest.raises(errors.TuningError, match="naive-gemm is a template"):
+        _ = best.schedule
+    kinds = {record.variant for record in result.records}
+    assert kinds == {"stock", "naive-gemm"}
+    assert records.read(tmp_path / "tuning" / "records.jsonl") == [
+        *result.records, *result.repeats
+    ]  # fmt: skip
+    assert all(r.variant == "naive-gemm" for r in result.repeats)
+    (opened,) = (event for event in emitted if isinstance(event, events.Opened))
+    assert opened.n_sketches == 3
+    assert opened.decisions[2][:2] == (
+        ("generated kernel naive-gemm", 0), ("threads of a block along i", 1)
+    )  # fmt: skip
+    trained = [event for event in emitted if isinstance(event, events.Trained)]
+    assert len(trained) > result.records[-1].round  # rounds with both kinds train both models
+    for event in emitted:
+        json.dumps(events.to_json(event))
+
+
+def test_both_kinds_are_corrected_by_their_own_measurements() -> None:
+    result = tune(trials=40)
+    late = [r for r in result.records if r.round >= 3 and r.sketch_index == 2]
+    rows = np.asarray([record.decisions for record in late])
+    column = spec.NAMES.index("analytic_us")
+    formula_us = naive_gemm.sketch().formulas.raw(rows)[..., column].sum(axis=1)
+    predicted_us = np.asarray([record.predicted_us for record in late])
+    measured_us = np.asarray([record.measurement.latency_us for record in late])
+    plain, corrected = (
+        np.median(np.abs(np.log(each / measured_us))) for each in (formula_us, predicted_us)
+    )
+    assert plain > 0.5 and corrected < 0.5 * plain
+
+
+def test_equal_programs_are_measured_once() -> None:
+    def latency(program: Any) -> float | protocol.ErrorClass:
+        if isinstance(program, GeneratedProgram):
+            measured.append(program.fingerprint)
+        return latency_of(program)
+
+    measured: list[str] = []
+    tune(fakes.Pool(latency))
+    assert len(measured) == len(set(measured)) > 0
+    program = naive_gemm.sketch().program([8, 32, 1, 1])
+    assert task_run.fingerprint(program) == program.fingerprint
+
+
+def test_failed_kernels_are_recorded_by_class() -> None:
+    def latency(program: Any) -> float | protocol.ErrorClass:
+        is_generated = isinstance(program, GeneratedProgram)
+        return protocol.ErrorClass.WRONG_RESULT if is_generated else latency_of(program)
+
+    result = tune(fakes.Pool(latency))
+    wrong = [r for r in result.records if r.variant == "naive-gemm"]
+    assert wrong and all(str(r.measurement.error) == "wrong_result" for r in wrong)
+    assert isinstance(result.best, results.Best) and result.best.variant == "stock"
+    assert result.best.generated is None and result.best.template_text is None
+    assert isinstance(result.best.program, fakes.Program)
+
+
+@pytest.mark.parametrize("strategy", ["gradient", "evolutionary", "random"])
+def test_same_seed_same_run(strategy: str) -> None:
+    options = {} if strategy == "gradient" else {"search": None}
+    first, second = (tune(strategy=strategy, seed=3, options=options) for _ in range(2))
+    assert _keys(first) == _keys(second)
+    assert {2} < {index for index, _ in _keys(first)}
+
+
+def test_a_run_resumes_with_both_models(tmp_path: pathlib.Path) -> None:
+    options = {"lookahead": 0.0}
+    whole = tune(trials=32, options=options)
+    half = tune(trials=16, out=tmp_path, options=options)
+    state = json.loads((tmp_path / "tuning" / "state.json").read_text())
+    assert state["model"]["kind"] == state["model"]["template"]["kind"] == "correction"
+    resumed = tune(trials=32, out=tmp_path, resume=True, options=options)
+    assert resumed.records[:16] == half.records
+    assert _keys(resumed) == _keys(whole)
+
+
+def test_a_session_of_a_version_without_templates_goes_on(tmp_path: pathlib.Path) -> None:
+    tune(trials=8, out=tmp_path)
+    path = tmp_path / "tuning" / "session.json"
+    content = json.loads(path.read_text())
+    assert (
+        content.pop("template_features_version")
+        == session.identity([], "gradient", 0).template_features_version
+    )
+    path.write_text(json.dumps(content))
+    result = tune(trials=16, out=tmp_path, resume=True)
+    assert len(result.records) == 16 == len(set(_keys(result)))
+
+
+_VICTIM = """
+import sys
+from tests.felix.tuning import test_templates as tests
+from felix.tuning import task_run
+from tests.support import tuning_fakes as fakes
+task_run.sketches_of = tests.sketches
+tests.tune(fakes.Pool(tests.slow), trials=400, out=sys.argv[1])
+"""
+
+
+def slow(program: Any) -> float | protocol.ErrorClass:
+    time.sleep(0.03)
+    return latency_of(program)
+
+
+@pytest.mark.slow
+def test_resumes_after_kill_nine(tmp_path: pathlib.Path) -> None:
+    root = pathlib.Path(__file__).parents[3]
+    victim = subprocess.Popen(
+        [sys.executable, "-c", _VICTIM, str(tmp_path)], cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    log = tmp_path / "tuning" / "records.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and victim.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= 21:
+            break
+        time.sleep(0.02)
+    assert victim.poll() is None, "the victim ended by itself"
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    before = records.read(log)
+    assert {r.variant for r in before} == {"stock", "naive-gemm"}
+    result = tune(trials=len(before) + 16, out=tmp_path, resume=True)
+    assert list(result.records[: len(before)]) == before
+    assert len(set(_keys(result))) == len(before) + 16
+
+
+def test_the_report_names_the_template_and_its_parameters() -> None:
+    result = tune()
+    out = io.StringIO()
+    report.show(console.Console(file=out, width=200), [result], [{}], result.breakdown)
+    text = result.best.template_text
+    assert text is not None and text.startswith("naive-gemm: threads_i=")
+    assert f"{result.task.name}: generated kernel {text}" in out.getvalue()
+    network = results.network([result], "trials", result.breakdown)
+    (task,) = report.to_json(network, [{}], [None])["tasks"]
+    assert task["best"]["variant"] == "naive-gemm"
+    assert task["best"]["decisions"] == list(result.best.decisions)
+
+
+def test_a_stored_result_is_made_again(tmp_path: pathlib.Path) -> None:
+    result = tune(out=tmp_path)
+    ((again,), _) = compile_command._results(tmp_path)
+    assert again.best.template_text == result.best.template_text  # type: ignore[union-attr]
+    assert again.best.program == result.best.program
+
+
+def test_searches_of_tvm_have_traces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
+    with_templates: list[bool] = []
+
+    def every(task: Any, **_: Any) -> list[Any]:
+        with_templates.append(True)
+        return [naive_gemm.sketch(0, task)]
+
+    def traces(task: Any, **_: Any) -> list[Any]:
+        with_templates.append(False)
+        return []
+
+    monkeypatch.setattr(sketching, "every", every)
+    monkeypatch.setattr(sketching, "sketches", traces)
+    for strategy in names.NAMES:
+        run = task_run.TaskRun(0, naive_gemm.task(), fakes.Pool().for_task(naive_gemm.task()))
+        with_templates.clear()
+        if strategy in names.TRACES_ONLY:
+            with pytest.raises(errors.TuningError, match="no design space"):
+                run.open(strategy, fakes.Model(), None, 0)
+            assert with_templates == [False]
+        else:
+            assert run.open(strategy, fakes.Model(), None, 0) == []
+            assert with_templates == [True] and len(run.sketches) == 1
+    with pytest.raises(errors.TuningError, match="know no templates"):
+        strategies.make_search("tvm-evolutionary", [naive_gemm.sketch()], None, None, 0)
+
+
+def test_a_template_is_no_trace_sketch() -> None:
+    sketch = naive_gemm.sketch()
+    assert isinstance(sketch, template_sketch.TemplateSketch)
+    assert not hasattr(sketch, "schedule") and not hasattr(sketch, "trace")
