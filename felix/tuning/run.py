@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from felix import errors, events, target
 from felix.autodiff import torch_threads
+from felix.features.kind import FeatureKind
 from felix.measure import limits
 from felix.search import allocate, interface, strategies
 from felix.sketch import variables
@@ -21,6 +22,7 @@ from felix.tuning import options as options_module
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
     from felix.tuning import online_model
 
 
@@ -68,7 +70,7 @@ class Run:
         hardware = target.hardware(tasks[0].target)
         self._allocator = allocate.Allocator(
             [task.weight for task in tasks],
-            [allocate.floor_us(task.flops, task.min_bytes, hardware) for task in tasks],
+            [allocate.task_floor_us(task, hardware) for task in tasks],
             options.allocation,
         )
         for index, task in enumerate(tasks):
@@ -157,7 +159,7 @@ class Run:
 
         with self._compute_guard.computing("search"):
             if self._learner is not None and isinstance(task_run.search, base.ModelSearch):
-                task_run.search.model = self._learner.copy_for(task_run.index)
+                task_run.search.model = self._learner.models_for(task_run.index)
             n = self._round_size(task_run)
             first = task_run.take_first(n)
             return [*first, *task_run.search.suggest(n - len(first))]
@@ -174,24 +176,24 @@ class Run:
         return size
 
     def submit(self, task_run: TaskRun, suggestions: Sequence[interface.Suggestion]) -> int:
-        """Make the schedules and send them to be measured; how many were sent."""
-        scheduled = task_run.schedules(suggestions, self._compute_guard)
-        predicted = [s.predicted_us for s, _ in scheduled if s.predicted_us is not None]
+        """Make the programs and send them to be measured; how many were sent."""
+        made = task_run.programs(suggestions, self._compute_guard)
+        predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
         self._on_event(
             events.RoundStarted(
                 task=task_run.task.name,
                 task_index=task_run.index,
                 round=task_run.n_rounds,
-                n_candidates=len(scheduled),
-                n_invalid=len(suggestions) - len(scheduled),
+                n_candidates=len(made),
+                n_invalid=len(suggestions) - len(made),
                 predicted_us=min(predicted, default=None),
                 elapsed_s=self._clock.elapsed_s,
                 steps=tuple(task_run.search.descent_steps),
             )
         )
-        for suggestion, mod in scheduled:
-            self._pending.submit(task_run, suggestion, mod)
-        return len(scheduled)
+        for suggestion, program in made:
+            self._pending.submit(task_run, suggestion, program)
+        return len(made)
 
     def collect(self, leave: int = 0) -> None:
         """Wait until at most `leave` candidates are still being measured."""
@@ -213,12 +215,12 @@ class Run:
         return any(latency_us is not None for _, latency_us in recent)
 
     def learn(self) -> None:
-        """Let the cost model learn what is new."""
+        """Let the cost models learn what is new."""
         if self._learner is None or not self._learner.n_unlearnt:
             return
         with self._compute_guard.computing("train"):
-            outcome = self._learner.learn()
-        if outcome is not None:
+            outcomes = self._learner.learn()
+        for outcome in outcomes:
             self._on_event(
                 events.Trained(
                     n_records=outcome.records,
@@ -229,11 +231,12 @@ class Run:
             )
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint; it has the time until then, the breakdown also its own."""
         self._breakdown.total_s = self._clock.elapsed_s
         if self._journal is not None:
             with self._breakdown.of("save"):
                 self._journal.save(*checkpoint.take(self._parts))
+        self._breakdown.total_s = self._clock.elapsed_s
 
     # ------------------------------------------------------------ begin and end
 
@@ -314,7 +317,7 @@ class Run:
             self._baselines.submit(task_run)
         before_s = self._breakdown.extract_s
         with self._compute_guard.computing("extract"):
-            model = None if self._learner is None else self._learner.copy_for(task_run.index)
+            model = None if self._learner is None else self._learner.models_for(task_run.index)
             left_out = task_run.open(
                 self._budget.strategy, model, self._options.search, self._budget.seed,
                 self._compute_guard.yield_to_timing,
@@ -329,6 +332,14 @@ class Run:
                 task_index=task_run.index,
                 n_sketches=len(task_run.sketches),
                 extract_s=self._breakdown.extract_s - before_s,
-                decisions={s.index: variables.labels(s.variables) for s in task_run.sketches},
+                decisions={s.index: _labels(s) for s in task_run.sketches},
             )
         )
+
+
+def _labels(sketch: Sketch) -> tuple[tuple[str, int], ...]:
+    """What the decisions of a sketch are, as `events.Opened` says."""
+    labels = variables.labels(sketch.variables)
+    if sketch.formulas.kind is FeatureKind.TEMPLATE:
+        return ((f"generated kernel {sketch.variant}", 0), *labels)
+    return labels

@@ -18,6 +18,7 @@ import pytest
 
 import felix
 from felix import errors, events, records
+from felix.cli import report
 from felix.measure import protocol
 from felix.tuning import results, session
 from tests.support import tuning_fakes as fakes
@@ -87,6 +88,21 @@ def test_time_of_the_parts_adds_up() -> None:
     spent = result.breakdown
     assert spent.search_s > 0 and spent.train_s > 0 and spent.total_s > 0
     assert 0 <= spent.other_s < spent.total_s
+
+
+def test_a_slow_disk_is_in_the_total(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    save = session.Session.save
+
+    def slow_save(*arguments: Any) -> None:
+        time.sleep(0.1)
+        save(*arguments)
+
+    monkeypatch.setattr(session.Session, "save", slow_save)
+    spent = _tune(trials=8, out=tmp_path / "out").breakdown
+    named = [getattr(spent, f"{part}_s") for part in report.PARTS]
+    assert spent.save_s >= 0.1 and sum(named) <= spent.total_s + 0.02
 
 
 def test_converged_run_stops() -> None:
@@ -343,7 +359,12 @@ def test_resume_refuses_a_damaged_state(tmp_path: pathlib.Path, text: str) -> No
 
 def test_two_runs_do_not_share_a_folder(tmp_path: pathlib.Path) -> None:
     identity = session.Identity(
-        task_keys=("a",), strategy="random", seed=0, features_version=1, versions={}
+        task_keys=("a",),
+        strategy="random",
+        seed=0,
+        features_version=1,
+        template_features_version=1,
+        versions={},
     )
     first = session.Session(tmp_path / "tuning", [], identity, resume=False)
     with pytest.raises(errors.OutputError, match="another run"):
