@@ -17,7 +17,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from felix import display, errors, version
 from felix.cli import interrupts
@@ -122,6 +122,13 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")
     add("--patience", type=_positive(int), metavar="ROUNDS",
         help="stop after so many rounds without an improvement of 1 %%")  # fmt: skip
+    add(
+        "--devices",
+        type=_devices,
+        default=(0,),
+        metavar="GPUS",
+        help="GPUs of one model to measure on: numbers joined by commas, or all (default: 0)",
+    )
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
     add("--compare", type=_libraries, default=libraries.DEFAULT, metavar="LIBRARIES",
@@ -268,6 +275,16 @@ def _positive(kind: type) -> Any:
 
     parse.__name__ = kind.__name__  # argparse says "invalid int value"
     return parse
+
+
+def _devices(text: str) -> tuple[int, ...] | Literal["all"]:
+    """Numbers of GPUs: "all" or "0,2"."""
+    if text == "all":
+        return "all"
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor numbers like 0,1")
+    return tuple(int(number) for number in numbers)
 
 
 def _libraries(text: str) -> tuple[str, ...]:

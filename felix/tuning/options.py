@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from felix import errors, events
 from felix.measure import protocol
@@ -39,6 +39,11 @@ class Pool(Protocol):
 
     def for_task(self, task: Task) -> protocol.Measurer:
         """The measurer of one task."""
+        ...
+
+    @property
+    def n_devices(self) -> int:
+        """Candidates that may be timed at a time."""
         ...
 
     def close(self) -> None:
@@ -80,6 +85,8 @@ class TuneOptions:
     #: takes seconds a round.
     learning: cost_model.LearningOptions | None = None
     allocation: allocate.AllocationOptions | None = None
+    #: GPUs to measure on, where no `pool` is given: `felix.measure.pool.candidates.LocalOptions`.
+    devices: tuple[int, ...] | Literal["all"] = (0,)
     #: Makes the pool from the first task; None: processes on this machine.
     pool: Callable[[Task], Pool] | None = None
     #: Where records and checkpoints go instead of an output folder.
@@ -100,7 +107,7 @@ class TuneOptions:
             return self.pool(task)
         from felix.measure.pool import local
 
-        return local.LocalPool(task)
+        return local.LocalPool(task, local.LocalOptions(devices=self.devices))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

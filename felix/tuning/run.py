@@ -57,7 +57,7 @@ class Run:
 
     def _open_parts(self, request: options_module.Request, stack: contextlib.ExitStack) -> None:
         options, tasks = self._options, request.tasks
-        pool = options.open_pool(tasks[0])
+        pool = self._pool = options.open_pool(tasks[0])
         stack.callback(pool.close)
         stack.enter_context(torch_threads.limit(options.torch_threads))
         self._compute_guard = pacing.ComputeGuard(
@@ -194,6 +194,11 @@ class Run:
         for suggestion, program in made:
             self._pending.submit(task_run, suggestion, program)
         return len(made)
+
+    def n_in_flight(self, n_candidates: int) -> int:
+        """Candidates that may still be measured when the round after one of so many begins."""
+        other_devices = self._pool.n_devices - 1
+        return round((self._options.lookahead + other_devices) * n_candidates)
 
     def collect(self, leave: int = 0) -> None:
         """Wait until at most `leave` candidates are still being measured."""

@@ -16,7 +16,8 @@ At the end the fastest candidates are measured again, longer, and the fastest of
 result (`felix.tuning.remeasure`).
 
 The search of a round begins when half of the candidates of the last one are measured
-(`TuneOptions.lookahead`), so that builders and search work at the same time. Every measurement
+(`TuneOptions.lookahead`), so that builders and search work at the same time; with several devices
+more rounds are on their way. Every measurement
 is stored before anything learns of it; see `felix.tuning.session` for what a killed run leaves.
 
 The steps are in `felix.tuning.run`, results in `felix.tuning.results`.
@@ -122,7 +123,7 @@ def tune(
     with contextlib.closing(run_module.Run(request)) as run:
         run.start()
         try:
-            reason = _rounds(run, request.options.lookahead)
+            reason = _rounds(run)
             run.collect()
             if reason != "interrupted":
                 run.remeasure()
@@ -132,7 +133,7 @@ def tune(
     return result.results[0] if is_one else result
 
 
-def _rounds(run: run_module.Run, lookahead: float) -> str:
+def _rounds(run: run_module.Run) -> str:
     """Rounds until a budget is spent or no task can improve; the reason why it ended."""
     run.learn()  # what a resumed session measured last
     while (reason := run.stop_reason()) is None:
@@ -142,7 +143,7 @@ def _rounds(run: run_module.Run, lookahead: float) -> str:
                 continue
             return "exhausted" if run.has_best() else "failed"
         n_candidates = run.submit(task_run, run.search(task_run))
-        run.collect(leave=round(lookahead * n_candidates))
+        run.collect(leave=run.n_in_flight(n_candidates))
         run.end_round(task_run, n_candidates)
         run.learn()
         run.save()

@@ -110,6 +110,11 @@ class SharedPool:
         return self._pool.timing_lock
 
     @property
+    def n_devices(self) -> int:
+        """Candidates that may be timed at a time."""
+        return self._pool.n_devices
+
+    @property
     def unconfined(self) -> str | None:
         """See `local.LocalPool`."""
         return self._pool.unconfined

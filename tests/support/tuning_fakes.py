@@ -72,6 +72,7 @@ class Pool:
     closed: bool = False
     is_idle: bool = True
     unconfined: str | None = None
+    n_devices: int = 1
     timing_lock: rwlock.ReadWriteLock = dataclasses.field(default_factory=rwlock.ReadWriteLock)
 
     def for_task(self, task: Task) -> protocol.Measurer:

@@ -68,6 +68,7 @@ def _tune(
                 options=options.TuneOptions(
                     round_size=arguments.round,
                     patience_rounds=arguments.patience,
+                    devices=arguments.devices,
                     should_stop=signals.noted,
                 ),
                 out=out,

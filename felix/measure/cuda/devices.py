@@ -6,6 +6,7 @@ A process that only needs to know what is there uses nothing of a GPU.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 
 from felix import errors
@@ -30,6 +31,33 @@ def uuid(index: int) -> str:
     cuda = _library()
     _of_device(cuda, index, lambda device: cuda.cuDeviceGetUuid(digits, device))
     return digits.raw.hex()
+
+
+def visible_name(index: int) -> str:
+    """The device as `CUDA_VISIBLE_DEVICES` names it, whatever this process sees; as `bus_id`."""
+    digits = uuid(index)
+    ends = (0, 8, 12, 16, 20, 32)
+    return "GPU-" + "-".join(digits[a:b] for a, b in itertools.pairwise(ends))
+
+
+def name(index: int) -> str:
+    """The model of a device, as the driver names it; raises as `bus_id`."""
+    text = ctypes.create_string_buffer(256)
+    cuda = _library()
+    _of_device(cuda, index, lambda device: cuda.cuDeviceGetName(text, 256, device))
+    return text.value.decode()
+
+
+def count() -> int:
+    """How many devices this process sees.
+
+    Raises:
+        MeasureError: there is no driver here, or it sees none.
+    """
+    cuda, number = _library(), ctypes.c_int()
+    if code := cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(number)):
+        raise errors.MeasureError(f"the CUDA driver counts no devices (error {code})")
+    return number.value
 
 
 def version() -> tuple[int, int]:

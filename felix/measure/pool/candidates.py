@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from concurrent.futures import Future
+from typing import Literal
 
 import tvm
 
@@ -19,6 +20,9 @@ class LocalOptions:
 
     #: Build workers; None: one a core.
     builders: int | None = None
+    #: GPUs to measure on, by their numbers in this process; "all" for all of them, which have to
+    #: be of one model. A CPU is one device whatever this says.
+    devices: tuple[int, ...] | Literal["all"] = (0,)
     #: CPU seconds of one build. The best kernels of a GPU compile in 0.1 to 2.5 s, and of 160
     #: random programs for a CPU the slowest took 2.3 s (`benchmarks/build_time.py`).
     build_timeout_s: float = 6.0
@@ -53,35 +57,81 @@ class LocalOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """What candidates run on: TVM's `kind` of device ("cpu", "cuda"), its name and its cache."""
+    """What candidates run on: TVM's `kind` of device ("cpu", "cuda"), its name and its cache.
+
+    `index` counts the GPUs that this process sees. `visible` is what `CUDA_VISIBLE_DEVICES` of a
+    process says that is to see this one alone; empty: it uses the first that it sees.
+    """
 
     kind: str
     name: str
     cache_bytes: int
+    index: int = 0
+    visible: str = ""
 
 
 @dataclasses.dataclass(slots=True)
 class TaskState:
-    """State of one task in the pool; used by the run thread only, but for the first five."""
+    """State of one task on one device; used by that device's thread only."""
 
     target: tvm.target.Target
     device: Device
     folder: str
     payload: str
-    #: Libraries of fast candidates by the digest of their payload: one submitted again is not
-    #: built again.
-    libraries: dict[str, str] = dataclasses.field(default_factory=dict)
     #: Why there is no reference, and how many more times to try to compute one.
     failure: str | None = None
     tries_left: int = 2
     best_us: float | None = None
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
+class PoolTask:
+    """One task in the pool: its home and its state on each device.
+
+    Latencies are those of the device that measured the `yardstick`, the first candidate that had
+    a latency; `scales` has, by device, what latencies of another are multiplied with, once it is
+    calibrated. A device that is in `refused` measures nothing of the task.
+    """
+
+    home: int
+    states: tuple[TaskState, ...]
+    #: Libraries of fast candidates by the digest of their payload: one submitted again is not
+    #: built again.
+    libraries: dict[str, str] = dataclasses.field(default_factory=dict)
+    best_us: float | None = None
+    yardstick: Yardstick | None = None
+    scales: dict[int, float] = dataclasses.field(default_factory=dict)
+    refused: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scales[self.home] = 1.0
+
+    @property
+    def at_home(self) -> TaskState:
+        """Its state on its home."""
+        return self.states[self.home]
+
+    def move_to(self, home: int) -> None:
+        """Another home; it is calibrated if anything was measured before."""
+        self.home = home
+        self.refused.pop(home, None)
+        if self.yardstick is None:
+            self.scales = {home: 1.0}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Yardstick:
+    """A candidate's library and its latency on the task's first home, to compare devices by."""
+
+    library: str
+    latency_us: float
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Candidate:
     """A program in the queues of the pool, and the future of its measurement."""
 
-    state: TaskState
+    task: PoolTask
     payload: str
     #: Of its files, without a suffix.
     name: str
@@ -95,6 +145,11 @@ class Candidate:
         """Identity of what is built."""
         return hashlib.sha256(self.payload.encode()).hexdigest()
 
+    def may_run_on(self, device: int) -> bool:
+        """Whether a device that is not its task's home may run it."""
+        task = self.task
+        return not self.thorough and task.yardstick is not None and device not in task.refused
+
     def failed(
         self, error: protocol.ErrorClass, message: str, run_s: float = 0.0
     ) -> protocol.Measurement:
@@ -104,5 +159,5 @@ class Candidate:
             message=message,
             build_s=self.build_s,
             run_s=run_s,
-            device=self.state.device.name,
+            device=self.task.at_home.device.name,
         )

@@ -60,9 +60,9 @@ class DeviceLock:
         )
 
 
-def for_device(device: str) -> DeviceLock:
+def for_device(device: str, index: int = 0) -> DeviceLock:
     """The lock of a device ("cpu": of nothing that others use); raises what `check` does."""
-    name = devices.bus_id(0) if device == "cuda" else f"{device}-{os.getpid()}"
+    name = devices.bus_id(index) if device == "cuda" else f"{device}-{os.getpid()}"
     lock = DeviceLock(files.device_lock(name))
     if device == "cuda":
         lock.check()

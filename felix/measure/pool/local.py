@@ -1,22 +1,21 @@
-"""Measure on this machine: builders, and one worker that runs, in processes of their own.
+"""Measure on this machine: builders, and a worker that runs on each device, in processes.
 
-    submit -> [to build] -> builder threads -> [to run] -> run thread -> future
+    submit -> stages.build_stage -> stages.dispatch -> stages.device_stage -> future
+                 (builders)           (queues)          (a run worker each)
 
-Each thread owns one worker process (`worker`, a fork of the `fork_server`); `run_stage` has what
-the run thread does with its worker. A candidate that crashes its worker costs nothing else: the
-worker is replaced by a fresh fork (10 ms) and the rest go on.
+Each thread owns one worker process (`worker`, a fork of the `fork_server`); `stages.run_stage` has
+what the thread of a device does with its worker. A candidate that crashes its worker costs nothing
+else: the worker is replaced by a fresh fork (10 ms) and the rest go on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
-import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from felix import errors
 from felix.measure import payload as payloads
@@ -24,15 +23,13 @@ from felix.measure import protocol
 from felix.measure.pool import (
     candidates,
     device_lock,
-    inbox,
     local_device,
-    replies,
     rights,
-    run_stage,
     rwlock,
     usage,
 )
 from felix.measure.pool import worker as pool_worker
+from felix.measure.pool.stages import build_stage, device_stage, dispatch, run_stage
 from felix.processes import confine, fork_server, policy
 from felix.target import cpu
 
@@ -62,11 +59,10 @@ class LocalPool:
     def __init__(self, task: Task, options: LocalOptions | None = None) -> None:
         self.timing_lock = rwlock.ReadWriteLock()
         self._options = options or LocalOptions()
-        self._kind = task.target.kind.name
-        self._arch = str(task.target.attrs.get("arch", ""))
-        self._device = local_device.of(task.target)
-        is_cpu = self._device.kind == "cpu"
-        exclusive = self.timing_lock if is_cpu else device_lock.for_device(self._device.kind)
+        self._target_kind = task.target.kind.name
+        self._devices = local_device.chosen(task.target, self._options.devices)
+        self._is_cpu = self._devices[0].kind == "cpu"
+        locks = [self._exclusive(device) for device in self._devices]
         confine.warn_of_missing()
         self._fork_server = fork_server.ForkServer(
             _FORK_SERVER, self._options.start_timeout_s, {_SPIN_VARIABLE: str(_SPINS)}
@@ -78,42 +74,59 @@ class LocalPool:
         self._closed = False
         self._submitted = 0
         self._n_folders = 0
-        self._states: dict[str, candidates.TaskState] = {}
-        self._to_build: queue.SimpleQueue[candidates.Candidate | None] = queue.SimpleQueue()
-        self._to_run: queue.SimpleQueue[candidates.Candidate | candidates.TaskState | None] = (
-            queue.SimpleQueue()
-        )
-        threads = local_device.num_cores(task.target) if is_cpu else 1
-        count = self._options.builders or cpu.available_cores()
-        limit = self._options.build_memory_bytes
-        running = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self._folders)
-        self._builders = [
-            self._worker(
-                f"builder-{index}", rights.builder(self._folders, index, limit), threads=1, nice=10
-            )
-            for index in range(count)
+        self._tasks: dict[str, candidates.PoolTask] = {}
+        self._queues = dispatch.Dispatch(len(self._devices))
+        self._builds = build_stage.BuildStage(
+            self._builders(), self._folders, self._options, self._devices[0].kind,
+            built=self._queues.put, settle=self._settle,
+        )  # fmt: skip
+        threads = local_device.num_cores(task.target) if self._is_cpu else 1
+        arch = "" if self._is_cpu else str(task.target.attrs["arch"])
+        self._stages = [
+            self._stage(index, lock, threads, arch) for index, lock in enumerate(locks)
         ]
-        self._runner = self._worker("runner", running, threads=threads, nice=0)
-        pause = is_cpu if self._options.pause_builders is None else self._options.pause_builders
-        quiet = run_stage.Quiet(exclusive, self._builders if pause else ())
-        self._runs = run_stage.RunWorker(self._runner, quiet, self._options, self._device)
-        self._threads = [
-            threading.Thread(target=self._build_loop, args=(index,), daemon=True)
-            for index in range(count)
-        ] + [threading.Thread(target=self._run_loop, daemon=True)]
-        self._opened: Future[None] = Future()
         self._fork_server.launch()
-        for thread in self._threads:
-            thread.start()
+        self._builds.start()
+        for stage in self._stages:
+            stage.start()
         if self._options.confine_gpu is policy.ConfineGpu.ON:
             self._await_opened()
-        self._state = self._state_of(task)
+        self._task = self._task_of(task)
+
+    def _exclusive(self, device: candidates.Device) -> run_stage.Exclusive:
+        """What is held while a kernel is timed on the device."""
+        if self._is_cpu:
+            return self.timing_lock
+        return device_lock.for_device(device.kind, device.index)
+
+    def _builders(self) -> list[pool_worker.Worker]:
+        limit = self._options.build_memory_bytes
+        return [
+            self._worker(
+                f"builder-{index}", rights.builder(self._folders, index, limit),
+                self._devices[0], threads=1, nice=10,
+            )
+            for index in range(self._options.builders or cpu.available_cores())
+        ]  # fmt: skip
+
+    def _stage(
+        self, index: int, lock: run_stage.Exclusive, threads: int, arch: str
+    ) -> device_stage.DeviceStage:
+        """The stage of a device, with its run worker."""
+        device, options = self._devices[index], self._options
+        may = (rights.cpu_runner if self._is_cpu else rights.cuda_runner)(self._folders, index)
+        name = "runner" if len(self._devices) == 1 else f"runner-{index}"
+        worker = self._worker(name, may, device, threads=threads, nice=0)
+        pause = self._is_cpu if options.pause_builders is None else options.pause_builders
+        quiet = run_stage.Quiet(lock, self._builds.workers if pause else ())
+        runs = run_stage.RunWorker(worker, quiet, options, device)
+        return device_stage.DeviceStage(index, runs, self._queues, self._finish, arch)
 
     def submit(
         self, program: payloads.Program, thorough: bool = False
     ) -> Future[protocol.Measurement]:
         """Queue one program of the pool's task."""
-        return self._submit(program, self._state, thorough)
+        return self._submit(program, self._task, thorough)
 
     def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
         """Measure all and wait; results in the order of `programs`."""
@@ -121,29 +134,36 @@ class LocalPool:
 
     def for_task(self, task: Task) -> TaskView:
         """A measurer for another task of the same target that shares this pool's workers."""
-        if task.target.kind.name != self._kind:
-            raise errors.MeasureError(f"this pool measures {self._kind}, not {task.target.kind}")
-        return TaskView(self, self._state_of(task))
+        if task.target.kind.name != self._target_kind:
+            raise errors.MeasureError(
+                f"this pool measures {self._target_kind}, not {task.target.kind}"
+            )
+        return TaskView(self, self._task_of(task))
+
+    @property
+    def n_devices(self) -> int:
+        """Candidates that may be timed at a time, each on a device of its own."""
+        return len(self._devices) - len(self._queues.faults)
 
     def worker_pids(self) -> dict[str, int | None]:
-        """Process ids by name: the fork server, the builders, the runner."""
-        pids = {worker.name: worker.pid for worker in [*self._builders, self._runner]}
+        """Process ids by name: the fork server, the builders, the runners."""
+        pids = {worker.name: worker.pid for worker in self._workers()}
         return {"fork_server": self._fork_server.pid, **pids}
 
     @property
     def unconfined(self) -> str | None:
-        """Why clients' programs run in a process that is not confined; None if it is confined.
+        """Why clients' programs run in a process that is not confined; None if all are confined.
 
         Known once a candidate has been measured.
         """
-        return self._runs.unconfined
+        reasons = (stage.runs.unconfined for stage in self._stages)
+        return next((reason for reason in reasons if reason is not None), None)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and no worker has anything to do."""
-        workers = [*self._builders, self._runner]
-        waits = not (self._to_build.empty() and self._to_run.empty())
-        return not waits and not any(worker.is_called for worker in workers)
+        is_empty = self._builds.is_empty and self._queues.is_empty
+        return is_empty and not any(worker.is_called for worker in self._workers())
 
     def interrupt(self) -> None:
         """Cancel what waits, end what runs: its candidates fail. The pool stays usable.
@@ -152,7 +172,7 @@ class LocalPool:
         gets another one from `for_task`.
         """
         self._drain()
-        for worker in [*self._builders, self._runner]:
+        for worker in self._workers():
             worker.interrupt()
 
     def close(self) -> None:
@@ -162,12 +182,12 @@ class LocalPool:
                 return
             self._closed = True
         self._drain()
-        for _ in self._builders:
-            self._to_build.put(None)
-        self._to_run.put(None)
+        self._builds.close()
+        self._queues.close()
         self._fork_server.close()
-        for thread in self._threads:
-            thread.join()
+        self._builds.join()
+        for stage in self._stages:
+            stage.join()
         self._drain()
 
     def __enter__(self) -> Self:
@@ -177,23 +197,32 @@ class LocalPool:
         self.close()
 
     def _await_opened(self) -> None:
-        """Wait for the run worker; an error of `RunWorker.open` closes the pool."""
+        """Wait for the run workers; an error of `RunWorker.open` closes the pool."""
         try:
-            self._opened.result()
+            for stage in self._stages:
+                stage.opened.result()
         except errors.MeasureError:
             self.close()
             raise
 
+    def _workers(self) -> list[pool_worker.Worker]:
+        return [*self._builds.workers, *(stage.runs.worker for stage in self._stages)]
+
     def _worker(
-        self, name: str, may: policy.Policy, *, threads: int, nice: int
+        self, name: str, may: policy.Policy, device: candidates.Device, *, threads: int, nice: int
     ) -> pool_worker.Worker:
-        # Builders see no GPU; the runner loads a kernel when it is loaded, not when it is timed.
-        is_runner = name == "runner"
-        cuda = {"CUDA_MODULE_LOADING": "EAGER"} if is_runner else {"CUDA_VISIBLE_DEVICES": ""}
+        """A worker process, which starts with its first request."""
+        # Builders see no GPU; a runner loads a kernel when it is loaded, not when it is timed.
+        environment = {}
+        if device.kind == "cuda" and name.startswith("builder"):
+            environment = {"CUDA_VISIBLE_DEVICES": ""}
+        elif device.kind == "cuda":
+            visible = {"CUDA_VISIBLE_DEVICES": device.visible} if device.visible else {}
+            environment = {"CUDA_MODULE_LOADING": "EAGER", **visible}
         settings = {
-            "device": self._device.kind,
-            "tasks": str(self._folders.tasks),
-            "environment": cuda if self._device.kind == "cuda" else {},
+            "device": device.kind,
+            "tasks": may.folder,
+            "environment": environment,
             "policy": dataclasses.asdict(may),
             "threads": threads,
             "nice": nice,
@@ -207,22 +236,30 @@ class LocalPool:
         )
         return pool_worker.Worker(self._fork_server, name, settings, allowance)
 
-    def _state_of(self, task: Task) -> candidates.TaskState:
+    def _task_of(self, task: Task) -> candidates.PoolTask:
         with self._lock:
-            key = task.key
-            if key not in self._states or self._states[key].failure is not None:
-                folder = self._folders.tasks / f"task-{self._n_folders}"
-                self._n_folders += 1
-                payload = payloads.of(task.mod, task.target)
-                state = candidates.TaskState(task.target, self._device, str(folder), payload)
-                self._states[key] = state
-                self._to_run.put(state)  # the reference is made while the first builds go on
-            return self._states[key]
+            known = self._tasks.get(task.key)
+            if known is not None and known.at_home.failure is None:
+                return known
+            payload = payloads.of(task.mod, task.target)
+            number, self._n_folders = self._n_folders, self._n_folders + 1
+            folders = [self._folders.of_task(index, number) for index in range(len(self._devices))]
+            states = [
+                candidates.TaskState(task.target, device, str(folder), payload)
+                for device, folder in zip(self._devices, folders, strict=True)
+            ]
+            made = candidates.PoolTask(self._queues.home_of_next_task(), tuple(states))
+            for state in states:
+                if state is not made.at_home:  # made when the device first helps
+                    state.failure = "it is not computed yet"
+            self._tasks[task.key] = made
+            self._queues.put(made)  # the reference is made while the first builds go on
+            return made
 
     def _submit(
-        self, program: payloads.Program, state: candidates.TaskState, thorough: bool
+        self, program: payloads.Program, task: candidates.PoolTask, thorough: bool
     ) -> Future[protocol.Measurement]:
-        payload = payloads.of(program, state.target)
+        payload = payloads.of(program, task.at_home.target)
         future: Future[protocol.Measurement] = Future()
         with self._lock:
             if self._closed:
@@ -230,94 +267,24 @@ class LocalPool:
             name = f"candidate-{self._submitted}"
             self._submitted += 1
             candidate = candidates.Candidate(
-                state=state, payload=payload, name=name, future=future, thorough=thorough
+                task=task, payload=payload, name=name, future=future, thorough=thorough
             )
-            candidate.binary = state.libraries.get(candidate.digest, "")
-            (self._to_run if candidate.binary else self._to_build).put(candidate)
+            candidate.binary = task.libraries.get(candidate.digest, "")
+            (self._queues if candidate.binary else self._builds).put(candidate)
         return future
 
-    def _build_loop(self, index: int) -> None:
-        worker, folder = self._builders[index], self._folders.of_builder(index)
-        while (candidate := self._to_build.get()) is not None:
-            if candidate.future.set_running_or_notify_cancel():
-                self._build(worker, folder, candidate)
-
-    def _build(
-        self, worker: pool_worker.Worker, folder: pathlib.Path, candidate: candidates.Candidate
-    ) -> None:
-        request: dict[str, Any] = {
-            "verb": "build",
-            "payload": candidate.payload,
-            "stem": str(folder / candidate.name),
-        }
-        if self._device.kind == "cuda":
-            request["verb"] = "build_cuda"
-            request["explicit"] = self._options.explicit_unroll
-            request["scalars"] = self._options.scalar_registers
-            request["options"] = self._options.nvrtc_options
-            request["max_source_bytes"] = self._options.max_source_bytes
-        else:
-            request["link"] = self._options.link.value
-        try:
-            reply = self._build_reply(worker, request)
-        except (pool_worker.WorkerLost, errors.MeasureError) as error:
-            candidate.build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
-            kind = run_stage.classify(error, _ErrorClass.BUILD)
-            worker.clear()
-            self._settle(candidate, candidate.failed(kind, f"building: {error}"))
-            return
-        candidate.build_s = reply["seconds"]
-        if "error" in reply:
-            self._settle(
-                candidate, candidate.failed(_ErrorClass(reply["error"]), reply["message"])
-            )
-            return
-        candidate.binary = reply["library"]
-        self._to_run.put(candidate)
-
-    def _build_reply(self, worker: pool_worker.Worker, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply of a builder; its library is where no worker can write."""
-        reply = worker.call(request, self._options.build_timeout_s, busy=True)
-        try:
-            reply = replies.checked(request, reply)
-        except inbox.Nonsense as error:
-            raise worker.misbehaved(f"it replied with {error}") from None
-        if "error" in reply:
-            return reply
-        library = self._folders.libraries / pathlib.Path(reply["library"]).name
-        try:
-            os.replace(reply["library"], library)
-        except OSError as error:  # the pool is closed
-            raise errors.MeasureError(f"the library is gone: {error.strerror}") from error
-        return reply | {"library": str(library)}
-
-    def _run_loop(self) -> None:
-        try:
-            if self._device.kind == "cuda":
-                self._runs.open(self._arch)
-            self._opened.set_result(None)
-        except errors.MeasureError as error:
-            self._opened.set_exception(error)
-            return
-        while (item := self._to_run.get()) is not None:
-            if isinstance(item, candidates.TaskState):
-                self._runs.prepare(item)
-            elif item.future.running() or item.future.set_running_or_notify_cancel():
-                measurement = self._runs.run(item)
-                self._keep_or_delete(item, measurement.latency_us)
-                self._settle(item, measurement)
-
-    def _keep_or_delete(self, candidate: candidates.Candidate, latency_us: float | None) -> None:
-        """Keep the library of a candidate near the best."""
-        state = candidate.state
+    def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+        """Keep the library of a measured candidate if it is near the best, and settle it."""
+        task, latency_us = candidate.task, measurement.latency_us
         with self._lock:
-            if candidate.digest in state.libraries:
-                return
-            if latency_us is not None and state.best_us is not None:
-                if latency_us <= _REUSABLE_RATIO * state.best_us:
-                    state.libraries[candidate.digest] = candidate.binary
-                    return
-        pathlib.Path(candidate.binary).unlink(missing_ok=True)
+            if latency_us is not None:
+                task.best_us = min(latency_us, task.best_us or latency_us)
+                if latency_us <= _REUSABLE_RATIO * task.best_us:
+                    task.libraries.setdefault(candidate.digest, candidate.binary)
+            is_spare = candidate.binary not in task.libraries.values()
+        if is_spare:
+            pathlib.Path(candidate.binary).unlink(missing_ok=True)
+        self._settle(candidate, measurement)
 
     def _settle(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
         """Give a candidate its measurement; one that failed after `close` failed because of it."""
@@ -329,33 +296,26 @@ class LocalPool:
 
     def _drain(self) -> None:
         """Cancel candidates that wait for a thread, and forget references that do."""
-        for waiting in (self._to_build, self._to_run):
-            while True:
-                try:
-                    candidate = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                if isinstance(candidate, candidates.TaskState):
-                    candidate.failure = "the pool was interrupted before it was made"
-                elif candidate is not None and not candidate.future.cancel():
-                    self._settle(
-                        candidate,
-                        candidate.failed(_ErrorClass.INFRASTRUCTURE, "the pool was interrupted"),
-                    )
+        for item in [*self._builds.drain(), *self._queues.drain()]:
+            if isinstance(item, candidates.PoolTask):
+                item.at_home.failure = "the pool was interrupted before it was made"
+            elif not item.future.cancel():
+                interrupted = "the pool was interrupted"
+                self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
 
 
 class TaskView:
     """A `protocol.Measurer` for one more task of a pool; closing it leaves the pool open."""
 
-    def __init__(self, pool: LocalPool, state: candidates.TaskState) -> None:
+    def __init__(self, pool: LocalPool, task: candidates.PoolTask) -> None:
         self._pool = pool
-        self._state = state
+        self._task = task
 
     def submit(
         self, program: payloads.Program, thorough: bool = False
     ) -> Future[protocol.Measurement]:
         """Queue one program of this task."""
-        return self._pool._submit(program, self._state, thorough)
+        return self._pool._submit(program, self._task, thorough)
 
     def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
         """Measure all and wait; results in the order of `programs`."""

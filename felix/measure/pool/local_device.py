@@ -1,6 +1,9 @@
-"""The device of this machine that candidates of a target run on."""
+"""The devices of this machine that candidates of a target run on."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Literal
 
 import tvm
 
@@ -31,6 +34,42 @@ def of(built_for: tvm.target.Target) -> candidates.Device:
         hardware = _gpu_here(built_for, hardware)
     cache_bytes = hardware.l3_bytes or hardware.l2_bytes
     return candidates.Device("cpu" if kind == "llvm" else kind, hardware.name, cache_bytes)
+
+
+def chosen(
+    built_for: tvm.target.Target, indices: tuple[int, ...] | Literal["all"]
+) -> tuple[candidates.Device, ...]:
+    """The devices that a pool measures on: one, or several GPUs of the model of the first.
+
+    Args:
+        built_for: the target.
+        indices: of GPUs as this process counts them, or "all" of them; a CPU is one device.
+
+    Raises:
+        MeasureError: see `of`; or there is no such GPU, or the GPUs differ.
+        TargetError: see `of`.
+    """
+    first = of(built_for)
+    if first.kind != "cuda" or indices == (0,):
+        return (first,)
+    count = devices.count()
+    numbers = tuple(range(count)) if indices == "all" else indices
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise errors.MeasureError(f"name one GPU or several different ones, not {numbers}")
+    beyond = [number for number in numbers if not 0 <= number < count]
+    if beyond:
+        raise errors.MeasureError(f"there is no GPU {beyond[0]} here: they are 0 to {count - 1}")
+    models = {number: devices.name(number) for number in (0, *numbers)}
+    other = next((number for number in numbers if models[number] != models[0]), None)
+    if other is not None:
+        raise errors.MeasureError(
+            f"GPU {other} is a {models[other]} and GPU 0 a {models[0]}: latencies of two models "
+            "do not compare; hide one by CUDA_VISIBLE_DEVICES"
+        )
+    return tuple(
+        dataclasses.replace(first, index=number, visible=devices.visible_name(number))
+        for number in numbers
+    )
 
 
 def _gpu_here(built_for: tvm.target.Target, required: target.Hardware) -> target.Hardware:

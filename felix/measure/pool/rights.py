@@ -67,6 +67,16 @@ class Folders:
         folder.mkdir(exist_ok=True)
         return folder
 
+    def of_runner(self, device: int) -> pathlib.Path:
+        """The folder of the run worker of a device of the pool."""
+        folder = self.tasks / str(device)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def of_task(self, device: int, number: int) -> pathlib.Path:
+        """Where a device has the references of a task; its run worker makes the folder."""
+        return self.of_runner(device) / f"task-{number}"
+
 
 def builder(folders: Folders, index: int, memory_bytes: int | None) -> policy.Policy:
     """Of a process that compiles and links, for CPUs and for GPUs; it sees no device."""
@@ -82,18 +92,19 @@ def builder(folders: Folders, index: int, memory_bytes: int | None) -> policy.Po
     )
 
 
-def cpu_runner(folders: Folders) -> policy.Policy:
+def cpu_runner(folders: Folders, device: int = 0) -> policy.Policy:
     """Of a process that computes references and runs candidates on the CPU."""
+    folder = str(folders.of_runner(device))
     return policy.Policy(
-        folder=str(folders.tasks),
-        scratch=[str(folders.tasks)],
+        folder=folder,
+        scratch=[folder],
         read=[str(folders.libraries)],
         file_bytes=folders.limit_bytes,
         data_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
 
 
-def cuda_runner(folders: Folders) -> policy.Policy:
+def cuda_runner(folders: Folders, device: int = 0) -> policy.Policy:
     """Of a process that also uses an NVIDIA GPU.
 
     The driver reserves more address space than there is memory and opens a device many times. It
@@ -101,9 +112,10 @@ def cuda_runner(folders: Folders) -> policy.Policy:
     it opens to be emptied) or make files in memory, and makes a local socket to look for an MPS
     server.
     """
+    folder = str(folders.of_runner(device))
     return policy.Policy(
-        folder=str(folders.tasks),
-        scratch=[str(folders.tasks)],
+        folder=folder,
+        scratch=[folder],
         read=[str(folders.libraries), *nvidia_files()],
         names=["/usr/local"],
         devices=[*nvidia_devices(), "/proc/self/task"],

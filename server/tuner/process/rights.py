@@ -43,7 +43,7 @@ def prepare() -> None:
         with contextlib.suppress(OSError):  # a cache is of use where it can be made
             os.makedirs(folder, exist_ok=True)
     if rights.nvidia_devices():
-        _make_device_lock()
+        _make_device_locks()
 
 
 def engine(folder: pathlib.Path) -> policy.Policy:
@@ -89,15 +89,17 @@ def _caches() -> list[str]:
     return [str(files.cache_folder() / name) for name in ("formulas", "matplotlib")]
 
 
-def _make_device_lock() -> None:
-    """Make the lock of the GPU in a process that ends: CUDA must not be begun before a fork."""
+def _make_device_locks() -> None:
+    """Make the locks of the GPUs in a process that ends: CUDA must not be begun before a fork."""
     # It brings numpy, which a tuner's process does not load.
+    from felix.measure.cuda import devices
     from felix.measure.pool import device_lock
 
     pid = os.fork()
     if pid == 0:
         try:
-            device_lock.for_device("cuda")
+            for index in range(devices.count()):
+                device_lock.for_device("cuda", index)
         except errors.MeasureError:
             pass  # the first pool says what is wrong
         finally:

@@ -369,3 +369,16 @@ def test_an_interrupt_that_a_library_swallows_still_ends_the_run(
     before = signal.getsignal(signal.SIGINT)
     assert main.main(["tune", GEMM, "--out", str(tmp_path), "--quiet"]) == interrupts.EXIT_CODE
     assert stop_after_signal == [True] and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("text", "devices"), [("all", "all"), ("0", (0,)), ("2,0", (2, 0))])
+def test_devices_are_numbers_or_all(text: str, devices: Any) -> None:
+    arguments = main._parser().parse_args(["tune", GEMM, "--devices", text])
+    assert arguments.devices == devices
+
+
+@pytest.mark.parametrize("text", ["", "0,", "-1", "cuda:1", "all,0"])
+def test_other_devices_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main._parser().parse_args(["tune", GEMM, f"--devices={text}"])
+    assert "neither 'all' nor numbers like 0,1" in capsys.readouterr().err

@@ -20,8 +20,9 @@ from tvm.script import tirx as T
 from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import nvrtc, reference
-from felix.measure.pool import candidates, inbox, local, rights, run_stage, rwlock
+from felix.measure.pool import candidates, inbox, local, rights, rwlock
 from felix.measure.pool import worker as pool_worker
+from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
 from tests.support import tir_programs
@@ -135,7 +136,7 @@ def test_a_builder_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged, task: Task
 ) -> None:
     facts = {"pids": others(pool, "builder-0"), "programs": True}
-    take(pool._builders[0], place.code(**facts))
+    take(pool._builds.workers[0], place.code(**facts))
     assert place.harm(log_of(pool, "builder-0")) == {}
     assert pool.measure([task.mod])[0].ok
 
@@ -143,7 +144,7 @@ def test_a_builder_that_is_taken_over_gets_nothing(
 def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged
 ) -> None:
-    worker = pool._worker("gpu-runner", rights.cuda_runner(pool._folders), threads=1, nice=0)
+    worker = pool._worker("gpu-runner", rights.cuda_runner(pool._folders), GPU, threads=1, nice=0)
     take(worker, place.code(pids=others(pool, "gpu-runner")))
     assert place.harm(log_of(pool, "gpu-runner")) == {}
 
@@ -166,11 +167,11 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
 ) -> None:  # fmt: skip
     """With a driver that asks the system for what NVIDIA's does."""
     gpu_file.touch() if is_there else gpu_file.unlink(missing_ok=True)
-    (pool._folders.tasks / "helpers-sm_90.cubin").write_bytes(b"cubin")
+    (pool._folders.of_runner(0) / "helpers-sm_90.cubin").write_bytes(b"cubin")
     may = rights.cuda_runner(pool._folders)
     devices = [*may.devices, *([str(gpu_file)] if is_allowed else [])]
     may = dataclasses.replace(may, devices=devices)
-    worker = pool._worker("gpu-runner", may, threads=1, nice=0)
+    worker = pool._worker("gpu-runner", may, GPU, threads=1, nice=0)
     worker._settings["device"] = "cuda"
     quiet = run_stage.Quiet(pool.timing_lock, ())
     runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), GPU)
@@ -188,7 +189,7 @@ def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
     gpu_file.touch()  # which no policy allows
     monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
     monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
-    monkeypatch.setattr(local.device_lock, "for_device", lambda kind: rwlock.ReadWriteLock())
+    monkeypatch.setattr(local.device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
@@ -204,7 +205,7 @@ def test_a_confined_worker_times_kernels_on_a_gpu_and_gets_nothing(
     with local.LocalPool(task, options) as pool:
         result = pool.measure([reference.scheduled(task.mod)])[0]
         assert result.ok and result.checked and pool.unconfined is None
-        take(pool._runner, place.code(pids=others(pool, "runner"), open_files=500))
+        take(pool._stages[0].runs.worker, place.code(pids=others(pool, "runner"), open_files=500))
         assert place.harm(log_of(pool, "runner")) == {}
 
 
@@ -214,7 +215,7 @@ def test_a_pickle_in_place_of_a_reply_is_not_read(
     """It would run code in the tuner, which has all rights."""
     written = tmp_path / "written-by-the-tuner"
     pickled = pickle.dumps(("done", Takeover(f"open({str(written)!r}, 'w')")))
-    worker = pool._builders[0]
+    worker = pool._builds.workers[0]
     error = take(
         worker, f"import os, struct; {_SEND}send({pickled!r}); import time; time.sleep(9)"
     )
@@ -248,7 +249,7 @@ def test_nonsense_is_no_message(sent: bytes) -> None:
 
 
 def test_half_a_message_delays_nobody(pool: local.LocalPool) -> None:
-    worker = pool._builders[0]
+    worker = pool._builds.workers[0]
     code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]')"
     code += f"; os.write({_PIPE}, struct.pack('!i', 99) + b'[\"done\"'); time.sleep(60)"
     request: Any = Takeover(code)
@@ -259,7 +260,7 @@ def test_half_a_message_delays_nobody(pool: local.LocalPool) -> None:
 
 
 def test_a_rest_that_never_ends_is_cut(pool: local.LocalPool) -> None:
-    worker = pool._builders[0]
+    worker = pool._builds.workers[0]
     rest = "send(b'[\"resting\", 1e6]')"
     code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); {rest}; time.sleep(99)"
     request: Any = Takeover(code)
@@ -281,7 +282,7 @@ def test_a_builder_cannot_have_the_tuner_delete_a_file(
         f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); send({reply!r});"
         "time.sleep(60)"
     )
-    builder = pool._builders[0]
+    builder = pool._builds.workers[0]
     call = builder.call
     monkeypatch.setattr(builder, "call", lambda _, *rest, **named: call(taken, *rest, **named))
     result = pool.measure([task.mod.with_attr("felix.fresh", "a library elsewhere")])[0]
@@ -303,7 +304,7 @@ def test_scratch_has_a_limit(pool: local.LocalPool, task: Task, victim: str, way
         "its log": "for _ in range(512): os.write(2, chunk)",
     }[way]
     code = f"import os, time\nchunk = bytes(1 << 20)\n{code}\ntime.sleep(60)"
-    workers = {worker.name: worker for worker in [pool._runner, *pool._builders]}
+    workers = {worker.name: worker for worker in pool._workers()}
     error = take(workers[victim], code)
     left = [path for path in pool._fork_server.work_dir.rglob("*") if path.is_file()]
     if isinstance(error, pool_worker.WorkerMisbehaved):
@@ -313,14 +314,14 @@ def test_scratch_has_a_limit(pool: local.LocalPool, task: Task, victim: str, way
         assert way in ("one file", "its log")
         assert max(path.stat().st_size for path in left) <= 64 << 20
     workers[victim].clear()
-    pool._runs._forget_references()
+    pool._stages[0].runs._forget_references()
     assert pool.measure([task.mod.with_attr("felix.fresh", f"{victim} {way}")])[0].ok
 
 
 def test_a_fork_bomb_is_bounded(pool: local.LocalPool) -> None:
     code = "import os, time\nfor _ in range(60): os.fork() or time.sleep(60)\ntime.sleep(60)"
     begun = time.monotonic()
-    error = take(pool._builders[0], code)
+    error = take(pool._builds.workers[0], code)
     assert "started more than" in str(error)
     assert time.monotonic() - begun < 10
     assert _soon_empty(pool._folders.builds)
@@ -356,6 +357,6 @@ def test_what_a_builder_started_ends_with_it(pool: local.LocalPool) -> None:
         "time.sleep(0.3); os.abort()"
     )
     begun = time.monotonic()
-    take(pool._builders[0], code)
+    take(pool._builds.workers[0], code)
     assert time.monotonic() - begun < 10  # though what it started holds its pipe
     assert _soon_empty(pool._folders.builds)

@@ -16,13 +16,13 @@ from felix.measure import protocol
 from felix.measure.pool import (
     candidates,
     local,
-    run_stage,
     rwlock,
     worker_main,
 )
 from felix.measure.pool import (
     worker as pool_worker,
 )
+from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
 from tests.support import tir_programs
@@ -75,7 +75,8 @@ def _runs(
 
 
 def _candidate(state: candidates.TaskState) -> candidates.Candidate:
-    return candidates.Candidate(state=state, payload="", name="", future=Future(), build_s=1.5)
+    task = candidates.PoolTask(0, (state,))
+    return candidates.Candidate(task=task, payload="", name="", future=Future(), build_s=1.5)
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(
     runs = _runs(scripted)
     runs.prepare(state)
     assert scripted.kills == 1
-    results = [runs.run(_candidate(state)) for _ in range(2)]
+    results = [runs.run(_candidate(state), state) for _ in range(2)]
     assert all(result.ok and result.latency_us == 3.0 for result in results)
     assert scripted.verbs == ["prepare", "prepare", "run", "run"]
 
@@ -101,7 +102,7 @@ def test_a_reference_that_fails_twice_is_not_tried_for_every_candidate(
     scripted = Worker(BROKEN, BROKEN)
     runs = _runs(scripted)
     runs.prepare(state)
-    results = [runs.run(_candidate(state)) for _ in range(5)]
+    results = [runs.run(_candidate(state), state) for _ in range(5)]
     assert {result.error for result in results} == {protocol.ErrorClass.INFRASTRUCTURE}
     assert all("no reference: broken" in result.message for result in results)
     assert scripted.verbs == ["prepare", "prepare"] and scripted.kills == 2
@@ -111,7 +112,7 @@ def test_a_reference_that_takes_too_long_is_not_tried_again(state: candidates.Ta
     scripted = Worker(pool_worker.WorkerTimeout("no answer within 120 s", 0.0))
     runs = _runs(scripted)
     runs.prepare(state)
-    assert runs.run(_candidate(state)).error is protocol.ErrorClass.INFRASTRUCTURE
+    assert runs.run(_candidate(state), state).error is protocol.ErrorClass.INFRASTRUCTURE
     assert scripted.verbs == ["prepare"]
 
 
@@ -136,7 +137,7 @@ def test_errors_have_a_class_and_may_cost_the_worker(
     scripted = Worker({"seconds": 0.1}, answer | {"seconds": 0.2} if is_reply else answer)
     runs = _runs(scripted)
     runs.prepare(state)
-    result = runs.run(_candidate(state))
+    result = runs.run(_candidate(state), state)
     assert result.error == error and scripted.kills == kills
     assert result.message.endswith(answer["message"] if is_reply else str(answer))
     assert result.build_s == 1.5 and result.device == "a GPU"
@@ -273,7 +274,7 @@ def test_a_broken_gpu_is_told_as_it_is_and_nothing_runs_unconfined(
     assert scripted.is_confined and runs.unconfined is None
     runs.prepare(state)
     assert state.failure == "no CUDA driver here"
-    assert runs.run(_candidate(state)).ok  # it is there again
+    assert runs.run(_candidate(state), state).ok  # it is there again
     assert scripted.confined_calls == [True, False, True, True, True]
 
 

@@ -231,15 +231,17 @@ def test_an_artifact_is_no_larger_than_it_was(
 def test_on_a_gpu_an_engine_keeps_what_its_pools_need(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of the device is made where all tuners of the machine have it."""
+    """The locks of the devices are made where all tuners of the machine have them."""
     monkeypatch.setattr(rights.rights, "nvidia_devices", lambda: ["/dev/nvidia0"])
-    monkeypatch.setattr(devices, "bus_id", lambda index: "0000:01:00.0")
+    monkeypatch.setattr(devices, "count", lambda: 2)
+    monkeypatch.setattr(devices, "bus_id", lambda index: f"0000:0{index}:00.0")
     monkeypatch.setenv(files.LOCKS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path / "cache"))
     rights.prepare()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     may = rights.engine(tmp_path / "scratch")
-    assert {"/dev/nvidia0", str(tmp_path / "felix-device-0000:01:00.0.lock")} <= set(may.devices)
+    locks = [str(tmp_path / f"felix-device-0000:0{index}:00.0.lock") for index in range(2)]
+    assert {"/dev/nvidia0", *locks} <= set(may.devices)
     assert may.local_sockets and may.memory_files
     assert "/proc" in may.devices  # where run workers name their threads
     monkeypatch.setattr(os, "geteuid", lambda: 0)

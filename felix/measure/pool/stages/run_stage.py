@@ -71,7 +71,7 @@ class RunWorker:
         options: candidates.LocalOptions,
         device: candidates.Device,
     ) -> None:
-        self._worker = worker
+        self.worker = worker
         self._quiet = quiet
         self._options = options
         self._device = device
@@ -94,7 +94,7 @@ class RunWorker:
         """
         chosen = self._options.confine_gpu
         if chosen is policy.ConfineGpu.OFF:
-            self._worker.is_confined, self.unconfined = False, "that is how it is set"
+            self.worker.is_confined, self.unconfined = False, "that is how it is set"
             return
         outcome = trial.decide(lambda confined: self._refused(arch, confined))
         is_confined = outcome.verdict is not trial.Verdict.IN_THE_WAY
@@ -102,9 +102,9 @@ class RunWorker:
             where = "cannot be used" if is_confined else "does not work in a confined process"
             raise errors.MeasureError(f"the GPU {where}: {outcome.reason}")
         if is_confined:
-            self._worker.is_confined, self._broken = True, outcome.reason
+            self.worker.is_confined, self._broken = True, outcome.reason
             return
-        self._worker.is_confined, self.unconfined = False, outcome.reason
+        self.worker.is_confined, self.unconfined = False, outcome.reason
         _log.warning("the run worker is not confined, because the GPU's driver does not work so: "
                      "%s", outcome.reason, extra={"action": "confinement_missing"})  # fmt: skip
 
@@ -112,10 +112,10 @@ class RunWorker:
         """Why a fresh worker cannot use the GPU; None if it can."""
         try:
             with self._quiet.until_end() as begin:
-                if self._worker.pid is not None:
+                if self.worker.pid is not None:
                     begin()
-                    self._worker.kill()
-            self._worker.is_confined = confined
+                    self.worker.kill()
+            self.worker.is_confined = confined
             reply = self._call({"verb": "open", "arch": arch}, self._options.reference_timeout_s)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             return str(error)
@@ -149,9 +149,15 @@ class RunWorker:
         elif self._broken is not None:
             state.failure = self._broken  # a confined worker's own error may hide it
 
-    def run(self, candidate: candidates.Candidate) -> protocol.Measurement:
-        """Check and time one candidate."""
-        state = candidate.state
+    @property
+    def broken(self) -> str | None:
+        """Why the device cannot be used, as far as is known; None if it can."""
+        return self._broken
+
+    def run(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        """Check and time one candidate of a task."""
         if state.failure is not None and state.tries_left > 0:
             self.prepare(state)
         if state.failure is not None:
@@ -159,7 +165,7 @@ class RunWorker:
             return candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
         start = time.monotonic()
         try:
-            reply = self._call(self._request(candidate), self._options.run_timeout_s)
+            reply = self._call(self._request(candidate, state), self._options.run_timeout_s)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             run_s = time.monotonic() - start
             return candidate.failed(
@@ -181,15 +187,17 @@ class RunWorker:
         state.best_us = min(latency_us, state.best_us or latency_us)
         return measurement
 
-    def _request(self, candidate: candidates.Candidate) -> dict[str, Any]:
+    def _request(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> dict[str, Any]:
         options = self._timing.burst() if candidate.thorough else self._timing
         request: dict[str, Any] = {
             "verb": "run",
-            "folder": candidate.state.folder,
+            "folder": state.folder,
             "library": candidate.binary,
             "options": dataclasses.asdict(options),
             "cache_bytes": self._device.cache_bytes,
-            "best_us": candidate.state.best_us,
+            "best_us": state.best_us,
         }
         if self._device.kind == "cpu":
             request["move"] = candidate.thorough
@@ -208,17 +216,17 @@ class RunWorker:
                 self._forget_references()
                 raise
             if "error" in reply and not reply.get("reusable", False):
-                self._worker.kill()
+                self.worker.kill()
         return reply
 
     def _checked_reply(
         self, request: dict[str, Any], timeout_s: float, begin: Callable[[], None]
     ) -> dict[str, Any]:
-        reply = self._worker.call(request, timeout_s, begin)
+        reply = self.worker.call(request, timeout_s, begin)
         try:
             return replies.checked(request, reply)
         except inbox.Nonsense as error:
-            raise self._worker.misbehaved(f"it replied with {error}") from None
+            raise self.worker.misbehaved(f"it replied with {error}") from None
 
     def _forget_references(self) -> None:
         """What a worker that misbehaved has computed is gone, and is computed once more."""

@@ -1,0 +1,116 @@
+"""Which device runs what: where built candidates wait until a run worker is free.
+
+A task has a *home* device. Its reference is made there first, its finals (`thorough`) run
+nowhere else, and its latencies are those of that device. A device that has nothing to do helps
+another: it takes a candidate of a home that has more than one waiting. What it measures counts
+after calibration only (`stages.device_stage`), since no two cards are equally fast.
+
+A device that is taken out gives what waits for it, and its tasks, to the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TypeAlias
+
+from felix.measure.pool import candidates
+
+#: What a device is given: a candidate, or a task whose reference it is to make.
+Item: TypeAlias = candidates.Candidate | candidates.PoolTask
+
+
+class Dispatch:
+    """Queues of devices 0 to n - 1; used by all threads of a pool."""
+
+    def __init__(self, n_devices: int) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[deque[Item]] = [deque() for _ in range(n_devices)]
+        self._n_tasks = [0] * n_devices
+        self._faults: dict[int, str] = {}
+        self._closed = False
+
+    def home_of_next_task(self) -> int:
+        """The device with the fewest tasks of those that are not taken out."""
+        with self._changed:
+            home = min(self._usable(), key=lambda index: (self._n_tasks[index], index))
+            self._n_tasks[home] += 1
+            return home
+
+    def put(self, item: Item) -> None:
+        """Queue a candidate, or a task whose reference is to be made, at the task's home."""
+        with self._changed:
+            self._waiting[_task(item).home].append(item)
+            self._changed.notify_all()
+
+    def take(self, device: int) -> Item | None:
+        """What the device does next, once there is something; None: the pool is closed."""
+        with self._changed:
+            while True:
+                if self._closed:
+                    return None
+                if self._waiting[device]:
+                    return self._waiting[device].popleft()
+                helped = self._helped(device)
+                if helped is not None:
+                    return helped
+                self._changed.wait()
+
+    def retire(self, device: int, fault: str) -> bool:
+        """Take a device out for a reason; False if it is the last, which stays."""
+        with self._changed:
+            if len(self._usable()) == 1:
+                return False
+            self._faults[device] = fault
+            others = self._usable()
+            moved = list(self._waiting[device])
+            self._waiting[device].clear()
+            for number, item in enumerate(moved):
+                task = _task(item)
+                if task.home == device:
+                    task.move_to(others[number % len(others)])
+                self._waiting[task.home].append(item)
+            self._changed.notify_all()
+            return True
+
+    @property
+    def faults(self) -> dict[int, str]:
+        """Devices that were taken out, with the reason."""
+        return dict(self._faults)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not any(self._waiting)
+
+    def drain(self) -> list[Item]:
+        """Everything that waits; the queues are empty then."""
+        with self._changed:
+            items = [item for waiting in self._waiting for item in waiting]
+            for waiting in self._waiting:
+                waiting.clear()
+            return items
+
+    def close(self) -> None:
+        """End every `take` with None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _usable(self) -> list[int]:
+        return [index for index in range(len(self._waiting)) if index not in self._faults]
+
+    def _helped(self, device: int) -> candidates.Candidate | None:
+        """The oldest candidate of the fullest other queue that may run on the device as well."""
+        for waiting in sorted(self._waiting, key=len, reverse=True):
+            if len(waiting) < 2 or device in self._faults:
+                return None
+            for item in waiting:
+                if isinstance(item, candidates.Candidate) and item.may_run_on(device):
+                    waiting.remove(item)
+                    return item
+        return None
+
+
+def _task(item: Item) -> candidates.PoolTask:
+    return item.task if isinstance(item, candidates.Candidate) else item

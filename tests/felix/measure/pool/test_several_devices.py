@@ -1,0 +1,277 @@
+"""Pools of several devices: homes, help, calibration, finals, devices that are taken out."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import tvm
+
+from felix import errors, workloads
+from felix.measure import protocol
+from felix.measure.cuda import devices
+from felix.measure.pool import candidates, local, local_device
+from felix.measure.pool.stages import device_stage, dispatch
+
+TARGET = tvm.target.Target("llvm")
+GPU = candidates.Device("cuda", "a GPU", 1 << 20)
+
+
+class Runs:
+    """A run worker whose device takes `slowness` us for every candidate."""
+
+    def __init__(self, slowness: float = 1.0, broken: str | None = None) -> None:
+        self.slowness, self.broken = slowness, broken
+        self.ran: list[str] = []
+        self.together: threading.Barrier | None = None
+        self.held = threading.Event()
+        self.held.set()
+
+    def prepare(self, state: candidates.TaskState) -> None:
+        state.failure = self.broken
+
+    def run(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        assert self.held.wait(10)
+        self.ran.append(candidate.name)
+        if self.together is not None and candidate.name != "yardstick":
+            self.together.wait(10)  # which raises if the others never run at the same time
+            self.together = None
+        return protocol.Measurement.timed([10.0 * self.slowness] * 3, device=state.device.name)
+
+
+class Pool:
+    """Stages over run workers, without builders."""
+
+    def __init__(self, *runs: Runs) -> None:
+        self.queues = dispatch.Dispatch(len(runs))
+        self.stages = [
+            device_stage.DeviceStage(i, each, self.queues, self._settle, "")  # type: ignore[arg-type]
+            for i, each in enumerate(runs)
+        ]
+        self.n_devices = len(runs)
+
+    def task(self) -> candidates.PoolTask:
+        states = [
+            candidates.TaskState(TARGET, dataclasses.replace(GPU, index=index), "", "")
+            for index in range(self.n_devices)
+        ]
+        task = candidates.PoolTask(self.queues.home_of_next_task(), tuple(states))
+        self.queues.put(task)
+        return task
+
+    def submit(
+        self, task: candidates.PoolTask, name: str = "", thorough: bool = False
+    ) -> Future[protocol.Measurement]:
+        future: Future[protocol.Measurement] = Future()
+        self.queues.put(candidates.Candidate(task, "", name, future, thorough, binary="library"))
+        return future
+
+    def start(self) -> None:
+        for stage in self.stages:
+            stage.start()
+
+    def close(self) -> None:
+        self.queues.close()
+        for stage in self.stages:
+            stage.join()
+
+    @staticmethod
+    def _settle(candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+        candidate.future.set_result(measurement)
+
+
+def _results(futures: list[Future[protocol.Measurement]]) -> list[protocol.Measurement]:
+    return [future.result(10) for future in futures]
+
+
+def test_tasks_are_spread_over_devices() -> None:
+    pool = Pool(Runs(), Runs(), Runs())
+    assert [pool.task().home for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("n_devices", [2, 4])
+def test_all_devices_run_candidates_of_one_task_at_the_same_time(n_devices: int) -> None:
+    runs = [Runs() for _ in range(n_devices)]
+    pool = Pool(*runs)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)  # the yardstick
+    together = threading.Barrier(n_devices)
+    for each in runs:
+        each.together = together
+    results = _results([pool.submit(task) for _ in range(3 * n_devices)])
+    assert [each.latency_us for each in results] == [10.0] * len(results)
+    assert all(each.together is None for each in runs)
+    pool.close()
+
+
+def test_latencies_of_a_helper_are_those_of_the_home() -> None:
+    home, helper = Runs(1.0), Runs(1.1)
+    pool = Pool(home, helper)
+    task = pool.task()
+    pool.start()
+    pool.submit(task, "first").result(10)
+    home.held.clear()
+    futures = [pool.submit(task, str(number)) for number in range(6)]
+    helped = _results(futures[1:4])  # while the home is held up by another one
+    home.held.set()
+    assert [each.latency_us for each in helped] == pytest.approx([10.0] * 3)
+    assert [each.latency_us for each in _results(futures)] == pytest.approx([10.0] * 6)
+    assert helper.ran[0] == "yardstick" and helper.ran.count("yardstick") == 1
+    pool.close()
+
+
+def test_finals_run_at_home_alone() -> None:
+    home, helper = Runs(), Runs()
+    pool = Pool(home, helper)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    _results([pool.submit(task, "final", thorough=True) for _ in range(8)])
+    assert home.ran.count("final") == 8 and "final" not in helper.ran
+    pool.close()
+
+
+def test_nobody_helps_before_there_is_a_yardstick() -> None:
+    home, helper = Runs(), Runs()
+    pool = Pool(home, helper)
+    task = pool.task()
+    home.held.clear()
+    pool.start()
+    futures = [pool.submit(task) for _ in range(4)]
+    assert not any(future.done() for future in futures) and not helper.ran
+    home.held.set()
+    _results(futures)
+    pool.close()
+
+
+def test_a_throttled_device_measures_nothing_of_a_task(caplog: pytest.LogCaptureFixture) -> None:
+    home, slow = Runs(1.0), Runs(1.5)
+    pool = Pool(home, slow)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    results = _results([pool.submit(task, "c") for _ in range(20)])
+    assert [each.latency_us for each in results] == [10.0] * 20
+    assert set(slow.ran) <= {"yardstick"} and home.ran.count("c") == 20
+    pool.close()
+    assert all("1.50 times as long" in text for text in task.refused.values())
+
+
+def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing() -> None:
+    fine, broken = Runs(), Runs(broken="error 999 in cuInit")
+    pool = Pool(broken, fine)
+    tasks = [pool.task() for _ in range(4)]
+    futures = [pool.submit(task) for task in tasks for _ in range(5)]
+    pool.start()
+    assert all(each.ok for each in _results(futures))
+    assert not broken.ran and pool.queues.faults == {0: "error 999 in cuInit"}
+    assert {task.home for task in tasks} == {1}
+    assert pool.task().home == 1
+    pool.close()
+
+
+def test_the_last_device_stays_and_says_what_is_wrong() -> None:
+    pool = Pool(Runs(broken="broken"))
+    assert not pool.queues.retire(0, "broken")
+    assert pool.queues.faults == {} and pool.task().home == 0
+
+
+def test_a_task_that_moves_is_calibrated_against_its_first_home() -> None:
+    first, second = Runs(1.0), Runs(1.1)
+    pool = Pool(first, second)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    assert pool.queues.retire(0, "gone")
+    task.move_to(1)
+    again = pool.submit(task, "c", thorough=True).result(10)
+    assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
+    pool.close()
+
+
+def test_a_task_whose_new_home_differs_fails_with_the_reason() -> None:
+    first, second = Runs(1.0), Runs(2.0)
+    pool = Pool(first, second)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    pool.queues.retire(0, "gone")
+    task.move_to(1)
+    failed = pool.submit(task).result(10)
+    assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
+    assert "2.00 times as long" in failed.message
+    pool.close()
+
+
+# ------------------------------------------------------------ a pool with real processes
+
+
+def test_a_pool_of_two_devices_measures_two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [workloads.gemm(n, n, n, target="llvm -num-cores 1") for n in (32, 48)]
+    cpu = local_device.of(tasks[0].target)
+    pair = (cpu, dataclasses.replace(cpu, index=1))
+    monkeypatch.setattr(local_device, "chosen", lambda target, indices: pair)
+    options = local.LocalOptions(builders=1, devices="all", pause_builders=False)
+    with local.LocalPool(tasks[0], options) as pool:
+        assert pool.n_devices == 2
+        views = [pool.for_task(task) for task in tasks]
+        futures = [
+            view.submit(task.mod)
+            for _ in range(3) for view, task in zip(views, tasks, strict=True)
+        ]  # fmt: skip
+        results = [future.result(60) for future in futures]
+        assert all(each.ok and each.checked for each in results), results
+        assert {task.home for task in pool._tasks.values()} == {0, 1}
+        pids = pool.worker_pids()
+        assert pids["runner-0"] and pids["runner-1"] and pids["runner-0"] != pids["runner-1"]
+
+
+# ------------------------------------------------------------ which devices
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Models of the GPUs of this machine."""
+    models = ["H200", "H200", "H200"]
+    monkeypatch.setattr(local_device, "of", lambda target: GPU)
+    monkeypatch.setattr(devices, "count", lambda: len(models))
+    monkeypatch.setattr(devices, "name", lambda index: models[index])
+    monkeypatch.setattr(devices, "uuid", lambda index: f"{index:032x}")
+    return models
+
+
+def test_the_chosen_gpus_are_seen_one_by_each_worker(gpus: list[str]) -> None:
+    chosen = local_device.chosen(TARGET, "all")
+    assert [device.index for device in chosen] == [0, 1, 2]
+    assert chosen[2].visible == "GPU-00000000-0000-0000-0000-000000000002"
+    assert [device.index for device in local_device.chosen(TARGET, (2, 0))] == [2, 0]
+    assert local_device.chosen(TARGET, (0,)) == (GPU,)
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [((3,), "no GPU 3 here: they are 0 to 2"), ((), "name one GPU"), ((1, 1), "different ones")],
+)
+def test_gpus_that_are_not_there_are_refused(gpus: list[str], indices: Any, message: str) -> None:
+    with pytest.raises(errors.MeasureError, match=message):
+        local_device.chosen(TARGET, indices)
+
+
+def test_gpus_of_two_models_are_refused(gpus: list[str]) -> None:
+    gpus[1] = "L4"
+    with pytest.raises(errors.MeasureError, match="GPU 1 is a L4 and GPU 0 a H200"):
+        local_device.chosen(TARGET, "all")
+    assert len(local_device.chosen(TARGET, (0, 2))) == 2
+
+
+def test_homes_are_balanced_after_a_device_is_out() -> None:
+    queues = dispatch.Dispatch(3)
+    assert queues.retire(1, "gone")
+    assert Counter(queues.home_of_next_task() for _ in range(6)) == {0: 3, 2: 3}
