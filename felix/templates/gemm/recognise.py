@@ -8,7 +8,8 @@ elementwise stages to the program's one output:
 Indices may be any that become linear once iterators are split, so reshapes, transpositions and
 broadcasts before and after the product are a matter of strides. Operands may be cast to wider
 types. A program that sums in a narrow float is recognised as one that sums in float32, which is
-at least as near to the exact result. What is not recognised is left to trace sketches.
+at least as near to the exact result. Convolutions are products with a gathered operand
+(`convolution`). What is not recognised is left to trace sketches.
 
 Notation: iterators of the output's store and of the sum are the axes (`axes.Axis`); a tensor is
 read where a linear form of them says.
@@ -23,7 +24,7 @@ from typing import TypeAlias
 import tvm
 
 from felix import errors
-from felix.templates.gemm import axes, epilogue, problem, walk
+from felix.templates.gemm import axes, convolution, epilogue, problem, walk
 from felix.templates.gemm.axes import Axis, Group
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.stages import NotPlain, Program, program_of, require
@@ -60,25 +61,72 @@ def _problem(program: Program) -> GemmProblem:
     reduced = {axis.variable: made.new(axis.extent) for axis in program.product.reduced}
     for _ in range(_MAX_SPLITS):
         accesses = walk.accesses_of(program, made, spatial, reduced)
-        offsets = [tensor.offset for tensor in accesses.tensors]
-        strides = [axes.strides_of(offset) for offset in offsets]
-        linear = [each for each in strides if each is not None]
-        if len(linear) == len(strides):
-            b, i, j = _spatial_groups(linear, made.all_parts(spatial.values()))
-            k = _sum_group(linear, made.all_parts(reduced.values()))
-            return _assembled(program, accesses, (b, i, j, k))
-        if not any(made.split(offset) for offset in offsets):
+        if not any(made.split(tensor.offset) for tensor in accesses.tensors):
             break
-    raise NotPlain(
+    parts = made.all_parts(spatial.values()), made.all_parts(reduced.values())
+    try:
+        plain = _product(program, accesses, *parts)
+    except NotPlain:
+        sliding = convolution.of_accesses(accesses, *parts)
+        if sliding is None:
+            raise
+        return _convolution(program, accesses, sliding)
+    has_batch = plain.batch > 1 and 0 in (plain.a.strides[0], plain.b.strides[0])
+    sliding = _sliding(accesses, *parts) if has_batch else None
+    return _convolution(program, accesses, sliding) if sliding else plain
+
+
+def _sliding(
+    accesses: walk.Accesses, spatial: Sequence[Axis], reduced: Sequence[Axis]
+) -> convolution.Convolution | None:
+    """A convolution that is a product as well: rows apart by a stride; None if it is none."""
+    try:
+        sliding = convolution.of_accesses(accesses, spatial, reduced)
+    except NotPlain:
+        return None
+    return sliding if sliding and sliding.slides else None
+
+
+def _product(
+    program: Program, accesses: walk.Accesses, spatial: Sequence[Axis], reduced: Sequence[Axis]
+) -> GemmProblem:
+    """The product of operands that strides describe."""
+    strides = [axes.strides_of(tensor.offset) for tensor in accesses.tensors]
+    linear = [each for each in strides if each is not None]
+    require(
+        len(linear) == len(strides) and not any(each.guards for each in accesses.operands),
         "a tensor is not read or written at a linear form of its iterators that begins with the "
-        "tensor's first element"
+        "tensor's first element",
     )
+    b, i, j = _spatial_groups(linear, spatial)
+    k = _sum_group(linear, reduced)
+    made = _assembled(program, accesses, (b, i, j, k))
+    _require_adjacent(made.a, made.m, made.k)
+    _require_adjacent(made.b, made.n, made.k)
+    return made.swapped if _is_turned(made) else made
+
+
+def _convolution(
+    program: Program, accesses: walk.Accesses, sliding: convolution.Convolution
+) -> GemmProblem:
+    """The product whose rows are gathered."""
+    made = _assembled(program, accesses, sliding.groups, sliding.data)
+    a, b = (
+        dataclasses.replace(operand, strides=(operand.strides[0], 0, 0), gather=gather)
+        if gather
+        else operand
+        for operand, gather in zip((made.a, made.b), sliding.gathers, strict=True)
+    )
+    made = dataclasses.replace(made, a=a, b=b)
+    if b.gather is None:
+        _require_adjacent(b, made.n, made.k)
+    return made.swapped if _is_turned(made) else made
 
 
 def _assembled(
-    program: Program, accesses: walk.Accesses, groups: tuple[Group | None, ...]
+    program: Program, accesses: walk.Accesses, groups: tuple[Group | None, ...], first: int = 1
 ) -> GemmProblem:
-    """The problem of these groups for batch, i, j and k."""
+    """The problem of these groups for batch, i, j and k; `first` is the tensor that is A."""
     batch, i, j, k = groups
     tensors = accesses.tensors
     dtypes = [grammar.dtype(program.params[tensor.param]) for tensor in tensors]
@@ -89,14 +137,14 @@ def _assembled(
 
     a, b = (
         problem.Operand(tensors[number].param, dtypes[number], strides(number, batch, group, k))
-        for number, group in ((1, i), (2, j))
+        for number, group in ((first, i), (3 - first, j))
     )
     reads = tuple(
         problem.Read(name, read.param, dtypes[number], strides(number, batch, i, j))
         for number, (name, read) in enumerate(accesses.reads.items(), start=3)
     )
     epilogue.c_type(dtypes[0])
-    made = GemmProblem(
+    return GemmProblem(
         batch=batch.extent if batch else 1,
         m=i.extent if i else 1,
         n=j.extent if j else 1,
@@ -108,9 +156,6 @@ def _assembled(
         epilogue=problem.Epilogue(accesses.epilogue, reads),
         n_params=len(program.params),
     )
-    _require_adjacent(made.a, made.m, made.k)
-    _require_adjacent(made.b, made.n, made.k)
-    return made.swapped if _is_turned(made) else made
 
 
 def _spatial_groups(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.templates.gemm import axes, epilogue
+from felix.templates.gemm import axes, epilogue, padding
 from felix.templates.gemm.axes import Axis
 from felix.templates.gemm.stages import Program, require
 from felix.tir import evaluation, grammar
@@ -21,10 +21,18 @@ Values = Mapping[Any, Linear]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """An element of a parameter, counted from the tensor's first."""
+    """An element of a parameter, counted from the tensor's first.
+
+    Attributes:
+        indices: of each dimension; `extents` are those of the tensor.
+        guards: of an operand, which is 0 unless each of these is 0 or more.
+    """
 
     param: int
     offset: Linear
+    indices: tuple[Linear, ...]
+    extents: tuple[int, ...]
+    guards: frozenset[Linear] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,16 +101,20 @@ class _Walk:
         text = epilogue.text(self._program.output.value, lambda load: self._load(load, values))
         return epilogue.joined(self._statements, text)
 
-    def operand(self, expr: Any, values: Values) -> Access:
-        """The element behind an operand, through copies, reshapes and widening casts."""
-        while type(expr).__name__ == "Cast" and _widens(expr):
-            expr = expr.value
+    def operand(
+        self, expr: Any, values: Values, guards: frozenset[Linear] = frozenset()
+    ) -> Access:
+        """The element behind an operand, through copies, reshapes, padding and widening casts."""
+        while (padded := padding.of(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
+            if padded:
+                guards |= padding.guards(padded, self._scope, values)
+            expr = padded.value if padded else expr.value
         require(grammar.is_load(expr), "an operand of the product is computed before it")
         indices = self.linear(expr.indices, values)
         stage = self._program.by_buffer.get(expr.source)
         if stage is None:
-            return self.access(expr.source, indices)
-        return self.operand(stage.value, stage.values_at(indices))
+            return dataclasses.replace(self.access(expr.source, indices), guards=guards)
+        return self.operand(stage.value, stage.values_at(indices), guards)
 
     def linear(self, indices: Sequence[Any], values: Values) -> tuple[Linear, ...]:
         """Values of indices."""
@@ -114,7 +126,9 @@ class _Walk:
         offset = Linear(0)
         for index, extent in zip(indices, grammar.shape(buffer), strict=True):
             offset = offset.scaled(extent) + index
-        return Access(self._program.param(buffer), offset)
+        return Access(
+            self._program.param(buffer), offset, tuple(indices), tuple(grammar.shape(buffer))
+        )
 
     def _load(self, load: Any, values: Values) -> str:
         """C++ of an element: the sum, an earlier stage's value, or a tensor's."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.measure import reference
-from felix.templates.gemm.problem import Epilogue, GemmProblem
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand
 
 Array: TypeAlias = NDArray[Any]
 Function: TypeAlias = Callable[[Array, Sequence[Array]], Array]
@@ -46,7 +46,7 @@ def evaluate(
     wide = np.float64 if problem.accumulator == "float32" else np.int64
     batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
     a, b = (
-        view(arrays[operand.param], (batch, rows, k), operand.strides).astype(wide)
+        factor(arrays[operand.param], operand, (batch, rows, k)).astype(wide)
         for operand, rows in ((problem.a, m), (problem.b, n))
     )
     sums = np.einsum("bik,bjk->bij", a, b).astype(problem.accumulator)
@@ -58,6 +58,36 @@ def evaluate(
         values = values.astype(np.int64)
     view(output, shape, problem.output.strides)[...] = values.astype(output.dtype)
     return problem.output.param, output
+
+
+def factor(array: Array, operand: Operand, shape: tuple[int, int, int]) -> Array:
+    """An operand's elements by batch, row or column, and k."""
+    gather = operand.gather
+    if gather is None:
+        return view(array, shape, operand.strides)
+    assert shape[1:] == (gather.rows, gather.k)
+    *at, channel = np.indices(
+        (shape[0], gather.images, *(w.outputs for w in gather.windows),
+         *(w.taps for w in gather.windows), gather.channels), sparse=True
+    )  # fmt: skip
+    batch, image, outputs, taps = (
+        at[0],
+        at[1],
+        at[2 : 2 + len(gather.windows)],
+        at[-len(gather.windows) :],
+    )
+    offset = batch * operand.strides[0] + image * gather.image_stride
+    offset = offset + channel * gather.channel_stride
+    inside: Any = True
+    for window, output, tap in zip(gather.windows, outputs, taps, strict=True):
+        place = output * window.stride + tap * window.dilation - window.before
+        inside = inside & (place >= 0) & (place < window.extent)
+        offset = offset + place * window.element_stride
+    inside = np.broadcast_to(inside, offset.shape)
+    assert offset[inside].max() < array.size
+    values = np.zeros(offset.shape, array.dtype)
+    values[inside] = array.reshape(-1)[offset[inside]]
+    return values.reshape(shape)
 
 
 def view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -35,6 +35,8 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in (problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)):
         if dtype not in dtypes.STORAGE:
             return f"it has a tensor of {dtype}, which is not converted"
+    if problem.a.gather or problem.b.gather:
+        return "its operands are gathered, as those of a convolution"
     matrices = layout.matrices(problem)
     if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):
         return f"its operands of {pair[0]} are not contiguous along k"

@@ -164,6 +164,8 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in others:
         if dtype not in dtypes.STORAGE:
             return f"the epilogue reads or stores {dtype}"
+    if problem.a.gather or problem.b.gather:
+        return "its operands are gathered, as those of a convolution"
     return None
 
 

@@ -286,7 +286,6 @@ def _two_outputs() -> tvm.IRModule:
         (workloads.parse("elementwise:4x5,ops=relu", "llvm").mod, "0 reductions"),
         (workloads.parse("reduce:6x8,axes=1,kind=max", "llvm").mod, "begins with 0"),
         (workloads.parse("reduce:6x8,axes=1,kind=sum", "llvm").mod, "products of two tensors"),
-        (workloads.parse("conv2d:1,8,8,4,4,3,padding=1", "llvm").mod, "computed before"),
         (_masked(), "depends on where"),
         (_combined(), "combines different elements"),
         (_activated_operand(), "computed before"),
