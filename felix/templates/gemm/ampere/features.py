@@ -104,15 +104,13 @@ def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     is_split = expr.Less(1, d.split_k)
     sums = program.workspace_bytes(p, d.split_k)
     stored = expr.Select(is_split, sums, _output_bytes(p))
-    operands = sum(
-        size * (matrix.batch if matrix.operand.strides[0] else 1) * matrix.rows * p.k
-        for matrix in layout.matrices(p)
-    )
+    a, b = layout.matrices(p)
+    operands = size * (a.distinct_elements + b.distinct_elements)
     reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
         "copied_bytes": copied,
         "shared_traffic": copied + loaded,
-        "l2_bytes": p.batch * p.k * size * (p.m * work.tiles_n + p.n * work.tiles_m),
+        "l2_bytes": p.batch * size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
         "dram_bytes": operands + reads + stored,
         "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
         "stored_bytes": stored,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from felix.templates.gemm.ampere import dtypes
+from felix.templates.gemm.ampere import dtypes, gather
 from felix.templates.gemm.problem import GemmProblem, Operand
 
 CHUNK_BYTES = 16
@@ -61,8 +61,21 @@ class Matrix:
 
     @property
     def is_along_k(self) -> bool:
-        """Whether elements that follow in k are neighbours in memory."""
-        return self.operand.strides[2] == 1 or self.k == 1
+        """Whether elements that follow in k are neighbours in memory, in pieces if gathered."""
+        return self.operand.gather is not None or self.operand.strides[2] == 1 or self.k == 1
+
+    @property
+    def elements(self) -> int:
+        """Of a batch, those outside of gathered data left out."""
+        of = self.operand.gather
+        return gather.inside_elements(of) if of else self.rows * self.k
+
+    @property
+    def distinct_elements(self) -> int:
+        """Of all batches, each counted once."""
+        of = self.operand.gather
+        of_batch = gather.distinct_elements(of) if of else self.rows * self.k
+        return of_batch * (self.batch if self.operand.strides[0] else 1)
 
     def swizzle(self, block: int, block_k: int) -> Swizzle:
         """Of a tile of `block` rows and `block_k` of k."""
@@ -81,6 +94,8 @@ class Matrix:
 
         Tensors themselves begin at multiples of 256 bytes.
         """
+        if self.operand.gather:
+            return gather.copy_bytes(self.operand, self.operand.gather)
         batch_stride = self.operand.strides[0] if self.batch > 1 else 0
         lines = self.rows if self.is_along_k else self.k
         strides = [batch_stride, self.line_stride if lines > 1 else 0]

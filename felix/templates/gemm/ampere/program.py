@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from felix.launch_plan import Launch, LaunchPlan
-from felix.templates.gemm.ampere import decisions, dtypes, epilogue, kernel_text, layout, ptx
+from felix.templates.gemm.ampere import (
+    decisions,
+    dtypes,
+    epilogue,
+    gather,
+    kernel_text,
+    layout,
+    ptx,
+)
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
@@ -71,6 +79,7 @@ def source(problem: GemmProblem, d: Decisions) -> str:
         ptx.functions(problem),
         epilogue.functions(problem),
         kernel_text.TILES,
+        gather.TEXT if problem.a.gather or problem.b.gather else "",
         _tile("TileA", layout.matrices(problem)[0], "M", d.block_m, d.block_k),
         _tile("TileB", layout.matrices(problem)[1], "N", d.block_n, d.block_k),
         kernel_text.SUM_TILE,
@@ -105,7 +114,11 @@ def _tile(name: str, matrix: layout.Matrix, axis: str, block: int, block_k: int)
     """The type of the tiles of an operand, whose rows are an axis of C."""
     along_k = "true" if matrix.is_along_k else "false"
     group = matrix.swizzle(block, block_k).group
-    return (
-        f"typedef Operand<{along_k}, {axis}, BLOCK_{axis}, {matrix.line_stride}, "
-        f"{matrix.copy_bytes or 0}, {group}> {name};\n"
+    tile = (
+        f"Operand<{along_k}, {axis}, BLOCK_{axis}, {matrix.line_stride}, "
+        f"{matrix.copy_bytes or 0}, {group}>"
     )
+    if matrix.operand.gather is None:
+        return f"typedef {tile} {name};\n"
+    places = gather.places(f"{name}Places", matrix.operand, matrix.operand.gather)
+    return f"{places}typedef Gathered<{tile}, {name}Places> {name};\n"

@@ -11,7 +11,7 @@ import sympy
 from felix import errors
 from felix.target import Hardware
 from felix.templates.gemm.ampere import decisions as design
-from felix.templates.gemm.ampere import dtypes, features, layout, ptx
+from felix.templates.gemm.ampere import dtypes, features, gather, layout, ptx
 from felix.templates.gemm.ampere import program as programs
 from felix.templates.gemm.ampere.decisions import Decisions, Limits
 from felix.templates.gemm.problem import GemmProblem
@@ -19,7 +19,7 @@ from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter, Template
 
 #: Of the generator; a part of every key.
-VERSION = 1
+VERSION = 2
 NAME = "gemm-mma"
 _LEAST_ARCH, _LEAST_ARCH_OF_FLOAT8 = 80, 89
 
@@ -35,8 +35,11 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in (problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)):
         if dtype not in dtypes.STORAGE:
             return f"it has a tensor of {dtype}, which is not converted"
-    if problem.a.gather or problem.b.gather:
-        return "its operands are gathered, as those of a convolution"
+    for operand in (problem.a, problem.b):
+        if operand.gather and gather.mask_bits(operand.gather) > gather.MOST_BITS:
+            return f"its padded windows have more than {gather.MOST_BITS - 1} taps"
+        if operand.gather and gather.copy_bytes(operand, operand.gather) is None:
+            return "the channels of its convolution do not lie in pieces of 4 bytes"
     matrices = layout.matrices(problem)
     if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):
         return f"its operands of {pair[0]} are not contiguous along k"
