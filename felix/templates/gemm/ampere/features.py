@@ -8,7 +8,7 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates.gemm.ampere import decisions, dtypes, layout, program, times
+from felix.templates.gemm.ampere import decisions, dtypes, layout, packing, program, times
 from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Value
 from felix.templates.gemm.ampere.times import Row
 from felix.templates.gemm.problem import GemmProblem, Strides
@@ -17,14 +17,18 @@ from felix.templates.gemm.problem import GemmProblem, Strides
 def rows(
     problem: GemmProblem, d: Decisions, hardware: Hardware, arch: str
 ) -> Mapping[str, Mapping[str, sympy.Expr]]:
-    """Features of the product's kernel and of the one that adds partial sums."""
+    """Features of the product's kernel, of the one that adds partial sums, and of copies."""
+    packed = packing.packed(problem)
+    problem = packed.problem
     f = _launch(problem, d, hardware)
     f |= _work(problem, d)
     f |= _ring(problem, d, f)
     f |= _traffic(problem, d)
     f |= _choices(problem, d)
     f |= times.product(problem, d, f, hardware, arch)
-    kernels = {"gemm": f, "reduce": _reduction(problem, d, hardware)}
+    f["workspace_bytes"] += sum(copy.bytes for copy in packed.copies)
+    kernels = {"pack": _packing(packed, hardware)} if packed.copies else {}
+    kernels |= {"gemm": f, "reduce": _reduction(problem, d, hardware)}
     return {
         kernel: {name: sympy.sympify(value) for name, value in row.items()}
         for kernel, row in kernels.items()
@@ -134,7 +138,7 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     sums, stored = program.workspace_bytes(problem, d.split_k), _output_bytes(problem)
     blocks = program.reduction_blocks(problem)
     moved = sums + _unique_read_bytes(problem) + stored
-    row = times.reduction(blocks, program.REDUCTION_THREADS, moved, hardware) | {
+    row = times.moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
         "dram_bytes": moved,
         "read_bytes": _read_bytes(problem),
         "stored_bytes": stored,
@@ -144,6 +148,19 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     }
     is_launched = expr.Less(1, d.split_k)
     return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
+
+
+def _packing(packed: packing.Packed, hardware: Hardware) -> Row:
+    """The kernel that copies operands."""
+    written = sum(copy.bytes for copy in packed.copies)
+    moved = written + sum(copy.read_bytes for copy in packed.copies)
+    return times.moving(packed.blocks, packing.THREADS, moved, hardware) | {
+        "dram_bytes": moved,
+        "stored_bytes": written,
+        "workspace_bytes": written,
+        "parts": 1,
+        "is_row_major": int(packed.problem.output.strides[2] == 1),
+    }
 
 
 def _element_bytes(problem: GemmProblem) -> int:

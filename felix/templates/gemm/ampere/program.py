@@ -10,6 +10,7 @@ from felix.templates.gemm.ampere import (
     gather,
     kernel_text,
     layout,
+    packing,
     ptx,
 )
 from felix.templates.gemm.ampere.decisions import Decisions
@@ -34,25 +35,29 @@ def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
 
 
 def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
-    """The product's launch, and that of the sum over parts if there are any."""
+    """Launches: copies of operands if any, the product, the sum over parts if there are any."""
+    packed = packing.packed(problem)
+    problem = packed.problem
     blocks = int(decisions.grid(problem, d).blocks)
     is_split = d.split_k > 1
-    target = problem.n_params if is_split else problem.output.param
+    target = problem.n_params + len(packed.copies) if is_split else problem.output.param
     reads = tuple(read.param for read in problem.epilogue.reads)
-    launches = [
+    launches = [packing.launch(packed)] if packed.copies else []
+    launches.append(
         Launch(
             "gemm",
             (blocks, 1, 1, d.threads, 1, 1),
             int(decisions.shared_bytes(problem, d)),
             (problem.a.param, problem.b.param, target, *reads),
         )
-    ]
+    )
     if is_split:
         extents = (reduction_blocks(problem), 1, 1, REDUCTION_THREADS, 1, 1)
         arguments = (target, problem.output.param, *reads)
         launches.append(Launch("reduce", extents, 0, arguments))
-    workspaces = (int(workspace_bytes(problem, d.split_k)),) if is_split else ()
-    return LaunchPlan(problem.n_params, workspaces, tuple(launches))
+    workspaces = [copy.bytes for copy in packed.copies]
+    workspaces += [int(workspace_bytes(problem, d.split_k))] if is_split else []
+    return LaunchPlan(problem.n_params, tuple(workspaces), tuple(launches))
 
 
 def reduction_blocks(problem: GemmProblem) -> int:
@@ -73,6 +78,8 @@ def _padded_columns(problem: GemmProblem) -> int:
 def source(problem: GemmProblem, d: Decisions) -> str:
     """CUDA C++ of the kernels."""
     is_split = d.split_k > 1
+    packed = packing.packed(problem)
+    problem = packed.problem
     parts = [
         _TYPES,
         _constants(problem, d),
@@ -86,6 +93,7 @@ def source(problem: GemmProblem, d: Decisions) -> str:
         kernel_text.STORE_PARTIAL if is_split else kernel_text.STORE_RESULT,
         kernel_text.KERNEL,
         kernel_text.REDUCTION if is_split else "",
+        packing.source(packed) if packed.copies else "",
     ]
     text = "".join(parts)
     text = text.replace("READ_PARAMETERS", epilogue.parameters(problem))

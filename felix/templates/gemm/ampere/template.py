@@ -11,7 +11,7 @@ import sympy
 from felix import errors
 from felix.target import Hardware
 from felix.templates.gemm.ampere import decisions as design
-from felix.templates.gemm.ampere import dtypes, features, gather, layout, ptx
+from felix.templates.gemm.ampere import dtypes, features, gather, layout, packing, ptx
 from felix.templates.gemm.ampere import program as programs
 from felix.templates.gemm.ampere.decisions import Decisions, Limits
 from felix.templates.gemm.problem import GemmProblem
@@ -35,11 +35,12 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in (problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)):
         if dtype not in dtypes.STORAGE:
             return f"it has a tensor of {dtype}, which is not converted"
+    problem = packing.packed(problem).problem
     for operand in (problem.a, problem.b):
         if operand.gather and gather.mask_bits(operand.gather) > gather.MOST_BITS:
             return f"its padded windows have more than {gather.MOST_BITS - 1} taps"
         if operand.gather and gather.copy_bytes(operand, operand.gather) is None:
-            return "the channels of its convolution do not lie in pieces of 4 bytes"
+            return "the places of its convolution's data are not one axis in memory"
     matrices = layout.matrices(problem)
     if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):
         return f"its operands of {pair[0]} are not contiguous along k"
@@ -74,6 +75,7 @@ class AmpereGemm:
             arch: what kernels are compiled for, like "sm_86".
         """
         self._problem = problem
+        self._computed = packing.packed(problem).problem
         self._hardware = hardware
         self._arch = arch
 
@@ -88,11 +90,11 @@ class AmpereGemm:
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        return design.parameters(self._problem)
+        return design.parameters(self._computed)
 
     def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
         """See `decisions.constraints`."""
-        return design.constraints(self._problem, Decisions.symbols(), self._limits)
+        return design.constraints(self._computed, Decisions.symbols(), self._limits)
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
         """See `features.rows`."""
@@ -111,7 +113,7 @@ class AmpereGemm:
                     f"{', '.join(map(str, parameter.domain))}"
                 )
         d = Decisions.of({name: int(value) for name, value in decisions.items()})
-        for name, value in design.constraints(self._problem, d, self._limits):
+        for name, value in design.constraints(self._computed, d, self._limits):
             if value > 0:
                 raise errors.DecisionError(f"too much of: {name}")
         return programs.program(self._problem, d, self._arch)

@@ -14,7 +14,7 @@ import sympy
 from felix import errors, target, workloads
 from felix.measure import reference
 from felix.measure.cuda import nvrtc
-from felix.templates.gemm.ampere import decisions, program, template
+from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
@@ -72,6 +72,16 @@ CASES: dict[str, tuple[int, tuple[int, ...], dict[str, Any], dict[str, int]]] = 
         3, (1, 4, 5, 6, 8, 16, 3), {"padding": 1, "stride": 2, "dtype": "float16"},
         SMALL | {"warps_m": 2, "stages": 3},
     ),
+    "two_bytes": (2, (2, 7, 7, 3, 16, 3), {"padding": 1, "stride": 2}, SMALL),
+    "odd_groups": (2, (2, 7, 7, 10, 16, 3), {"padding": 1, "groups": 2}, SMALL | {"stages": 3}),
+    "first": (
+        2, (2, 7, 7, 8, 24, 3),
+        {"padding": 1, "layout": "NCHW", "epilogue": ("bias", "relu", "residual")},
+        SMALL | {"warps_m": 2, "split_k": 2},
+    ),
+    "first_odd": (2, (1, 9, 7, 5, 12, 3), {"layout": "NCHW", "stride": 2}, SMALL),
+    "first_groups": (2, (1, 7, 7, 16, 16, 3), {"layout": "NCHW", "groups": 2}, SMALL),
+    "int8": (2, (2, 7, 7, 16, 16, 3), {"padding": 1, "dtype": "int8"}, SMALL | {"block_k": 64}),
 }  # fmt: skip
 
 
@@ -135,7 +145,7 @@ _PYTHON = {
 }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_convolutions_and_decisions(seed: int, tmp_path: pathlib.Path) -> None:
     rng = random.Random(seed)
     n_axes, sizes, options = _random_convolution(rng)
@@ -147,7 +157,7 @@ def _random_convolution(rng: random.Random) -> tuple[int, tuple[int, ...], dict[
     """With kernel extents, strides, padding and dilation of its own on each axis."""
     n_axes = rng.choice([1, 2, 2, 3])
     groups = rng.choice([1, 1, 2, 3])
-    channels = groups * rng.choice([2, 4, 6, 8, 10, 16, 24])
+    channels = groups * rng.choice([2, 3, 4, 6, 8, 10, 16, 24])
     columns = groups * rng.choice([2, 5, 8, 16])
     kernel = (*(rng.choice([1, 2, 3]) for _ in range(n_axes - 1)), rng.choice([2, 3, 4]))
     options = {
@@ -158,6 +168,8 @@ def _random_convolution(rng: random.Random) -> tuple[int, tuple[int, ...], dict[
         "dtype": rng.choice(["bfloat16", "float16"]),
         "epilogue": rng.choice([(), ("bias",), ("bias", "relu", "residual")]),
     }
+    if groups == 1 and rng.random() < 0.3:
+        options["layout"] = {1: "NCW", 2: "NCHW", 3: "NCDHW"}[n_axes]
     extents = tuple(rng.randint(7, 9) if n_axes < 3 else rng.randint(4, 7) for _ in kernel)
     if n_axes == 3:
         options["dilation"] = (1, 1, 1)
@@ -200,15 +212,29 @@ def test_kernels_compile_without_spills(arch: str) -> None:
     cases = [
         (problem(2, 8, 56, 56, 64, 64, 3, padding=1, epilogue=("bias", "relu")), BIG),
         (problem(3, 1, 8, 28, 28, 64, 128, 3, padding=1, dtype="float16"), BIG | {"split_k": 2}),
-        (problem(2, 8, 14, 14, 4, 64, 7, padding=3, stride=2), BIG),
+        (problem(2, 8, 14, 14, 3, 64, 7, padding=3, stride=2), BIG),
+        (problem(2, 8, 28, 28, 64, 64, 3, padding=1, layout="NCHW", groups=1), BIG),
     ]
     for p, values in cases:
         generated = _generated(p, arch, values)
         binary = nvrtc.compile_cubin(generated.source, arch)
         for launch in generated.plan.launches:
             assert cubin.stack_bytes(binary, launch.kernel) == 0
-        estimate = decisions.registers(p, Decisions.of(values))
+        computed = packing.packed(p).problem
+        estimate = decisions.registers(computed, Decisions.of(values))
         assert cubin.registers(binary, "gemm") <= 1.25 * estimate
+
+
+def test_features_of_copies() -> None:
+    p = problem(2, 2, 7, 7, 3, 16, 3, padding=1)
+    pack = _features(p, SMALL)["pack"]
+    launches = program.plan(p, Decisions.of(SMALL)).launches
+    assert [launch.kernel for launch in launches] == ["pack", "gemm"]
+    assert pack["grid_blocks"] == launches[0].extents[0]
+    assert pack["block_threads"] == launches[0].extents[3]
+    assert pack["stored_bytes"] == sum(program.plan(p, Decisions.of(SMALL)).workspaces)
+    assert pack["dram_bytes"] == 2 * (2 * 49 * (3 + 4) + 16 * 9 * (3 + 4))
+    assert "pack" not in _features(problem(2, 2, 7, 7, 4, 16, 3, padding=1), SMALL)
 
 
 def test_wide_padded_windows_are_unsuited() -> None:
