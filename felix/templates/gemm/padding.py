@@ -56,8 +56,8 @@ def guards(padded: Padded, scope: Scope, values: Mapping[Any, Linear]) -> frozen
         is_remainder = kind in ("EQ", "NE")
         require(
             not is_remainder,
-            "its data have zeros between them (a transposed convolution, or dilated data), so that "
-            "templates would multiply zeros",
+            "its data have zeros between them, as those of a transposed convolution: traces "
+            "compute it by phases",
         )
         require(
             kind in _ORDERS and not _reads(condition),

@@ -35,7 +35,8 @@ __device__ __forceinline__ void {name}(long long index, const {element}* __restr
       + row % {rows} * {row_stride}ll + place * {place_stride}ll + channel * {channel_stride}ll;
   #pragma unroll
   for (int i = 0; i < {n}; ++i)
-    piece.values[i] = channel + i < {channels} ? source[i * {channel_stride}ll] : static_cast<{element}>(0);
+    piece.values[i] = channel + i < {channels} ? source[i * {channel_stride}ll]
+                                               : static_cast<{element}>(0);
   *reinterpret_cast<{vector}*>(to + (row * {places} + place) * {padded} + channel) = piece.whole;
 }}
 """
