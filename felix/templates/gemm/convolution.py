@@ -19,11 +19,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from felix.templates.gemm import axes, walk
+from felix.templates.gemm import axes, dimensions, walk
 from felix.templates.gemm.axes import Axis, Group
+from felix.templates.gemm.dimensions import Dimension
 from felix.templates.gemm.problem import Gather, Window
 from felix.templates.gemm.stages import NotPlain, require
-from felix.tir.ranges import Linear
 
 _MAX_WINDOWS = 3
 
@@ -51,35 +51,6 @@ class Convolution:
         return any(w.taps > 1 or w.stride > 1 or not w.is_inside for w in self.gathers[0].windows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Dimension:
-    """Of the data: its index is a linear form of at most an output, a tap and shared axes."""
-
-    index: Linear
-    extent: int
-    stride: int
-    output: Axis | None
-    tap: Axis | None
-
-    @property
-    def is_rows(self) -> bool:
-        """Whether it is an axis of rows that nothing slides over."""
-        return self.tap is None and self.index.constant == 0
-
-    @property
-    def window(self) -> Window:
-        factors = dict(self.index.terms)
-        return Window(
-            outputs=self.output.extent if self.output else 1,
-            taps=self.tap.extent if self.tap else 1,
-            stride=factors[self.output] if self.output else 1,
-            dilation=factors[self.tap] if self.tap else 1,
-            before=-self.index.constant,
-            extent=self.extent,
-            element_stride=self.stride,
-        )
-
-
 class _Axes:
     """The axes of a program's tensors, told apart as those of a product of `data` and another."""
 
@@ -87,7 +58,7 @@ class _Axes:
         self, accesses: walk.Accesses, data: int, spatial: Sequence[Axis], reduced: Sequence[Axis]
     ) -> None:
         self.data, self.other = data, 3 - data
-        self.strides = [_coefficients(tensor.offset) for tensor in accesses.tensors]
+        self.strides = [dimensions.coefficients(tensor.offset) for tensor in accesses.tensors]
         in_data, in_other = self.strides[self.data], self.strides[self.other]
         self.rows = [axis for axis in spatial if axis in in_data and axis not in in_other]
         self.columns = [axis for axis in spatial if axis in in_other and axis not in in_data]
@@ -153,12 +124,9 @@ def _of_data(accesses: walk.Accesses, known: _Axes) -> Convolution | None:
         "a tensor of its convolution is not read or written at a linear form of its iterators",
     )
     require(known.has_all, "its convolution has an axis that one of its operands does not have")
-    dimensions = _dimensions(operand, known)
-    _require_padding(operand, dimensions)
-    channel = _channel(dimensions, known)
-    sliding = [
-        d for d in dimensions if (d.output or d.tap or d.index.constant) and d is not channel
-    ]
+    every = dimensions.of_access(operand, known.rows, known.reduced)
+    channel = _channel(every, known)
+    sliding = [d for d in every if (d.output or d.tap or d.index.constant) and d is not channel]
     images, windows = _with_images_apart(sliding)
     if not windows:
         return None
@@ -166,65 +134,22 @@ def _of_data(accesses: walk.Accesses, known: _Axes) -> Convolution | None:
     return _assembled(known, channel, images, windows)
 
 
-def _dimensions(operand: walk.Access, known: _Axes) -> list[_Dimension]:
-    """The dimensions of the data, outer ones first."""
-    result = []
-    stride = math.prod(operand.extents)
-    for index, extent in zip(operand.indices, operand.extents, strict=True):
-        stride //= extent
-        factors = _coefficients(index)
-        outputs = [axis for axis in factors if axis in known.rows]
-        taps = [axis for axis in factors if axis in known.reduced]
-        is_plain = len(factors) == len(index.terms) and min(factors.values(), default=1) > 0
-        is_plain &= len(outputs) <= 1 and len(taps) <= 1
-        is_plain &= not (outputs and len(factors) > len(outputs) + len(taps))
-        require(is_plain, "the data of its convolution are read at indices that are no windows")
-        output, tap = outputs[0] if outputs else None, taps[0] if taps else None
-        result.append(_Dimension(index, extent, stride, output, tap))
-    return result
-
-
-def _require_padding(operand: walk.Access, dimensions: Sequence[_Dimension]) -> None:
-    """Guards say that a place lies inside of the data, and what may lie outside is guarded."""
-    bounds = {d.index: d.extent for d in dimensions}
-    inside = {index for index in bounds if index in operand.guards}
-    below = {index for index, extent in bounds.items() if _below(index, extent) in operand.guards}
-    of_bounds = {*inside, *(_below(index, bounds[index]) for index in below)}
-    require(
-        set(operand.guards) == of_bounds,
-        "the data of its convolution are 0 elsewhere than outside of their bounds",
-    )
-    for d in dimensions:
-        if d.output or d.tap or d.index.constant:
-            last = sum(
-                factor * (axis.extent - 1) for axis, factor in _coefficients(d.index).items()
-            )
-            is_sound = (d.index.constant >= 0 or d.index in inside) and (
-                last + d.index.constant < d.extent or d.index in below
-            )
-            require(is_sound, "its convolution reads beyond its data")
-
-
-def _below(index: Linear, extent: int) -> Linear:
-    """What is 0 or more where the index is less than the extent."""
-    return index.scaled(-1).shifted(extent - 1)
-
-
-def _channel(dimensions: Sequence[_Dimension], known: _Axes) -> _Dimension | None:
+def _channel(every: Sequence[Dimension], known: _Axes) -> Dimension | None:
     """The dimension of channels: the last one that only k has, or None if there is none.
 
     Where channels are first it is the outermost one: behind it come windows of one output.
     """
-    only = [d for d in dimensions if d.tap and not d.output and not d.index.constant]
+    only = [d for d in every if d.tap and not d.output and not d.index.constant]
+    only = [d for d in only if d.window.is_inside]
     last = [d for d in only if d.tap and known.strides[known.data][d.tap] == 1]
     return next(iter(last or only), None)
 
 
 def _with_images_apart(
-    sliding: Sequence[_Dimension],
-) -> tuple[list[_Dimension], list[_Dimension]]:
+    sliding: Sequence[Dimension],
+) -> tuple[list[Dimension], list[Dimension]]:
     """The outer dimensions that are one axis of images, and the windows."""
-    images: list[_Dimension] = []
+    images: list[Dimension] = []
     for d in sliding:
         window = d.window
         step = window.stride * window.element_stride
@@ -236,16 +161,16 @@ def _with_images_apart(
     return images, list(sliding[len(images) :])
 
 
-def _step(dimension: _Dimension) -> int:
+def _step(dimension: Dimension) -> int:
     """Elements from one output to the next."""
     return dimension.window.stride * dimension.stride
 
 
 def _assembled(
     known: _Axes,
-    channel: _Dimension | None,
-    images: Sequence[_Dimension],
-    windows: Sequence[_Dimension],
+    channel: Dimension | None,
+    images: Sequence[Dimension],
+    windows: Sequence[Dimension],
 ) -> Convolution:
     data, other = known.data, known.other
     channels = channel.tap.extent if channel and channel.tap else 1
@@ -304,8 +229,3 @@ def _one_group(members: Sequence[Axis], known: _Axes, what: str) -> Group | None
     merged = axes.merged(axes.groups_of(members, known.strides), 0)
     require(len(merged) <= 1, f"several axes of its convolution's {what} are not one")
     return merged[0] if merged else None
-
-
-def _coefficients(form: Linear) -> dict[Axis, int]:
-    """Of its axes."""
-    return {axis: factor for axis, factor in form.terms if isinstance(axis, Axis)}

@@ -91,7 +91,92 @@ def _channels_last() -> dict[str, tvm.IRModule]:
     }
 
 
-PROGRAMS = {**_workloads(), **_imported(), **_channels_last()}
+def _te(*tensors: te.Tensor) -> tvm.IRModule:
+    return felix.Task.from_te(list(tensors), "llvm", name="program").mod
+
+
+def _padded(condition: Any, value: float = 0.0, move: int = 1) -> tvm.IRModule:
+    """A 1-D convolution of 8 cells whose padding has a condition of the padded index."""
+    x, w = te.placeholder((2, 8, 4), name="x"), te.placeholder((3, 4, 5), name="w")
+    zero = tirx.const(value, "float32")
+    cell = te.compute(
+        (2, 10, 4),
+        lambda n, i, c: tirx.if_then_else(
+            tirx.all(i >= move, i < 8 + move, condition(i, x, n)), x[n, i - move, c], zero
+        ),
+        "pad",
+    )
+    r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, 4), name="c")
+    y = te.compute(
+        (2, 8, 5), lambda n, i, j: te.sum(cell[n, i + r, c] * w[r, c, j], axis=[r, c]), "y"
+    )
+    return _te(x, w, y)
+
+
+def _padded_at(axis: int) -> tvm.IRModule:
+    """A convolution along the second dimension of [8, 9, 3], of which one is filled up."""
+    x, w = te.placeholder((8, 9, 3), name="x"), te.placeholder((3, 4, 5), name="w")
+    shape = [8, 9, 4 if axis == 2 else 3]
+    shape[axis] += 2 if axis != 2 else 0
+    limits = (8, 9, 3)
+    cell = te.compute(
+        shape,
+        lambda *at: tirx.if_then_else(at[axis] < limits[axis], x[at], tirx.const(0.0, "float32")),
+        "pad",
+    )
+    r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, shape[2]), name="c")
+    y = te.compute(
+        (shape[0], shape[1] - 2, 5),
+        lambda i, p, j: te.sum(cell[i, p + r, c] * w[r, c, j], axis=[r, c]),
+        "y",
+    )
+    return _te(x, w, y)
+
+
+def _diagonal() -> tvm.IRModule:
+    """Both dimensions of the data slide together."""
+    x, w = te.placeholder((8, 8, 4), name="x"), te.placeholder((3, 4, 5), name="w")
+    r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, 4), name="c")
+    y = te.compute((6, 5), lambda i, j: te.sum(x[i + r, i + r, c] * w[r, c, j], axis=[r, c]), "y")
+    return _te(x, w, y)
+
+
+def _padded_groups() -> tvm.IRModule:
+    """The channels of all groups are filled up behind the last one."""
+    x, w = te.placeholder((9, 7), name="x"), te.placeholder((2, 3, 4, 5), name="w")
+    cell = te.compute(
+        (9, 8),
+        lambda i, c: tirx.if_then_else(c < 7, x[i, c], tirx.const(0.0, "float32")),
+        "pad",
+    )
+    r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, 4), name="c")
+    y = te.compute(
+        (2, 7, 5),
+        lambda g, i, j: te.sum(cell[i + r, g * 4 + c] * w[g, r, c, j], axis=[r, c]),
+        "y",
+    )
+    return _te(x, w, y)
+
+
+def _turned_result() -> tvm.IRModule:
+    """Pixels of the result are not in the order of any rows."""
+    x, w = te.placeholder((2, 8, 9, 4), name="x"), te.placeholder((3, 3, 4, 5), name="w")
+    y = topi.nn.conv2d_nhwc(x, w, 1, 1, 1)
+    return _te(x, w, topi.transpose(y, (2, 0, 1, 3)))
+
+
+def _everywhere(i: Any, x: te.Tensor, n: Any) -> Any:
+    return i >= 0
+
+
+PROGRAMS = {
+    **_workloads(),
+    **_imported(),
+    **_channels_last(),
+    "one_side_without_images": _padded_at(0),
+    "one_side": _padded_at(1),
+    "padded_channels": _padded_at(2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -162,39 +247,6 @@ def test_unpadded_1x1_is_an_ordinary_product() -> None:
     assert made.a.gather is None and (made.m, made.n, made.k) == (128, 6, 4)
 
 
-def _te(*tensors: te.Tensor) -> tvm.IRModule:
-    return felix.Task.from_te(list(tensors), "llvm", name="program").mod
-
-
-def _padded(condition: Any, value: float = 0.0, move: int = 1) -> tvm.IRModule:
-    """A 1-D convolution of 8 cells whose padding has a condition of the padded index."""
-    x, w = te.placeholder((2, 8, 4), name="x"), te.placeholder((3, 4, 5), name="w")
-    zero = tirx.const(value, "float32")
-    cell = te.compute(
-        (2, 10, 4),
-        lambda n, i, c: tirx.if_then_else(
-            tirx.all(i >= move, i < 8 + move, condition(i, x, n)), x[n, i - move, c], zero
-        ),
-        "pad",
-    )
-    r, c = te.reduce_axis((0, 3), name="r"), te.reduce_axis((0, 4), name="c")
-    y = te.compute(
-        (2, 8, 5), lambda n, i, j: te.sum(cell[n, i + r, c] * w[r, c, j], axis=[r, c]), "y"
-    )
-    return _te(x, w, y)
-
-
-def _turned_result() -> tvm.IRModule:
-    """Pixels of the result are not in the order of any rows."""
-    x, w = te.placeholder((2, 8, 9, 4), name="x"), te.placeholder((3, 3, 4, 5), name="w")
-    y = topi.nn.conv2d_nhwc(x, w, 1, 1, 1)
-    return _te(x, w, topi.transpose(y, (2, 0, 1, 3)))
-
-
-def _everywhere(i: Any, x: te.Tensor, n: Any) -> Any:
-    return i >= 0
-
-
 @pytest.mark.parametrize(
     "mod, reason",
     [
@@ -209,6 +261,8 @@ def _everywhere(i: Any, x: te.Tensor, n: Any) -> Any:
         (workloads.parse("depthwise_conv2d:1,7,7,8,3,padding=1", "llvm").mod, "one channel"),
         (_conv(2, 3, 7, 7, 8, 6, 3, layout="NCHW", groups=2), "batch are not one"),
         (_turned_result(), "pixel by pixel"),
+        (_diagonal(), "no windows"),
+        (_padded_groups(), "no windows"),
         (_conv(2, 2, 7, 7, 8, 4, 3, groups=4), "no axis along which it is contiguous"),
     ],
 )
