@@ -81,6 +81,7 @@ CASES: dict[str, tuple[int, tuple[int, ...], dict[str, Any], dict[str, int]]] = 
     ),
     "first_odd": (2, (1, 9, 7, 5, 12, 3), {"layout": "NCHW", "stride": 2}, SMALL),
     "first_groups": (2, (1, 7, 7, 16, 16, 3), {"layout": "NCHW", "groups": 2}, SMALL),
+    "tf32": (2, (2, 7, 7, 5, 16, 3), {"padding": 1, "dtype": "float32"}, SMALL | {"block_k": 16}),
     "int8": (2, (2, 7, 7, 16, 16, 3), {"padding": 1, "dtype": "int8"}, SMALL | {"block_k": 64}),
 }  # fmt: skip
 

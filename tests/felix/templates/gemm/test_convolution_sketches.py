@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import pytest
 
+import felix
 from felix import target, workloads
 from felix.features.kind import FeatureKind
 from felix.measure.cuda import nvrtc
 from felix.sketch import sketch as sketching
 from felix.sketch.template_sketch import TemplateSketch
 from felix.templates import registry, spec
+from felix.templates.generated import GeneratedProgram
+from felix.tuning import task_run
+from tests.support import tuning_fakes
 
 
 def _sketch(text: str) -> TemplateSketch:
@@ -49,6 +55,32 @@ def test_sketches_have_formulas_and_programs_that_compile(
     for row in rows[:2]:
         program = made.program(row.tolist())
         assert nvrtc.compile_cubin(program.source, program.arch)
+
+
+def test_a_run_measures_generated_convolutions(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Search, generator, records: measured here by a function of the program's launches."""
+    monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
+    made = _sketch("conv2d:2,14,14,32,48,3,padding=1,stride=2,epilogue=bias,dtype=bfloat16")
+    task = workloads.parse(
+        "conv2d:2,14,14,32,48,3,padding=1,stride=2,epilogue=bias,dtype=bfloat16",
+        "cuda -arch sm_86",
+    )
+    monkeypatch.setattr(task_run, "sketches_of", lambda *_: [made])
+
+    def latency_us(program: object) -> float:
+        if not isinstance(program, GeneratedProgram):
+            return 1000.0
+        return 10.0 + abs(program.plan.launches[0].extents[0] - 16)
+
+    result = felix.tune(
+        task, trials=24, options=tuning_fakes.small(tuning_fakes.Pool(latency_us)), seed=0
+    )
+    assert isinstance(result, felix.TuneResult) and result.best is not None
+    assert {record.variant for record in result.records} == {"gemm-mma"}
+    assert result.best.template_text.startswith("gemm-mma: warp_m=")
+    assert result.best.latency_us < 20
 
 
 @pytest.mark.parametrize(
