@@ -17,8 +17,9 @@ read where a linear form of them says.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tvm
 
@@ -31,6 +32,8 @@ from felix.tir import grammar
 
 #: Times that an axis may be split.
 _MAX_SPLITS = 16
+#: Axes of the batch; a tensor map has two more for the matrix.
+_MAX_BATCH_AXES = 2
 
 #: Strides of a tensor by axes; of all tensors in the order of `walk.Accesses.tensors`.
 AxisStrides: TypeAlias = Mapping[Axis, int]
@@ -64,58 +67,81 @@ def _problem(program: Program) -> GemmProblem:
         strides = [axes.strides_of(offset) for offset in offsets]
         linear = [each for each in strides if each is not None]
         if len(linear) == len(strides):
-            b, i, j = _spatial_groups(linear, made.all_parts(spatial.values()))
+            groups = _spatial_groups(linear, made.all_parts(spatial.values()))
             k = _sum_group(linear, made.all_parts(reduced.values()))
-            return _assembled(program, accesses, (b, i, j, k))
+            return _assembled(program, accesses, groups, k)
         if not any(made.split(offset) for offset in offsets):
             break
-    raise NotPlain(
-        "a tensor is not read or written at a linear form of its iterators that begins with the "
-        "tensor's first element"
-    )
+    raise NotPlain("a tensor is not read or written at a linear form of its iterators")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Spatial:
+    """The axes of C; of several batch axes the outermost is first."""
+
+    batch: tuple[Group, ...]
+    i: Group | None
+    j: Group | None
+
+    def places(self, names: Mapping[str, Axis]) -> tuple[problem.Place, ...]:
+        """What names of axes mean."""
+        result = []
+        for name, axis in names.items():
+            for number, groups in enumerate((self.batch, (self.i,), (self.j,))):
+                members = [member for group in groups if group for member in group.members]
+                if axis in members:
+                    inner = members[members.index(axis) + 1 :]
+                    divisor = math.prod(member.extent for member in inner)
+                    result.append(problem.Place(name, number, divisor, axis.extent))
+        return tuple(result)
 
 
 def _assembled(
-    program: Program, accesses: walk.Accesses, groups: tuple[Group | None, ...]
+    program: Program, accesses: walk.Accesses, groups: _Spatial, k: Group | None
 ) -> GemmProblem:
-    """The problem of these groups for batch, i, j and k."""
-    batch, i, j, k = groups
+    """The problem of these groups."""
     tensors = accesses.tensors
     dtypes = [grammar.dtype(program.params[tensor.param]) for tensor in tensors]
+    outer, inner = (None, *groups.batch)[-2:] if groups.batch else (None, None)
 
-    def strides(tensor: int, *of: Group | None) -> problem.Strides:
-        first, second, third = (group.strides[tensor] if group else 0 for group in of)
-        return first, second, third
+    def lies(tensor: int, *of: Group | None) -> dict[str, Any]:
+        """Where a tensor lies: the problem's fields."""
+        first, second, third = (g.strides[tensor] if g else 0 for g in (inner, *of))
+        return {
+            "strides": (first, second, third),
+            "outer_stride": outer.strides[tensor] if outer else 0,
+            "offset": tensors[tensor].offset.constant,
+        }
 
+    i, j = groups.i, groups.j
     a, b = (
-        problem.Operand(tensors[number].param, dtypes[number], strides(number, batch, group, k))
+        problem.Operand(tensors[number].param, dtypes[number], **lies(number, group, k))
         for number, group in ((1, i), (2, j))
     )
     reads = tuple(
-        problem.Read(name, read.param, dtypes[number], strides(number, batch, i, j))
+        problem.Read(name, read.param, dtypes[number], **lies(number, i, j))
         for number, (name, read) in enumerate(accesses.reads.items(), start=3)
     )
     epilogue.c_type(dtypes[0])
     made = GemmProblem(
-        batch=batch.extent if batch else 1,
+        batch=math.prod(group.extent for group in groups.batch),
         m=i.extent if i else 1,
         n=j.extent if j else 1,
         k=k.extent if k else 1,
         a=a,
         b=b,
         accumulator=program.accumulator,
-        output=problem.Output(tensors[0].param, dtypes[0], strides(0, batch, i, j)),
-        epilogue=problem.Epilogue(accesses.epilogue, reads),
+        output=problem.Output(tensors[0].param, dtypes[0], **lies(0, i, j)),
+        epilogue=problem.Epilogue(accesses.epilogue, reads, groups.places(accesses.places)),
         n_params=len(program.params),
+        inner_batch=inner.extent if inner and outer else None,
     )
     _require_adjacent(made.a, made.m, made.k)
     _require_adjacent(made.b, made.n, made.k)
     return made.swapped if _is_turned(made) else made
 
 
-def _spatial_groups(
-    strides: Sequence[AxisStrides], spatial: Sequence[Axis]
-) -> tuple[Group | None, Group | None, Group | None]:
+def _spatial_groups(strides: Sequence[AxisStrides], spatial: Sequence[Axis]) -> _Spatial:
     """Batch, i and j: what both operands have, the first alone, the second alone.
 
     Of several groups of i or j that do not merge, the largest stays; others are batches of
@@ -131,8 +157,9 @@ def _spatial_groups(
     i, more_i = axes.with_largest_apart(of(in_a - in_b))
     j, more_j = axes.with_largest_apart(of(in_b - in_a))
     batch = axes.merged([*of(in_a & in_b), *more_i, *more_j], 0)
-    require(len(batch) <= 1, "several axes of its batch are not one by the tensors' strides")
-    return (batch[0] if batch else None), i, j
+    several = f"{len(batch)} axes of its batch are not two by the tensors' strides"
+    require(len(batch) <= _MAX_BATCH_AXES, several)
+    return _Spatial(tuple(batch), i, j)
 
 
 def _sum_group(strides: Sequence[AxisStrides], reduced: Sequence[Axis]) -> Group | None:

@@ -153,6 +153,121 @@ def _prologue_reshape() -> tvm.IRModule:
     return _te(x, w, y)
 
 
+def _product(m: int, n: int, k: int = 8, batch: int = 0) -> tuple[te.Tensor, ...]:
+    """Two operands and their product."""
+    lead = (batch,) if batch else ()
+    a, b = te.placeholder((*lead, m, k), name="a"), te.placeholder((*lead, k, n), name="b")
+    r = te.reduce_axis((0, k), name="k")
+
+    def value(*at: tirx.Var) -> tirx.Expr:
+        *outer, i, j = at
+        return te.sum(a[(*outer, i, r)] * b[(*outer, r, j)], r)
+
+    return a, b, te.compute((*lead, m, n), value, "y")
+
+
+def _masked(kind: str) -> tvm.IRModule:
+    """Products some of whose elements are replaced by where they lie."""
+    a, b, y = _product(6, 10, batch=3)
+    lengths = te.placeholder((3,), name="lengths", dtype="int32")
+
+    def value(h: tirx.Var, i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        x = y[h, i, j] * 0.5
+        match kind:
+            case "causal":
+                return tirx.Select(j > i + 4, tirx.const(-1e4, "float32"), x)
+            case "lengths":
+                return te.if_then_else(j < lengths[h], x, -1e4)
+            case "window":
+                return te.if_then_else(tirx.all(j <= i + 4, i < j + 2), x, 0.0)
+            case "slopes":
+                return x - (h + 1).astype("float32") * (tirx.max(i, j) - j).astype("float32")
+        return te.if_then_else((i * 10 + j) // 7 % 2 == 0, x, h.astype("float32"))
+
+    params = (a, b, lengths) if kind == "lengths" else (a, b)
+    return _te(*params, te.compute((3, 6, 10), value, "z"))
+
+
+def _masked_heads() -> tvm.IRModule:
+    """Rows that are split behind the product: places are of parts of an axis."""
+    a, b, y = _product(12, 20)
+    heads = topi.transpose(topi.reshape(y, (12, 4, 5)), (1, 0, 2))
+
+    def value(h: tirx.Var, s: tirx.Var, d: tirx.Var) -> tirx.Expr:
+        return te.if_then_else(h <= s // 3 + d, heads[h, s, d], 1.0)
+
+    return _te(a, b, te.compute((4, 12, 5), value, "z"))
+
+
+def _fused_qkv(which: str) -> tvm.IRModule:
+    """Scores of heads of queries and keys, or mixed values, that lie side by side in a tensor.
+
+    The tensor is [batch, sequence, 3 x heads x dim].
+    """
+    batch, rows, heads, dim = 2, 6, 4, 8
+    qkv = te.placeholder((batch, rows, 3 * heads * dim), name="qkv", dtype="float16")
+    parts = topi.split(qkv, 3, axis=2)
+    q, key, v = (topi.reshape(part, (batch, rows, heads, dim)) for part in parts)
+    if which == "scores":
+        k = te.reduce_axis((0, dim), name="k")
+
+        def score(b: tirx.Var, h: tirx.Var, s: tirx.Var, t: tirx.Var) -> tirx.Expr:
+            pair = (q[b, s, h, k], key[b, t, h, k])
+            return te.sum(pair[0].astype("float32") * pair[1].astype("float32"), k)
+
+        y = te.compute((batch, heads, rows, rows), score, "scores")
+        masked = te.compute(
+            y.shape,
+            lambda b, h, s, t: tirx.Select(t <= s, y[b, h, s, t] * 0.3, tirx.const(-9.0)),
+            "masked",
+        )
+        return _te(qkv, masked)
+    weights = te.placeholder((batch, heads, rows, rows), name="weights", dtype="float16")
+    t = te.reduce_axis((0, rows), name="t")
+
+    def mixed(b: tirx.Var, s: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.Expr:
+        return te.sum(weights[b, h, s, t].astype("float32") * v[b, t, h, d].astype("float32"), t)
+
+    y = te.compute((batch, rows, heads, dim), mixed, "mixed")
+    return _te(qkv, weights, topi.reshape(y, (batch, rows, heads * dim)))
+
+
+def _grouped_queries() -> tvm.IRModule:
+    """Groups of 3 heads of queries share a head of keys."""
+    q = te.placeholder((2, 5, 6, 8), name="q")
+    key = te.placeholder((2, 7, 2, 8), name="key")
+    k = te.reduce_axis((0, 8), name="k")
+    return _te(
+        q,
+        key,
+        te.compute(
+            (6, 5, 7), lambda h, s, t: te.sum(q[0, s, h, k] * key[0, t, h // 3, k], k), "y"
+        ),
+    )
+
+
+def _sliced() -> tvm.IRModule:
+    """Operands and a residual that begin inside their tensors."""
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((9, 6), name="b")
+    rest = te.placeholder((7, 12), name="rest")
+    k = te.reduce_axis((0, 8), name="k")
+    y = te.compute((4, 6), lambda i, j: te.sum(a[i + 2, k] * b[k + 1, j], k), "y")
+    return _te(a, b, rest, te.compute((4, 6), lambda i, j: y[i, j] + rest[i + 3, j + 5], "z"))
+
+
+def _attention_parts() -> dict[str, tvm.IRModule]:
+    kinds = ("causal", "lengths", "window", "slopes", "stripes")
+    programs = {f"masked_{kind}": _masked(kind) for kind in kinds}
+    programs |= {f"fused_qkv_{which}": _fused_qkv(which) for which in ("scores", "mixed")}
+    return programs | {
+        "masked_heads": _masked_heads(),
+        "grouped_queries": _grouped_queries(),
+        "sliced": _sliced(),
+        "einsum_turned_batches": _einsum("baik,abkj->abij", a=2, b=3, i=4, k=5, j=6),
+        "reshaped_batches": _reshaped((2, 6)),
+    }
+
+
 def _gemms() -> dict[str, tvm.IRModule]:
     specs = [
         f"gemm:6,10,8,transpose_a={ta},transpose_b={tb}{batch}"
@@ -199,7 +314,7 @@ def _programs() -> dict[str, tvm.IRModule]:
     }
 
 
-PROGRAMS = {**_gemms(), **_programs(), **_models()}
+PROGRAMS = {**_gemms(), **_programs(), **_attention_parts(), **_models()}
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +363,6 @@ def test_orders_and_merged_axes() -> None:
     assert "half" not in narrow.epilogue.expression and narrow.accumulator == "float32"
 
 
-def _masked() -> tvm.IRModule:
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
-    k = te.reduce_axis((0, 8), name="k")
-    y = te.compute((6, 6), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
-    return _te(a, b, te.compute((6, 6), lambda i, j: tirx.Select(j > i, 0.0, y[i, j]), "z"))
-
-
 def _combined() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
@@ -267,16 +375,48 @@ def _activated_operand() -> tvm.IRModule:
     return _te(a, b, topi.matmul(topi.nn.relu(a), b))
 
 
-def _sliced() -> tvm.IRModule:
+def _flipped() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
-    return _te(a, b, te.compute((4, 6), lambda i, j: te.sum(a[i + 2, k] * b[k, j], k), "y"))
+    return _te(a, b, te.compute((6, 6), lambda i, j: te.sum(a[5 - i, k] * b[k, j], k), "y"))
+
+
+def _guarded() -> tvm.IRModule:
+    """A bias of the first columns alone."""
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    bias, y = te.placeholder((4,), name="bias"), topi.matmul(a, b)
+
+    def value(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        return y[i, j] + tirx.if_then_else(j < 4, bias[j], 0.0)
+
+    return _te(a, b, bias, te.compute((6, 6), value, "z"))
 
 
 def _two_outputs() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     y = topi.matmul(a, b)
     return _te(a, b, y, topi.nn.relu(y))
+
+
+def test_offsets_and_batch_axes() -> None:
+    def of(name: str) -> GemmProblem:
+        problem = recognise(PROGRAMS[name])
+        assert isinstance(problem, GemmProblem)
+        return problem
+
+    scores = of("fused_qkv_scores")
+    assert (scores.batch, scores.inner_batch, scores.m, scores.n) == (8, 4, 6, 6)
+    assert (scores.a.outer_stride, scores.a.strides) == (6 * 96, (8, 96, 1))
+    assert (scores.a.offset, scores.b.offset) == (0, 32)
+    assert scores.epilogue.places and scores.swapped.swapped == scores
+    mixed = of("fused_qkv_mixed")
+    assert (mixed.inner_batch, mixed.b.offset, mixed.output.strides) == (4, 64, (8, 32, 1))
+    grouped = of("grouped_queries")
+    assert (grouped.batch, grouped.inner_batch) == (6, 3)
+    assert (grouped.b.outer_stride, grouped.b.strides[0]) == (8, 0)
+    assert grouped.matrices(grouped.b) == 2 and grouped.matrices(grouped.a) == 6
+    sliced = of("sliced")
+    assert (sliced.a.offset, sliced.b.offset, sliced.epilogue.reads[0].offset) == (16, 6, 41)
 
 
 @pytest.mark.parametrize(
@@ -287,13 +427,12 @@ def _two_outputs() -> tvm.IRModule:
         (workloads.parse("reduce:6x8,axes=1,kind=max", "llvm").mod, "begins with 0"),
         (workloads.parse("reduce:6x8,axes=1,kind=sum", "llvm").mod, "products of two tensors"),
         (workloads.parse("conv2d:1,8,8,4,4,3,padding=1", "llvm").mod, "computed before"),
-        (_masked(), "depends on where"),
         (_combined(), "combines different elements"),
         (_activated_operand(), "computed before"),
-        (_sliced(), "begins with the tensor's first element"),
+        (_flipped(), "a linear form of its iterators"),
+        (_guarded(), "bias where a condition holds"),
         (_two_outputs(), "2 outputs"),
-        (_einsum("baik,abkj->abij", a=2, b=3, i=4, k=5, j=6), "axes of its batch"),
-        (_reshaped((2, 6)), "axes of its batch"),
+        (_einsum("baick,abckj->abcij", a=2, b=3, c=2, i=4, k=5, j=6), "3 axes of its batch"),
         (_einsum("i,j->ij", i=6, j=5), "0 reductions"),
         (_einsum("ikl,lkj->ij", i=6, k=4, l=3, j=5), "axes of its sum"),
         (_einsum("ik,j->ij", i=6, k=4, j=5), "does not have"),
