@@ -14,8 +14,8 @@ parts, of the values that are stored and of the sums:
 - Sums of float8 products are kept with 13 bits below the point of the largest term by tensor cores
   (arXiv:2412.19437, section 3.3.2): eps(a) = 2^-13, and s = 1/64, for 32 terms at once.
 - Where products of float32 may be computed in TF32 (`felix.tir.tf32`), each factor loses up to
-  eps(TF32) = 2^-10 of itself, always towards 0. A sum shrinks by that much, and terms of both signs
-  leave about 0.4 · eps(TF32) of its root mean square. So t grows by 4 · eps(TF32) = 0.0039.
+  eps(TF32) = 2^-10 of itself, always towards 0. A sum shrinks by that much, and terms of both
+  signs leave about 0.4 · eps(TF32) of its root mean square. So t grows by 4 · eps(TF32) = 0.0039.
 
 A product of 4096 terms of bfloat16 has t = 0.031 with a bfloat16 output and 3.5e-5 with a float32
 one. A kernel that leaves out 64 terms errs by 0.125 times the root mean square of its outputs.
