@@ -11,6 +11,7 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def _json(task: Task, tables: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _table_of(kind: str) -> tuple[spec.Feature, ...] | tuple[template_spec.Feature, ...]:
+def _table_of(kind: str) -> Sequence[spec.Feature | template_spec.Feature]:
     """The features of sketches of a kind."""
     return spec.FEATURES if kind == FeatureKind.TRACE else template_spec.FEATURES
 
