@@ -23,6 +23,7 @@ from felix.templates.gemm import axes, dimensions, walk
 from felix.templates.gemm.axes import Axis, Group
 from felix.templates.gemm.dimensions import Dimension
 from felix.templates.gemm.problem import Gather, Window
+from felix.templates.gemm.spatial import MAX_BATCH_AXES, Spatial
 from felix.templates.gemm.stages import NotPlain, require
 
 _MAX_WINDOWS = 3
@@ -37,12 +38,13 @@ class Convolution:
 
     Attributes:
         data: the number, 1 or 2, of the tensor whose rows are i; the other one has j.
-        groups: batch, i, j and k. Strides along what a `Gather` says are 0.
+        spatial, k: its axes. Strides along what a `Gather` says are 0.
         gathers: of the data, and of the other operand unless its strides describe it.
     """
 
     data: int
-    groups: tuple[Group | None, Group | None, Group | None, Group | None]
+    spatial: Spatial
+    k: Group
     gathers: tuple[Gather, Gather | None]
 
     @property
@@ -189,8 +191,14 @@ def _assembled(
     require(
         strides is not None, "its result or what its epilogue reads does not lie pixel by pixel"
     )
-    batch = _one_group(shared, known, "batch")
-    j = _one_group(known.columns, known, "columns")
+    batch = axes.merged(axes.groups_of(shared, known.strides), 0)
+    require(
+        len(batch) <= MAX_BATCH_AXES,
+        f"{len(batch)} axes of its convolution's batch are not two by the tensors' strides",
+    )
+    columns = axes.merged(axes.groups_of(known.columns, known.strides), 0)
+    require(len(columns) <= 1, "several axes of its convolution's columns are not one")
+    j = next(iter(columns), None)
     tap_axes = [d.tap for d in windows if d.tap]
     k_axes = [*tap_axes, *([channel.tap] if channel and channel.tap else [])]
     stride_of_k = known.stride(other, k_axes)
@@ -205,7 +213,8 @@ def _assembled(
     rows = gather.rows
     return Convolution(
         data,
-        (batch, Group(rows, strides or ()), j, Group(gather.k, of_k)),
+        Spatial(tuple(batch), Group(rows, strides or (), (*image_axes, *row_axes)), j),
+        Group(gather.k, of_k),
         (gather, None if stride_of_k is not None else _weights(known, gather, j, k_axes)),
     )
 
@@ -222,10 +231,3 @@ def _weights(known: _Axes, gather: Gather, j: Group | None, k_axes: Sequence[Axi
         channels=gather.channels,
         channel_stride=strides[k_axes[-1]] if gather.channels > 1 else 1,
     )
-
-
-def _one_group(members: Sequence[Axis], known: _Axes, what: str) -> Group | None:
-    """Axes as one for every tensor."""
-    merged = axes.merged(axes.groups_of(members, known.strides), 0)
-    require(len(merged) <= 1, f"several axes of its convolution's {what} are not one")
-    return merged[0] if merged else None

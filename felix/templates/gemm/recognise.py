@@ -18,8 +18,9 @@ read where a linear form of them says.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tvm
 
@@ -27,6 +28,7 @@ from felix import errors
 from felix.templates.gemm import axes, convolution, epilogue, problem, walk
 from felix.templates.gemm.axes import Axis, Group
 from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.spatial import MAX_BATCH_AXES, Spatial
 from felix.templates.gemm.stages import NotPlain, Program, program_of, require
 from felix.tir import grammar
 
@@ -71,7 +73,9 @@ def _problem(program: Program) -> GemmProblem:
         if sliding is None:
             raise
         return _convolution(program, accesses, sliding)
-    has_batch = plain.batch > 1 and 0 in (plain.a.strides[0], plain.b.strides[0])
+    has_batch = plain.batch > 1 and not all(
+        plain.matrices(operand) == plain.batch for operand in (plain.a, plain.b)
+    )
     sliding = _sliding(accesses, *parts) if has_batch else None
     return _convolution(program, accesses, sliding) if sliding else plain
 
@@ -95,12 +99,10 @@ def _product(
     linear = [each for each in strides if each is not None]
     require(
         len(linear) == len(strides) and not any(each.guards for each in accesses.operands),
-        "a tensor is not read or written at a linear form of its iterators that begins with the "
-        "tensor's first element",
+        "a tensor is not read or written at a linear form of its iterators",
     )
-    b, i, j = _spatial_groups(linear, spatial)
-    k = _sum_group(linear, reduced)
-    made = _assembled(program, accesses, (b, i, j, k))
+    groups, k = _spatial_groups(linear, spatial), _sum_group(linear, reduced)
+    made = _assembled(program, accesses, groups, k)
     _require_adjacent(made.a, made.m, made.k)
     _require_adjacent(made.b, made.n, made.k)
     return made.swapped if _is_turned(made) else made
@@ -110,12 +112,16 @@ def _convolution(
     program: Program, accesses: walk.Accesses, sliding: convolution.Convolution
 ) -> GemmProblem:
     """The product whose rows are gathered."""
-    made = _assembled(program, accesses, sliding.groups, sliding.data)
+    made = _assembled(program, accesses, sliding.spatial, sliding.k, sliding.data)
     a, b = (
-        dataclasses.replace(operand, strides=(operand.strides[0], 0, 0), gather=gather)
+        dataclasses.replace(
+            operand, strides=(operand.strides[0], 0, 0), gather=gather, offset=offset
+        )
         if gather
         else operand
-        for operand, gather in zip((made.a, made.b), sliding.gathers, strict=True)
+        for operand, gather, offset in zip(
+            (made.a, made.b), sliding.gathers, (0, made.b.offset), strict=True
+        )
     )
     made = dataclasses.replace(made, a=a, b=b)
     if b.gather is None:
@@ -124,43 +130,52 @@ def _convolution(
 
 
 def _assembled(
-    program: Program, accesses: walk.Accesses, groups: tuple[Group | None, ...], first: int = 1
+    program: Program,
+    accesses: walk.Accesses,
+    groups: Spatial,
+    k: Group | None,
+    first: int = 1,
 ) -> GemmProblem:
-    """The problem of these groups for batch, i, j and k; `first` is the tensor that is A."""
-    batch, i, j, k = groups
+    """The problem of these groups; `first` is the tensor that is A."""
     tensors = accesses.tensors
     dtypes = [grammar.dtype(program.params[tensor.param]) for tensor in tensors]
+    outer, inner = (None, *groups.batch)[-2:] if groups.batch else (None, None)
 
-    def strides(tensor: int, *of: Group | None) -> problem.Strides:
-        first, second, third = (group.strides[tensor] if group else 0 for group in of)
-        return first, second, third
+    def lies(tensor: int, *of: Group | None) -> dict[str, Any]:
+        """Where a tensor lies: the problem's fields."""
+        first, second, third = (g.strides[tensor] if g else 0 for g in (inner, *of))
+        return {
+            "strides": (first, second, third),
+            "outer_stride": outer.strides[tensor] if outer else 0,
+            "offset": tensors[tensor].offset.constant,
+        }
 
+    i, j = groups.i, groups.j
     a, b = (
-        problem.Operand(tensors[number].param, dtypes[number], strides(number, batch, group, k))
+        problem.Operand(tensors[number].param, dtypes[number], **lies(number, group, k))
         for number, group in ((first, i), (3 - first, j))
     )
     reads = tuple(
-        problem.Read(name, read.param, dtypes[number], strides(number, batch, i, j))
+        problem.Read(name, read.param, dtypes[number], **lies(number, i, j))
         for number, (name, read) in enumerate(accesses.reads.items(), start=3)
     )
     epilogue.c_type(dtypes[0])
     return GemmProblem(
-        batch=batch.extent if batch else 1,
+        batch=math.prod(group.extent for group in groups.batch),
         m=i.extent if i else 1,
         n=j.extent if j else 1,
         k=k.extent if k else 1,
         a=a,
         b=b,
         accumulator=program.accumulator,
-        output=problem.Output(tensors[0].param, dtypes[0], strides(0, batch, i, j)),
-        epilogue=problem.Epilogue(accesses.epilogue, reads),
+        output=problem.Output(tensors[0].param, dtypes[0], **lies(0, i, j)),
+        epilogue=problem.Epilogue(accesses.epilogue, reads, groups.places(accesses.places)),
         n_params=len(program.params),
+        inner_batch=inner.extent if inner and outer else None,
     )
 
 
-def _spatial_groups(
-    strides: Sequence[AxisStrides], spatial: Sequence[Axis]
-) -> tuple[Group | None, Group | None, Group | None]:
+def _spatial_groups(strides: Sequence[AxisStrides], spatial: Sequence[Axis]) -> Spatial:
     """Batch, i and j: what both operands have, the first alone, the second alone.
 
     Of several groups of i or j that do not merge, the largest stays; others are batches of
@@ -176,8 +191,9 @@ def _spatial_groups(
     i, more_i = axes.with_largest_apart(of(in_a - in_b))
     j, more_j = axes.with_largest_apart(of(in_b - in_a))
     batch = axes.merged([*of(in_a & in_b), *more_i, *more_j], 0)
-    require(len(batch) <= 1, "several axes of its batch are not one by the tensors' strides")
-    return (batch[0] if batch else None), i, j
+    several = f"{len(batch)} axes of its batch are not two by the tensors' strides"
+    require(len(batch) <= MAX_BATCH_AXES, several)
+    return Spatial(tuple(batch), i, j)
 
 
 def _sum_group(strides: Sequence[AxisStrides], reduced: Sequence[Axis]) -> Group | None:

@@ -9,6 +9,7 @@ once in a kernel, places of k once in a step, for all rows of a thread.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from felix.templates.gemm.ampere import dtypes
 from felix.templates.gemm.problem import Gather, Operand, Window
@@ -82,11 +83,11 @@ struct {name} {{
 """
 
 
-def copy_bytes(operand: Operand, gather: Gather) -> int | None:
+def copy_bytes(operand: Operand, gather: Gather, batch_strides: Sequence[int]) -> int | None:
     """Bytes that one cp.async copies; None where channels do not lie in pieces of any size."""
     size = dtypes.STORAGE[operand.dtype].size_bytes
     strides = [w.element_stride for w in gather.windows]
-    strides += [operand.strides[0], gather.image_stride, gather.channels]
+    strides += [*batch_strides, operand.offset, gather.image_stride, gather.channels]
     if gather.channel_stride != 1 and gather.channels > 1:
         return None
     fits = (b for b in _COPIES if all(stride * size % b == 0 for stride in strides))
@@ -120,7 +121,7 @@ def _places(window: Window) -> list[int]:
     return [place for place in every if 0 <= place < window.extent]
 
 
-def places(name: str, operand: Operand, gather: Gather) -> str:
+def places(name: str, gather: Gather, bytes_of_copy: int) -> str:
     """The class of these rows and places of k."""
     windows = list(enumerate(gather.windows))
     outputs, digits, inside = "", "", ""
@@ -143,14 +144,14 @@ def places(name: str, operand: Operand, gather: Gather) -> str:
             bits.append(f"Mask(1) << ({bit} + tap{i})")
             bit += w.taps
     return _PLACES.format(
-        name=name, offset=_offset(operand, gather), mask="u32" if bit <= 32 else "u64",
-        copy_bytes=copy_bytes(operand, gather), outputs=outputs, rows=gather.rows,
+        name=name, offset=_offset(gather), mask="u32" if bit <= 32 else "u64",
+        copy_bytes=bytes_of_copy, outputs=outputs, rows=gather.rows,
         inside=inside, first=first, channels=gather.channels, digits=digits,
         bits=" | ".join(bits), place=place,
     )  # fmt: skip
 
 
-def _offset(operand: Operand, gather: Gather) -> str:
+def _offset(gather: Gather) -> str:
     """The narrowest type of offsets in a group's data, those of padding included."""
     span = gather.images * gather.image_stride + gather.channels
     for w in gather.windows:

@@ -48,12 +48,13 @@ class Matrix:
         operand: its parameter, dtype and strides.
         rows: of A, or columns of B.
         k: length of the sum.
+        batch_strides: of the outer and the inner batch axis; 0 where one matrix serves all.
     """
 
     operand: Operand
     rows: int
     k: int
-    batch: int
+    batch_strides: tuple[int, int]
 
     @property
     def element_bytes(self) -> int:
@@ -66,16 +67,15 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        """Of a batch, those outside of gathered data left out."""
+        """Of one matrix, those outside of gathered data left out."""
         of = self.operand.gather
         return gather.inside_elements(of) if of else self.rows * self.k
 
     @property
     def distinct_elements(self) -> int:
-        """Of all batches, each counted once."""
+        """Of one matrix, each counted once."""
         of = self.operand.gather
-        of_batch = gather.distinct_elements(of) if of else self.rows * self.k
-        return of_batch * (self.batch if self.operand.strides[0] else 1)
+        return gather.distinct_elements(of) if of else self.rows * self.k
 
     def swizzle(self, block: int, block_k: int) -> Swizzle:
         """Of a tile of `block` rows and `block_k` of k."""
@@ -95,10 +95,9 @@ class Matrix:
         Tensors themselves begin at multiples of 256 bytes.
         """
         if self.operand.gather:
-            return gather.copy_bytes(self.operand, self.operand.gather)
-        batch_stride = self.operand.strides[0] if self.batch > 1 else 0
+            return gather.copy_bytes(self.operand, self.operand.gather, self.batch_strides)
         lines = self.rows if self.is_along_k else self.k
-        strides = [batch_stride, self.line_stride if lines > 1 else 0]
+        strides = [*self.batch_strides, self.line_stride if lines > 1 else 0, self.operand.offset]
         for size in _COPIES:
             if all(stride * self.element_bytes % size == 0 for stride in strides):
                 return size
@@ -108,6 +107,6 @@ class Matrix:
 def matrices(problem: GemmProblem) -> tuple[Matrix, Matrix]:
     """A and B."""
     return (
-        Matrix(problem.a, problem.m, problem.k, problem.batch),
-        Matrix(problem.b, problem.n, problem.k, problem.batch),
+        Matrix(problem.a, problem.m, problem.k, problem.batch_strides(problem.a)),
+        Matrix(problem.b, problem.n, problem.k, problem.batch_strides(problem.b)),
     )

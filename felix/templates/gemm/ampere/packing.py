@@ -31,8 +31,10 @@ __device__ __forceinline__ void {name}(long long index, const {element}* __restr
   union {{ {vector} whole; {element} values[{n}]; }} piece;
   const int channel = int({channel}) * {n}, place = int({place});
   const long long row = index / {of_row};
-  const {element}* const source = from + row / {rows} * {batch_stride}ll
-      + row % {rows} * {row_stride}ll + place * {place_stride}ll + channel * {channel_stride}ll;
+  const long long batch = row / {rows};
+  const {element}* const source = from + {offset}ll + batch / {inner} * {outer_stride}ll
+      + batch % {inner} * {inner_stride}ll + row % {rows} * {row_stride}ll
+      + place * {place_stride}ll + channel * {channel_stride}ll;
   #pragma unroll
   for (int i = 0; i < {n}; ++i)
     piece.values[i] = channel + i < {channels} ? source[i * {channel_stride}ll]
@@ -54,14 +56,17 @@ class Copy:
 
     Attributes:
         param: the source; `workspace` is the number of the copy's tensor.
+        batches: of the outer and the inner batch axis; 1 where one matrix serves all.
+        offset: of the source's first element.
         padded: channels of the copy.
     """
 
     param: int
     workspace: int
     dtype: str
-    batches: int
-    batch_stride: int
+    batches: tuple[int, int]
+    batch_strides: tuple[int, int]
+    offset: int
     rows: int
     row_stride: int
     places: int
@@ -73,7 +78,19 @@ class Copy:
     @property
     def elements(self) -> int:
         """Of the copy."""
-        return self.batches * self.rows * self.places * self.padded
+        return math.prod(self.batches) * self.matrix_elements
+
+    @property
+    def matrix_elements(self) -> int:
+        """Of one matrix of the copy."""
+        return self.rows * self.places * self.padded
+
+    @property
+    def copied_strides(self) -> tuple[int, int]:
+        """Of the outer and the inner batch axis in the copy."""
+        outer, inner = self.batches
+        size = self.matrix_elements
+        return size * inner if outer > 1 else 0, size if inner > 1 else 0
 
     @property
     def bytes(self) -> int:
@@ -121,13 +138,14 @@ def packed(problem: GemmProblem) -> Packed:
     channels = data.gather.channels
     copies: list[Copy] = []
     made: dict[Operand, Operand] = {}
-    if gather.copy_bytes(data, data.gather) is None and _is_flat(data.gather.windows):
+    piece = gather.copy_bytes(data, data.gather, problem.batch_strides(data))
+    if piece is None and _is_flat(data.gather.windows):
         channels = -(-channels // _CHANNELS) * _CHANNELS
         copies.append(_of_data(problem, data, data.gather, channels))
         made[data] = _packed_data(data, data.gather, copies[-1])
     is_wider = channels != data.gather.channels
     columns = problem.n if weights is b else problem.m
-    if is_wider or not _suits(weights):
+    if is_wider or not _suits(problem, weights):
         copy = _of_weights(problem, weights, data.gather, columns, channels, len(copies))
         if copy is None:
             return Packed(problem)
@@ -138,10 +156,11 @@ def packed(problem: GemmProblem) -> Packed:
     return Packed(changed, tuple(copies))
 
 
-def _suits(weights: Operand) -> bool:
+def _suits(problem: GemmProblem, weights: Operand) -> bool:
     """Whether weights can be read where they lie."""
     if weights.gather:
-        return gather.copy_bytes(weights, weights.gather) is not None
+        strides = problem.batch_strides(weights)
+        return gather.copy_bytes(weights, weights.gather, strides) is not None
     instruction = dtypes.INSTRUCTIONS.get((weights.dtype, weights.dtype))
     return weights.strides[2] == 1 or instruction is None or instruction.has_transposes
 
@@ -154,10 +173,17 @@ def _is_flat(windows: Sequence[Window]) -> bool:
     )
 
 
+def _batches(problem: GemmProblem, operand: Operand) -> tuple[int, int]:
+    """Matrices of an operand along both batch axes."""
+    extents, strides = problem.batch_extents, problem.batch_strides(operand)
+    outer, inner = (e if s else 1 for e, s in zip(extents, strides, strict=True))
+    return outer, inner
+
+
 def _of_data(problem: GemmProblem, data: Operand, of: Gather, channels: int) -> Copy:
     return Copy(
         data.param, problem.n_params, data.dtype,
-        problem.batch if data.strides[0] else 1, data.strides[0],
+        _batches(problem, data), problem.batch_strides(data), data.offset,
         of.images, of.image_stride,
         math.prod(w.extent for w in of.windows), of.windows[-1].element_stride,
         of.channels, of.channel_stride, channels,
@@ -174,8 +200,8 @@ def _packed_data(data: Operand, of: Gather, copy: Copy) -> Operand:
     changed = dataclasses.replace(
         of, image_stride=stride, windows=tuple(windows), channels=copy.padded, channel_stride=1
     )
-    batch_stride = stride * of.images if data.strides[0] else 0
-    return Operand(copy.workspace, data.dtype, (batch_stride, 0, 0), changed)
+    outer, inner = copy.copied_strides
+    return Operand(copy.workspace, data.dtype, (inner, 0, 0), changed, outer_stride=outer)
 
 
 def _of_weights(
@@ -192,7 +218,7 @@ def _of_weights(
         channel_stride = weights.gather.channel_stride
     return Copy(
         weights.param, problem.n_params + number, weights.dtype,
-        problem.batch if weights.strides[0] else 1, weights.strides[0],
+        _batches(problem, weights), problem.batch_strides(weights), weights.offset,
         columns, row_stride, problem.k // data.channels, place_stride,
         data.channels, channel_stride, channels,
     )  # fmt: skip
@@ -201,8 +227,8 @@ def _of_weights(
 def _packed_weights(weights: Operand, copy: Copy) -> Operand:
     """The weights where they are copied to: contiguous along k."""
     k = copy.places * copy.padded
-    batch_stride = copy.rows * k if weights.strides[0] else 0
-    return Operand(copy.workspace, weights.dtype, (batch_stride, k, 1))
+    outer, inner = copy.copied_strides
+    return Operand(copy.workspace, weights.dtype, (inner, k, 1), outer_stride=outer)
 
 
 def launch(of: Packed) -> Launch:
@@ -237,6 +263,8 @@ def _copy_text(name: str, copy: Copy) -> str:
         channel=f"index % {pieces}" if is_last else f"index / {places} % {pieces}",
         place=f"index / {pieces} % {places}" if is_last else f"index % {places}",
         of_row=pieces * places, rows=copy.rows, places=places, padded=copy.padded,
-        channels=copy.channels, batch_stride=copy.batch_stride, row_stride=copy.row_stride,
+        channels=copy.channels, offset=copy.offset, inner=copy.batches[1],
+        outer_stride=copy.batch_strides[0], inner_stride=copy.batch_strides[1],
+        row_stride=copy.row_stride,
         place_stride=copy.place_stride, channel_stride=copy.channel_stride,
     )  # fmt: skip

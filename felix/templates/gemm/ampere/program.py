@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from felix.launch_plan import Launch, LaunchPlan
+from felix.templates.gemm import indexing
 from felix.templates.gemm.ampere import (
     decisions,
     dtypes,
@@ -113,7 +114,9 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
     }  # fmt: skip
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     for name, operand in (("A", problem.a), ("B", problem.b)):
-        text += f"constexpr long long BATCH_STRIDE_{name} = {operand.strides[0]};\n"
+        start = indexing.matrix_start(operand, problem)
+        function = f"__device__ __forceinline__ long long start_of_{name}(int batch)"
+        text += f"{function} {{ return {start}; }}\n"
     sums = "float" if problem.accumulator == "float32" else "int"
     return f"{text}typedef {a} Element;\ntypedef {b} ElementB;\ntypedef {sums} Sum;\n"
 
@@ -128,5 +131,6 @@ def _tile(name: str, matrix: layout.Matrix, axis: str, block: int, block_k: int)
     )
     if matrix.operand.gather is None:
         return f"typedef {tile} {name};\n"
-    places = gather.places(f"{name}Places", matrix.operand, matrix.operand.gather)
+    bytes_of_copy = matrix.copy_bytes or 0
+    places = gather.places(f"{name}Places", matrix.operand.gather, bytes_of_copy)
     return f"{places}typedef Gathered<{tile}, {name}Places> {name};\n"

@@ -39,7 +39,8 @@ def unsuited(problem: GemmProblem) -> str | None:
     for operand in (problem.a, problem.b):
         if operand.gather and gather.mask_bits(operand.gather) > gather.MOST_BITS:
             return f"its padded windows have more than {gather.MOST_BITS - 1} taps"
-        if operand.gather and gather.copy_bytes(operand, operand.gather) is None:
+        strides = problem.batch_strides(operand)
+        if operand.gather and gather.copy_bytes(operand, operand.gather, strides) is None:
             return "the places of its convolution's data are not one axis in memory"
     matrices = layout.matrices(problem)
     if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):

@@ -80,6 +80,9 @@ CASES: dict[str, tuple[int, tuple[int, ...], dict[str, Any], dict[str, int]]] = 
         SMALL | {"warps_m": 2, "split_k": 2},
     ),
     "first_odd": (2, (1, 9, 7, 5, 12, 3), {"layout": "NCHW", "stride": 2}, SMALL),
+    "first_images_and_groups": (
+        2, (2, 7, 7, 16, 16, 3), {"layout": "NCHW", "groups": 2}, SMALL | {"stages": 3},
+    ),
     "first_groups": (2, (1, 7, 7, 16, 16, 3), {"layout": "NCHW", "groups": 2}, SMALL),
     "tf32": (2, (2, 7, 7, 5, 16, 3), {"padding": 1, "dtype": "float32"}, SMALL | {"block_k": 16}),
     "int8": (2, (2, 7, 7, 16, 16, 3), {"padding": 1, "dtype": "int8"}, SMALL | {"block_k": 64}),
@@ -169,7 +172,7 @@ def _random_convolution(rng: random.Random) -> tuple[int, tuple[int, ...], dict[
         "dtype": rng.choice(["bfloat16", "float16"]),
         "epilogue": rng.choice([(), ("bias",), ("bias", "relu", "residual")]),
     }
-    if groups == 1 and rng.random() < 0.3:
+    if rng.random() < 0.3:
         options["layout"] = {1: "NCW", 2: "NCHW", 3: "NCDHW"}[n_axes]
     extents = tuple(rng.randint(7, 9) if n_axes < 3 else rng.randint(4, 7) for _ in kernel)
     if n_axes == 3:
