@@ -42,7 +42,7 @@ def measure(text: str, n: int) -> list[tuple[float, float]]:
 
     operator, params = catalogue.parse_params(text)
     task = workloads.build(operator, params, "llvm")
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     column = spec.NAMES.index("code_statements")
     points = []
     for number in range(n):

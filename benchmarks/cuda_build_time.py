@@ -54,7 +54,7 @@ def measure(text: str, n_random: int, n_rounds: int, n_compiled: int) -> list[di
     from felix.measure.cuda import nvrtc
 
     task = workloads.parse(text, target=TARGET)
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     drawn = [
         ("random", index, tuple(row))
         for index, sketch in enumerate(sketches)

@@ -44,7 +44,7 @@ def piece(name: str, steps: int, seed: int, rounds: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     task = workloads.parse(subgraphs.SUBGRAPHS[name], target=TARGET)
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     model, _ = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     moving = descent.DescentOptions(steps=steps, record_every=max(1, steps // RECORDED))
     searcher = search.GradientSearch(sketches, model, search.GradientOptions(descent=moving), seed)

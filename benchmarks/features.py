@@ -77,11 +77,13 @@ def measure(name: str, kind: str, n: int) -> dict[str, Any]:
 
     task = workloads.parse(WORKLOADS[name], TARGETS[kind])
     start = time.perf_counter()
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     space_s = time.perf_counter() - start
     cold = [_seconds(lambda s=sketch: s.formulas.default) for sketch in sketches]
-    cached = [_seconds(lambda s=sketch: s.formulas.default) for sketch in felix.sketches(task)]
-    more = [_one_more_structure(sketch) for sketch in felix.sketches(task)]
+    cached = [
+        _seconds(lambda s=sketch: s.formulas.default) for sketch in felix.trace_sketches(task)
+    ]
+    more = [_one_more_structure(sketch) for sketch in felix.trace_sketches(task)]
     compared = [_compare(task, sketch, n) for sketch in sketches]
     entry = {
         "workload": WORKLOADS[name],

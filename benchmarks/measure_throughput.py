@@ -196,7 +196,7 @@ def _candidates(name: str, count: int, seed: int) -> Candidates:
     from felix.search import build_time
 
     task = workloads.parse(WORKLOADS[name], target="cuda")
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     compile_s_and_mod: dict[str, tuple[float, Any]] = {}
     for number, sketch in enumerate(sketches):
         missing = count // len(sketches) + (number < count % len(sketches))

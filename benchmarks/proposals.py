@@ -43,7 +43,7 @@ def judge(text: str, target: str, proposals: int, uniform: int) -> dict[str, Any
 
     operator, params = catalogue.parse_params(text)
     task = workloads.build(operator, params, target)
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     searcher = search.GradientSearch(sketches, model, seed=0)
     suggestions: list[Any] = []

@@ -130,7 +130,7 @@ def _schedules(text: str, built_for: str, count: int, seed: int) -> list[str]:
     torch.set_num_threads(1)
     task = workloads.parse(text, target=built_for)
     rated: list[tuple[float, int, Any]] = []
-    sketches = felix.sketches(task)
+    sketches = felix.trace_sketches(task)
     for number, sketch in enumerate(sketches):
         rows = sketch.sample(256, seed=seed)
         names = tuple(sketch.formulas.names)

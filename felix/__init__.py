@@ -24,13 +24,14 @@ _LAZY = {
     "compile": "felix.tuning.tune",
     "extract_tasks": "felix.frontend",
     "sketches": "felix.sketch.sketch",
+    "trace_sketches": "felix.sketch.sketch",
     "tune": "felix.tuning.tune",
 }
 
 if TYPE_CHECKING:
     from felix import events, frontend, metaschedule, records, workloads
     from felix.frontend import extract_tasks
-    from felix.sketch.sketch import Sketch, sketches
+    from felix.sketch.sketch import Sketch, sketches, trace_sketches
     from felix.task import Task
     from felix.tuning.options import TuneOptions
     from felix.tuning.results import NetworkResult, TuneResult
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FelixError", "InvalidSchedule", "NetworkResult", "Sketch", "Task", "TuneOptions",
            "TuneResult", "compile", "errors", "events", "extract_tasks", "frontend",
-           "metaschedule", "records", "sketches", "tune", "workloads"]  # fmt: skip
+           "metaschedule", "records", "sketches", "trace_sketches", "tune",
+           "workloads"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,10 @@ class UnforeseenForm(UnsupportedSchedule):
     """The program has a form that modelling has no rule for, nor an error of its own."""
 
 
+class NotScheduled(UnsupportedSchedule, AttributeError):
+    """A sketch of a template has nothing that only a schedule of TVM has."""
+
+
 class InvalidSchedule(FelixError):
     """TVM rejected these decisions: the trace did not apply or a postprocessor failed."""
 

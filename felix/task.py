@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import te, tirx
 
 from felix import errors, names, target
-from felix.tir import bounds, grammar, identifiers, sandbox, validate
+from felix.tir import bounds, grammar, identifiers, sandbox, tf32, validate
 from felix.tir import cost as tir_cost
 
 TargetLike: TypeAlias = target.TargetLike
@@ -123,8 +123,22 @@ class Task:
                 "weight": self.weight,
                 "target": json.loads(_describe(self.target)),
                 "mod": tvm.ir.save_json(self.mod),
+                **({"allow_tf32": True} if self.allows_tf32 else {}),
             }
         )
+
+    @property
+    def allows_tf32(self) -> bool:
+        """Whether its products of float32 may be computed in TF32 (`felix.tir.tf32`)."""
+        return tf32.allowed(self.func)
+
+    def allowing_tf32(self) -> Task:
+        """The same task whose products of float32 may be computed in TF32.
+
+        It has another key. Its outputs may be further from the exact ones
+        (`felix.measure.rounding`).
+        """
+        return dataclasses.replace(self, mod=tvm.IRModule({"main": tf32.allow(self.func)}))
 
     @property
     def func(self) -> tirx.PrimFunc:
@@ -216,17 +230,18 @@ def _symbol(func: tirx.PrimFunc) -> str:
 
 
 def _from_json(text: str, spec: TargetLike | None, trusted: bool) -> Task:
-    body, name, weight, text_target = _envelope(text)
+    body, name, weight, text_target, allows_tf32 = _envelope(text)
     if spec is None and text_target is None:
         raise errors.WorkloadError("the text names no target; pass one")
     chosen = target.parse(spec if spec is not None else text_target or "")
     if not trusted:
         sandbox.try_in_child(body, _describe(chosen))
-    return _make(sandbox.load(body), chosen, name, weight)
+    made = _make(sandbox.load(body), chosen, name, weight)
+    return made.allowing_tf32() if allows_tf32 else made
 
 
-def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]:
-    """(TVM JSON, name, weight, target) of either form of text."""
+def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None, bool]:
+    """(TVM JSON, name, weight, target, whether TF32 is allowed) of either form of text."""
     if not isinstance(text, str):
         raise errors.WorkloadError(f"a task's JSON must be text, got {type(text).__name__}")
     if len(text) > sandbox.MAX_JSON_CHARACTERS:
@@ -242,7 +257,7 @@ def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]
     if not isinstance(outer, dict):
         raise errors.WorkloadError("a task's JSON must be an object")
     if "felix_task" not in outer:
-        return text, None, 1.0, None
+        return text, None, 1.0, None, False
     if outer["felix_task"] != FORMAT:
         raise errors.WorkloadError(
             f"task format {names.quoted(outer['felix_task'])} is not {FORMAT}"
@@ -256,4 +271,7 @@ def _envelope(text: str) -> tuple[str, str | None, float, dict[str, Any] | None]
     for field, kinds in expected.items():
         if not isinstance(outer.get(field), kinds):
             raise errors.WorkloadError(f"the task's field {field!r} is missing or malformed")
-    return outer["mod"], outer["name"], outer["weight"], outer["target"]
+    allows_tf32 = outer.get("allow_tf32", False)
+    if not isinstance(allows_tf32, bool):
+        raise errors.WorkloadError("the task's field 'allow_tf32' must be true or false")
+    return outer["mod"], outer["name"], outer["weight"], outer["target"], allows_tf32

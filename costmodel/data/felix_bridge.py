@@ -118,10 +118,10 @@ class FelixFeaturizer:
 
 
 def sketches_of(task: Task, hardware: Hardware | None = None) -> list[TraceSketch]:
-    """The sketches of a task, with formulas for the hardware (by default this machine's)."""
+    """The trace sketches of a task, with formulas for the hardware (by default this machine's)."""
     from felix.sketch import sketch
 
-    return sketch.sketches(task, hardware)
+    return sketch.trace_sketches(task, hardware)
 
 
 def sketch_with(

@@ -24,7 +24,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural
 
 from felix.measure import rounding
-from felix.tir import grammar
+from felix.tir import grammar, tf32
 
 Array = NDArray[Any]
 
@@ -124,7 +124,7 @@ def is_float(dtype: str) -> bool:
 
 def tolerance(mod: tvm.IRModule) -> float:
     """The relative tolerance t of the module docstring for one program; 0 for exact ones."""
-    return rounding.tolerance(leaf_blocks(mod["main"]))
+    return rounding.tolerance(leaf_blocks(mod["main"]), tf32.allowed(mod["main"]))
 
 
 def reduction_length(mod: tvm.IRModule) -> int:

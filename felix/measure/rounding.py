@@ -13,6 +13,9 @@ parts, of the values that are stored and of the sums:
   for 16 terms of 16 bits, so s = 1/32 for sums of such factors, else 0.
 - Sums of float8 products are kept with 13 bits below the point of the largest term by tensor cores
   (arXiv:2412.19437, section 3.3.2): eps(a) = 2^-13, and s = 1/64, for 32 terms at once.
+- Where products of float32 may be computed in TF32 (`felix.tir.tf32`), each factor loses up to
+  eps(TF32) = 2^-10 of itself, always towards 0. A sum shrinks by that much, and terms of both
+  signs leave about 0.4 · eps(TF32) of its root mean square. So t grows by 4 · eps(TF32) = 0.0039.
 
 A product of 4096 terms of bfloat16 has t = 0.031 with a bfloat16 output and 3.5e-5 with a float32
 one. A kernel that leaves out 64 terms errs by 0.125 times the root mean square of its outputs.
@@ -27,7 +30,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from felix.tir import grammar
+from felix.tir import grammar, tf32
 
 #: Iterator type of a reduction axis of a block.
 _REDUCTION = 2
@@ -37,10 +40,13 @@ _FLOAT8_SUM_EPS = 2.0**-13
 _TENSOR_CORE_FLOATS = frozenset(("float16", "bfloat16"))
 
 
-def tolerance(blocks: Sequence[Any]) -> float:
+def tolerance(blocks: Sequence[Any], allows_tf32: bool = False) -> float:
     """The relative tolerance of a program, from its blocks that compute; 0 for exact ones.
 
     Integers are exact, and so are copies.
+
+    Args:
+        allows_tf32: products of float32 may be computed in TF32.
     """
     rounded = [block for block in blocks if not _is_copy(block)]
     floats = {dtype for block in rounded for dtype in _written(block) if grammar.is_float(dtype)}
@@ -48,7 +54,8 @@ def tolerance(blocks: Sequence[Any]) -> float:
         return 0.0
     least = max(map(_eps, floats))
     stored = least * (32.0 if least < _NARROW_EPS else 4.0)
-    return stored + max(map(_sum_error, rounded))
+    factors = 4.0 * tf32.EPS if allows_tf32 and any(map(_sums_float32, rounded)) else 0.0
+    return stored + factors + max(map(_sum_error, rounded))
 
 
 def terms(block: Any) -> int:
@@ -67,6 +74,15 @@ def _sum_error(block: Any) -> float:
         return max(eps, _FLOAT8_SUM_EPS) * (2.0 * math.sqrt(length) + length / 64)
     bias = length / 32 if factors & _TENSOR_CORE_FLOATS else 0.0
     return eps * (2.0 * math.sqrt(length) + bias)
+
+
+def _sums_float32(block: Any) -> bool:
+    """Whether a block sums products of float32."""
+    values = grammar.expressions(block.body.value)
+    is_product = any(
+        type(value).__name__ == "Mul" and grammar.dtype(value) == "float32" for value in values
+    )
+    return terms(block) > 1 and _written(block) == {"float32"} and is_product
 
 
 def _written(block: Any) -> set[str]:

@@ -2,7 +2,8 @@
 
 Both kinds have task, index, key, variant, hardware, variables, formulas, `sample`,
 `is_applicable`, and `program(decisions)`, which is what is measured: a scheduled module, or a
-generated program.
+generated program. What only a trace has, like `schedule`, raises UnsupportedSchedule of a template
+sketch; `trace_sketches` lists sketches that have it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Modelled:
     n_traces: int
 
 
-def sketches(
+def trace_sketches(
     task: Task,
     machine: Hardware | None = None,
     on_left_out: OnLeftOut | None = None,
@@ -51,7 +52,7 @@ def sketches(
     """The trace sketches of MetaSchedule's default design space for the task's target.
 
     Those of the task's program come first, then those of each variant. Templates are no part of
-    them: `every` has those, too.
+    them: `sketches` has those, too.
 
     One that cannot be modelled is left out, and of very many some are (`felix.sketch.diversity`);
     the others keep their numbers.
@@ -70,17 +71,17 @@ def sketches(
     return modelled.sketches
 
 
-def every(
+def sketches(
     task: Task,
     machine: Hardware | None = None,
     on_left_out: OnLeftOut | None = None,
 ) -> list[Sketch]:
-    """The trace sketches of a task, then its template sketches.
+    """The sketches of a task: those of traces, then those of templates.
 
     The numbers of template sketches follow those of all traces. A program that no template
     recognises is left out of them: `on_left_out` is told why.
 
-    Args, Raises: as `sketches`; with a template sketch there need be no trace sketch.
+    Args, Raises: as `trace_sketches`; with a template sketch there need be no trace sketch.
     """
     machine = machine or hardware(task.target)
     modelled = _modelled(task, machine, on_left_out)

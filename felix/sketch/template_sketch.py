@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from felix.errors import DecisionError, InvalidSchedule
+from felix.errors import DecisionError, InvalidSchedule, NotScheduled
 from felix.features.kind import FeatureKind
 from felix.features.stores import RowName
 from felix.sketch import coordinates, formula_cache, formulas, legality, sampling
@@ -26,6 +27,12 @@ from felix.task import Task
 from felix.templates import spec
 from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter, Template
+
+#: What a sketch of a trace has and a template has not.
+TRACE_ONLY = frozenset(
+    """apply apply_stock concrete decisions_of mod postprocess schedule symbolic trace tvm_sample
+    with_decisions""".split()
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +90,17 @@ class TemplateSketch:
         self.variables: tuple[Variable, ...] = tuple(
             _variable(number, parameter) for number, parameter in enumerate(template.parameters)
         )
+
+    if not TYPE_CHECKING:  # type checkers say it before
+
+        def __getattr__(self, name: str) -> Any:
+            if name in TRACE_ONLY:
+                raise NotScheduled(
+                    f"{self.variant} is a template, which has no {name}: its kernels are "
+                    "generated, not scheduled by TVM; felix.trace_sketches(task) lists the "
+                    "sketches that have it"
+                )
+            raise AttributeError(f"TemplateSketch has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return (

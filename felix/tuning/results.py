@@ -57,7 +57,7 @@ class Best:
 
     @property
     def sketch_index(self) -> int:
-        """Number of its sketch: of `felix.sketches(task)`, or of a template, which follow them."""
+        """The `index` of its sketch, one of `felix.sketches(task)`."""
         return self.record.sketch_index
 
     @property

@@ -368,8 +368,8 @@ def sketches_of(
     from felix.sketch import sketch as sketching
 
     if has_templates:
-        return sketching.every(task, on_left_out=on_left_out)
-    return sketching.sketches(task, on_left_out=on_left_out)
+        return sketching.sketches(task, on_left_out=on_left_out)
+    return sketching.trace_sketches(task, on_left_out=on_left_out)
 
 
 def _searched(sketches: Sequence[Sketch]) -> list[Sketch]:

@@ -149,7 +149,10 @@ Progress = Callable[[int, int], None]
 
 
 def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = None) -> Report:
-    """Compare n random legal decisions of every sketch of the task with TVM's schedules.
+    """Compare n random legal decisions of every trace sketch of the task with TVM's schedules.
+
+    Generated kernels have no schedule of TVM; their formulas are compared with what they generate
+    by the tests of each template.
 
     Args:
         n: rows per sketch.
@@ -158,7 +161,7 @@ def check(task: Task, n: int = 50, seed: int = 0, progress: Progress | None = No
     """
     from felix.sketch import sketch
 
-    sketches = sketch.sketches(task)
+    sketches = sketch.trace_sketches(task)
     reports = []
     for i, one in enumerate(sketches):
         reports.append(check_sketch(one, n, seed))

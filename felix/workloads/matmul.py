@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import te
 
-from felix import task
+from felix import errors, task
 from felix.workloads import common, dtypes
 
 
@@ -25,6 +25,7 @@ def gemm(
     epilogue: common.Epilogue = (),
     dtype: dtypes.Factor = "float32",
     out_dtype: dtypes.Output | None = None,
+    allow_tf32: bool = False,
     target: common.TargetLike = "llvm",
 ) -> task.Task:
     """Matrix product A[m, k] · B[k, n], then the epilogue stages in order.
@@ -39,8 +40,12 @@ def gemm(
         dtype: type of A and B.
         out_dtype: type of the result, bias and residual. Left out: dtype; int32 for int8, bfloat16
             for float8. Sums are float32 (int32 for int8, float64 for float64).
+        allow_tf32: tensor cores may drop 13 bits of the mantissa of float32 factors; the result
+            may then be off by 0.4 % of its root mean square. For dtype=float32 alone.
         target: what to tune for.
     """
+    if allow_tf32 and dtype != "float32":
+        raise errors.WorkloadError(f"gemm: allow_tf32 is for dtype=float32, got {dtype}")
     out = dtypes.output("gemm", dtype, out_dtype, epilogue)
     lead = () if batch is None else (batch,)
     a = common.placeholder("A", lead + ((k, m) if transpose_a else (m, k)), dtype)
@@ -57,5 +62,6 @@ def gemm(
     extra, output = common.add_epilogue(result, epilogue, len(lead) + 1, out)
     layout = ("t" if transpose_a else "n") + ("t" if transpose_b else "n")
     tags = ["" if layout == "nn" else layout, *epilogue, dtypes.tag(dtype, out)]
-    name = common.name_of("gemm", (*lead, m, n, k), *tags)
-    return common.finish(name, [a, b, *extra, output], target)
+    name = common.name_of("gemm", (*lead, m, n, k), *tags, "tf32" if allow_tf32 else "")
+    made = common.finish(name, [a, b, *extra, output], target)
+    return made.allowing_tf32() if allow_tf32 else made

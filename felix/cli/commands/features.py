@@ -1,9 +1,8 @@
 """`felix features`: the feature values of random schedules, or the check against TVM.
 
-Of trace sketches alone: a template's formulas have a table of their own
-(`felix.templates.spec`) and no schedule of TVM to be checked against.
-
-Values are untransformed (`formulas.raw`); `felix.features.spec` says what each means.
+Features of a trace sketch are those of `felix.features.spec`, of a template sketch those of
+`felix.templates.spec`. Values are untransformed (`formulas.raw`). The check has trace sketches
+alone: TVM has no schedule of a template.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +19,11 @@ import numpy as np
 from felix import errors
 from felix.cli.commands import inputs
 from felix.features import spec
+from felix.features.kind import FeatureKind
+from felix.templates import spec as template_spec
 
 if TYPE_CHECKING:
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.sketch.sketch import Sketch
     from felix.task import Task
 
 
@@ -40,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise errors.WorkloadError(f"{task.name} has the sketches {numbers}")
     tables = [_values(sketch, arguments.samples, arguments.seed) for sketch in sketches]
     if arguments.json:
-        print(json.dumps({"task": task.name, "version": spec.FEATURES_VERSION,
-                          "features": _columns(), "sketches": tables}))  # fmt: skip
+        print(json.dumps(_json(task, tables)))
     elif arguments.csv:
         _csv(tables)
     else:
@@ -68,16 +69,33 @@ def _check(task: Task, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _columns() -> list[dict[str, Any]]:
-    return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in spec.FEATURES]
+def _json(task: Task, tables: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "version": spec.FEATURES_VERSION,
+        "features": _columns(FeatureKind.TRACE),
+        "template_version": template_spec.VERSION,
+        "template_features": _columns(FeatureKind.TEMPLATE),
+        "sketches": tables,
+    }
 
 
-def _values(sketch: TraceSketch, samples: int, seed: int) -> dict[str, Any]:
+def _table_of(kind: str) -> Sequence[spec.Feature | template_spec.Feature]:
+    """The features of sketches of a kind."""
+    return spec.FEATURES if kind == FeatureKind.TRACE else template_spec.FEATURES
+
+
+def _columns(kind: FeatureKind) -> list[dict[str, Any]]:
+    return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in _table_of(kind)]
+
+
+def _values(sketch: Sketch, samples: int, seed: int) -> dict[str, Any]:
     batch = sketch.sample(samples, seed)
     formulas = sketch.formulas
     raw = np.asarray(formulas.raw(batch))
     return {
         "sketch": sketch.index,
+        "kind": formulas.kind.value,
         "variant": str(sketch.variant),
         "variables": [v.name for v in sketch.variables],
         "decisions": batch.tolist(),
@@ -88,12 +106,24 @@ def _values(sketch: TraceSketch, samples: int, seed: int) -> dict[str, Any]:
 
 def _csv(tables: list[dict[str, Any]]) -> None:
     writer = csv.writer(sys.stdout)
-    writer.writerow(["sketch", "sample", "block", "buffer", *spec.NAMES])
+    columns = {kind: _names(kind) for kind in dict.fromkeys(table["kind"] for table in tables)}
+    every = [name for names in columns.values() for name in names]
+    writer.writerow(["sketch", "sample", "block", "buffer", *every])
     for sketch in tables:
+        names = columns[sketch["kind"]]
+        before = every.index(names[0])
         for sample, table in enumerate(sketch["values"]):
             for row, values in zip(sketch["rows"], table, strict=True):
                 head = [sketch["sketch"], sample, row["block"], row["buffer"]]
-                writer.writerow([*head, *(f"{value:.10g}" for value in values)])
+                cells = [""] * len(every)
+                cells[before : before + len(names)] = [f"{value:.10g}" for value in values]
+                writer.writerow([*head, *cells])
+
+
+def _names(kind: str) -> list[str]:
+    """Columns of a kind; those of templates begin with "template."."""
+    prefix = "" if kind == FeatureKind.TRACE else "template."
+    return [prefix + feature.name for feature in _table_of(kind)]
 
 
 def _table(name: str, sketch: dict[str, Any], with_zeros: bool) -> None:
@@ -115,7 +145,7 @@ def _table(name: str, sketch: dict[str, Any], with_zeros: bool) -> None:
                 else f"{row['block']}:{row['buffer']}"
             )
             rows.add_column(label, justify="right")
-        for column, feature in enumerate(spec.FEATURES):
+        for column, feature in enumerate(_table_of(sketch["kind"])):
             cells = [row[column] for row in values]
             if with_zeros or any(cells):
                 rows.add_row(feature.name, feature.unit, *(f"{cell:.6g}" for cell in cells))

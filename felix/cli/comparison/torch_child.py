@@ -31,7 +31,7 @@ def main() -> None:
     if device == "cuda" and not torch.cuda.is_available():
         process.answer(None, f"{torch.__version__} has no GPU here")
         return
-    use_full_precision()
+    use_full_precision(allow_tf32=request["params"].get("allow_tf32", False))
     try:
         form = torch_forms.form(request["operator"], request["params"])
     except errors.WorkloadError as error:
@@ -45,9 +45,9 @@ def main() -> None:
     process.answer(latency_us, ", ".join(filter(None, [_how(device), form.note])))
 
 
-def use_full_precision() -> None:
-    """No TF32, and no sums in types of 16 bits."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+def use_full_precision(allow_tf32: bool = False) -> None:
+    """No TF32 but for products that may use it, and no sums in types of 16 bits."""
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -24,10 +24,14 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """Axes that are one for every tensor: its extent, and its stride in each tensor in order."""
+    """Axes that are one for every tensor: its extent, and its stride in each tensor in order.
+
+    `members` are the axes, the outermost first.
+    """
 
     extent: int
     strides: tuple[int, ...]
+    members: tuple[Axis, ...] = ()
 
 
 class Axes:
@@ -93,16 +97,16 @@ def _inner_extent(extent: int, factor: int, divisor: int) -> int | None:
 
 
 def strides_of(form: Linear) -> dict[Axis, int] | None:
-    """Strides of a tensor whose first element is that of the axes' zeros; None if it is none."""
+    """Strides of a tensor that is read at a form; None where it is not linear in axes."""
     strides = {axis: factor for axis, factor in form.terms if isinstance(axis, Axis)}
-    if form.constant or len(strides) < len(form.terms) or min(strides.values(), default=0) < 0:
+    if len(strides) < len(form.terms) or min(strides.values(), default=0) < 0:
         return None
     return strides
 
 
 def groups_of(axes: Sequence[Axis], tensors: Sequence[Mapping[Axis, int]]) -> list[Group]:
     """Each axis by itself."""
-    return [Group(axis.extent, tuple(t.get(axis, 0) for t in tensors)) for axis in axes]
+    return [Group(axis.extent, tuple(t.get(axis, 0) for t in tensors), (axis,)) for axis in axes]
 
 
 def merged(groups: Sequence[Group], key: int) -> list[Group]:
@@ -116,7 +120,8 @@ def merged(groups: Sequence[Group], key: int) -> list[Group]:
         if outer and all(
             a == b * inner.extent for a, b in zip(outer.strides, inner.strides, strict=True)
         ):
-            result[-1] = Group(outer.extent * inner.extent, inner.strides)
+            extent, members = outer.extent * inner.extent, outer.members + inner.members
+            result[-1] = Group(extent, inner.strides, members)
         else:
             result.append(inner)
     return result

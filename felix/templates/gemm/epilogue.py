@@ -58,12 +58,13 @@ def c_type(dtype: str) -> str:
     raise Unsupported(f"it computes in {dtype}")
 
 
-def text(expr: Any, load: Callable[[Any], str]) -> str:
+def text(expr: Any, load: Callable[[Any], str], index: Callable[[Any], str]) -> str:
     """C++ of an expression; in parentheses unless it is a name, a number or a call.
 
     Args:
         expr: of the program's grammar.
         load: C++ of an element that is read.
+        index: C++ of an integer expression of iterators.
 
     Raises:
         Unsupported: there is none.
@@ -71,12 +72,12 @@ def text(expr: Any, load: Callable[[Any], str]) -> str:
     kind, dtype = type(expr).__name__, grammar.dtype(expr)
     if kind == "TensorLoad":
         return load(expr)
-    if kind == "Var":
-        raise Unsupported("its epilogue depends on where in the result an element lies")
+    if _is_index(expr, dtype):
+        return index(expr)
     value = c_type(dtype)
     if kind in ("IntImm", "FloatImm"):
         return _number(expr.value, value)
-    below = [text(child, load) for child in grammar.children(expr)]
+    below = [text(child, load, index) for child in grammar.children(expr)]
     if kind == "Cast":
         return _cast(below[0], c_type(grammar.dtype(expr.value)), dtype)
     if kind in ("Min", "Max"):
@@ -87,6 +88,15 @@ def text(expr: Any, load: Callable[[Any], str]) -> str:
     if kind in ("Not", "BitwiseNot"):
         return f"({'!' if kind == 'Not' else '~'}{below[0]})"
     return _operation(expr, kind, below)
+
+
+def _is_index(expr: Any, dtype: str) -> bool:
+    """Whether an expression is an integer that iterators alone determine, or one of 64 bits."""
+    if grammar.is_float(dtype) or dtype == "bool" or grammar.depends_on_data(expr):
+        return False
+    return grammar.bits(dtype) > _BITS or any(
+        type(part).__name__ == "Var" for part in grammar.expressions(expr)
+    )
 
 
 def _operation(expr: Any, kind: str, below: Sequence[str]) -> str:

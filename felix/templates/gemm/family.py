@@ -13,6 +13,7 @@ from felix.templates.gemm.ampere import template as ampere
 from felix.templates.gemm.hopper import template as hopper
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.template import Matching, Template
+from felix.tir import tf32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,17 +45,18 @@ WIDEST_BITS = 16
 def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
     """The templates of the first generator that runs on the architecture and suits the problem.
 
-    Of programs all of whose tensors are wide nothing is said.
+    Of programs all of whose tensors are wide nothing is said, unless they may use TF32.
     """
     generators = [each for each in GENERATORS if each.runs_on(arch)]
-    dtypes = [tvm.DataType(str(param.dtype)) for param in mod["main"].params]
-    if not generators or all(dtype.bits > WIDEST_BITS for dtype in dtypes):
+    allows_tf32 = tf32.allowed(mod["main"])
+    dtypes = [str(param.dtype) for param in mod["main"].params]
+    if not generators or (not allows_tf32 and not any(map(_is_narrow, dtypes))):
         return Matching()
     problem = recognise.recognise(mod)
     if isinstance(problem, recognise.NotRecognised):
         return Matching(reasons=(problem.reason,))
     for operand in (problem.a, problem.b):
-        if tvm.DataType(operand.dtype).bits > WIDEST_BITS:
+        if not _is_narrow(operand.dtype) and not (allows_tf32 and operand.dtype == "float32"):
             rounds = f"tensor cores would round its operands of {operand.dtype}"
             return Matching(reasons=(rounds,))
     reasons = []
@@ -65,3 +67,7 @@ def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
             return Matching(made)
         reasons.append(reason or f"there is no template of it for {arch}")
     return Matching(reasons=tuple(dict.fromkeys(reasons)))
+
+
+def _is_narrow(dtype: str) -> bool:
+    return bool(tvm.DataType(dtype).bits <= WIDEST_BITS)

@@ -8,7 +8,8 @@ elementwise stages to the program's one output:
 Indices may be any that become linear once iterators are split, so reshapes, transpositions and
 broadcasts before and after the product are a matter of strides. Operands may be cast to wider
 types. A program that sums in a narrow float is recognised as one that sums in float32, which is
-at least as near to the exact result. What is not recognised is left to trace sketches.
+at least as near to the exact result. Convolutions are products with a gathered operand
+(`convolution`). What is not recognised is left to trace sketches.
 
 Notation: iterators of the output's store and of the sum are the axes (`axes.Axis`); a tensor is
 read where a linear form of them says.
@@ -17,15 +18,17 @@ read where a linear form of them says.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tvm
 
 from felix import errors
-from felix.templates.gemm import axes, epilogue, problem, walk
+from felix.templates.gemm import axes, convolution, epilogue, problem, walk
 from felix.templates.gemm.axes import Axis, Group
 from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.spatial import MAX_BATCH_AXES, Spatial
 from felix.templates.gemm.stages import NotPlain, Program, program_of, require
 from felix.tir import grammar
 
@@ -60,62 +63,119 @@ def _problem(program: Program) -> GemmProblem:
     reduced = {axis.variable: made.new(axis.extent) for axis in program.product.reduced}
     for _ in range(_MAX_SPLITS):
         accesses = walk.accesses_of(program, made, spatial, reduced)
-        offsets = [tensor.offset for tensor in accesses.tensors]
-        strides = [axes.strides_of(offset) for offset in offsets]
-        linear = [each for each in strides if each is not None]
-        if len(linear) == len(strides):
-            b, i, j = _spatial_groups(linear, made.all_parts(spatial.values()))
-            k = _sum_group(linear, made.all_parts(reduced.values()))
-            return _assembled(program, accesses, (b, i, j, k))
-        if not any(made.split(offset) for offset in offsets):
+        if not any(made.split(tensor.offset) for tensor in accesses.tensors):
             break
-    raise NotPlain(
-        "a tensor is not read or written at a linear form of its iterators that begins with the "
-        "tensor's first element"
+    parts = made.all_parts(spatial.values()), made.all_parts(reduced.values())
+    try:
+        plain = _product(program, accesses, *parts)
+    except NotPlain:
+        sliding = convolution.of_accesses(accesses, *parts)
+        if sliding is None:
+            raise
+        return _convolution(program, accesses, sliding)
+    has_batch = plain.batch > 1 and not all(
+        plain.matrices(operand) == plain.batch for operand in (plain.a, plain.b)
     )
+    sliding = _sliding(accesses, *parts) if has_batch else None
+    return _convolution(program, accesses, sliding) if sliding else plain
+
+
+def _sliding(
+    accesses: walk.Accesses, spatial: Sequence[Axis], reduced: Sequence[Axis]
+) -> convolution.Convolution | None:
+    """A convolution that is a product as well: rows apart by a stride; None if it is none."""
+    try:
+        sliding = convolution.of_accesses(accesses, spatial, reduced)
+    except NotPlain:
+        return None
+    return sliding if sliding and sliding.slides else None
+
+
+def _product(
+    program: Program, accesses: walk.Accesses, spatial: Sequence[Axis], reduced: Sequence[Axis]
+) -> GemmProblem:
+    """The product of operands that strides describe."""
+    strides = [axes.strides_of(tensor.offset) for tensor in accesses.tensors]
+    linear = [each for each in strides if each is not None]
+    require(
+        len(linear) == len(strides) and not any(each.guards for each in accesses.operands),
+        "a tensor is not read or written at a linear form of its iterators",
+    )
+    groups, k = _spatial_groups(linear, spatial), _sum_group(linear, reduced)
+    made = _assembled(program, accesses, groups, k)
+    _require_adjacent(made.a, made.m, made.k)
+    _require_adjacent(made.b, made.n, made.k)
+    return made.swapped if _is_turned(made) else made
+
+
+def _convolution(
+    program: Program, accesses: walk.Accesses, sliding: convolution.Convolution
+) -> GemmProblem:
+    """The product whose rows are gathered."""
+    made = _assembled(program, accesses, sliding.spatial, sliding.k, sliding.data)
+    a, b = (
+        dataclasses.replace(
+            operand, strides=(operand.strides[0], 0, 0), gather=gather, offset=offset
+        )
+        if gather
+        else operand
+        for operand, gather, offset in zip(
+            (made.a, made.b), sliding.gathers, (0, made.b.offset), strict=True
+        )
+    )
+    made = dataclasses.replace(made, a=a, b=b)
+    if b.gather is None:
+        _require_adjacent(b, made.n, made.k)
+    return made.swapped if _is_turned(made) else made
 
 
 def _assembled(
-    program: Program, accesses: walk.Accesses, groups: tuple[Group | None, ...]
+    program: Program,
+    accesses: walk.Accesses,
+    groups: Spatial,
+    k: Group | None,
+    first: int = 1,
 ) -> GemmProblem:
-    """The problem of these groups for batch, i, j and k."""
-    batch, i, j, k = groups
+    """The problem of these groups; `first` is the tensor that is A."""
     tensors = accesses.tensors
     dtypes = [grammar.dtype(program.params[tensor.param]) for tensor in tensors]
+    outer, inner = (None, *groups.batch)[-2:] if groups.batch else (None, None)
 
-    def strides(tensor: int, *of: Group | None) -> problem.Strides:
-        first, second, third = (group.strides[tensor] if group else 0 for group in of)
-        return first, second, third
+    def lies(tensor: int, *of: Group | None) -> dict[str, Any]:
+        """Where a tensor lies: the problem's fields."""
+        first, second, third = (g.strides[tensor] if g else 0 for g in (inner, *of))
+        return {
+            "strides": (first, second, third),
+            "outer_stride": outer.strides[tensor] if outer else 0,
+            "offset": tensors[tensor].offset.constant,
+        }
 
+    i, j = groups.i, groups.j
     a, b = (
-        problem.Operand(tensors[number].param, dtypes[number], strides(number, batch, group, k))
-        for number, group in ((1, i), (2, j))
+        problem.Operand(tensors[number].param, dtypes[number], **lies(number, group, k))
+        for number, group in ((first, i), (3 - first, j))
     )
     reads = tuple(
-        problem.Read(name, read.param, dtypes[number], strides(number, batch, i, j))
+        problem.Read(name, read.param, dtypes[number], **lies(number, i, j))
         for number, (name, read) in enumerate(accesses.reads.items(), start=3)
     )
     epilogue.c_type(dtypes[0])
-    made = GemmProblem(
-        batch=batch.extent if batch else 1,
+    return GemmProblem(
+        batch=math.prod(group.extent for group in groups.batch),
         m=i.extent if i else 1,
         n=j.extent if j else 1,
         k=k.extent if k else 1,
         a=a,
         b=b,
         accumulator=program.accumulator,
-        output=problem.Output(tensors[0].param, dtypes[0], strides(0, batch, i, j)),
-        epilogue=problem.Epilogue(accesses.epilogue, reads),
+        output=problem.Output(tensors[0].param, dtypes[0], **lies(0, i, j)),
+        epilogue=problem.Epilogue(accesses.epilogue, reads, groups.places(accesses.places)),
         n_params=len(program.params),
+        inner_batch=inner.extent if inner and outer else None,
     )
-    _require_adjacent(made.a, made.m, made.k)
-    _require_adjacent(made.b, made.n, made.k)
-    return made.swapped if _is_turned(made) else made
 
 
-def _spatial_groups(
-    strides: Sequence[AxisStrides], spatial: Sequence[Axis]
-) -> tuple[Group | None, Group | None, Group | None]:
+def _spatial_groups(strides: Sequence[AxisStrides], spatial: Sequence[Axis]) -> Spatial:
     """Batch, i and j: what both operands have, the first alone, the second alone.
 
     Of several groups of i or j that do not merge, the largest stays; others are batches of
@@ -131,8 +191,9 @@ def _spatial_groups(
     i, more_i = axes.with_largest_apart(of(in_a - in_b))
     j, more_j = axes.with_largest_apart(of(in_b - in_a))
     batch = axes.merged([*of(in_a & in_b), *more_i, *more_j], 0)
-    require(len(batch) <= 1, "several axes of its batch are not one by the tensors' strides")
-    return (batch[0] if batch else None), i, j
+    several = f"{len(batch)} axes of its batch are not two by the tensors' strides"
+    require(len(batch) <= MAX_BATCH_AXES, several)
+    return Spatial(tuple(batch), i, j)
 
 
 def _sum_group(strides: Sequence[AxisStrides], reduced: Sequence[Axis]) -> Group | None:

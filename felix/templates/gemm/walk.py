@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from felix.templates.gemm import axes, epilogue
+from felix.templates.gemm import axes, epilogue, padding
 from felix.templates.gemm.axes import Axis
-from felix.templates.gemm.stages import Program, require
-from felix.tir import evaluation, grammar
-from felix.tir.ranges import Linear, Scope
+from felix.templates.gemm.stages import NotPlain, Program, require
+from felix.tir import evaluation, grammar, ranges
+from felix.tir.ranges import Interval, Linear, Scope
 
 #: C++ longer than this is no epilogue that compiles quickly.
 _MAX_CHARACTERS = 6000
+_INT_LIMIT = 2**31
 
 #: Values of variables.
 Values = Mapping[Any, Linear]
@@ -21,10 +22,18 @@ Values = Mapping[Any, Linear]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """An element of a parameter, counted from the tensor's first."""
+    """An element of a parameter, counted from the tensor's first.
+
+    Attributes:
+        indices: of each dimension; `extents` are those of the tensor.
+        guards: of an operand, which is 0 unless each of these is 0 or more.
+    """
 
     param: int
     offset: Linear
+    indices: tuple[Linear, ...]
+    extents: tuple[int, ...]
+    guards: frozenset[Linear] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,12 +45,14 @@ class Accesses:
         operands: what is multiplied.
         epilogue: C++ of its value.
         reads: what the epilogue reads besides the sum, by its names.
+        places: the axes whose values it mentions, by its names.
     """
 
     output: Access
     operands: tuple[Access, Access]
     epilogue: str
     reads: Mapping[str, Access]
+    places: Mapping[str, Axis]
 
     @property
     def tensors(self) -> list[Access]:
@@ -72,7 +83,7 @@ def accesses_of(
     at = dict(walk.sum_at or {}) | {v: made.value(axis) for v, axis in reduced.items()}
     first, second = (walk.operand(factor, at) for factor in program.factors)
     output = walk.access(program.output.buffer, walk.linear(program.output.indices, values))
-    return Accesses(output, (first, second), text, walk.reads)
+    return Accesses(output, (first, second), text, walk.reads, walk.places)
 
 
 class _Walk:
@@ -84,37 +95,89 @@ class _Walk:
         self._statements: list[tuple[str, str, str]] = []
         self._texts: dict[tuple[Any, tuple[Linear, ...]], str] = {}
         self.reads: dict[str, Access] = {}
+        self.places: dict[str, Axis] = {}
         self.sum_at: Values | None = None
 
     def stored(self, values: Values) -> str:
         """C++ of what the output's stage stores."""
         if self._program.output is self._program.product:
             return self._sum(values)
-        text = epilogue.text(self._program.output.value, lambda load: self._load(load, values))
+        text = self._text(self._program.output.value, values)
         return epilogue.joined(self._statements, text)
 
-    def operand(self, expr: Any, values: Values) -> Access:
-        """The element behind an operand, through copies, reshapes and widening casts."""
-        while type(expr).__name__ == "Cast" and _widens(expr):
-            expr = expr.value
+    def operand(
+        self, expr: Any, values: Values, guards: frozenset[Linear] = frozenset()
+    ) -> Access:
+        """The element behind an operand, through copies, reshapes, padding and widening casts."""
+        while (padded := padding.of(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
+            if padded:
+                guards |= padding.guards(padded, self._scope, values)
+            expr = padded.value if padded else expr.value
         require(grammar.is_load(expr), "an operand of the product is computed before it")
         indices = self.linear(expr.indices, values)
         stage = self._program.by_buffer.get(expr.source)
         if stage is None:
-            return self.access(expr.source, indices)
-        return self.operand(stage.value, stage.values_at(indices))
+            return self.access(expr.source, indices, guards)
+        return self.operand(stage.value, stage.values_at(indices), guards)
 
     def linear(self, indices: Sequence[Any], values: Values) -> tuple[Linear, ...]:
         """Values of indices."""
         evaluate = evaluation.Evaluation(self._scope, values)
         return tuple(evaluate.linear(index) for index in indices)
 
-    def access(self, buffer: Any, indices: Sequence[Linear]) -> Access:
-        """The element of a parameter at these indices."""
+    def access(
+        self, buffer: Any, indices: Sequence[Linear], guards: frozenset[Linear] = frozenset()
+    ) -> Access:
+        """The element of a parameter at these indices, which guards may keep inside."""
         offset = Linear(0)
         for index, extent in zip(indices, grammar.shape(buffer), strict=True):
+            is_inside = self._scope.proves(index, Interval(0, extent - 1))
+            is_inside = is_inside or bool(guards)
+            require(is_inside, f"it reads {buffer.name} where a condition holds, not everywhere")
             offset = offset.scaled(extent) + index
-        return Access(self._program.param(buffer), offset)
+        extents = tuple(grammar.shape(buffer))
+        return Access(self._program.param(buffer), offset, tuple(indices), extents, guards)
+
+    def _text(self, expr: Any, values: Values) -> str:
+        """C++ of an expression where iterators have these values."""
+        return epilogue.text(
+            expr,
+            lambda load: self._load(load, values),
+            lambda index: self._index(*self.linear([index], values)),
+        )
+
+    def _index(self, form: Linear) -> str:
+        """C++ of an integer of the axes, each of which is a name of `places`."""
+        ends = [self._scope.interval(Linear.of(atom).scaled(k)) for atom, k in form.terms]
+        most = abs(form.constant) + sum(max(-end.low, end.high) for end in ends)
+        require(most < _INT_LIMIT, "its epilogue computes with places beyond 32 bits")
+        terms = sorted((self._atom(atom), factor) for atom, factor in form.terms)
+        texts = [name if factor == 1 else f"{name} * ({factor})" for name, factor in terms]
+        if form.constant or not texts:
+            texts.append(f"({form.constant})" if form.constant < 0 else str(form.constant))
+        return texts[0] if len(texts) == 1 and "*" not in texts[0] else f"({' + '.join(texts)})"
+
+    def _atom(self, atom: ranges.Atom) -> str:
+        if isinstance(atom, Axis):
+            for name, known in self.places.items():
+                if known == atom:
+                    return name
+            name = f"place{len(self.places)}"
+            self.places[name] = atom
+            return name
+        if isinstance(atom, ranges.Extremum):
+            return f"{'min' if atom.is_minimum else 'max'}({self._both(atom.a, atom.b, ', ')})"
+        if isinstance(atom, ranges.Product):
+            return f"({self._both(atom.a, atom.b, ' * ')})"
+        if isinstance(atom, ranges.Quotient | ranges.Remainder):
+            # C++ rounds to 0.
+            if self._scope.interval(atom.dividend).low >= 0:
+                operator = "/" if isinstance(atom, ranges.Quotient) else "%"
+                return f"({self._index(atom.dividend)} {operator} {atom.divisor})"
+        raise NotPlain("its epilogue computes with places in a way that is not understood")
+
+    def _both(self, a: Linear, b: Linear, between: str) -> str:
+        return f"{self._index(a)}{between}{self._index(b)}"
 
     def _load(self, load: Any, values: Values) -> str:
         """C++ of an element: the sum, an earlier stage's value, or a tensor's."""
@@ -127,8 +190,7 @@ class _Walk:
             return self._sum(at)
         key = (load.source, indices)
         if key not in self._texts:
-            value = epilogue.text(stage.value, lambda inner: self._load(inner, at))
-            self._texts[key] = self._named(load, value)
+            self._texts[key] = self._named(load, self._text(stage.value, at))
         return self._texts[key]
 
     def _named(self, load: Any, value: str) -> str:

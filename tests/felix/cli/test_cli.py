@@ -304,6 +304,28 @@ def test_features_as_json_and_csv_agree(capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_features_of_a_template_have_their_own_table(capsys: pytest.CaptureFixture[str]) -> None:
+    from felix.templates import spec
+
+    text, target = "gemm:64,64,64,dtype=float16", "cuda -arch sm_80"
+    common = ["features", text, "--target", target, "--samples", "1"]
+    assert main.main([*common, "--json"]) == 0
+    as_json = json.loads(capsys.readouterr().out)
+    assert [feature["name"] for feature in as_json["template_features"]] == list(spec.NAMES)
+    assert [sketch["kind"] for sketch in as_json["sketches"]][-1] == "template"
+    template = as_json["sketches"][-1]
+    assert template["variant"] == "gemm-mma"
+    (product, _) = template["values"][0]
+    operations = product[spec.NAMES.index("problem_ops")]
+    assert operations == 2 * 64**3
+    assert main.main([*common, "--csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    (row,) = (row for row in rows if row["block"] == "gemm")
+    assert float(row["template.problem_ops"]) == operations and row["trip_count"] == ""
+    assert main.main([*common, "--sketch", str(template["sketch"])]) == 0
+    assert "tensor_instructions" in capsys.readouterr().out
+
+
 def test_features_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["features", "softmax:8x16", "--sketch", "0"]) == 0
     out = capsys.readouterr().out

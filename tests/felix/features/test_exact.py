@@ -201,7 +201,7 @@ TASKS: dict[str, Make] = {
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("name", TASKS)
 def test_every_feature_equals_its_enumeration(name: str, target: str) -> None:
-    sketches = sketching.sketches(TASKS[name](target=target))
+    sketches = sketching.trace_sketches(TASKS[name](target=target))
     assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
 
 
@@ -213,7 +213,7 @@ FLOAT8: dict[str, Make] = {
 
 @pytest.mark.parametrize("name", FLOAT8)
 def test_every_feature_of_float8_equals_its_enumeration(name: str) -> None:
-    sketches = sketching.sketches(FLOAT8[name](target="cuda"))
+    sketches = sketching.trace_sketches(FLOAT8[name](target="cuda"))
     assert sum(count_and_compare(sketch) for sketch in sketches) >= 2
 
 
@@ -246,7 +246,7 @@ def test_every_feature_of_a_variant_equals_its_enumeration(
         monkeypatch.setattr(padded_extents, constant, value)
     monkeypatch.setattr(padded_windows, "MIN_EXTENT", 2)
     monkeypatch.setattr(padded_windows, "MAX_WASTE", 0.2)
-    sketches = [sketch for sketch in sketching.sketches(VARIANTS[name](target=target))
+    sketches = [sketch for sketch in sketching.trace_sketches(VARIANTS[name](target=target))
                 if sketch.variant.name.startswith(name.partition("_")[0])]  # fmt: skip
     if target == "llvm" and name.startswith(("split", "row")):
         assert sketches == []  # MetaSchedule splits there, and has no blocks
@@ -269,7 +269,7 @@ def test_every_feature_of_a_packed_operand_equals_its_enumeration(
     monkeypatch.setattr(packed_operands, "MIN_ROW_BYTES", 1)
     monkeypatch.setattr(packed_operands, "MIN_USES", 2)
     monkeypatch.setattr(packed_operands, "panel_of", lambda extent, machine: 4)
-    sketches = [sketch for sketch in sketching.sketches(PACKED[name](target="llvm"))
+    sketches = [sketch for sketch in sketching.trace_sketches(PACKED[name](target="llvm"))
                 if sketch.variant.name == "packed_operand"]  # fmt: skip
     assert sum(count_and_compare(sketch) for sketch in (sketches[0], sketches[-1])) >= 2
 
@@ -312,7 +312,7 @@ def compare(
 def test_asynchronous_copies_are_those_of_the_source_that_tvm_writes(dtype: str) -> None:
     """Bytes of an instruction; vector lanes that wrap are the exception (`pipelines`)."""
     task = workloads.gemm(64, 96, 128, dtype=dtype, target="h200")
-    *_, sketch = sketching.sketches(task)
+    *_, sketch = sketching.trace_sketches(task)
     names, moved = sketch.formulas.names, set()
     columns = [names.index(n) for n in ("async_bytes", "vector_extent", "element_bytes")]
     for row in sketch.sample(4, seed=3):

@@ -139,3 +139,31 @@ def test_bytes_take_all_their_values_where_nothing_overflows() -> None:
     long = workloads.gemm(1, 1, 2**16, dtype="int8")
     values = reference.inputs(reference.arguments(long.mod), 0, positive=False)[0]
     assert (values.min(), values.max()) == (-8, 7)
+
+
+def _in_tf32(values: Array) -> Array:
+    """As tensor cores read float32: 13 bits of the mantissa dropped."""
+    return (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_tf32_passes_where_it_is_allowed_alone(positive: bool) -> None:
+    plain = workloads.gemm(M, N, K, target="cuda")
+    allowed = workloads.gemm(M, N, K, allow_tf32=True, target="cuda")
+    a, b, _ = reference.inputs(reference.arguments(plain.mod), 0, positive=positive)
+    expected = _in_order(a, b)
+    rounded = _on_tensor_cores(_in_tf32(a), _in_tf32(b), 8, 23)
+    tolerance = reference.tolerance(allowed.mod)
+    assert 0.0039 < tolerance < 0.0045
+    assert reference.mismatch(rounded, expected, tolerance) is None
+    assert reference.mismatch(rounded, expected, reference.tolerance(plain.mod)) is not None
+    a[:, -SLICE:] = 0
+    left_out = _on_tensor_cores(_in_tf32(a), _in_tf32(b), 8, 23)
+    assert reference.mismatch(left_out, expected, tolerance) is not None
+
+
+def test_other_programs_gain_no_tolerance_from_tf32() -> None:
+    for text in ("reduce:64x4096,axes=1,kind=sum", "elementwise:64x64,ops=relu"):
+        task = workloads.parse(text, "cuda")
+        allowed = reference.tolerance(task.allowing_tf32().mod)
+        assert allowed == reference.tolerance(task.mod)

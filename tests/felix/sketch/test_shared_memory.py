@@ -24,7 +24,7 @@ ALIGNMENT = 64
 
 @pytest.fixture(scope="module")
 def sketches() -> list[sketching.Sketch]:
-    return sketching.sketches(workloads.gemm(256, 256, 256, dtype="float16", target=H200))
+    return sketching.trace_sketches(workloads.gemm(256, 256, 256, dtype="float16", target=H200))
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["plain", "pipelined"])
@@ -95,11 +95,11 @@ def test_tvm_alone_applies_a_stored_trace(sketch: sketching.Sketch) -> None:
 
 def test_a_user_s_limit_holds() -> None:
     target = {"kind": "cuda", "arch": "sm_90", "max_shared_memory_per_block": 64 * 1024}
-    sketch = sketching.sketches(workloads.gemm(256, 256, 256, target=target))[0]
+    sketch = sketching.trace_sketches(workloads.gemm(256, 256, 256, target=target))[0]
     rows = legal_rows.draw(sketch, 400, seed=5)
     used = sketch.formulas.shared_bytes(rows)
     assert STATIC < used.max() <= 64 * 1024
-    wider = sketching.sketches(workloads.gemm(256, 256, 256, target=H200))[0]
+    wider = sketching.trace_sketches(workloads.gemm(256, 256, 256, target=H200))[0]
     with pytest.raises(InvalidSchedule, match="VerifyGPUCode"):
         sketch.schedule(rows_of(wider, 64 * 1024, MOST, n=1)[0])
 

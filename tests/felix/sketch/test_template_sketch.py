@@ -186,8 +186,8 @@ def test_templates_follow_the_traces_of_a_task(
 ) -> None:
     monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
     task, lines = naive_gemm.task(16, 16, 16, target=target), []
-    traces = sketching.sketches(task)
-    every = sketching.every(task, on_left_out=lines.append)
+    traces = sketching.trace_sketches(task)
+    every = sketching.sketches(task, on_left_out=lines.append)
     assert [s.key for s in every[: len(traces)]] == [s.key for s in traces]
     assert not lines
     if target == "llvm":
@@ -195,15 +195,14 @@ def test_templates_follow_the_traces_of_a_task(
         return
     (made,) = every[len(traces) :]
     assert made.variant == "naive-gemm" and made.index > traces[-1].index
-    assert (
-        felix.sketches(task)[-1].key == traces[-1].key
-    )  # those of the public list have schedules
+    assert [s.key for s in felix.sketches(task)] == [s.key for s in every]
+    assert [s.key for s in felix.trace_sketches(task)] == [s.key for s in traces]
 
 
 def test_what_no_template_recognises_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
     task, lines = felix.workloads.softmax((8, 32), target="cuda -arch sm_90"), []
-    every = sketching.every(task, on_left_out=lines.append)
+    every = sketching.sketches(task, on_left_out=lines.append)
     assert all(s.formulas.kind is FeatureKind.TRACE for s in every)
     assert lines == [
         f"{task.name}: no generated kernel: the program is no product of two matrices"
@@ -219,7 +218,20 @@ def test_a_template_suffices_where_no_trace_can_be_modelled(
     monkeypatch.setattr(sketching, "TraceSketch", refuse)
     task = naive_gemm.task(16, 16, 16)
     with pytest.raises(errors.UnsupportedSchedule, match="the test refuses it"):
-        sketching.every(task)
+        sketching.sketches(task)
     monkeypatch.setattr(registry, "FAMILIES", (naive_gemm.family,))
-    (made,) = sketching.every(task)
+    (made,) = sketching.sketches(task)
     assert made.variant == "naive-gemm"
+
+
+def test_what_a_trace_alone_has_raises_one_error() -> None:
+    sketch = naive_gemm.sketch()
+    trace = felix.trace_sketches(felix.workloads.gemm(16, 16, 16))[0]
+    public = {name for name in (*vars(trace), *dir(trace)) if not name.startswith("_")}
+    ours = {name for name in (*vars(sketch), *dir(sketch)) if not name.startswith("_")}
+    assert public - ours == template_sketch.TRACE_ONLY
+    for name in template_sketch.TRACE_ONLY:
+        with pytest.raises(errors.UnsupportedSchedule, match=f"no {name}: .*trace_sketches"):
+            getattr(sketch, name)
+    with pytest.raises(AttributeError, match="no attribute 'shedule'"):
+        _ = sketch.shedule

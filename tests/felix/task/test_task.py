@@ -369,3 +369,19 @@ def test_te_programs_beyond_32_bits_get_wide_indices():
     assert {str(extent.ty.dtype) for extent in func.params[0].shape} == {"int32"}
     with pytest.raises(bounds.NarrowIndices, match="use int64"):
         Task.from_prim_func(te.create_prim_func([x, te.compute(x.shape, lambda i, j: x[i, j])]))
+
+
+def test_tf32_is_a_part_of_a_task() -> None:
+    """Of its key, of its JSON and of what is pickled; off unless it is asked for."""
+    plain = workloads.gemm(16, 16, 16, target="cuda")
+    allowed = workloads.parse("gemm:16,16,16,allow_tf32=true", "cuda")
+    assert allowed.allows_tf32 and not plain.allows_tf32
+    assert allowed.key != plain.key and allowed.program_key != plain.program_key
+    assert plain.allowing_tf32().key == allowed.key
+    for again in (Task.from_json(allowed.to_json()), pickle.loads(pickle.dumps(allowed))):
+        assert again.allows_tf32 and again.key == allowed.key
+    assert not Task.from_json(plain.to_json()).allows_tf32
+    with pytest.raises(errors.WorkloadError, match="'allow_tf32' must be true or false"):
+        Task.from_json(json.dumps(json.loads(plain.to_json()) | {"allow_tf32": 1}))
+    with pytest.raises(errors.WorkloadError, match="allow_tf32 is for dtype=float32"):
+        workloads.gemm(16, 16, 16, dtype="float16", allow_tf32=True)

@@ -244,8 +244,8 @@ def test_searches_of_tvm_have_traces_alone(monkeypatch: pytest.MonkeyPatch) -> N
         with_templates.append(False)
         return []
 
-    monkeypatch.setattr(sketching, "every", every)
-    monkeypatch.setattr(sketching, "sketches", traces)
+    monkeypatch.setattr(sketching, "sketches", every)
+    monkeypatch.setattr(sketching, "trace_sketches", traces)
     for strategy in names.NAMES:
         run = task_run.TaskRun(0, naive_gemm.task(), fakes.Pool().for_task(naive_gemm.task()))
         with_templates.clear()

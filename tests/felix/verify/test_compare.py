@@ -41,7 +41,7 @@ TASKS = [
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 @pytest.mark.parametrize("name", TASKS)
 def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
-    for sketch in sketching.sketches(workloads.CHECK_SUITE[name](target)):
+    for sketch in sketching.trace_sketches(workloads.CHECK_SUITE[name](target)):
         rows = legal_rows.draw(sketch, 4, seed=2)
         report = compare.check_rows(sketch, rows)
         assert report.mismatches == ()
@@ -50,7 +50,7 @@ def test_every_sketch_is_what_tvm_makes(name: str, target: str) -> None:
 
 
 def gemm(target: str = "cuda") -> sketching.Sketch:
-    return sketching.sketches(workloads.gemm(64, 48, 32, target=target))[0]
+    return sketching.trace_sketches(workloads.gemm(64, 48, 32, target=target))[0]
 
 
 def test_report_of_a_task() -> None:
@@ -150,7 +150,7 @@ def test_rows_tvm_rejects_are_counted_as_invalid() -> None:
 def test_memory_that_tvm_allocates_and_never_touches_is_loose_not_wrong() -> None:
     """The padded input of one group of channels: TVM takes all 12 for the 4 that are read."""
     task = workloads.CHECK_SUITE["conv2d_groups_nchw"]("llvm")
-    sketch = sketching.sketches(task)[1]
+    sketch = sketching.trace_sketches(task)[1]
     row = [1, 1, 1, 1, 9, 2, 1, 1, 2, 2, 1, 2, 1, 2, 4, 1, 4, 1, 1, 3, 3, 1, 16, 7]
     report = compare.check_rows(sketch, np.array([row]))
     assert report.mismatches == ()
@@ -186,7 +186,7 @@ def test_vectors_that_are_too_long_are_not_proposed(dtype: str) -> None:
     """TVM offers 8 and 16 lanes to types that it knows no limit of."""
     x, y = (te.placeholder((16, 16), dtype, name=name) for name in "xy")
     task = Task.from_te([x, y, topi.nn.dense(x, y, out_dtype=dtype)], "cuda")
-    sketch = sketching.sketches(task)[0]
+    sketch = sketching.trace_sketches(task)[0]
     lanes = [i for i, v in enumerate(sketch.variables) if v.kind == "choice" and 16 in v.domain]
     rows = legal_rows.draw(sketch, 24, seed=0)
     assert len(rows) == 24 and rows[:, lanes[:2]].max() >= 4

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from felix.measure import reference
-from felix.templates.gemm.problem import Epilogue, GemmProblem
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Tensor
 
 Array: TypeAlias = NDArray[Any]
 Function: TypeAlias = Callable[[Array, Sequence[Array]], Array]
@@ -41,23 +41,59 @@ def evaluate(
 
     Args:
         arrays: the parameters, compact.
-        function: of the epilogue.
+        function: of the epilogue; its reads are followed by its places.
     """
     wide = np.float64 if problem.accumulator == "float32" else np.int64
     batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
     a, b = (
-        view(arrays[operand.param], (batch, rows, k), operand.strides).astype(wide)
+        factor(problem, operand, arrays[operand.param], (rows, k)).astype(wide)
         for operand, rows in ((problem.a, m), (problem.b, n))
     )
-    sums = np.einsum("bik,bjk->bij", a, b).astype(problem.accumulator)
-    shape = (batch, m, n)
-    reads = [view(arrays[r.param], shape, r.strides) for r in problem.epilogue.reads]
-    values = function(sums, reads)
+    sums = np.einsum("abik,abjk->abij", a, b).astype(problem.accumulator)
+    reads = [matrices(problem, r, arrays[r.param], (m, n)) for r in problem.epilogue.reads]
+    index = np.indices((batch, m, n)).reshape(3, *sums.shape)
+    places = [index[p.axis] // p.divisor % p.extent for p in problem.epilogue.places]
+    values = function(sums, [*reads, *places])
     output = np.zeros_like(arrays[problem.output.param])
     if not reference.is_float(problem.output.dtype):
         values = values.astype(np.int64)
-    view(output, shape, problem.output.strides)[...] = values.astype(output.dtype)
+    matrices(problem, problem.output, output, (m, n))[...] = values.astype(output.dtype)
     return problem.output.param, output
+
+
+def factor(problem: GemmProblem, operand: Operand, array: Array, shape: tuple[int, int]) -> Array:
+    """An operand's matrices, [outer batch][inner batch][row or column][k]."""
+    gather = operand.gather
+    if gather is None:
+        return matrices(problem, operand, array, shape)
+    assert shape == (gather.rows, gather.k)
+    inner_batch = problem.inner_batch or problem.batch
+    n = len(gather.windows)
+    outer, inner, image, *at, channel = np.indices(
+        (problem.batch // inner_batch, inner_batch, gather.images,
+         *(w.outputs for w in gather.windows), *(w.taps for w in gather.windows),
+         gather.channels), sparse=True
+    )  # fmt: skip
+    offset = outer * operand.outer_stride + inner * operand.strides[0] + operand.offset
+    offset = offset + image * gather.image_stride + channel * gather.channel_stride
+    inside: Any = True
+    for window, output, tap in zip(gather.windows, at[:n], at[n:], strict=True):
+        place = output * window.stride + tap * window.dilation - window.before
+        inside = inside & (place >= 0) & (place < window.extent)
+        offset = offset + place * window.element_stride
+    inside = np.broadcast_to(inside, offset.shape)
+    assert offset[inside].max() < array.size
+    values = np.zeros(offset.shape, array.dtype)
+    values[inside] = array.reshape(-1)[offset[inside]]
+    return values.reshape(*offset.shape[:2], *shape)
+
+
+def matrices(problem: GemmProblem, tensor: Tensor, array: Array, shape: tuple[int, int]) -> Array:
+    """A tensor's matrices, [outer batch][inner batch][rows][columns], in a compact array."""
+    inner = problem.inner_batch or problem.batch
+    extents = (problem.batch // inner, inner, *shape)
+    strides = (tensor.outer_stride, *tensor.strides)
+    return view(array.reshape(-1)[tensor.offset :], extents, strides)
 
 
 def view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
@@ -70,7 +106,7 @@ def view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Arra
 
 def _source(number: int, problem: GemmProblem) -> str:
     x = "float" if problem.accumulator == "float32" else "int"
-    names = [read.name for read in problem.epilogue.reads]
+    names = [each.name for each in (*problem.epilogue.reads, *problem.epilogue.places)]
     kinds = _kinds(problem.epilogue)
     params = "".join(f", const {k} *{n}s" for k, n in zip(kinds, names, strict=True))
     loads = "".join(f"const {k} {n} = {n}s[i]; " for k, n in zip(kinds, names, strict=True))
@@ -83,7 +119,8 @@ def _source(number: int, problem: GemmProblem) -> str:
 
 
 def _kinds(epilogue: Epilogue) -> list[str]:
-    return ["float" if reference.is_float(r.dtype) else "int" for r in epilogue.reads]
+    reads = ["float" if reference.is_float(r.dtype) else "int" for r in epilogue.reads]
+    return reads + ["int"] * len(epilogue.places)
 
 
 def _function(symbol: Any, problem: GemmProblem) -> Function:

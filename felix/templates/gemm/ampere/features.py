@@ -8,23 +8,27 @@ import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
-from felix.templates.gemm.ampere import decisions, dtypes, layout, program, times
+from felix.templates.gemm.ampere import decisions, dtypes, layout, packing, program, times
 from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Value
 from felix.templates.gemm.ampere.times import Row
-from felix.templates.gemm.problem import GemmProblem, Strides
+from felix.templates.gemm.problem import GemmProblem
 
 
 def rows(
     problem: GemmProblem, d: Decisions, hardware: Hardware, arch: str
 ) -> Mapping[str, Mapping[str, sympy.Expr]]:
-    """Features of the product's kernel and of the one that adds partial sums."""
+    """Features of the product's kernel, of the one that adds partial sums, and of copies."""
+    packed = packing.packed(problem)
+    problem = packed.problem
     f = _launch(problem, d, hardware)
     f |= _work(problem, d)
     f |= _ring(problem, d, f)
     f |= _traffic(problem, d)
     f |= _choices(problem, d)
     f |= times.product(problem, d, f, hardware, arch)
-    kernels = {"gemm": f, "reduce": _reduction(problem, d, hardware)}
+    f["workspace_bytes"] += sum(copy.bytes for copy in packed.copies)
+    kernels = {"pack": _packing(packed, hardware)} if packed.copies else {}
+    kernels |= {"gemm": f, "reduce": _reduction(problem, d, hardware)}
     return {
         kernel: {name: sympy.sympify(value) for name, value in row.items()}
         for kernel, row in kernels.items()
@@ -104,15 +108,13 @@ def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     is_split = expr.Less(1, d.split_k)
     sums = program.workspace_bytes(p, d.split_k)
     stored = expr.Select(is_split, sums, _output_bytes(p))
-    operands = sum(
-        size * (matrix.batch if matrix.operand.strides[0] else 1) * matrix.rows * p.k
-        for matrix in layout.matrices(p)
-    )
+    a, b = layout.matrices(p)
+    operands = size * sum(p.matrices(each.operand) * each.distinct_elements for each in (a, b))
     reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
         "copied_bytes": copied,
         "shared_traffic": copied + loaded,
-        "l2_bytes": p.batch * p.k * size * (p.m * work.tiles_n + p.n * work.tiles_m),
+        "l2_bytes": p.batch * size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
         "dram_bytes": operands + reads + stored,
         "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
         "stored_bytes": stored,
@@ -136,7 +138,7 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     sums, stored = program.workspace_bytes(problem, d.split_k), _output_bytes(problem)
     blocks = program.reduction_blocks(problem)
     moved = sums + _unique_read_bytes(problem) + stored
-    row = times.reduction(blocks, program.REDUCTION_THREADS, moved, hardware) | {
+    row = times.moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
         "dram_bytes": moved,
         "read_bytes": _read_bytes(problem),
         "stored_bytes": stored,
@@ -146,6 +148,19 @@ def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     }
     is_launched = expr.Less(1, d.split_k)
     return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
+
+
+def _packing(packed: packing.Packed, hardware: Hardware) -> Row:
+    """The kernel that copies operands."""
+    written = sum(copy.bytes for copy in packed.copies)
+    moved = written + sum(copy.read_bytes for copy in packed.copies)
+    return times.moving(packed.blocks, packing.THREADS, moved, hardware) | {
+        "dram_bytes": moved,
+        "stored_bytes": written,
+        "workspace_bytes": written,
+        "parts": 1,
+        "is_row_major": int(packed.problem.output.strides[2] == 1),
+    }
 
 
 def _element_bytes(problem: GemmProblem) -> int:
@@ -165,14 +180,6 @@ def _read_bytes(problem: GemmProblem) -> int:
 
 def _unique_read_bytes(problem: GemmProblem) -> int:
     return sum(
-        dtypes.STORAGE[read.dtype].size_bytes * _distinct(read.strides, problem)
+        dtypes.STORAGE[read.dtype].size_bytes * problem.distinct_elements(read)
         for read in problem.epilogue.reads
     )
-
-
-def _distinct(strides: Strides, problem: GemmProblem) -> int:
-    """Elements of a read that differ: axes of stride 0 do not count."""
-    elements = 1
-    for stride, extent in zip(strides, (problem.batch, problem.m, problem.n), strict=True):
-        elements *= extent if stride else 1
-    return elements

@@ -67,6 +67,16 @@ struct Operand {
     }
   }
 
+  // The operand's tiles that begin at a row.
+  struct Source {
+    const Element* matrix;
+    const int row;
+    __device__ __forceinline__ Source(const Element* m, int r) : matrix(m), row(r) {}
+    __device__ __forceinline__ void copy(u8* tile, int k) const {
+      Operand::copy(tile, matrix, row, k);
+    }
+  };
+
   // Four 8 x 16-byte matrices at a row of the tile and at 32 bytes of k, number `step`. The second
   // one is the next 8 rows if IS_A, else the next 16 bytes of k; the third one is the other.
   template <bool IS_A>
@@ -119,11 +129,13 @@ __device__ __forceinline__ void sum_tile(Sum (&sums)[MMAS_M][MMAS_N][4], u8* sta
                                          int first, int count) {
   const u32 warp = threadIdx.x / 32;
   const u32 warp_row = warp % WARPS_M * WARP_M, warp_column = warp / WARPS_M * WARP_N;
+  const typename TileA::Source source_a(a, row);
+  const typename TileB::Source source_b(b, column);
   auto copy = [&](int step, int slot) {
     if (step < count) {
       u8* const stage = stages + slot * STAGE_BYTES;
-      TileA::copy(stage, a, row, (first + step) * BLOCK_K);
-      TileB::copy(stage + TileA::BYTES, b, column, (first + step) * BLOCK_K);
+      source_a.copy(stage, (first + step) * BLOCK_K);
+      source_b.copy(stage + TileA::BYTES, (first + step) * BLOCK_K);
     }
     commit_copies();
   };
@@ -175,8 +187,8 @@ gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __re
     for (int j = 0; j < MMAS_N; ++j)
       #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
-  sum_tile(sums, stages, a + batch * BATCH_STRIDE_A,
-           reinterpret_cast<const Element*>(b) + batch * BATCH_STRIDE_B, row, column,
+  sum_tile(sums, stages, a + start_of_A(batch),
+           reinterpret_cast<const Element*>(b) + start_of_B(batch), row, column,
            part * PART_STEPS, min(STEPS - part * PART_STEPS, PART_STEPS));
 
   const Reads reads = READ_ARGUMENTS;

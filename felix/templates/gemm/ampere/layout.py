@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from felix.templates.gemm.ampere import dtypes
+from felix.templates.gemm.ampere import dtypes, gather
 from felix.templates.gemm.problem import GemmProblem, Operand
 
 CHUNK_BYTES = 16
@@ -48,12 +48,13 @@ class Matrix:
         operand: its parameter, dtype and strides.
         rows: of A, or columns of B.
         k: length of the sum.
+        batch_strides: of the outer and the inner batch axis; 0 where one matrix serves all.
     """
 
     operand: Operand
     rows: int
     k: int
-    batch: int
+    batch_strides: tuple[int, int]
 
     @property
     def element_bytes(self) -> int:
@@ -61,8 +62,20 @@ class Matrix:
 
     @property
     def is_along_k(self) -> bool:
-        """Whether elements that follow in k are neighbours in memory."""
-        return self.operand.strides[2] == 1 or self.k == 1
+        """Whether elements that follow in k are neighbours in memory, in pieces if gathered."""
+        return self.operand.gather is not None or self.operand.strides[2] == 1 or self.k == 1
+
+    @property
+    def elements(self) -> int:
+        """Of one matrix, those outside of gathered data left out."""
+        of = self.operand.gather
+        return gather.inside_elements(of) if of else self.rows * self.k
+
+    @property
+    def distinct_elements(self) -> int:
+        """Of one matrix, each counted once."""
+        of = self.operand.gather
+        return gather.distinct_elements(of) if of else self.rows * self.k
 
     def swizzle(self, block: int, block_k: int) -> Swizzle:
         """Of a tile of `block` rows and `block_k` of k."""
@@ -81,9 +94,10 @@ class Matrix:
 
         Tensors themselves begin at multiples of 256 bytes.
         """
-        batch_stride = self.operand.strides[0] if self.batch > 1 else 0
+        if self.operand.gather:
+            return gather.copy_bytes(self.operand, self.operand.gather, self.batch_strides)
         lines = self.rows if self.is_along_k else self.k
-        strides = [batch_stride, self.line_stride if lines > 1 else 0]
+        strides = [*self.batch_strides, self.line_stride if lines > 1 else 0, self.operand.offset]
         for size in _COPIES:
             if all(stride * self.element_bytes % size == 0 for stride in strides):
                 return size
@@ -93,6 +107,6 @@ class Matrix:
 def matrices(problem: GemmProblem) -> tuple[Matrix, Matrix]:
     """A and B."""
     return (
-        Matrix(problem.a, problem.m, problem.k, problem.batch),
-        Matrix(problem.b, problem.n, problem.k, problem.batch),
+        Matrix(problem.a, problem.m, problem.k, problem.batch_strides(problem.a)),
+        Matrix(problem.b, problem.n, problem.k, problem.batch_strides(problem.b)),
     )

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from felix.launch_plan import Launch, LaunchPlan
-from felix.templates.gemm.ampere import decisions, dtypes, epilogue, kernel_text, layout, ptx
+from felix.templates.gemm import indexing
+from felix.templates.gemm.ampere import (
+    decisions,
+    dtypes,
+    epilogue,
+    gather,
+    kernel_text,
+    layout,
+    packing,
+    ptx,
+)
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
@@ -26,25 +36,29 @@ def program(problem: GemmProblem, d: Decisions, arch: str) -> GeneratedProgram:
 
 
 def plan(problem: GemmProblem, d: Decisions) -> LaunchPlan:
-    """The product's launch, and that of the sum over parts if there are any."""
+    """Launches: copies of operands if any, the product, the sum over parts if there are any."""
+    packed = packing.packed(problem)
+    problem = packed.problem
     blocks = int(decisions.grid(problem, d).blocks)
     is_split = d.split_k > 1
-    target = problem.n_params if is_split else problem.output.param
+    target = problem.n_params + len(packed.copies) if is_split else problem.output.param
     reads = tuple(read.param for read in problem.epilogue.reads)
-    launches = [
+    launches = [packing.launch(packed)] if packed.copies else []
+    launches.append(
         Launch(
             "gemm",
             (blocks, 1, 1, d.threads, 1, 1),
             int(decisions.shared_bytes(problem, d)),
             (problem.a.param, problem.b.param, target, *reads),
         )
-    ]
+    )
     if is_split:
         extents = (reduction_blocks(problem), 1, 1, REDUCTION_THREADS, 1, 1)
         arguments = (target, problem.output.param, *reads)
         launches.append(Launch("reduce", extents, 0, arguments))
-    workspaces = (int(workspace_bytes(problem, d.split_k)),) if is_split else ()
-    return LaunchPlan(problem.n_params, workspaces, tuple(launches))
+    workspaces = [copy.bytes for copy in packed.copies]
+    workspaces += [int(workspace_bytes(problem, d.split_k))] if is_split else []
+    return LaunchPlan(problem.n_params, tuple(workspaces), tuple(launches))
 
 
 def reduction_blocks(problem: GemmProblem) -> int:
@@ -65,18 +79,22 @@ def _padded_columns(problem: GemmProblem) -> int:
 def source(problem: GemmProblem, d: Decisions) -> str:
     """CUDA C++ of the kernels."""
     is_split = d.split_k > 1
+    packed = packing.packed(problem)
+    problem = packed.problem
     parts = [
         _TYPES,
         _constants(problem, d),
         ptx.functions(problem),
         epilogue.functions(problem),
         kernel_text.TILES,
+        gather.TEXT if problem.a.gather or problem.b.gather else "",
         _tile("TileA", layout.matrices(problem)[0], "M", d.block_m, d.block_k),
         _tile("TileB", layout.matrices(problem)[1], "N", d.block_n, d.block_k),
         kernel_text.SUM_TILE,
         kernel_text.STORE_PARTIAL if is_split else kernel_text.STORE_RESULT,
         kernel_text.KERNEL,
         kernel_text.REDUCTION if is_split else "",
+        packing.source(packed) if packed.copies else "",
     ]
     text = "".join(parts)
     text = text.replace("READ_PARAMETERS", epilogue.parameters(problem))
@@ -96,7 +114,9 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
     }  # fmt: skip
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     for name, operand in (("A", problem.a), ("B", problem.b)):
-        text += f"constexpr long long BATCH_STRIDE_{name} = {operand.strides[0]};\n"
+        start = indexing.matrix_start(operand, problem)
+        function = f"__device__ __forceinline__ long long start_of_{name}(int batch)"
+        text += f"{function} {{ return {start}; }}\n"
     sums = "float" if problem.accumulator == "float32" else "int"
     return f"{text}typedef {a} Element;\ntypedef {b} ElementB;\ntypedef {sums} Sum;\n"
 
@@ -105,7 +125,12 @@ def _tile(name: str, matrix: layout.Matrix, axis: str, block: int, block_k: int)
     """The type of the tiles of an operand, whose rows are an axis of C."""
     along_k = "true" if matrix.is_along_k else "false"
     group = matrix.swizzle(block, block_k).group
-    return (
-        f"typedef Operand<{along_k}, {axis}, BLOCK_{axis}, {matrix.line_stride}, "
-        f"{matrix.copy_bytes or 0}, {group}> {name};\n"
+    tile = (
+        f"Operand<{along_k}, {axis}, BLOCK_{axis}, {matrix.line_stride}, "
+        f"{matrix.copy_bytes or 0}, {group}>"
     )
+    if matrix.operand.gather is None:
+        return f"typedef {tile} {name};\n"
+    bytes_of_copy = matrix.copy_bytes or 0
+    places = gather.places(f"{name}Places", matrix.operand.gather, bytes_of_copy)
+    return f"{places}typedef Gathered<{tile}, {name}Places> {name};\n"

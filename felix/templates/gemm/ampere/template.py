@@ -11,7 +11,7 @@ import sympy
 from felix import errors
 from felix.target import Hardware
 from felix.templates.gemm.ampere import decisions as design
-from felix.templates.gemm.ampere import dtypes, features, layout, ptx
+from felix.templates.gemm.ampere import dtypes, features, gather, layout, packing, ptx
 from felix.templates.gemm.ampere import program as programs
 from felix.templates.gemm.ampere.decisions import Decisions, Limits
 from felix.templates.gemm.problem import GemmProblem
@@ -19,7 +19,7 @@ from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter, Template
 
 #: Of the generator; a part of every key.
-VERSION = 1
+VERSION = 2
 NAME = "gemm-mma"
 _LEAST_ARCH, _LEAST_ARCH_OF_FLOAT8 = 80, 89
 
@@ -35,6 +35,13 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in (problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)):
         if dtype not in dtypes.STORAGE:
             return f"it has a tensor of {dtype}, which is not converted"
+    problem = packing.packed(problem).problem
+    for operand in (problem.a, problem.b):
+        if operand.gather and gather.mask_bits(operand.gather) > gather.MOST_BITS:
+            return f"its padded windows have more than {gather.MOST_BITS - 1} taps"
+        strides = problem.batch_strides(operand)
+        if operand.gather and gather.copy_bytes(operand, operand.gather, strides) is None:
+            return "the places of its convolution's data are not one axis in memory"
     matrices = layout.matrices(problem)
     if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):
         return f"its operands of {pair[0]} are not contiguous along k"
@@ -69,6 +76,7 @@ class AmpereGemm:
             arch: what kernels are compiled for, like "sm_86".
         """
         self._problem = problem
+        self._computed = packing.packed(problem).problem
         self._hardware = hardware
         self._arch = arch
 
@@ -83,11 +91,11 @@ class AmpereGemm:
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        return design.parameters(self._problem)
+        return design.parameters(self._computed)
 
     def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
         """See `decisions.constraints`."""
-        return design.constraints(self._problem, Decisions.symbols(), self._limits)
+        return design.constraints(self._computed, Decisions.symbols(), self._limits)
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
         """See `features.rows`."""
@@ -106,7 +114,7 @@ class AmpereGemm:
                     f"{', '.join(map(str, parameter.domain))}"
                 )
         d = Decisions.of({name: int(value) for name, value in decisions.items()})
-        for name, value in design.constraints(self._problem, d, self._limits):
+        for name, value in design.constraints(self._computed, d, self._limits):
             if value > 0:
                 raise errors.DecisionError(f"too much of: {name}")
         return programs.program(self._problem, d, self._arch)

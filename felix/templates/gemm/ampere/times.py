@@ -72,8 +72,8 @@ def _step(d: Decisions, f: Row, on_sm: Value, cycles: float, tensor: float) -> V
     return expr.Maximum(busy, (_COPY_LATENCY_US + busy) / d.stages)
 
 
-def reduction(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
-    """The launch and times of the kernel that adds partial sums."""
+def moving(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
+    """The launch and times of a kernel beside the product: it adds partial sums, or copies."""
     resident = hardware.max_threads_per_core // threads
     waves = -(-blocks // (resident * hardware.cores))
     dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)

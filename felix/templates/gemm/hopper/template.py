@@ -22,7 +22,7 @@ from felix.templates.template import Parameter
 
 ARCH = "sm_90a"
 #: Increased whenever the same decisions make another program.
-VERSION = 1
+VERSION = 2
 
 _BLOCK_M = (64, 128, 192, 256)
 #: Of int8 products multiples of 16 above 32, of the others any multiple of 8.
@@ -164,6 +164,8 @@ def unsuited(problem: GemmProblem) -> str | None:
     for dtype in others:
         if dtype not in dtypes.STORAGE:
             return f"the epilogue reads or stores {dtype}"
+    if problem.a.gather or problem.b.gather:
+        return "its operands are gathered, as those of a convolution"
     return None
 
 

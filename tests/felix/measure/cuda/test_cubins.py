@@ -25,7 +25,7 @@ TARGET = "cuda -arch sm_90 -max_shared_memory_per_block 49152"
 def _candidate(text: str, sketch: int, row: int) -> tuple[tvm.IRModule, tvm.target.Target]:
     """The `row`th of four schedules that a fixed seed draws from a sketch."""
     task = felix.workloads.parse(text, target=TARGET)
-    chosen = felix.sketches(task)[sketch]
+    chosen = felix.trace_sketches(task)[sketch]
     return chosen.schedule(chosen.sample(4, seed=0)[row]).mod, task.target
 
 
@@ -146,7 +146,7 @@ def test_references_of_narrow_types_are_built(text: str) -> None:
 def test_vectors_of_narrow_types_are_those_that_can_be_written(types: str) -> None:
     """TVM's CUDA has neither vectors of three of them nor gathers of eight."""
     task = felix.workloads.parse(f"gemm:48,48,48,dtype={types}", target=TARGET)
-    sketch, *_ = felix.sketches(task)
+    sketch, *_ = felix.trace_sketches(task)
     lanes = [i for i, v in enumerate(sketch.variables) if v.kind == "choice" and 3 in v.domain]
     rows = legal_rows.draw(sketch, 96, seed=3)
     long = rows[np.isin(rows[:, lanes], (3, 8, 16)).any(axis=1)]

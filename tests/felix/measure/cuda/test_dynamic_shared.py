@@ -34,7 +34,7 @@ def _large(sketch: TraceSketch, n: int) -> list[tvm.IRModule]:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_products_are_right_in_every_sketch(dtype: str) -> None:
     task = workloads.gemm(512, 512, 512, dtype=dtype, target="cuda")
-    mods = [mod for sketch in felix.sketches(task) for mod in _large(sketch, 3)]
+    mods = [mod for sketch in felix.trace_sketches(task) for mod in _large(sketch, 3)]
     with local.LocalPool(task, PATIENT) as opened:
         results = opened.measure(mods)
     assert all(result.ok and result.checked for result in results), [
@@ -44,7 +44,7 @@ def test_products_are_right_in_every_sketch(dtype: str) -> None:
 
 def test_a_convolution_is_right() -> None:
     task: Task = workloads.conv2d(1, 28, 28, 128, 128, 3, padding=1, target="cuda")
-    mods = [mod for sketch in felix.sketches(task)[:3] for mod in _large(sketch, 2)]
+    mods = [mod for sketch in felix.trace_sketches(task)[:3] for mod in _large(sketch, 2)]
     with local.LocalPool(task, PATIENT) as opened:
         results = opened.measure(mods)
     assert all(result.ok and result.checked for result in results), [
@@ -54,7 +54,7 @@ def test_a_convolution_is_right() -> None:
 
 def test_what_ships_runs_by_tvm_s_runtime() -> None:
     task = workloads.gemm(256, 256, 256, target="cuda")
-    (mod,) = _large(felix.sketches(task)[-1], 1)
+    (mod,) = _large(felix.trace_sketches(task)[-1], 1)
     rng = np.random.default_rng(0)
     a, b = (rng.random((256, 256), dtype=np.float32) for _ in range(2))
     tensors = [tvm.runtime.tensor(x, tvm.cuda(0)) for x in (a, b, np.zeros_like(a))]

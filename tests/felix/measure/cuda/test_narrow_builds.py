@@ -14,7 +14,7 @@ def _lowered(text: str, count: int) -> list[build.DeviceProgram]:
     task: Task = felix.workloads.parse(text, target="h200")
     return [
         build.lower(sketch.schedule(row).mod, task.target)
-        for sketch in felix.sketches(task)
+        for sketch in felix.trace_sketches(task)
         for row in sketch.sample(count, 3)
     ]
 

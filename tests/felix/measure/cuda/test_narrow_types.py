@@ -45,7 +45,9 @@ PRODUCTS = (
 def test_random_schedules_are_right(text: str) -> None:
     task = felix.workloads.parse(text, target="cuda")
     schedules = [
-        sketch.schedule(row).mod for sketch in felix.sketches(task) for row in sketch.sample(6, 3)
+        sketch.schedule(row).mod
+        for sketch in felix.trace_sketches(task)
+        for row in sketch.sample(6, 3)
     ]
     with local.LocalPool(task, PATIENT) as opened:
         results = opened.measure(schedules)

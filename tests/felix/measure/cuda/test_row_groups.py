@@ -30,7 +30,7 @@ PATIENT = local.LocalOptions(builders=4, build_timeout_s=60.0, max_source_bytes=
 def test_random_schedules_are_right(text: str) -> None:
     """Rows of a part of a warp, of a warp and of several warps."""
     task = felix.workloads.parse(text, target="cuda")
-    (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "row_groups")
+    (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "row_groups")
     mods = [sketch.schedule(row).mod for row in sketch.sample(24, seed=3)]
     with local.LocalPool(task, PATIENT) as opened:
         results = opened.measure(mods)

@@ -73,6 +73,20 @@ def test_float32_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert matching.reasons == ("tensor cores would round its operands of float32",)
 
 
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90"])
+def test_float32_is_rounded_where_the_user_allows_tf32(arch: str) -> None:
+    text = "gemm:64,48,32,transpose_b=true"
+    machine = target.parse(f"cuda -arch {arch}")
+    plain = workloads.parse(text, machine)
+    task = workloads.parse(f"{text},allow_tf32=true", machine)
+    hardware = target.hardware(machine)
+    assert registry.templates_of(plain.mod, machine, hardware) == Matching()
+    matching = registry.templates_of(task.mod, machine, hardware)
+    assert matching.templates and not matching.reasons
+    wide = workloads.gemm(64, 48, 32, dtype="float64", target=machine).allowing_tf32()
+    assert not registry.templates_of(wide.mod, machine, hardware).templates
+
+
 def test_what_is_no_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "GENERATORS", (_generator("sm_86", None, []),))
     task = workloads.softmax((8, 64), dtype="float16", target=TARGET)

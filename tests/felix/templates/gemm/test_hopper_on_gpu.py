@@ -7,12 +7,14 @@ import random
 import pytest
 import tvm
 
+import felix
 from felix import errors, target, workloads
 from felix.measure.pool import local
 from felix.templates.gemm.hopper import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
 from felix.templates.generated import GeneratedProgram
+from tests.support.templates import attention_programs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +33,18 @@ OPTIONS = local.LocalOptions(builders=4, run_timeout_s=5.0, build_timeout_s=30.0
     ],
 )
 def test_random_decisions_compute_the_program(spec: str) -> None:
-    task = workloads.parse(spec, "cuda")
+    _check(workloads.parse(spec, "cuda"))
+
+
+@pytest.mark.parametrize("which", ["scores", "mixed"])
+@pytest.mark.parametrize("rows, dim", [(128, 64), (197, 40), (33, 20)])
+def test_random_decisions_compute_attention(which: str, rows: int, dim: int) -> None:
+    """Operands inside a tensor, two batch axes, and a causal mask of the scores."""
+    mod = attention_programs.fused_qkv(which, batch=3, rows=rows, heads=5, dim=dim)
+    _check(felix.Task.from_prim_func(mod["main"], "cuda", name=f"attention_{which}"))
+
+
+def _check(task: felix.Task) -> None:
     arch = str(task.target.attrs["arch"])
     if not template.runs_on(arch):
         pytest.skip("needs a GPU of sm_90")

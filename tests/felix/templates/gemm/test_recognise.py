@@ -21,7 +21,7 @@ from felix.measure import reference
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support import tir_programs
-from tests.support.templates import gemm_problems
+from tests.support.templates import attention_programs, gemm_problems
 
 
 def _te(*tensors: te.Tensor) -> tvm.IRModule:
@@ -153,6 +153,21 @@ def _prologue_reshape() -> tvm.IRModule:
     return _te(x, w, y)
 
 
+def _attention_parts() -> dict[str, tvm.IRModule]:
+    kinds = ("causal", "lengths", "window", "slopes", "stripes")
+    programs = {f"masked_{kind}": attention_programs.masked(kind) for kind in kinds}
+    programs |= {
+        f"fused_qkv_{which}": attention_programs.fused_qkv(which) for which in ("scores", "mixed")
+    }
+    return programs | {
+        "masked_heads": attention_programs.masked_heads(),
+        "grouped_queries": attention_programs.grouped_queries(),
+        "sliced": attention_programs.sliced(),
+        "einsum_turned_batches": _einsum("baik,abkj->abij", a=2, b=3, i=4, k=5, j=6),
+        "reshaped_batches": _reshaped((2, 6)),
+    }
+
+
 def _gemms() -> dict[str, tvm.IRModule]:
     specs = [
         f"gemm:6,10,8,transpose_a={ta},transpose_b={tb}{batch}"
@@ -199,7 +214,7 @@ def _programs() -> dict[str, tvm.IRModule]:
     }
 
 
-PROGRAMS = {**_gemms(), **_programs(), **_models()}
+PROGRAMS = {**_gemms(), **_programs(), **_attention_parts(), **_models()}
 
 
 @pytest.fixture(scope="module")
@@ -248,13 +263,6 @@ def test_orders_and_merged_axes() -> None:
     assert "half" not in narrow.epilogue.expression and narrow.accumulator == "float32"
 
 
-def _masked() -> tvm.IRModule:
-    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
-    k = te.reduce_axis((0, 8), name="k")
-    y = te.compute((6, 6), lambda i, j: te.sum(a[i, k] * b[k, j], k), "y")
-    return _te(a, b, te.compute((6, 6), lambda i, j: tirx.Select(j > i, 0.0, y[i, j]), "z"))
-
-
 def _combined() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
@@ -267,16 +275,48 @@ def _activated_operand() -> tvm.IRModule:
     return _te(a, b, topi.matmul(topi.nn.relu(a), b))
 
 
-def _sliced() -> tvm.IRModule:
+def _flipped() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     k = te.reduce_axis((0, 8), name="k")
-    return _te(a, b, te.compute((4, 6), lambda i, j: te.sum(a[i + 2, k] * b[k, j], k), "y"))
+    return _te(a, b, te.compute((6, 6), lambda i, j: te.sum(a[5 - i, k] * b[k, j], k), "y"))
+
+
+def _guarded() -> tvm.IRModule:
+    """A bias of the first columns alone."""
+    a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
+    bias, y = te.placeholder((4,), name="bias"), topi.matmul(a, b)
+
+    def value(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        return y[i, j] + tirx.if_then_else(j < 4, bias[j], 0.0)
+
+    return _te(a, b, bias, te.compute((6, 6), value, "z"))
 
 
 def _two_outputs() -> tvm.IRModule:
     a, b = te.placeholder((6, 8), name="a"), te.placeholder((8, 6), name="b")
     y = topi.matmul(a, b)
     return _te(a, b, y, topi.nn.relu(y))
+
+
+def test_offsets_and_batch_axes() -> None:
+    def of(name: str) -> GemmProblem:
+        problem = recognise(PROGRAMS[name])
+        assert isinstance(problem, GemmProblem)
+        return problem
+
+    scores = of("fused_qkv_scores")
+    assert (scores.batch, scores.inner_batch, scores.m, scores.n) == (8, 4, 6, 6)
+    assert (scores.a.outer_stride, scores.a.strides) == (6 * 96, (8, 96, 1))
+    assert (scores.a.offset, scores.b.offset) == (0, 32)
+    assert scores.epilogue.places and scores.swapped.swapped == scores
+    mixed = of("fused_qkv_mixed")
+    assert (mixed.inner_batch, mixed.b.offset, mixed.output.strides) == (4, 64, (8, 32, 1))
+    grouped = of("grouped_queries")
+    assert (grouped.batch, grouped.inner_batch) == (6, 3)
+    assert (grouped.b.outer_stride, grouped.b.strides[0]) == (8, 0)
+    assert grouped.matrices(grouped.b) == 2 and grouped.matrices(grouped.a) == 6
+    sliced = of("sliced")
+    assert (sliced.a.offset, sliced.b.offset, sliced.epilogue.reads[0].offset) == (16, 6, 41)
 
 
 @pytest.mark.parametrize(
@@ -286,14 +326,12 @@ def _two_outputs() -> tvm.IRModule:
         (workloads.parse("elementwise:4x5,ops=relu", "llvm").mod, "0 reductions"),
         (workloads.parse("reduce:6x8,axes=1,kind=max", "llvm").mod, "begins with 0"),
         (workloads.parse("reduce:6x8,axes=1,kind=sum", "llvm").mod, "products of two tensors"),
-        (workloads.parse("conv2d:1,8,8,4,4,3,padding=1", "llvm").mod, "computed before"),
-        (_masked(), "depends on where"),
         (_combined(), "combines different elements"),
         (_activated_operand(), "computed before"),
-        (_sliced(), "begins with the tensor's first element"),
+        (_flipped(), "a linear form of its iterators"),
+        (_guarded(), "bias where a condition holds"),
         (_two_outputs(), "2 outputs"),
-        (_einsum("baik,abkj->abij", a=2, b=3, i=4, k=5, j=6), "axes of its batch"),
-        (_reshaped((2, 6)), "axes of its batch"),
+        (_einsum("baick,abckj->abcij", a=2, b=3, c=2, i=4, k=5, j=6), "3 axes of its batch"),
         (_einsum("i,j->ij", i=6, j=5), "0 reductions"),
         (_einsum("ikl,lkj->ij", i=6, k=4, l=3, j=5), "axes of its sum"),
         (_einsum("ik,j->ij", i=6, k=4, j=5), "does not have"),

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import pathlib
-import subprocess
 
 import numpy as np
 import pytest
 
-from felix.templates.gemm.hopper import helpers, layout
-from tests.support.templates import hopper_problems
-
-_CPU = """
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __restrict__
-#define __launch_bounds__(threads)
-typedef unsigned char u8; typedef unsigned short u16;
-struct alignas(16) ulonglong2 { unsigned long long x, y; };
-struct Index { int x; };
-static Index blockIdx, threadIdx;
-"""
-_RUN = """
-extern "C" void run(const {kind}* a, {kind}* a_copy, const {kind}* b, {kind}* b_copy) {{
-  for (blockIdx.x = 0; blockIdx.x < {blocks}; ++blockIdx.x)
-    for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) pack(a, a_copy, b, b_copy);
-}}
-"""
+from felix.templates.gemm.hopper import helpers
+from tests.support.templates import hopper_problems, packing
 
 
 @pytest.mark.parametrize(
@@ -51,15 +31,7 @@ def test_copies_are_the_operands(
     assert [pack.name for pack in packs] == ["pack_a", "pack_b"]
     rng = np.random.default_rng(0)
     sources = [rng.integers(1, 100, 2000).astype(storage) for _ in packs]
-    copies = [_aligned(layout.packed_bytes(pack.copy)).view(storage) for pack in packs]
-    run = _library(packs, storage, tmp_path).run
-    run(
-        *(
-            ctypes.c_void_p(x.ctypes.data)
-            for pair in zip(sources, copies, strict=True)
-            for x in pair
-        )
-    )
+    copies = packing.run(packs, sources, storage, tmp_path)
     for pack, source, copy in zip(packs, sources, copies, strict=True):
         matrix = pack.source
         batches = batch if matrix.batch_stride else 1
@@ -69,20 +41,3 @@ def test_copies_are_the_operands(
             assert copy[new] == source[old]
     # 8-bit tensor cores take K-major operands alone, 16-bit ones both orders.
     assert packs[1].source.is_k_major == (b_transposed or dtype == "int8")
-
-
-def _aligned(n_bytes: int) -> np.ndarray:
-    buffer = np.zeros(n_bytes + 16, dtype=np.uint8)
-    start = -buffer.ctypes.data % 16
-    return buffer[start : start + n_bytes]
-
-
-def _library(packs: list[helpers.Pack], storage: type, folder: pathlib.Path) -> ctypes.CDLL:
-    kind = "u16" if storage is np.uint16 else "signed char"
-    blocks = helpers.pack_launch(packs).extents[0]
-    run = _RUN.format(kind=kind, blocks=blocks, threads=helpers.THREADS)
-    library = folder / "pack.so"
-    command = ["cc", "-w", "-O1", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
-    text = _CPU + helpers.pack_source(packs) + run
-    subprocess.run(command, input=text, text=True, check=True)
-    return ctypes.CDLL(str(library))

@@ -1,0 +1,270 @@
+"""Operands of convolutions that are copied before the product: channels last, in whole pieces.
+
+cp.async copies pieces of 4 bytes or more, so channels have to be neighbours in memory, and as
+many as fill pieces. Where they are not (channels first, or three of them), the data are copied to
+a workspace [batch][image][place][channel] with channels filled up with zeros, and the weights to
+one [batch][column][tap][channel]. Weights are copied as well where they are not contiguous along
+k and ldmatrix cannot transpose them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from felix.launch_plan import Launch
+from felix.templates.gemm.ampere import dtypes, gather
+from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
+
+#: Of a block; each copies one piece.
+THREADS = 256
+#: Channels are filled up to a multiple of so many: 4 bytes at least, of any type.
+_CHANNELS = 4
+
+_COPY = """
+// Copies {n} channels of an operand; neighbouring threads read neighbours in memory.
+__device__ __forceinline__ void {name}(long long index, const {element}* __restrict__ from,
+                                       {element}* __restrict__ to) {{
+  if (index >= {total}ll) return;
+  union {{ {vector} whole; {element} values[{n}]; }} piece;
+  const int channel = int({channel}) * {n}, place = int({place});
+  const long long row = index / {of_row};
+  const long long batch = row / {rows};
+  const {element}* const source = from + {offset}ll + batch / {inner} * {outer_stride}ll
+      + batch % {inner} * {inner_stride}ll + row % {rows} * {row_stride}ll
+      + place * {place_stride}ll + channel * {channel_stride}ll;
+  #pragma unroll
+  for (int i = 0; i < {n}; ++i)
+    piece.values[i] = channel + i < {channels} ? source[i * {channel_stride}ll]
+                                               : static_cast<{element}>(0);
+  *reinterpret_cast<{vector}*>(to + (row * {places} + place) * {padded} + channel) = piece.whole;
+}}
+"""
+_KERNEL = """
+extern "C" __global__ void __launch_bounds__({threads}) pack({parameters}) {{
+  int block = int(blockIdx.x);
+{calls}}}
+"""
+_VECTORS = {16: "uint4", 8: "u64", 4: "u32"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor [batch][row][place][channel] that is copied; strides in elements of the source.
+
+    Attributes:
+        param: the source; `workspace` is the number of the copy's tensor.
+        batches: of the outer and the inner batch axis; 1 where one matrix serves all.
+        offset: of the source's first element.
+        padded: channels of the copy.
+    """
+
+    param: int
+    workspace: int
+    dtype: str
+    batches: tuple[int, int]
+    batch_strides: tuple[int, int]
+    offset: int
+    rows: int
+    row_stride: int
+    places: int
+    place_stride: int
+    channels: int
+    channel_stride: int
+    padded: int
+
+    @property
+    def elements(self) -> int:
+        """Of the copy."""
+        return math.prod(self.batches) * self.matrix_elements
+
+    @property
+    def matrix_elements(self) -> int:
+        """Of one matrix of the copy."""
+        return self.rows * self.places * self.padded
+
+    @property
+    def copied_strides(self) -> tuple[int, int]:
+        """Of the outer and the inner batch axis in the copy."""
+        outer, inner = self.batches
+        size = self.matrix_elements
+        return size * inner if outer > 1 else 0, size if inner > 1 else 0
+
+    @property
+    def bytes(self) -> int:
+        """Of the copy."""
+        return self.elements * dtypes.STORAGE[self.dtype].size_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the source."""
+        return self.bytes // self.padded * self.channels
+
+    @property
+    def piece_bytes(self) -> int:
+        """That a thread writes at once."""
+        size = dtypes.STORAGE[self.dtype].size_bytes
+        return next(b for b in _VECTORS if self.padded * size % b == 0)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.bytes // (self.piece_bytes * THREADS))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packed:
+    """A problem as it is computed, and the copies that its operands are."""
+
+    problem: GemmProblem
+    copies: tuple[Copy, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        """Of the kernel that copies."""
+        return sum(copy.blocks for copy in self.copies)
+
+
+def packed(problem: GemmProblem) -> Packed:
+    """The problem on copies of the operands that have to be copied."""
+    a, b = problem.a, problem.b
+    of_data = [o for o in (a, b) if o.gather and any(w.outputs > 1 for w in o.gather.windows)]
+    if not (a.gather or b.gather):
+        return Packed(problem)
+    data = of_data[0] if of_data else (a if a.gather else b)
+    weights = b if data is a else a
+    assert data.gather is not None
+    channels = data.gather.channels
+    copies: list[Copy] = []
+    made: dict[Operand, Operand] = {}
+    piece = gather.copy_bytes(data, data.gather, problem.batch_strides(data))
+    if piece is None and _is_flat(data.gather.windows):
+        channels = -(-channels // _CHANNELS) * _CHANNELS
+        copies.append(_of_data(problem, data, data.gather, channels))
+        made[data] = _packed_data(data, data.gather, copies[-1])
+    is_wider = channels != data.gather.channels
+    columns = problem.n if weights is b else problem.m
+    if is_wider or not _suits(problem, weights):
+        copy = _of_weights(problem, weights, data.gather, columns, channels, len(copies))
+        if copy is None:
+            return Packed(problem)
+        copies.append(copy)
+        made[weights] = _packed_weights(weights, copy)
+    k = problem.k // data.gather.channels * channels
+    changed = dataclasses.replace(problem, a=made.get(a, a), b=made.get(b, b), k=k)
+    return Packed(changed, tuple(copies))
+
+
+def _suits(problem: GemmProblem, weights: Operand) -> bool:
+    """Whether weights can be read where they lie."""
+    if weights.gather:
+        strides = problem.batch_strides(weights)
+        return gather.copy_bytes(weights, weights.gather, strides) is not None
+    instruction = dtypes.INSTRUCTIONS.get((weights.dtype, weights.dtype))
+    return weights.strides[2] == 1 or instruction is None or instruction.has_transposes
+
+
+def _is_flat(windows: Sequence[Window]) -> bool:
+    """Whether the places of all windows are one axis of the data."""
+    return all(
+        outer.element_stride == inner.extent * inner.element_stride
+        for outer, inner in itertools.pairwise(windows)
+    )
+
+
+def _batches(problem: GemmProblem, operand: Operand) -> tuple[int, int]:
+    """Matrices of an operand along both batch axes."""
+    extents, strides = problem.batch_extents, problem.batch_strides(operand)
+    outer, inner = (e if s else 1 for e, s in zip(extents, strides, strict=True))
+    return outer, inner
+
+
+def _of_data(problem: GemmProblem, data: Operand, of: Gather, channels: int) -> Copy:
+    return Copy(
+        data.param, problem.n_params, data.dtype,
+        _batches(problem, data), problem.batch_strides(data), data.offset,
+        of.images, of.image_stride,
+        math.prod(w.extent for w in of.windows), of.windows[-1].element_stride,
+        of.channels, of.channel_stride, channels,
+    )  # fmt: skip
+
+
+def _packed_data(data: Operand, of: Gather, copy: Copy) -> Operand:
+    """The data where they are copied to."""
+    stride = copy.padded
+    windows: list[Window] = []
+    for window in reversed(of.windows):
+        windows.insert(0, dataclasses.replace(window, element_stride=stride))
+        stride *= window.extent
+    changed = dataclasses.replace(
+        of, image_stride=stride, windows=tuple(windows), channels=copy.padded, channel_stride=1
+    )
+    outer, inner = copy.copied_strides
+    return Operand(copy.workspace, data.dtype, (inner, 0, 0), changed, outer_stride=outer)
+
+
+def _of_weights(
+    problem: GemmProblem, weights: Operand, data: Gather, columns: int, channels: int, number: int
+) -> Copy | None:
+    """None where their taps are not one axis."""
+    _, row_stride, k_stride = weights.strides
+    place_stride, channel_stride = data.channels * k_stride, k_stride
+    if weights.gather:
+        if not _is_flat(weights.gather.windows):
+            return None
+        row_stride = weights.gather.image_stride
+        place_stride = weights.gather.windows[-1].element_stride
+        channel_stride = weights.gather.channel_stride
+    return Copy(
+        weights.param, problem.n_params + number, weights.dtype,
+        _batches(problem, weights), problem.batch_strides(weights), weights.offset,
+        columns, row_stride, problem.k // data.channels, place_stride,
+        data.channels, channel_stride, channels,
+    )  # fmt: skip
+
+
+def _packed_weights(weights: Operand, copy: Copy) -> Operand:
+    """The weights where they are copied to: contiguous along k."""
+    k = copy.places * copy.padded
+    outer, inner = copy.copied_strides
+    return Operand(copy.workspace, weights.dtype, (inner, k, 1), outer_stride=outer)
+
+
+def launch(of: Packed) -> Launch:
+    """The kernel that copies."""
+    args = tuple(arg for copy in of.copies for arg in (copy.param, copy.workspace))
+    return Launch("pack", (of.blocks, 1, 1, THREADS, 1, 1), 0, args)
+
+
+def source(of: Packed) -> str:
+    """Its text."""
+    parameters, calls, text = [], "", ""
+    for number, copy in enumerate(of.copies):
+        name, element = f"copy{number}", dtypes.STORAGE[copy.dtype].c_type
+        parameters += [f"const {element}* from{number}", f"{element}* to{number}"]
+        index = f"block * {THREADS}ll + threadIdx.x"
+        calls += (
+            f"  if (block < {copy.blocks}) return {name}({index}, from{number}, to{number});\n"
+        )
+        calls += f"  block -= {copy.blocks};\n"
+        text += _copy_text(name, copy)
+    return text + _KERNEL.format(threads=THREADS, parameters=", ".join(parameters), calls=calls)
+
+
+def _copy_text(name: str, copy: Copy) -> str:
+    storage = dtypes.STORAGE[copy.dtype]
+    n = copy.piece_bytes // storage.size_bytes
+    pieces, places = copy.padded // n, copy.places
+    is_last = copy.channel_stride == 1
+    return _COPY.format(
+        name=name, n=n, element=storage.c_type, vector=_VECTORS[copy.piece_bytes],
+        total=copy.elements // n,
+        channel=f"index % {pieces}" if is_last else f"index / {places} % {pieces}",
+        place=f"index / {pieces} % {places}" if is_last else f"index % {places}",
+        of_row=pieces * places, rows=copy.rows, places=places, padded=copy.padded,
+        channels=copy.channels, offset=copy.offset, inner=copy.batches[1],
+        outer_stride=copy.batch_strides[0], inner_stride=copy.batch_strides[1],
+        row_stride=copy.row_stride,
+        place_stride=copy.place_stride, channel_stride=copy.channel_stride,
+    )  # fmt: skip
