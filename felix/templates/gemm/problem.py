@@ -1,14 +1,73 @@
 """The problem of a GEMM template: C[b, i, j] = epilogue(Σ_k A[b, i, k] · B[b, k, j]).
 
 Every tensor is addressed by strides in elements of the three axes its index has, so layouts,
-transpositions, shared operands (stride 0) and swapped operands are all the same form.
+transpositions, shared operands (stride 0) and swapped operands are all the same form. An operand
+of a convolution is gathered instead: rows are output pixels, k is (taps, channel).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 Strides = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """A spatial dimension of a gathered operand.
+
+    Output `o` and tap `t` read place `o * stride + t * dilation - before` of the dimension;
+    what lies outside [0, extent) is 0.
+
+    Attributes:
+        element_stride: elements between neighbours of the dimension.
+    """
+
+    outputs: int
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+    extent: int
+    element_stride: int
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether no tap of any output lies outside."""
+        last = (self.outputs - 1) * self.stride + (self.taps - 1) * self.dilation - self.before
+        return self.before <= 0 and last < self.extent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gather:
+    """Where the elements of a gathered operand lie.
+
+    A row is (image, output of each window), a value of k is (tap of each window, channel); the
+    last of each changes fastest.
+
+    Attributes:
+        images, image_stride: their number, and elements from one to the next.
+        windows: 1 to 3, the outermost first.
+        channels: of a group.
+        channel_stride: elements from one channel to the next: 1 where channels are last.
+    """
+
+    images: int
+    image_stride: int
+    windows: tuple[Window, ...]
+    channels: int
+    channel_stride: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Output pixels of all images."""
+        return self.images * math.prod(window.outputs for window in self.windows)
+
+    @property
+    def k(self) -> int:
+        """Length of the sum: taps and channels."""
+        return self.channels * math.prod(window.taps for window in self.windows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,12 +78,15 @@ class Operand:
         param: its number among the program's parameters.
         dtype: TVM's name.
         strides: of batch, row (of A) or column (of B), and k. One of the last two is 1 where its
-            extent is more than 1; the batch's is 0 where one matrix serves all.
+            extent is more than 1; the batch's is 0 where one matrix serves all. Of a gathered
+            operand the last two are 0.
+        gather: of an operand of a convolution.
     """
 
     param: int
     dtype: str
     strides: Strides
+    gather: Gather | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
