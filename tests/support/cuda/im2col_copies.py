@@ -1,4 +1,4 @@
-"""A kernel that makes one copy by TMA in im2col mode and writes shared memory out, to be looked at.
+"""A kernel that makes one copy by TMA in im2col mode and writes out what shared memory then has.
 
 It waits for a bounded time, so a copy that brings fewer bytes than documented does not hang.
 """
