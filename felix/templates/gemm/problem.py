@@ -3,6 +3,10 @@
 Every tensor is addressed by strides in elements of the three axes its index has, so layouts,
 transpositions, shared operands (stride 0) and swapped operands are all the same form. An operand
 of a convolution is gathered instead: rows are output pixels, k is (taps, channel).
+
+The batch may be two axes that are not one by the tensors' strides, like images and heads. Then b
+counts both, matrix b is number b // inner_batch of the outer and b % inner_batch of the inner
+axis, and a tensor has a stride for each: `outer_stride` and the first of `strides`.
 """
 
 from __future__ import annotations
@@ -81,30 +85,54 @@ class Operand:
             extent is more than 1; the batch's is 0 where one matrix serves all. Of a gathered
             operand the last two are 0.
         gather: of an operand of a convolution.
+        outer_stride: of the outer batch axis, where there are two.
+        offset: elements before the first, in its tensor.
     """
 
     param: int
     dtype: str
     strides: Strides
     gather: Gather | None = None
+    outer_stride: int = 0
+    offset: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """A tensor that the epilogue reads, an element for each of C; strides of batch, i and j."""
+    """A tensor that the epilogue reads, an element for each of C; strides of batch, i and j.
+
+    `outer_stride` and `offset` are as in `Operand`.
+    """
 
     name: str
     param: int
     dtype: str
     strides: Strides
+    outer_stride: int = 0
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """An integer that says where in C an element lies: `index // divisor % extent`.
+
+    Attributes:
+        axis: whose index: 0 is the batch, 1 is i, 2 is j.
+    """
+
+    name: str
+    axis: int
+    divisor: int
+    extent: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Epilogue:
     """What becomes of a sum before it is stored.
 
-    `expression` is C++ of `x`, the sum in the accumulator's type, and of the names of `reads`,
-    each converted to float32 (int32 for integers). Its value is converted to the output's dtype.
+    `expression` is C++ of `x`, the sum in the accumulator's type, of the names of `reads`, each
+    converted to float32 (int32 for integers), and of those of `places`, which are of type int.
+    Its value is converted to the output's dtype.
     Names are identifiers that C++ and the templates leave free (`read0`, ...), and are to be
     variables, for the expression may be the call of a lambda that captures them. It may name
     functions of C's math library for float32 (`expf`, `fmaxf`), and `min` and `max` of integers.
@@ -112,20 +140,33 @@ class Epilogue:
 
     expression: str = "x"
     reads: tuple[Read, ...] = ()
+    places: tuple[Place, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """C: its parameter, dtype and strides of batch, i and j."""
+    """C: its parameter, dtype and strides of batch, i and j; the rest is as in `Operand`."""
 
     param: int
     dtype: str
     strides: Strides
+    outer_stride: int = 0
+    offset: int = 0
+
+
+#: What lies in a parameter.
+Tensor = Operand | Read | Output
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GemmProblem:
-    """A product with its epilogue; `accumulator` is the dtype of sums, float32 or int32."""
+    """A product with its epilogue.
+
+    Attributes:
+        batch: matrices of C, of both batch axes together.
+        accumulator: the dtype of sums, float32 or int32.
+        inner_batch: extent of the inner of two batch axes; None where there is one.
+    """
 
     batch: int
     m: int
@@ -137,6 +178,28 @@ class GemmProblem:
     output: Output
     epilogue: Epilogue
     n_params: int
+    inner_batch: int | None = None
+
+    @property
+    def batch_extents(self) -> tuple[int, int]:
+        """Of the outer and the inner batch axis; the outer one has 1 where there is one axis."""
+        inner = self.inner_batch or self.batch
+        return self.batch // inner, inner
+
+    def batch_strides(self, tensor: Tensor) -> tuple[int, int]:
+        """Of the outer and the inner batch axis; 0 where the axis has one matrix."""
+        outer, inner = self.batch_extents
+        return tensor.outer_stride if outer > 1 else 0, tensor.strides[0] if inner > 1 else 0
+
+    def matrices(self, tensor: Tensor) -> int:
+        """Matrices of a tensor that differ: batch axes of stride 0 do not count."""
+        extents, strides = self.batch_extents, self.batch_strides(tensor)
+        return math.prod(e for e, stride in zip(extents, strides, strict=True) if stride)
+
+    def distinct_elements(self, read: Read) -> int:
+        """Elements of a read that differ."""
+        _, row, column = read.strides
+        return self.matrices(read) * (self.m if row else 1) * (self.n if column else 1)
 
     @property
     def swapped(self) -> GemmProblem:
@@ -148,6 +211,10 @@ class GemmProblem:
         reads = tuple(
             dataclasses.replace(read, strides=turned(read.strides)) for read in self.epilogue.reads
         )
+        places = tuple(
+            dataclasses.replace(place, axis=(0, 2, 1)[place.axis])
+            for place in self.epilogue.places
+        )
         return dataclasses.replace(
             self,
             m=self.n,
@@ -155,5 +222,5 @@ class GemmProblem:
             a=self.b,
             b=self.a,
             output=dataclasses.replace(self.output, strides=turned(self.output.strides)),
-            epilogue=dataclasses.replace(self.epilogue, reads=reads),
+            epilogue=dataclasses.replace(self.epilogue, reads=reads, places=places),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from felix.templates.gemm import indexing
 from felix.templates.gemm.ampere import dtypes
-from felix.templates.gemm.problem import GemmProblem, Read, Strides
+from felix.templates.gemm.problem import GemmProblem, Output, Read
 
 _PAIRS = {1: "u16", 2: "u32", 4: "u64"}
 
@@ -42,18 +43,21 @@ __device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads
 
 def functions(problem: GemmProblem) -> str:
     """`Reads`, `Out` and `store_pair` of the problem."""
-    reads, output = problem.epilogue.reads, problem.output
+    reads, places, output = problem.epilogue.reads, problem.epilogue.places, problem.output
     storage = dtypes.STORAGE[output.dtype]
     return _TEXT.format(
         c_type=storage.c_type,
         fields="".join(f"  const {_c_type(read)}* {read.name};\n" for read in reads),
-        typed="".join(f", {dtypes.arithmetic(read.dtype)} {read.name}" for read in reads),
+        typed="".join(f", {dtypes.arithmetic(read.dtype)} {read.name}" for read in reads)
+        + "".join(f", int {place.name}" for place in places),
         expression=problem.epilogue.expression,
         narrow=storage.narrow.format("value"),
         loads="".join(_pair_load(read, problem) for read in reads),
-        first="".join(f", {read.name}_0" for read in reads),
-        second="".join(f", {read.name}_1" for read in reads),
-        offset=_offset(output.strides, "column"),
+        first="".join(f", {read.name}_0" for read in reads)
+        + "".join(f", {indexing.place(place)}" for place in places),
+        second="".join(f", {read.name}_1" for read in reads)
+        + "".join(f", {indexing.place(place, column='(column + 1)')}" for place in places),
+        offset=indexing.offset(output, problem.inner_batch),
         stores=_pair_store(problem),
     )
 
@@ -62,22 +66,11 @@ def _c_type(read: Read) -> str:
     return dtypes.STORAGE[read.dtype].c_type
 
 
-def _offset(strides: Strides, column: str) -> str:
-    """The index of an element; axes of stride 0 left out."""
-    names = ("batch", "row", column)
-    terms = [
-        name if stride == 1 else f"{name} * {stride}"
-        for name, stride in zip(names, strides, strict=True)
-        if stride
-    ]
-    return " + ".join(terms) or "0"
-
-
 def _pair_load(read: Read, problem: GemmProblem) -> str:
     """Both values of a read for two columns; as one vector where they are one."""
     kind, name, storage = dtypes.arithmetic(read.dtype), read.name, dtypes.STORAGE[read.dtype]
-    at = f"reads.{name} + {_offset(read.strides, 'column')}"
-    if _are_pairs_aligned(read.strides, problem):
+    at = f"reads.{name} + {indexing.offset(read, problem.inner_batch)}"
+    if _are_pairs_aligned(read, problem):
         pair = _PAIRS[storage.size_bytes]
         both = f"{name}_both"
         low, high = (storage.widen.format(f"{both}.values[{i}]") for i in (0, 1))
@@ -90,14 +83,15 @@ def _pair_load(read: Read, problem: GemmProblem) -> str:
     if read.strides[2] == 0 or problem.n == 1:
         return f"{first}  const {kind} {name}_1 = {name}_0;\n"
     beyond = f"column + 1 < N ? column + 1 : {problem.n - 1}"
-    last = f"reads.{name}[{_offset(read.strides, f'({beyond})')}]"
+    at_last = indexing.offset(read, problem.inner_batch, column=f"({beyond})")
+    last = f"reads.{name}[{at_last}]"
     return f"{first}  const {kind} {name}_1 = {storage.widen.format(last)};\n"
 
 
 def _pair_store(problem: GemmProblem) -> str:
     output = problem.output
     storage = dtypes.STORAGE[output.dtype]
-    if _are_pairs_aligned(output.strides, problem):
+    if _are_pairs_aligned(output, problem):
         pair = _PAIRS[storage.size_bytes]
         return (
             f"  union {{ {pair} vector; {storage.c_type} values[2]; }} both;\n"
@@ -107,12 +101,5 @@ def _pair_store(problem: GemmProblem) -> str:
     return f"  *to = y0;\n  if (column + 1 < N) to[{output.strides[2]}] = y1;\n"
 
 
-def _are_pairs_aligned(strides: Strides, problem: GemmProblem) -> bool:
-    """Whether columns 2i and 2i + 1 are a vector in memory, for all rows and batches."""
-    batch, row, column = strides
-    return (
-        column == 1
-        and problem.n % 2 == 0
-        and (row % 2 == 0 or problem.m == 1)
-        and (batch % 2 == 0 or problem.batch == 1)
-    )
+def _are_pairs_aligned(tensor: Output | Read, problem: GemmProblem) -> bool:
+    return indexing.are_pairs_aligned(tensor, problem.batch, problem.m, problem.n)

@@ -11,7 +11,7 @@ from felix.target import Hardware
 from felix.templates.gemm.ampere import decisions, dtypes, layout, program, times
 from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Value
 from felix.templates.gemm.ampere.times import Row
-from felix.templates.gemm.problem import GemmProblem, Strides
+from felix.templates.gemm.problem import GemmProblem
 
 
 def rows(
@@ -105,8 +105,7 @@ def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     sums = program.workspace_bytes(p, d.split_k)
     stored = expr.Select(is_split, sums, _output_bytes(p))
     operands = sum(
-        size * (matrix.batch if matrix.operand.strides[0] else 1) * matrix.rows * p.k
-        for matrix in layout.matrices(p)
+        size * p.matrices(matrix.operand) * matrix.rows * p.k for matrix in layout.matrices(p)
     )
     reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
@@ -165,14 +164,6 @@ def _read_bytes(problem: GemmProblem) -> int:
 
 def _unique_read_bytes(problem: GemmProblem) -> int:
     return sum(
-        dtypes.STORAGE[read.dtype].size_bytes * _distinct(read.strides, problem)
+        dtypes.STORAGE[read.dtype].size_bytes * problem.distinct_elements(read)
         for read in problem.epilogue.reads
     )
-
-
-def _distinct(strides: Strides, problem: GemmProblem) -> int:
-    """Elements of a read that differ: axes of stride 0 do not count."""
-    elements = 1
-    for stride, extent in zip(strides, (problem.batch, problem.m, problem.n), strict=True):
-        elements *= extent if stride else 1
-    return elements

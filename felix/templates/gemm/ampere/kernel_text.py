@@ -175,8 +175,8 @@ gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __re
     for (int j = 0; j < MMAS_N; ++j)
       #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
-  sum_tile(sums, stages, a + batch * BATCH_STRIDE_A,
-           reinterpret_cast<const Element*>(b) + batch * BATCH_STRIDE_B, row, column,
+  sum_tile(sums, stages, a + start_of_A(batch),
+           reinterpret_cast<const Element*>(b) + start_of_B(batch), row, column,
            part * PART_STEPS, min(STEPS - part * PART_STEPS, PART_STEPS));
 
   const Reads reads = READ_ARGUMENTS;

@@ -48,12 +48,13 @@ class Matrix:
         operand: its parameter, dtype and strides.
         rows: of A, or columns of B.
         k: length of the sum.
+        batch_strides: of the outer and the inner batch axis; 0 where one matrix serves all.
     """
 
     operand: Operand
     rows: int
     k: int
-    batch: int
+    batch_strides: tuple[int, int]
 
     @property
     def element_bytes(self) -> int:
@@ -81,9 +82,8 @@ class Matrix:
 
         Tensors themselves begin at multiples of 256 bytes.
         """
-        batch_stride = self.operand.strides[0] if self.batch > 1 else 0
         lines = self.rows if self.is_along_k else self.k
-        strides = [batch_stride, self.line_stride if lines > 1 else 0]
+        strides = [*self.batch_strides, self.line_stride if lines > 1 else 0, self.operand.offset]
         for size in _COPIES:
             if all(stride * self.element_bytes % size == 0 for stride in strides):
                 return size
@@ -93,6 +93,6 @@ class Matrix:
 def matrices(problem: GemmProblem) -> tuple[Matrix, Matrix]:
     """A and B."""
     return (
-        Matrix(problem.a, problem.m, problem.k, problem.batch),
-        Matrix(problem.b, problem.n, problem.k, problem.batch),
+        Matrix(problem.a, problem.m, problem.k, problem.batch_strides(problem.a)),
+        Matrix(problem.b, problem.n, problem.k, problem.batch_strides(problem.b)),
     )

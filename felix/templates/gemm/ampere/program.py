@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from felix.launch_plan import Launch, LaunchPlan
+from felix.templates.gemm import indexing
 from felix.templates.gemm.ampere import decisions, dtypes, epilogue, kernel_text, layout, ptx
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
@@ -96,7 +97,9 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
     }  # fmt: skip
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
     for name, operand in (("A", problem.a), ("B", problem.b)):
-        text += f"constexpr long long BATCH_STRIDE_{name} = {operand.strides[0]};\n"
+        start = indexing.matrix_start(operand, problem)
+        function = f"__device__ __forceinline__ long long start_of_{name}(int batch)"
+        text += f"{function} {{ return {start}; }}\n"
     sums = "float" if problem.accumulator == "float32" else "int"
     return f"{text}typedef {a} Element;\ntypedef {b} ElementB;\ntypedef {sums} Sum;\n"
 

@@ -19,7 +19,7 @@ from felix.templates.generated import GeneratedProgram
 from felix.templates.template import Parameter, Template
 
 #: Of the generator; a part of every key.
-VERSION = 1
+VERSION = 2
 NAME = "gemm-mma"
 _LEAST_ARCH, _LEAST_ARCH_OF_FLOAT8 = 80, 89
 

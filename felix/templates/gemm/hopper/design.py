@@ -21,12 +21,14 @@ class Sink:
         tensor: its number in the plan.
         output: dtype and strides; batches of the workspace of partial sums are parts x batches.
         batches: of `output`.
+        inner_batch: extent of the inner of two batch axes; None where there is one.
     """
 
     tensor: int
     output: Output
     batches: int
     epilogue: Epilogue
+    inner_batch: int | None = None
 
     @property
     def is_row_major(self) -> bool:
@@ -42,11 +44,10 @@ def is_copied_by_tma(problem: GemmProblem) -> bool:
     """Whether TMA can store the output: strides of 16 bytes, elements of 2 or 4."""
     output = problem.output
     size = dtypes.size_bytes(output.dtype)
-    batch, row, column = output.strides
+    _, row, column = output.strides
     if size == 1 or 1 not in (row, column):
         return False
-    others = [row if column == 1 else column]
-    others += [batch] if problem.batch > 1 else []
+    others = [row if column == 1 else column, output.offset, *problem.batch_strides(output)]
     return all(stride * size % layout.ALIGNMENT == 0 for stride in others)
 
 
@@ -109,7 +110,13 @@ class Design:
     def final(self) -> Sink:
         """The output."""
         problem = self.problem
-        return Sink(problem.output.param, problem.output, problem.batch, problem.epilogue)
+        return Sink(
+            problem.output.param,
+            problem.output,
+            problem.batch,
+            problem.epilogue,
+            problem.inner_batch,
+        )
 
     @property
     def sink(self) -> Sink:
@@ -143,10 +150,11 @@ def padded_inner(extent: int) -> int:
 
 def sources(problem: GemmProblem) -> tuple[layout.Matrix, layout.Matrix]:
     """A and B where they lie in the parameters."""
+    inner = problem.inner_batch
     needs_k_major = not dtypes.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
     return (
-        layout.matrix(problem.a, problem.batch, problem.m, problem.k, needs_k_major),
-        layout.matrix(problem.b, problem.batch, problem.n, problem.k, needs_k_major),
+        layout.matrix(problem.a, problem.batch, problem.m, problem.k, needs_k_major, inner),
+        layout.matrix(problem.b, problem.batch, problem.n, problem.k, needs_k_major, inner),
     )
 
 
@@ -172,18 +180,24 @@ class StoreTile:
         batch, row, column = output.strides
         rows = decisions.WGMMA_ROWS // self.panels
         if self.sink.is_row_major:
-            extents, outer, box = (n, m), row, (self.columns, rows, 1)
+            extents, outer, box = (n, m), row, (self.columns, rows)
         else:
-            extents, outer, box = (m, n), column, (rows, self.columns, 1)
+            extents, outer, box = (m, n), column, (rows, self.columns)
         outer_bytes = outer * size
-        batch_bytes = batch * size if self.sink.batches > 1 else outer_bytes
+        batches = layout.batch_dimensions(
+            self.sink.batches,
+            self.sink.inner_batch,
+            (output.outer_stride * size, batch * size),
+            outer_bytes,
+        )
         return TensorMap(
             self.sink.tensor,
             output.dtype,
-            (*extents, self.sink.batches),
-            (outer_bytes, batch_bytes),
-            box,
+            (*extents, *(extent for extent, _ in batches)),
+            (outer_bytes, *(stride for _, stride in batches)),
+            (*box, *[1] * len(batches)),
             self.width if self.width >= 32 else 0,
+            output.offset * size,
         )
 
 

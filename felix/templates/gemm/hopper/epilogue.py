@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from felix.templates.gemm import indexing
 from felix.templates.gemm.hopper import dtypes
 from felix.templates.gemm.hopper.design import Sink
-from felix.templates.gemm.problem import Read, Strides
+from felix.templates.gemm.problem import Output, Read
 
 _ARITHMETIC = {"int32": "int", "int8": "int"}
 #: Vector types of two elements, by the bytes of one.
@@ -31,23 +32,26 @@ def functions(sink: Sink, accumulator: str, m: int, n: int) -> str:
     `finish_*` give what is stored of the sums of one or two neighbouring columns, which lie in C;
     `store_*` store it. Element (batch, row, column) of C may be out of bounds for `store_*`.
     """
-    reads = sink.epilogue.reads
+    reads, places = sink.epilogue.reads, sink.epilogue.places
+    at, at_next = (
+        "".join(f", {indexing.place(place, column=column)}" for place in places)
+        for column in ("column", "(column + 1)")
+    )
     fields = "".join(f"  const {dtypes.STORAGE[read.dtype]}* {read.name};\n" for read in reads)
     names = {
         "sum": dtypes.ACCUMULATOR[accumulator],
         "out": dtypes.STORAGE[sink.output.dtype],
         "expression": sink.epilogue.expression,
         "narrow": dtypes.NARROW[sink.output.dtype].format("value"),
-        "typed": "".join(f", {_kind(read)} {read.name}" for read in reads),
-        "loads": "".join(
-            f", {_load(read, 'row', 'column')}" for read in reads
-        ),
-        "pair_loads": "".join(_pair_load(read, sink.batches, m, n) for read in reads),
-        "first": "".join(f", {read.name}_0" for read in reads),
-        "second": "".join(f", {read.name}_1" for read in reads),
+        "typed": "".join(f", {_kind(read)} {read.name}" for read in reads)
+        + "".join(f", int {place.name}" for place in places),
+        "loads": "".join(f", {_load(read, sink)}" for read in reads) + at,
+        "pair_loads": "".join(_pair_load(read, sink, m, n) for read in reads),
+        "first": "".join(f", {read.name}_0" for read in reads) + at,
+        "second": "".join(f", {read.name}_1" for read in reads) + at_next,
         "m": m,
         "n": n,
-        "offset": _offset(sink.output.strides, "row", "column"),
+        "offset": _offset(sink.output, sink),
         "next": sink.output.strides[2],
         "stores": _pair_store(sink, m, n),
         "index": _index_type(sink, m, n),
@@ -96,47 +100,42 @@ def _kind(read: Read) -> str:
     return _ARITHMETIC.get(read.dtype, "float")
 
 
-def _offset(strides: Strides, row: str, column: str) -> str:
-    """The index of an element; axes of stride 0 left out."""
-    terms = [
-        name if stride == 1 else f"Index({name}) * {stride}"
-        for name, stride in zip(("batch", row, column), strides, strict=True)
-        if stride
-    ]
-    return " + ".join(terms) or "0"
+def _offset(tensor: Output | Read, sink: Sink, column: str = "column") -> str:
+    """The index of an element."""
+    return indexing.offset(tensor, sink.inner_batch, column=column, wide="Index({})")
 
 
-def _load(read: Read, row: str, column: str) -> str:
-    element = f"reads.{read.name}[{_offset(read.strides, row, column)}]"
+def _load(read: Read, sink: Sink, column: str = "column") -> str:
+    element = f"reads.{read.name}[{_offset(read, sink, column)}]"
     return dtypes.WIDEN[read.dtype].format(element)
 
 
-def _pair_load(read: Read, batches: int, m: int, n: int) -> str:
+def _pair_load(read: Read, sink: Sink, m: int, n: int) -> str:
     """Both values of a read for columns `column` and `column + 1`; in vectors where possible."""
     kind, name = _kind(read), read.name
     if read.strides[2] == 0 and n > 1:
-        first = f"  const {kind} {name}_0 = {_load(read, 'row', 'column')};\n"
+        first = f"  const {kind} {name}_0 = {_load(read, sink)};\n"
         return first + f"  const {kind} {name}_1 = {name}_0;\n"
-    if _are_pairs_aligned(read.dtype, read.strides, batches, m, n):
+    if _are_pairs_aligned(read, sink, m, n):
         size = dtypes.size_bytes(read.dtype)
         storage = dtypes.STORAGE[read.dtype]
         low, high = (dtypes.WIDEN[read.dtype].format(f"{name}_both.values[{i}]") for i in (0, 1))
         return (
             f"  union {{ {_PAIRS[size]} vector; {storage} values[2]; }} {name}_both;\n"
             f"  {name}_both.vector = *reinterpret_cast<const {_PAIRS[size]}*>(reads.{name} + "
-            f"{_offset(read.strides, 'row', 'column')});\n"
+            f"{_offset(read, sink)});\n"
             f"  const {kind} {name}_0 = {low}, {name}_1 = {high};\n"
         )
     last = "column + 1" if n % 2 == 0 else f"min(column + 1, {n - 1})"
     return (
-        f"  const {kind} {name}_0 = {_load(read, 'row', 'column')};\n"
-        f"  const {kind} {name}_1 = {_load(read, 'row', f'({last})')};\n"
+        f"  const {kind} {name}_0 = {_load(read, sink)};\n"
+        f"  const {kind} {name}_1 = {_load(read, sink, f'({last})')};\n"
     )
 
 
 def _pair_store(sink: Sink, m: int, n: int) -> str:
     output = sink.output
-    if _are_pairs_aligned(output.dtype, output.strides, sink.batches, m, n):
+    if _are_pairs_aligned(output, sink, m, n):
         pair = _PAIRS[dtypes.size_bytes(output.dtype)]
         storage = dtypes.STORAGE[output.dtype]
         return (
@@ -148,24 +147,21 @@ def _pair_store(sink: Sink, m: int, n: int) -> str:
     return f"  *to = y0;\n  {guard}to[{output.strides[2]}] = y1;\n"
 
 
-def _are_pairs_aligned(dtype: str, strides: Strides, batches: int, m: int, n: int) -> bool:
-    """Whether columns 2i and 2i + 1 are a vector in memory, for all rows and batches."""
-    batch, row, column = strides
-    return (
-        dtypes.size_bytes(dtype) in _PAIRS
-        and column == 1
-        and n % 2 == 0
-        and (row % 2 == 0 or m == 1)
-        and (batch % 2 == 0 or batches == 1)
-    )
+def _are_pairs_aligned(tensor: Output | Read, sink: Sink, m: int, n: int) -> bool:
+    is_narrow = dtypes.size_bytes(tensor.dtype) in _PAIRS
+    return is_narrow and indexing.are_pairs_aligned(tensor, sink.batches, m, n)
 
 
 def _index_type(sink: Sink, m: int, n: int) -> str:
     """The narrowest type that indexes every tensor of the epilogue."""
-    extents = sink.batches, m, n
-    tensors = [sink.output.strides, *(read.strides for read in sink.epilogue.reads)]
+    inner = sink.inner_batch or sink.batches
+    extents = sink.batches // inner, inner, m, n
     largest = max(
-        sum(stride * extent for stride, extent in zip(strides, extents, strict=True))
-        for strides in tensors
+        tensor.offset
+        + sum(
+            stride * extent
+            for stride, extent in zip((tensor.outer_stride, *tensor.strides), extents, strict=True)
+        )
+        for tensor in (sink.output, *sink.epilogue.reads)
     )
     return "int" if largest < _INT_LIMIT else "long long"

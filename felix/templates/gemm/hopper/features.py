@@ -11,7 +11,7 @@ from felix.target import Hardware
 from felix.templates.gemm.hopper import decisions, design, dtypes, helpers, layout, times
 from felix.templates.gemm.hopper.decisions import Decisions, Value
 from felix.templates.gemm.hopper.times import RATES, Rates, Row
-from felix.templates.gemm.problem import GemmProblem, Strides
+from felix.templates.gemm.problem import GemmProblem
 
 #: What ptxas gives a thread beside its sums where registers do not change hands.
 _OTHER_REGISTERS = 28
@@ -160,17 +160,9 @@ def _read_bytes(problem: GemmProblem) -> int:
 
 def _unique_read_bytes(problem: GemmProblem) -> int:
     return sum(
-        dtypes.size_bytes(read.dtype) * _touched(read.strides, problem)
+        dtypes.size_bytes(read.dtype) * problem.distinct_elements(read)
         for read in problem.epilogue.reads
     )
-
-
-def _touched(strides: Strides, problem: GemmProblem) -> int:
-    """Distinct elements of a read: axes of stride 0 do not count."""
-    elements = 1
-    for stride, extent in zip(strides, (problem.batch, problem.m, problem.n), strict=True):
-        elements *= extent if stride else 1
-    return elements
 
 
 def _choices(problem: GemmProblem, d: Decisions) -> Row:
@@ -199,8 +191,7 @@ def _pack(packs: Sequence[helpers.Pack], hardware: Hardware, rates: Rates) -> Ro
 
 def _matrix_bytes(matrix: layout.Matrix) -> int:
     """Of its distinct elements."""
-    batches = matrix.batch if matrix.batch_stride else 1
-    return batches * matrix.outer * matrix.inner * dtypes.size_bytes(matrix.dtype)
+    return matrix.matrices * matrix.outer * matrix.inner * dtypes.size_bytes(matrix.dtype)
 
 
 def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates) -> Row:

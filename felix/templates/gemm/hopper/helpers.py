@@ -21,7 +21,7 @@ __device__ __forceinline__ void {name}(int index, const {storage}* __restrict__ 
   union {{ ulonglong2 vector; {storage} values[{n}]; }} both;
   const int x = {vector} * {n}, row = {row};
   if (index >= {total}) return;
-  const {storage}* const source = from + row / {outer} * {batch_stride}ll
+  const {storage}* const source = from + {start}
       + row % {outer} * {outer_stride}ll + x * {inner_stride}ll;
   #pragma unroll
   for (int i = 0; i < {n}; ++i)
@@ -76,7 +76,7 @@ def pack_source(operands: Sequence[Pack]) -> str:
 def _pack_matrix(pack: Pack) -> str:
     source, copy = pack.source, pack.copy
     n = layout.ALIGNMENT // dtypes.size_bytes(source.dtype)
-    rows = (copy.batch if copy.batch_stride else 1) * copy.outer
+    rows = copy.matrices * copy.outer
     vectors = copy.outer_stride // n
     along_rows = source.inner_stride == 1
     return _PACK_MATRIX.format(
@@ -89,9 +89,20 @@ def _pack_matrix(pack: Pack) -> str:
         n=n,
         outer=copy.outer,
         inner=copy.inner,
-        batch_stride=source.batch_stride,
+        start=_matrix_start(source),
         outer_stride=source.outer_stride,
         stride=copy.outer_stride,
+    )
+
+
+def _matrix_start(source: layout.Matrix) -> str:
+    """The index of the first element of the matrix that a row of the copy belongs to."""
+    inner, matrix = source.batch_extents[1], f"row / {source.outer}"
+    if not source.outer_batch_stride:
+        return f"{matrix} * {source.batch_stride}ll + {source.offset}"
+    return (
+        f"{matrix} % {inner} * {source.batch_stride}ll"
+        f" + {matrix} / {inner} * {source.outer_batch_stride}ll + {source.offset}"
     )
 
 

@@ -79,9 +79,15 @@ template <class Operand> __device__ __forceinline__ void copy_share(
     const u32 start = to + panel * Operand::PANEL_BYTES + share * Operand::SHARE_BYTES;
     const int x = (Operand::IS_K_MAJOR ? k : line) + panel * Operand::INNER;
     const int y = (Operand::IS_K_MAJOR ? line : k) + share * Operand::SHARE_ROWS;
-    const int z = Operand::HAS_BATCHES ? batch : 0;
-    if (Operand::SHARERS > 1) copy_in_to_all(start, map, barrier, x, y, z, blocks);
-    else copy_in(start, map, barrier, x, y, z);
+    const int z = Operand::inner_batch(batch);
+    if constexpr (Operand::HAS_TWO_BATCH_AXES) {
+      const int w = Operand::outer_batch(batch);
+      if (Operand::SHARERS > 1) copy_in_to_all(start, map, barrier, x, y, z, w, blocks);
+      else copy_in(start, map, barrier, x, y, z, w);
+    } else {
+      if (Operand::SHARERS > 1) copy_in_to_all(start, map, barrier, x, y, z, blocks);
+      else copy_in(start, map, barrier, x, y, z);
+    }
   }
 }
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map,
@@ -309,11 +315,16 @@ def constants(design: Design) -> str:
 
 def _operand(name: str, tile: layout.Tile) -> str:
     """What `copy_share` and `multiply_stage` read of an operand's layout."""
-    k_major = tile.source.is_k_major
+    k_major, axis = tile.source.is_k_major, tile.source.inner_batch
+    outer_extent, inner_extent = tile.source.batch_extents
+    inner, outer = ("batch", "0") if axis is None else (f"batch % {axis}", f"batch / {axis}")
+    inner, outer = inner if inner_extent > 1 else "0", outer if outer_extent > 1 else "0"
     return f"""
 struct {name} {{
   static constexpr bool IS_K_MAJOR = {str(k_major).lower()};
-  static constexpr bool HAS_BATCHES = {str(tile.source.batch_stride > 0).lower()};
+  static constexpr bool HAS_TWO_BATCH_AXES = {str(tile.source.inner_batch is not None).lower()};
+  static constexpr int inner_batch(int batch) {{ return {inner}; }}
+  static constexpr int outer_batch(int batch) {{ return {outer}; }}
   static constexpr int PANELS = {tile.panels}, PANEL_BYTES = {tile.panel_bytes};
   static constexpr int INNER = {tile.inner}, SHARERS = {tile.sharers};
   static constexpr int SHARE_ROWS = {tile.share_rows};

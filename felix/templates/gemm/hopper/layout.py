@@ -40,6 +40,9 @@ class Matrix:
         outer_stride, batch_stride: in elements; the batch's is 0 where one matrix serves all.
         is_k_major: whether inner is k.
         inner_stride: 1 but where k has to be the inner axis and is not contiguous.
+        inner_batch: extent of the inner of two batch axes; None where there is one.
+        outer_batch_stride: of the outer one.
+        offset: elements before the first.
     """
 
     tensor: int
@@ -51,45 +54,96 @@ class Matrix:
     batch_stride: int
     is_k_major: bool
     inner_stride: int = 1
+    inner_batch: int | None = None
+    outer_batch_stride: int = 0
+    offset: int = 0
+
+    @property
+    def batch_extents(self) -> tuple[int, int]:
+        """Matrices that differ along the outer and along the inner batch axis."""
+        inner = self.inner_batch or self.batch
+        outer = self.batch // inner
+        return outer if self.outer_batch_stride else 1, inner if self.batch_stride else 1
+
+    @property
+    def matrices(self) -> int:
+        """Matrices that differ."""
+        outer, inner = self.batch_extents
+        return outer * inner
 
     @property
     def is_aligned(self) -> bool:
-        """Whether TMA can read it: neighbours along inner, other strides of 16 bytes."""
+        """Whether TMA can read it: neighbours along inner, all else at multiples of 16 bytes."""
         size = dtypes.size_bytes(self.dtype)
-        strides = (self.outer_stride if self.outer > 1 else 0, self.batch_stride)
+        strides = (
+            self.outer_stride if self.outer > 1 else 0,
+            self.batch_stride,
+            self.outer_batch_stride,
+            self.offset,
+        )
         return self.inner_stride == 1 and all(stride * size % ALIGNMENT == 0 for stride in strides)
 
 
 def matrix(
-    operand: Operand, batch: int, lines: int, k: int, needs_k_major: bool = False
+    operand: Operand,
+    batch: int,
+    lines: int,
+    k: int,
+    needs_k_major: bool = False,
+    inner_batch: int | None = None,
 ) -> Matrix:
     """How an operand of `lines` rows or columns lies in memory, seen K-major if that is needed."""
     batch_stride, line_stride, k_stride = operand.strides
     is_k_major = k == 1 or k_stride == 1
     if is_k_major and line_stride == 1 and k == 1 and lines > 1:
         is_k_major = False
-    stride = batch_stride if batch > 1 else 0
+    stride = batch_stride if (inner_batch or batch) > 1 else 0
+    outer_stride = operand.outer_stride if inner_batch and batch > inner_batch else 0
     tensor, dtype = operand.param, operand.dtype
+    rest = inner_batch, outer_stride, operand.offset
     if is_k_major or needs_k_major:
-        inner_stride = k_stride if k > 1 else 1
-        return Matrix(tensor, dtype, batch, k, lines, line_stride, stride, True, inner_stride)
-    return Matrix(tensor, dtype, batch, lines, k, k_stride, stride, False)
+        step = k_stride if k > 1 else 1
+        return Matrix(tensor, dtype, batch, k, lines, line_stride, stride, True, step, *rest)
+    return Matrix(tensor, dtype, batch, lines, k, k_stride, stride, False, 1, *rest)
 
 
 def packed(source: Matrix, workspace: int) -> Matrix:
     """The copy of a matrix in a workspace, in the same order, with rows that TMA can read."""
     unit = ALIGNMENT // dtypes.size_bytes(source.dtype)
     stride = -(-source.inner // unit) * unit
-    batch_stride = stride * source.outer if source.batch_stride else 0
+    matrix_stride, inner_matrices = stride * source.outer, source.batch_extents[1]
     return dataclasses.replace(
-        source, tensor=workspace, outer_stride=stride, batch_stride=batch_stride, inner_stride=1
+        source,
+        tensor=workspace,
+        outer_stride=stride,
+        batch_stride=matrix_stride if source.batch_stride else 0,
+        inner_stride=1,
+        outer_batch_stride=matrix_stride * inner_matrices if source.outer_batch_stride else 0,
+        offset=0,
     )
 
 
 def packed_bytes(copy: Matrix) -> int:
     """Of a packed copy."""
-    matrices = copy.batch if copy.batch_stride else 1
-    return matrices * copy.outer * copy.outer_stride * dtypes.size_bytes(copy.dtype)
+    return copy.matrices * copy.outer * copy.outer_stride * dtypes.size_bytes(copy.dtype)
+
+
+def batch_dimensions(
+    batch: int, inner_batch: int | None, strides_bytes: tuple[int, int], other_bytes: int
+) -> list[tuple[int, int]]:
+    """Extents and strides in bytes of a tensor map's batch axes, the inner one first.
+
+    Args:
+        strides_bytes: of the outer and the inner axis; 0 where the axis has one matrix.
+        other_bytes: a stride for such an axis, as a tensor map has none of 0.
+    """
+    inner = inner_batch or batch
+    axes = [(inner, strides_bytes[1])]
+    if inner_batch is not None:
+        axes.append((batch // inner, strides_bytes[0]))
+    return [
+        (extent, stride) if stride and extent > 1 else (1, other_bytes) for extent, stride in axes
+    ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,15 +207,20 @@ class Tile:
         outer_bytes = source.outer_stride * size
         if source.outer == 1:
             outer_bytes = -(-source.inner * size // ALIGNMENT) * ALIGNMENT
-        batch = source.batch if source.batch_stride else 1
-        batch_bytes = source.batch_stride * size or outer_bytes
+        batches = batch_dimensions(
+            source.batch,
+            source.inner_batch,
+            (source.outer_batch_stride * size, source.batch_stride * size),
+            outer_bytes,
+        )
         return TensorMap(
             source.tensor,
             source.dtype,
-            (source.inner, source.outer, batch),
-            (outer_bytes, batch_bytes),
-            (self.inner, self.share_rows, 1),
+            (source.inner, source.outer, *(extent for extent, _ in batches)),
+            (outer_bytes, *(stride for _, stride in batches)),
+            (self.inner, self.share_rows, *[1] * len(batches)),
             self.width,
+            source.offset * size,
         )
 
     @property

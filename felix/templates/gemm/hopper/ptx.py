@@ -52,6 +52,7 @@ __device__ __forceinline__ void threads_arrive(int barrier, int threads) {
 }
 """
 
+#: Of three dimensions, and of four where the batch has two axes.
 COPIES = """
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
@@ -74,6 +75,27 @@ __device__ __forceinline__ void copy_out(const TensorMap& map, u32 from, int x, 
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
                " [%0, {%2, %3, %4}], [%1];"
                :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z) : "memory");
+}
+__device__ __forceinline__ void copy_in(u32 to, const TensorMap& map, u32 barrier,
+                                        int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ __forceinline__ void copy_in_to_all(u32 to, const TensorMap& map, u32 barrier,
+                                               int x, int y, int z, int w, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
+      : "memory");
+}
+__device__ __forceinline__ void copy_out(const TensorMap& map, u32 from, int x, int y, int z,
+                                         int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+               " [%0, {%2, %3, %4, %5}], [%1];"
+               :: "l"(&map), "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 __device__ __forceinline__ void copies_out_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -109,7 +109,7 @@ __device__ __forceinline__ void copy_buffer(const TensorMap& output, u32 buffer,
   for (int panel = 0; panel < STORE_PANELS; ++panel) {
     const int inner = row + panel * (64 / STORE_PANELS);
     copy_out(output, buffer + panel * STORE_COLUMNS * 128, STORE_BY_ROWS ? column : inner,
-             STORE_BY_ROWS ? inner : column, batch);
+             STORE_BY_ROWS ? inner : column, @batch@);
   }
   copies_out_commit();
 }
@@ -174,7 +174,9 @@ def _by_tma(design: Design) -> str:
         "HAS_READS": int(bool(sink.epilogue.reads)),
     }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in values.items())
-    replaced = {"pair": {2: "u32", 4: "u64"}[size], "m": problem.m, "n": problem.n}
+    axis = sink.inner_batch
+    batch = "batch" if axis is None else f"batch % {axis}, batch / {axis}"
+    replaced = {"batch": batch, "pair": {2: "u32", 4: "u64"}[size], "m": problem.m, "n": problem.n}
     body = _BY_TMA
     for name, value in replaced.items():
         body = body.replace(f"@{name}@", str(value))
