@@ -165,7 +165,6 @@ def _encode(
     return [room, tirx.Evaluate(call)]
 
 
-@tvm_ffi.register_global_func(_ENCODE_IM2COL, override=True)
 def _encode_im2col(descriptor: Any, pointer: Any, text: str) -> None:
     """Fill a descriptor as the driver does; TVM's runtime encodes maps of boxes alone."""
     tensor_map = launch_plan.tensor_map_of(json.loads(text))
@@ -174,6 +173,10 @@ def _encode_im2col(descriptor: Any, pointer: Any, text: str) -> None:
         driver.libcuda(), dataclasses.replace(tensor_map, offset_bytes=0), address
     )
     ctypes.memmove(descriptor, filled, ctypes.sizeof(filled))
+
+
+tvm_ffi.register_global_func(_ENCODE_IM2COL, _encode_im2col, override=True)
+
 
 
 def _element(dtype: str) -> str:

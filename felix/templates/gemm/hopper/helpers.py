@@ -38,7 +38,10 @@ extern "C" __global__ void __launch_bounds__({threads}) pack({parameters}) {{
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pack:
-    """An operand that is copied: its device function, where it lies and where its copy does."""
+    """An operand that is copied: its device function, where it lies and where its copy does.
+
+    Pixels and weights of a convolution are copied as a matrix of channels.
+    """
 
     name: str
     source: layout.Matrix
@@ -56,7 +59,8 @@ def packs(problem: GemmProblem) -> list[Pack]:
     for name, source in zip(("pack_a", "pack_b"), designs.sources(problem), strict=True):
         if not source.is_aligned:
             workspace = problem.n_params + len(result)
-            result.append(Pack(name, source, layout.packed(source, workspace)))
+            original, _, copy = designs.packed(source, workspace)
+            result.append(Pack(name, original, copy))
     return result
 
 
