@@ -178,7 +178,6 @@ def _encode_im2col(descriptor: Any, pointer: Any, text: str) -> None:
 tvm_ffi.register_global_func(_ENCODE_IM2COL, _encode_im2col, override=True)
 
 
-
 def _element(dtype: str) -> str:
     """A dtype as a tensor map has it: integers and floats of a byte are bytes."""
     return "uint8" if tvm.DataType(dtype).itemsize == 1 else dtype

@@ -146,9 +146,7 @@ def elements_of(p: GemmProblem, operand: Operand) -> int:
     return operand.offset + last + (gather.channels - 1) * gather.channel_stride + 1
 
 
-def matrix_of(
-    p: GemmProblem, operand: Operand, memory: NDArray[Any], batch: int
-) -> NDArray[Any]:
+def matrix_of(p: GemmProblem, operand: Operand, memory: NDArray[Any], batch: int) -> NDArray[Any]:
     """[line][tap][channel] of a matrix of the batch, read as the problem defines it."""
     gathered = p.a.gather or p.b.gather
     assert gathered is not None

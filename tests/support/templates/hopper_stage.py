@@ -98,9 +98,7 @@ class Copies:
             lengths = next(values), next(values), next(values)
             to = next(values)
             at, offsets, mask = (tuple(next(values) for _ in range(n)) for n in lengths)
-            result.append(
-                Instruction(bool(is_im2col), to, at, offsets, mask[0] if mask else None)
-            )
+            result.append(Instruction(bool(is_im2col), to, at, offsets, mask[0] if mask else None))
         return result
 
 
