@@ -79,7 +79,7 @@ def walk(problem: GemmProblem, d: Mapping[str, int], clusters: int) -> Counts:
     """All steps of all blocks of a launch of `clusters`."""
     counts = Counts(blocks=clusters * d["cluster_m"] * d["cluster_n"] * d["cluster_k"])
     parts = d["split_k"] * d["cluster_k"]
-    all_steps = ceil_div(_Sum.of(problem).extent, d["block_k"])
+    all_steps = ceil_div(Sum.of(problem).extent, d["block_k"])
     for cluster in range(clusters):
         of_block: collections.Counter[int] = collections.Counter()
         for tile in tiles_of_cluster(problem, d, cluster, clusters):
@@ -94,8 +94,8 @@ def walk(problem: GemmProblem, d: Mapping[str, int], clusters: int) -> Counts:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sum:
-    """Elements of k in the order of steps, by tap and channel; a plain k is channels of one tap."""
+class Sum:
+    """Elements of k in the order of steps; a plain k is the channels of one tap."""
 
     taps: int
     channels: int
@@ -103,7 +103,7 @@ class _Sum:
     is_gathered: bool
 
     @classmethod
-    def of(cls, problem: GemmProblem) -> _Sum:
+    def of(cls, problem: GemmProblem) -> Sum:
         gather = problem.a.gather or problem.b.gather
         if gather is None:
             return cls(1, problem.k, problem.k, False)
@@ -128,7 +128,7 @@ def _step(
     problem: GemmProblem, d: Mapping[str, int], tile: _Tile, step: int, counts: Counts
 ) -> None:
     """One block copies its shares of a step's tiles and multiplies them."""
-    size, whole = BYTES[problem.a.dtype], _Sum.of(problem)
+    size, whole = BYTES[problem.a.dtype], Sum.of(problem)
     ks = range(step * d["block_k"], (step + 1) * d["block_k"])
     places = [place for place in map(whole.place, ks) if place is not None]
     sides = (
@@ -168,7 +168,7 @@ def _is_inside(gather: Gather, pixel: int, tap: int) -> bool:
 
 
 def _copies(
-    operand: Operand, whole: _Sum, lines: int, extent: int, sharers: int, block_k: int, size: int
+    operand: Operand, whole: Sum, lines: int, extent: int, sharers: int, block_k: int, size: int
 ) -> int:
     """Copies of a block's share of a tile; of a convolution each has one tap's channels."""
     if not whole.is_gathered:

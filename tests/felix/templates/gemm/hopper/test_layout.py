@@ -81,9 +81,8 @@ def test_subtiles_begin_where_their_lines_do() -> None:
             whole = tile.k_offset(16)
             for inside in (0, 1, 9, 63):
                 moved = hopper_stage.address(tile, tile.descriptor, start, inside, 3)
-                assert moved == hopper_stage.address(
-                    tile, tile.descriptor, whole, line + inside, 3
-                )
+                at_once = hopper_stage.address(tile, tile.descriptor, whole, line + inside, 3)
+                assert moved == at_once
 
 
 def test_copies_have_rows_of_16_bytes() -> None:
