@@ -54,13 +54,17 @@ def problem(
     pad: int = 0,
     bias: bool = False,
     channels_first: bool = False,
+    images_are_batch: bool = True,
+    results_first: bool = False,
 ) -> GemmProblem:
     """Channels last in and out; `channels` and `columns` are of a group.
 
     Args:
-        weights: "hwio" ([taps][channel][group, column]) or "ohwi".
+        weights: "hwio" ([taps][channel][group, column]), "ohwi", or "oihw", which is gathered.
         pad: unused channels behind each pixel of the input.
-        channels_first: the input is [image][channel][place], images are the batch.
+        channels_first: the input is [image][channel][place].
+        images_are_batch: of such an input.
+        results_first: the result is [image][column][pixel].
     """
     windows: list[Window] = []
     step = 1 if channels_first else groups * channels + pad
@@ -76,13 +80,21 @@ def problem(
     gather = Gather(images, step, tuple(windows), channels)
     if channels_first:
         assert groups == 1
-        gather = Gather(1, channels * step, tuple(windows), channels, step)
-        batch, rows, a_batch, b_batch, out_batch = images, pixels, channels * step, 0, 0
+        of_batch = images if images_are_batch else 1
+        gather = Gather(images // of_batch, channels * step, tuple(windows), channels, step)
+        batch, rows, a_batch, b_batch = of_batch, images // of_batch * pixels, channels * step, 0
         out_batch = pixels * columns
     b = (b_batch, 1, groups * columns)
     if weights == "ohwi":
         b = (columns * k if groups > 1 else 0, k, 1)
-    stored = groups * columns
+    of_weights = None
+    if weights == "oihw":
+        b, spatial, step = (columns * k if groups > 1 else 0, 0, 0), [], 1
+        for d in reversed(dimensions):
+            spatial.insert(0, Window(1, d.taps, 1, 1, 0, d.taps, step))
+            step *= d.taps
+        of_weights = Gather(columns, k, tuple(spatial), channels, taps)
+    stored = (1, pixels) if results_first else (groups * columns, 1)
     reads = (Read("read0", 2, "float32", (columns if groups > 1 else 0, 0, 1)),) if bias else ()
     is_batched = batch > 1
     return GemmProblem(
@@ -91,9 +103,9 @@ def problem(
         columns,
         k,
         Operand(0, dtype, (a_batch if is_batched else 0, 0, 0), gather),
-        Operand(1, dtype, (b[0] if is_batched else 0, *b[1:])),
+        Operand(1, dtype, (b[0] if is_batched else 0, *b[1:]), of_weights),
         _ACCUMULATORS.get(dtype, "float32"),
-        Output(2 + len(reads), out, (out_batch if is_batched else 0, stored, 1)),
+        Output(2 + len(reads), out, (out_batch if is_batched else 0, *stored)),
         Epilogue("x + read0" if bias else "x", reads),
         3 + len(reads),
     )
@@ -105,7 +117,7 @@ def random_problem(rng: random.Random, most_dimensions: int = 3, **fixed: Any) -
     groups = rng.choice((1, 1, 2)) if count < 3 else 1
     dimensions = [_random_dimension(rng, (40, 14, 7)[count - 1]) for _ in range(count)]
     fields: dict[str, Any] = dict(
-        images=rng.choice((1, 3)), groups=groups, weights=rng.choice(("hwio", "ohwi")),
+        images=rng.choice((1, 3)), groups=groups, weights=rng.choice(("hwio", "ohwi", "oihw")),
         pad=rng.choice((0, 0, 8)), bias=rng.random() < 0.3,
         dtype=rng.choice(("bfloat16", "bfloat16", "float16")),
     )  # fmt: skip

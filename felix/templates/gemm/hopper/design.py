@@ -183,14 +183,15 @@ def sources(problem: GemmProblem) -> tuple[Source, Source]:
     inner = problem.inner_batch
     k_major, blocks = needs_k_major(problem), channel_blocks.of(problem)
 
-    def source(operand: Operand, lines: int) -> Source:
-        if operand.gather is not None:
+    def source(operand: Operand, lines: int, is_pixels: bool) -> Source:
+        if blocks is not None and is_pixels:
             return pixels_of(operand, problem)
         if blocks is not None:
             return weights_of(operand, problem, lines, blocks, k_major)
         return layout.matrix(operand, problem.batch, lines, problem.k, k_major, inner)
 
-    return source(problem.a, problem.m), source(problem.b, problem.n)
+    is_a = bool(channel_blocks.pixels_are_a(problem))
+    return source(problem.a, problem.m, is_a), source(problem.b, problem.n, not is_a)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ __device__ __forceinline__ void {name}(int index, const {storage}* __restrict__ 
   const int x = {vector} * {n}, row = {row};
   if (index >= {total}) return;
   const {storage}* const source = from + {start}
-      + row % {outer} * {outer_stride}ll + x * {inner_stride}ll;
+      + {line} + x * {inner_stride}ll;
   #pragma unroll
   for (int i = 0; i < {n}; ++i)
     both.values[i] = x + i < {inner} ? source[i * {inner_stride}ll] : static_cast<{storage}>(0);
@@ -91,12 +91,20 @@ def _pack_matrix(pack: Pack) -> str:
         inner_stride=source.inner_stride,
         storage=dtypes.STORAGE[source.dtype],
         n=n,
-        outer=copy.outer,
         inner=copy.inner,
         start=_matrix_start(source),
-        outer_stride=source.outer_stride,
+        line=_line_start(source),
         stride=copy.outer_stride,
     )
+
+
+def _line_start(source: layout.Matrix) -> str:
+    """Where the line of a matrix begins that a row of the copy has."""
+    line = f"row % {source.outer}"
+    if source.outer_split is None:
+        return f"{line} * {source.outer_stride}ll"
+    extent, stride = source.outer_split
+    return f"{line} % {extent} * {source.outer_stride}ll + {line} / {extent} * {stride}ll"
 
 
 def _matrix_start(source: layout.Matrix) -> str:

@@ -45,6 +45,9 @@ class Matrix:
         inner_batch: extent of the inner of two batch axes; None where there is one.
         outer_batch_stride: of the outer one.
         offset: elements before the first.
+        outer_split: extent and stride of a second axis of outer, which changes slower: element o
+            of outer is at o % extent * outer_stride + o // extent * stride. TMA reads no such
+            matrix, packing does.
     """
 
     tensor: int
@@ -59,6 +62,7 @@ class Matrix:
     inner_batch: int | None = None
     outer_batch_stride: int = 0
     offset: int = 0
+    outer_split: tuple[int, int] | None = None
 
     @property
     def batch_extents(self) -> tuple[int, int]:
@@ -132,6 +136,7 @@ def packed(source: Matrix, workspace: int) -> Matrix:
         inner_stride=1,
         outer_batch_stride=matrix_stride * inner_matrices if source.outer_batch_stride else 0,
         offset=0,
+        outer_split=None,
     )
 
 

@@ -161,7 +161,7 @@ def unsuited(problem: GemmProblem) -> str | None:
     a, b = problem.a.dtype, problem.b.dtype
     if a != b or (a, problem.accumulator) not in dtypes.PRODUCTS:
         return f"tensor cores have no product of {a} and {b} summed in {problem.accumulator}"
-    reason = suits.unsuited(problem, designs.needs_k_major(problem))
+    reason = suits.unsuited(problem)
     if reason:
         return reason
     others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]

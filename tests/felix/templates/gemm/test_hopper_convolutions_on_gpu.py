@@ -43,6 +43,14 @@ CASES: dict[str, tuple[list[Dimension], int, int, dict[str, Any]]] = {
     "few pixels": ([Dimension(7, 3, 1, 1, 1)] * 2, 256, 512, {}),
     "groups": ([Dimension(14, 3, 1, 1, 1)] * 2, 64, 96, dict(groups=2)),
     "groups and images": ([Dimension(14, 3, 2, 1, 1)] * 2, 64, 64, dict(groups=4, images=3)),
+    "channels first": (
+        [Dimension(15, 3, 2, 1, 1)] * 2, 64, 96,
+        dict(images=3, channels_first=True, weights="oihw", results_first=True),
+    ),
+    "first layer, channels first": (
+        [Dimension(64, 7, 2, 1, 3)] * 2, 3, 64,
+        dict(channels_first=True, weights="oihw", results_first=True),
+    ),
     "one dimension": ([Dimension(333, 5, 3, 2, 4)], 80, 96, dict(images=3)),
     "three dimensions": ([Dimension(8, 3, 1, 1, 1)] * 3, 64, 64, dict(images=2)),
     "three dimensions that move by 2": (
@@ -59,10 +67,12 @@ def _task(name: str, chip: str) -> Task:
         word: tuple(getattr(d, word) for d in dimensions)
         for word in ("stride", "padding", "dilation")
     }
+    letters = "DHW"[3 - len(dimensions) :]
+    layout = f"NC{letters}" if rest.get("channels_first") else f"N{letters}C"
     made: Task = make(
         rest.get("images", 1), *(d.extent for d in dimensions), channels, columns,
         tuple(d.taps for d in dimensions), **windows, groups=rest.get("groups", 1),
-        dtype="float16", target=chip,
+        dtype="float16", target=chip, layout=layout,
     )  # fmt: skip
     return made
 

@@ -96,20 +96,20 @@ class Pixels:
 
     @property
     def packable(self) -> layout.Matrix | None:
-        """All its pixels as the lines of a matrix, or None if they are not evenly spaced."""
+        """All its pixels as the lines of a matrix; None if an image's are unevenly spaced."""
         gather, batches = self.gather, self.batches
         step = gather.windows[-1].element_stride
         pixels, is_even = 1, True
         for window in reversed(gather.windows):
             is_even &= window.extent == 1 or window.element_stride == pixels * step
             pixels *= window.extent
-        is_even &= gather.images == 1 or gather.image_stride == pixels * step
+        split = (pixels, gather.image_stride) if gather.images > 1 else None
         if not is_even:
             return None
         return layout.Matrix(
             self.tensor, self.dtype, batches.count, gather.channels, gather.images * pixels, step,
             batches.stride, True, gather.channel_stride, batches.inner, batches.outer_stride,
-            self.offset,
+            self.offset, split,
         )  # fmt: skip
 
     def of_copy(self, copy: layout.Matrix) -> Pixels:
@@ -132,7 +132,7 @@ class Pixels:
 
 
 def pixels_of(operand: Operand, problem: GemmProblem) -> Pixels:
-    """The gathered operand of a problem, where it lies."""
+    """The gathered operand of a problem that has the pixels, where it lies."""
     assert operand.gather is not None
     batches = axes.Batches.of(operand, problem)
     return Pixels(operand.param, operand.dtype, operand.gather, batches, operand.offset)

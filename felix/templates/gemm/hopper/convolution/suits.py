@@ -5,32 +5,19 @@ from __future__ import annotations
 from felix import launch_plan
 from felix.templates.gemm.hopper.convolution import channel_blocks
 from felix.templates.gemm.hopper.convolution.pixels import pixels_of
-from felix.templates.gemm.hopper.convolution.weights import weights_of
 from felix.templates.gemm.problem import GemmProblem, Window
 
 
-def unsuited(problem: GemmProblem, needs_k_major: bool) -> str | None:
-    """Why a problem with a gathered operand is not for the template; None if it is.
-
-    Args:
-        needs_k_major: whether tensor cores want its operands contiguous along k.
-    """
-    blocks = channel_blocks.of(problem)
-    if blocks is None:
+def unsuited(problem: GemmProblem) -> str | None:
+    """Why a problem with a gathered operand is not for the template; None if it is."""
+    if problem.a.gather is None and problem.b.gather is None:
         return None
-    if problem.a.gather is not None and problem.b.gather is not None:
-        return "both of its operands are gathered"
-    gathered, other, lines = (
-        (problem.a, problem.b, problem.n)
-        if problem.a.gather is not None
-        else (problem.b, problem.a, problem.m)
-    )
-    pixels = pixels_of(gathered, problem)
-    weights = weights_of(other, problem, lines, blocks, needs_k_major)
+    is_a = channel_blocks.pixels_are_a(problem)
+    if is_a is None:
+        return "both of its operands are gathered from windows that move"
+    pixels = pixels_of(problem.a if is_a else problem.b, problem)
     if not pixels.is_aligned and pixels.packable is None:
         return "pixels that the copy engine cannot read are not evenly spaced either"
-    if not weights.is_aligned and weights.packable is None:
-        return "the copy engine cannot read the weights of so many channels in their layout"
     if pixels.rank not in launch_plan.CORNERS:
         return (
             f"images, groups and windows are {pixels.rank} dimensions with the channels, "

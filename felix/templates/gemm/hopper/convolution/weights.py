@@ -1,6 +1,7 @@
 """The operand that is multiplied with pixels, and the map by which it is copied.
 
-It is [batch][line][tap][channel] with the channels or the lines contiguous. Its map has a
+It is [batch][line][tap][channel] with the channels or the lines contiguous; others are packed so
+that the channels are. Its map has a
 dimension for taps, so that a block of channels ends at a tap's end: zeros are where the pixels
 have them.
 """
@@ -11,7 +12,7 @@ import dataclasses
 
 from felix.launch_plan import TensorMap
 from felix.templates.gemm.hopper import dtypes, layout
-from felix.templates.gemm.hopper.convolution import axes
+from felix.templates.gemm.hopper.convolution import axes, channel_blocks
 from felix.templates.gemm.hopper.convolution.channel_blocks import ChannelBlocks
 from felix.templates.gemm.problem import GemmProblem, Operand
 
@@ -58,25 +59,16 @@ class Weights:
         return axes.tensor_map(self, first, others, box, swizzle_bytes, None)
 
     @property
-    def packable(self) -> layout.Matrix | None:
-        """A matrix whose packed copy TMA can read as weights; None if there is none."""
+    def packable(self) -> layout.Matrix:
+        """A matrix whose packed copy TMA can read as weights."""
         line, tap, channel = self.strides
         taps, channels = self.blocks.taps, self.blocks.channels
-        is_one_axis = taps == 1 or tap == channels * channel
+        unit = layout.ALIGNMENT // dtypes.size_bytes(self.dtype)
         if not self.is_k_major:
-            return (
-                self._matrix(self.lines, taps * channels, channel, line) if is_one_axis else None
-            )
-        if channel != 1:
-            unit = layout.ALIGNMENT // dtypes.size_bytes(self.dtype)
-            if not is_one_axis or (taps > 1 and channels % unit):
-                return None
+            return self._matrix(self.lines, taps * channels, channel, line)
+        if taps == 1 or (tap == channels * channel and channels % unit == 0):
             return self._matrix(taps * channels, self.lines, line, channel)
-        if taps == 1:
-            return self._matrix(channels, self.lines, line)
-        if self.lines > 1 and line != taps * tap:
-            return None
-        return self._matrix(channels, self.lines * taps, tap)
+        return self._matrix(channels, self.lines * taps, tap, channel, (taps, line))
 
     def of_copy(self, copy: layout.Matrix) -> Weights:
         """The weights in the packed copy of `packable`."""
@@ -91,11 +83,13 @@ class Weights:
             self.batches.of_copy(copy), self.is_k_major, 0,
         )  # fmt: skip
 
-    def _matrix(self, inner: int, outer: int, stride: int, step: int = 1) -> layout.Matrix:
+    def _matrix(
+        self, inner: int, outer: int, stride: int, step: int, split: tuple[int, int] | None = None
+    ) -> layout.Matrix:
         batches = self.batches
         return layout.Matrix(
             self.tensor, self.dtype, batches.count, inner, outer, stride, batches.stride,
-            self.is_k_major, step, batches.inner, batches.outer_stride, self.offset,
+            self.is_k_major, step, batches.inner, batches.outer_stride, self.offset, split,
         )  # fmt: skip
 
     @property
@@ -113,11 +107,18 @@ def weights_of(
 ) -> Weights:
     """The other operand of a problem, where it lies, seen K-major if that is needed."""
     _, line, k = operand.strides
+    batches = axes.Batches.of(operand, problem)
+    if operand.gather is not None:
+        places = channel_blocks.taps_as_one_axis(operand.gather)
+        assert places is not None
+        strides = (operand.gather.image_stride, places, operand.gather.channel_stride)
+        return Weights(
+            operand.param, operand.dtype, lines, blocks, strides, batches, True, operand.offset
+        )
     is_one = problem.k == 1
     is_k_major = needs_k_major or k == 1 or (is_one and line != 1)
     step = 1 if is_one and is_k_major else k
     strides = (line, blocks.channels * step, step)
-    batches = axes.Batches.of(operand, problem)
     return Weights(
         operand.param, operand.dtype, lines, blocks, strides, batches, is_k_major, operand.offset
     )

@@ -103,10 +103,6 @@ _REFUSED: dict[str, tuple[GemmProblem, str]] = {
         _with_window(conv_problems.problem([_SAME] * 2, 3, 16), element_stride=14 * 3 + 1),
         "not evenly spaced",
     ),
-    "weights": (
-        conv_problems.problem([_SAME], 3, 16, dtype="int8", out="int32"),
-        "weights of so many channels",
-    ),
 }  # fmt: skip
 
 
@@ -121,7 +117,20 @@ def test_what_the_copy_engine_cannot_do_is_unsuited(name: str) -> None:
 def test_two_gathered_operands_are_unsuited() -> None:
     problem = conv_problems.problem([_SAME], 64, 64)
     both = dataclasses.replace(problem, b=dataclasses.replace(problem.b, gather=problem.a.gather))
-    assert templates.unsuited(both) == "both of its operands are gathered"
+    for order in (both, both.swapped):
+        text = templates.unsuited(order)
+        assert text == "both of its operands are gathered from windows that move"
+
+
+def test_gathered_weights_are_told_from_pixels() -> None:
+    problem = conv_problems.problem([_SAME] * 2, 64, 40, weights="oihw")
+    for order, is_a in ((problem, True), (problem.swapped, False)):
+        assert templates.unsuited(order) is None
+        assert channel_blocks.pixels_are_a(order) == is_a
+    gather = problem.b.gather
+    assert gather is not None and channel_blocks.taps_as_one_axis(gather) == 1
+    uneven = (dataclasses.replace(gather.windows[0], element_stride=4), gather.windows[1])
+    assert channel_blocks.taps_as_one_axis(dataclasses.replace(gather, windows=uneven)) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -250,6 +259,10 @@ _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int], bool]] = {
     "sums in a cluster": (dict(dimensions=[_SAME] * 2, channels=256), dict(cluster_k=4), False),
     "split sums": (dict(dimensions=[_SAME] * 2, channels=256), dict(split_k=4), False),
     "swapped": (dict(dimensions=[_SAME] * 2, columns=256), dict(cluster_n=2), True),
+    "channels first": (
+        dict(dimensions=[_SAME] * 2, columns=128, channels_first=True, weights="oihw",
+             results_first=True, images=3), {}, True,
+    ),
     "int8": (
         dict(dimensions=[_SAME] * 2, channels=128, dtype="int8", out="int32"),
         dict(block_k=128), False,

@@ -61,7 +61,11 @@ def _packed(design: designs.Design, is_a: bool, memory: np.ndarray) -> np.ndarra
         far, near = divmod(matrix, axes[1])
         start = original.offset + far * original.outer_batch_stride + near * original.batch_stride
         target = far * copy.outer_batch_stride + near * copy.batch_stride
-        at = start + outer * original.outer_stride + inner * original.inner_stride
+        lines = outer * original.outer_stride
+        if original.outer_split is not None:
+            extent, stride = original.outer_split
+            lines = outer % extent * original.outer_stride + outer // extent * stride
+        at = start + lines + inner * original.inner_stride
         result[target + outer * copy.outer_stride + inner] = memory[at]
     return result
 
@@ -141,6 +145,21 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         dict(dimensions=[Dimension(11, 3, 2, 1, 1)] * 2, channels=72, columns=40, images=2,
              channels_first=True),
         {},
+    ),
+    "channels first, one matrix of all images": (
+        dict(dimensions=[Dimension(11, 3, 2, 1, 1)] * 2, channels=72, columns=40, images=2,
+             channels_first=True, images_are_batch=False),
+        {},
+    ),
+    "channels first throughout": (
+        dict(dimensions=[Dimension(11, 3, 2, 1, 1), Dimension(13, 5, 1, 1, 2)], channels=20,
+             columns=40, images=2, channels_first=True, weights="oihw", results_first=True),
+        {},
+    ),
+    "int8 of few channels": (
+        dict(dimensions=[Dimension(12, 3, 1, 1, 1)] * 2, channels=3, columns=40, dtype="int8",
+             out="int32"),
+        dict(block_k=128),
     ),
     "int8, whose weights are packed along k": (
         dict(dimensions=[Dimension(12, 3, 1, 1, 1)] * 2, channels=48, columns=40, dtype="int8",
