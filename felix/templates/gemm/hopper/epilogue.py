@@ -156,12 +156,13 @@ def _index_type(sink: Sink, m: int, n: int) -> str:
     """The narrowest type that indexes every tensor of the epilogue."""
     inner = sink.inner_batch or sink.batches
     extents = sink.batches // inner, inner, m, n
+    tensors: tuple[Output | Read, ...] = (sink.output, *sink.epilogue.reads)
     largest = max(
         tensor.offset
         + sum(
             stride * extent
             for stride, extent in zip((tensor.outer_stride, *tensor.strides), extents, strict=True)
         )
-        for tensor in (sink.output, *sink.epilogue.reads)
+        for tensor in tensors
     )
     return "int" if largest < _INT_LIMIT else "long long"

@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 
 from felix import launch_plan
+from felix.artifact import player
 from felix.launch_plan import Im2col, Launch, LaunchPlan, TensorMap
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import nvrtc, tvm_module
@@ -119,6 +120,20 @@ def test_host_code_of_tvm_encodes_them_by_a_function_of_ours(
     start = np.from_dlpack(tensors[0]).ctypes.data
     assert (filled.address, filled.corners) == (start + 64, ((-1, -1), (-1, -1)))
     assert tvm_ffi.get_global_func("felix.encode_im2col_tensor_map") is not None
+
+
+def test_the_player_of_artifacts_encodes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps: list[fakes.EncodedMap] = []
+    library = fakes.Driver({"copy": lambda args: maps.append(library.map_of(args[0]))})
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: library)
+    launch = Launch("copy", (1, 1, 1, 128, 1, 1), 0, (image_map(), 1))
+    plan = LaunchPlan.from_json(LaunchPlan(2, (), (launch,)).to_json())
+    arrays = [_memory(), np.zeros(8, np.float32)]
+    program = player.Program(cuda_driver.Context(), plan, b"cubin", arrays)
+    program.run()
+    (encoded,) = maps
+    assert (encoded.box, encoded.corners) == ((32, 64), ((-1, -1), (-1, -1)))
+    program.free()
 
 
 # ---------------------------------------------------------------- single copies
