@@ -1,13 +1,16 @@
 """A kernel that makes one copy by TMA in im2col mode and writes out what shared memory then has.
 
-It waits for a bounded time, so a copy that brings fewer bytes than documented does not hang.
+It waits for a bounded time, so a copy that brings fewer bytes than documented does not hang. It
+runs in a process of its own, whose context an illegal access may spoil.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import math
+import multiprocessing
 from typing import Any
 
 import numpy as np
@@ -41,9 +44,9 @@ extern "C" __global__ void copy_once(const __grid_constant__ TensorMap map, unsi
         ".mbarrier::complete_tx::bytes{multicast} [%0], [%1, {{{places}}}], [%2], {{{offsets}}}{mask};"
         :: "r"(base), "l"(&map), "r"(barrier){operands} : "memory");
   int done = 0;
-  for (int tries = 0; tries < 200000 && !done; ++tries)
+  for (int tries = 0; tries < 2000000 && !done; ++tries)
     asm volatile(
-        "{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
+        "{{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0; "
         "selp.s32 %0, 1, 0, p; }}"
         : "=r"(done) : "r"(barrier) : "memory");
   if (!done) atomicAdd(timed_out, 1);
@@ -86,12 +89,17 @@ class Copy:
             operands="".join(f", {number}" for number in numbers),
         )
 
-    def run(self, context: driver.Context, memory: NDArray[Any]) -> NDArray[Any]:
+    def run(self, memory: NDArray[Any]) -> NDArray[Any] | str:
         """Bytes of shared memory, [block][byte], after the copy from a tensor of `memory`.
 
-        Raises:
-            AssertionError: the copy did not bring all of its bytes.
+        A text says what went wrong.
         """
+        spawn = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            return pool.submit(_run, self, memory).result()
+
+    def run_here(self, context: driver.Context, memory: NDArray[Any]) -> NDArray[Any] | str:
+        """What `run` gives, in this process."""
         sizes = memory.nbytes, self.blocks * self.n_bytes, 4
         tensor, out, flag = addresses = [context.allocate(size) for size in sizes]
         context.upload(tensor, memory)
@@ -113,5 +121,11 @@ class Copy:
             context.download(out, result)
         for address in addresses:
             context.free(address)
-        assert timed_out == 0, "the copy brought fewer bytes than its box has"
-        return result
+        return "the copy brought fewer bytes than its box has" if timed_out else result
+
+
+def _run(copy: Copy, memory: NDArray[Any]) -> NDArray[Any] | str:
+    try:
+        return copy.run_here(driver.Context(), memory)
+    except driver.DriverError as error:
+        return str(error)

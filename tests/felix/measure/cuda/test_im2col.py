@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -244,19 +243,47 @@ def test_single_copies_compile(rank_and_blocks: tuple[int, int]) -> None:
     assert nvrtc.compile_cubin(copy.source(), "sm_90a")
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("timed_out", [0, 1])
+def test_single_copies_are_launched_and_read_back(
+    blocks: int, timed_out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = dataclasses.replace(next(iter(COPIES.values())), blocks=blocks)
+    expected = np.arange(blocks * copy.n_bytes, dtype=np.uint8).reshape(blocks, -1)
+
+    def copy_once(args: Any) -> None:
+        assert library.map_of(args[0]).box == copy.tensor_map.box
+        fakes.array(fakes.word(args[1]), expected.size, np.uint8)[:] = expected.ravel()
+        fakes.array(fakes.word(args[2]), 1, np.int32)[:] = timed_out
+
+    library = fakes.Driver({"copy_once": copy_once})
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: library)
+    monkeypatch.setattr(nvrtc, "compile_cubin", lambda *args, **kwargs: b"cubin")
+    brought = copy.run_here(cuda_driver.Context(), _memory())
+    assert library.clusters == ([(2, 1, 1)] if blocks == 2 else []) and not library.memory
+    if timed_out:
+        assert brought == "the copy brought fewer bytes than its box has"
+    else:
+        np.testing.assert_array_equal(brought, expected)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_a_copy_that_fails_says_why() -> None:
+    text = next(iter(COPIES.values())).run(_memory())
+    assert isinstance(text, str) and "no CUDA driver here" in text
+
+
 class TestOnGpu:
     """On an sm_90 device: what a copy leaves in shared memory is what the emulation says."""
 
     pytestmark = gpu
 
-    @pytest.fixture
-    def context(self) -> Iterator[cuda_driver.Context]:
-        yield cuda_driver.Context()
-
     @pytest.mark.parametrize("name", COPIES)
-    def test_a_copy_brings(self, name: str, context: cuda_driver.Context) -> None:
+    def test_a_copy_brings(self, name: str) -> None:
         copy, memory = COPIES[name], _memory()
         rows = tma.im2col_copy(copy.tensor_map, memory, copy.at, copy.offsets)
         expected = tma.in_shared_memory(rows, copy.tensor_map.swizzle_bytes)
-        for block in copy.run(context, memory):
+        brought = copy.run(memory)
+        assert not isinstance(brought, str), brought
+        for block in brought:
             np.testing.assert_array_equal(block, expected)
