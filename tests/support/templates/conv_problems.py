@@ -115,7 +115,7 @@ def random_problem(rng: random.Random, most_dimensions: int = 3, **fixed: Any) -
     """Of awkward windows, channels and groups."""
     count = rng.randint(1, most_dimensions)
     groups = rng.choice((1, 1, 2)) if count < 3 else 1
-    dimensions = [_random_dimension(rng, (40, 14, 7)[count - 1]) for _ in range(count)]
+    dimensions = [random_dimension(rng, (40, 14, 7)[count - 1]) for _ in range(count)]
     fields: dict[str, Any] = dict(
         images=rng.choice((1, 3)), groups=groups, weights=rng.choice(("hwio", "ohwi", "oihw")),
         pad=rng.choice((0, 0, 8)), bias=rng.random() < 0.3,
@@ -126,7 +126,8 @@ def random_problem(rng: random.Random, most_dimensions: int = 3, **fixed: Any) -
     return problem(dimensions, channels, columns, **fields | fixed)
 
 
-def _random_dimension(rng: random.Random, most: int) -> Dimension:
+def random_dimension(rng: random.Random, most: int) -> Dimension:
+    """Of at most so many places; a window fits."""
     while True:
         made = Dimension(
             rng.randint(3, most), rng.choice((1, 2, 3, 5)), rng.choice((1, 1, 2, 3)),

@@ -59,6 +59,25 @@ CASES: dict[str, tuple[list[Dimension], int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _random_case(seed: int) -> tuple[list[Dimension], int, int, dict[str, Any]]:
+    """Windows, channels and groups as they come; at most some thousand pixels."""
+    rng = random.Random(seed)
+    count = rng.randint(1, 3)
+    dimensions = [conv_problems.random_dimension(rng, (400, 30, 9)[count - 1])
+                  for _ in range(count)]  # fmt: skip
+    groups = rng.choice((1, 1, 2, 4)) if count < 3 else 1
+    rest: dict[str, Any] = dict(images=rng.choice((1, 2, 3)))
+    if groups > 1:
+        rest["groups"] = groups
+    elif rng.random() < 0.3:
+        rest |= dict(channels_first=True, weights="oihw", results_first=True)
+    channels, columns = rng.choice((3, 8, 20, 32, 64, 80)), rng.choice((8, 16, 24, 33, 64, 100))
+    return dimensions, groups * channels, groups * columns, rest
+
+
+CASES |= {f"random {seed}": _random_case(seed) for seed in range(12)}
+
+
 def _task(name: str, chip: str) -> Task:
     """The workload of a case."""
     dimensions, channels, columns, rest = CASES[name]
