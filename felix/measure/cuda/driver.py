@@ -252,25 +252,7 @@ class Context:
 
     def tensor_map(self, tensor_map: launch_plan.TensorMap, address: int) -> ctypes.Array[Any]:
         """A descriptor of a tensor at an address, 128 bytes that lie as the driver wants it."""
-        call, rank = "cuTensorMapEncodeTiled", len(tensor_map.extents)
-        dtype = _TENSOR_MAP_DTYPES.get(tensor_map.dtype)
-        swizzle = SWIZZLES.get(tensor_map.swizzle_bytes)
-        if dtype is None or swizzle is None:
-            what = f"no {tensor_map.dtype} with a swizzle of {tensor_map.swizzle_bytes} bytes"
-            raise DriverError(_INVALID_VALUE, call, what)
-        room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT)
-        before = -ctypes.addressof(room) % _TENSOR_MAP_ALIGNMENT
-        descriptor = (ctypes.c_ubyte * _TENSOR_MAP_BYTES).from_buffer(room, before)
-        self._call(
-            call, ctypes.byref(descriptor), dtype, ctypes.c_uint32(rank),
-            ctypes.c_uint64(address + tensor_map.offset_bytes),
-            (ctypes.c_uint64 * rank)(*tensor_map.extents),
-            (ctypes.c_uint64 * rank)(*tensor_map.strides_bytes),
-            (ctypes.c_uint32 * rank)(*tensor_map.box),
-            (ctypes.c_uint32 * rank)(*[1] * rank),
-            NO_INTERLEAVE, swizzle, PROMOTE_TO_128_BYTES, ZEROS_OUTSIDE,
-        )  # fmt: skip
-        return descriptor
+        return encoded(self._cuda, tensor_map, address)
 
     def launch(self, kernel: Kernel) -> None:
         """Put a launch on the stream."""
@@ -322,9 +304,57 @@ class Context:
             raise self._error(code, name)
 
     def _error(self, code: int, call: str) -> DriverError:
-        text = ctypes.c_char_p()
-        known = self._cuda.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value
-        return DriverError(code, call, known.decode() if known else f"CUDA error {code}")
+        return _error(self._cuda, code, call)
+
+
+def _error(cuda: Any, code: int, call: str) -> DriverError:
+    text = ctypes.c_char_p()
+    known = cuda.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value
+    return DriverError(code, call, known.decode() if known else f"CUDA error {code}")
+
+
+def encoded(cuda: Any, tensor_map: launch_plan.TensorMap, address: int) -> ctypes.Array[Any]:
+    """A tensor map as the driver `cuda` encodes it: 128 bytes that begin at a multiple of 64.
+
+    Raises:
+        DriverError: the driver refuses it.
+    """
+    rank, im2col = len(tensor_map.extents), tensor_map.im2col
+    call = "cuTensorMapEncodeTiled" if im2col is None else "cuTensorMapEncodeIm2col"
+    dtype = _TENSOR_MAP_DTYPES.get(tensor_map.dtype)
+    swizzle = SWIZZLES.get(tensor_map.swizzle_bytes)
+    if dtype is None or swizzle is None:
+        what = f"no {tensor_map.dtype} with a swizzle of {tensor_map.swizzle_bytes} bytes"
+        raise DriverError(_INVALID_VALUE, call, what)
+    room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT)
+    before = -ctypes.addressof(room) % _TENSOR_MAP_ALIGNMENT
+    descriptor = (ctypes.c_ubyte * _TENSOR_MAP_BYTES).from_buffer(room, before)
+    code = getattr(cuda, call)(
+        ctypes.byref(descriptor), dtype, ctypes.c_uint32(rank),
+        ctypes.c_uint64(address + tensor_map.offset_bytes),
+        (ctypes.c_uint64 * rank)(*tensor_map.extents),
+        (ctypes.c_uint64 * rank)(*tensor_map.strides_bytes), *_walk(tensor_map),
+        NO_INTERLEAVE, swizzle, PROMOTE_TO_128_BYTES, ZEROS_OUTSIDE,
+    )  # fmt: skip
+    if code:
+        raise _error(cuda, code, call)
+    return descriptor
+
+
+def _walk(tensor_map: launch_plan.TensorMap) -> list[Any]:
+    """What a copy moves, as the calls that encode maps take it between strides and swizzle.
+
+    Corners of an im2col map are in the order of its dimensions, innermost first.
+    """
+    rank, im2col = len(tensor_map.extents), tensor_map.im2col
+    if im2col is None:
+        return [(ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank)]
+    return [
+        (ctypes.c_int * (rank - 2))(*im2col.lower),
+        (ctypes.c_int * (rank - 2))(*im2col.upper),
+        *map(ctypes.c_uint32, tensor_map.box),
+        (ctypes.c_uint32 * rank)(1, *im2col.strides, 1),
+    ]
 
 
 def libcuda() -> ctypes.CDLL:

@@ -1,18 +1,24 @@
 """A generated program as a module of TVM: its launches as host code, and its cubin.
 
 The host function has the task's parameters, which TVM checks as those of any program. It takes
-workspaces from TVM's pool, encodes the tensor maps and launches the kernels. TVM also wants device
+workspaces from TVM's pool, encodes the tensor maps and launches the kernels. TVM's runtime cannot
+encode im2col tensor maps: a function of this module does, so that a program with some runs only
+in a process that has imported it. TVM also wants device
 functions, from which it learns what the arguments are: they have the kernels' names and no body,
 and TVM gets the cubin in place of what it would compile of them.
 """
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import importlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from felix import errors, launch_plan
@@ -23,6 +29,8 @@ _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y",
 _CLUSTER_AXES = ("clusterCtaIdx.x", "clusterCtaIdx.y", "clusterCtaIdx.z")
 _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _DEVICE_KERNEL_LAUNCH = 2
+#: The packed function by which host code encodes an im2col tensor map.
+_ENCODE_IM2COL = "felix.encode_im2col_tensor_map"
 
 
 def module(
@@ -143,6 +151,10 @@ def _encode(
         pointer = tirx.call_intrin(
             pointer.ty, "tirx.handle_add_byte_offset", pointer, tensor_map.offset_bytes
         )
+    room = tirx.Bind(variable, tirx.tvm_stack_alloca("tensormap", 1))
+    if tensor_map.im2col is not None:
+        text = json.dumps(dataclasses.asdict(tensor_map))
+        return [room, tirx.Evaluate(tirx.call_packed(_ENCODE_IM2COL, variable, pointer, text))]
     rank = len(tensor_map.extents)
     call = tirx.tensormap_encode_tiled(
         variable, pointer, *tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box,
@@ -150,7 +162,20 @@ def _encode(
         interleave=driver.NO_INTERLEAVE, swizzle=driver.SWIZZLES[tensor_map.swizzle_bytes],
         l2_promotion=driver.PROMOTE_TO_128_BYTES, oob_fill=driver.ZEROS_OUTSIDE,
     )  # fmt: skip
-    return [tirx.Bind(variable, tirx.tvm_stack_alloca("tensormap", 1)), tirx.Evaluate(call)]
+    return [room, tirx.Evaluate(call)]
+
+
+def _encode_im2col(descriptor: Any, pointer: Any, text: str) -> None:
+    """Fill a descriptor as the driver does; TVM's runtime encodes maps of boxes alone."""
+    tensor_map = launch_plan.tensor_map_of(json.loads(text))
+    address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+    filled = driver.encoded(
+        driver.libcuda(), dataclasses.replace(tensor_map, offset_bytes=0), address
+    )
+    ctypes.memmove(descriptor, filled, ctypes.sizeof(filled))
+
+
+tvm_ffi.register_global_func(_ENCODE_IM2COL, _encode_im2col, override=True)
 
 
 def _element(dtype: str) -> str:

@@ -58,19 +58,36 @@ class EncodedMap:
     box: tuple[int, ...]
     swizzle: int
     others: tuple[int, ...]
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def is_legal(self) -> bool:
         """Whether a driver takes it."""
         row_bytes = self.box[0] * _MAP_ITEM_BYTES[self.dtype]
+        if self.corners is not None and not self._are_corners_legal(*self.corners):
+            return False
+        most = (256, 256) if self.corners is None else (256, 1024)
         return (
             1 <= len(self.extents) <= 5
             and self.address % 16 == 0
             and all(0 < extent <= 1 << 32 for extent in self.extents)
             and all(stride % 16 == 0 and stride < 1 << 40 for stride in self.strides_bytes)
-            and all(0 < extent <= 256 for extent in self.box)
+            and all(0 < extent <= most[i > 0] for i, extent in enumerate(self.box))
             and row_bytes % 16 == 0
             and row_bytes <= _MAP_SPANS[self.swizzle]
+        )
+
+    def _are_corners_legal(self, lower: tuple[int, ...], upper: tuple[int, ...]) -> bool:
+        """Limits of cuTensorMapEncodeIm2col on corners and traversal strides."""
+        bits = {3: 16, 4: 8, 5: 5}.get(len(self.extents))
+        if bits is None:
+            return False
+        limit = 1 << bits - 1
+        sizes = zip(self.extents[1:-1], lower, upper, strict=True)
+        return (
+            all(-limit <= corner < limit for corner in (*lower, *upper))
+            and all(extent + after > before for extent, before, after in sizes)
+            and all(1 <= stride <= 8 for stride in self.others[: len(self.extents)])
         )
 
 
@@ -177,7 +194,24 @@ class Driver:
             dtype, address.value, tuple(extents[:count]), tuple(strides[: count - 1]),
             tuple(box[:count]), swizzle, (*steps[:count], interleave, promotion, outside),
         )  # fmt: skip
-        self.log.append("cuTensorMapEncodeTiled")
+        return self._encoded("cuTensorMapEncodeTiled", descriptor, fields)
+
+    def cuTensorMapEncodeIm2col(
+        self, descriptor: Any, dtype: int, rank: Any, address: Any, extents: Any, strides: Any,
+        lower: Any, upper: Any, channels: Any, pixels: Any, steps: Any, interleave: int,
+        swizzle: int, promotion: int, outside: int,
+    ) -> int:  # fmt: skip
+        count = rank.value
+        fields = EncodedMap(
+            dtype, address.value, tuple(extents[:count]), tuple(strides[: count - 1]),
+            (channels.value, pixels.value), swizzle,
+            (*steps[:count], interleave, promotion, outside),
+            (tuple(lower[: count - 2]), tuple(upper[: count - 2])),
+        )  # fmt: skip
+        return self._encoded("cuTensorMapEncodeIm2col", descriptor, fields)
+
+    def _encoded(self, call: str, descriptor: Any, fields: EncodedMap) -> int:
+        self.log.append(call)
         room = descriptor._obj
         if ctypes.sizeof(room) != 128 or ctypes.addressof(room) % 64 or not fields.is_legal:
             return 1

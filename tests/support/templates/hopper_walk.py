@@ -9,9 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 
-from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.problem import Gather, GemmProblem, Operand
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "int32": 4, "float8_e4m3fn": 1}
 
@@ -23,7 +24,7 @@ class Counts:
     instructions: int = 0
     copies: int = 0
     copied_bytes: int = 0
-    l2_bytes: int = 0
+    l2_bytes: float = 0
     read_by_tensor_cores: int = 0
     steps: int = 0
     tiles: int = 0
@@ -77,7 +78,8 @@ def tiles_of_cluster(
 def walk(problem: GemmProblem, d: Mapping[str, int], clusters: int) -> Counts:
     """All steps of all blocks of a launch of `clusters`."""
     counts = Counts(blocks=clusters * d["cluster_m"] * d["cluster_n"] * d["cluster_k"])
-    parts, all_steps = d["split_k"] * d["cluster_k"], ceil_div(problem.k, d["block_k"])
+    parts = d["split_k"] * d["cluster_k"]
+    all_steps = ceil_div(Sum.of(problem).extent, d["block_k"])
     for cluster in range(clusters):
         of_block: collections.Counter[int] = collections.Counter()
         for tile in tiles_of_cluster(problem, d, cluster, clusters):
@@ -91,26 +93,91 @@ def walk(problem: GemmProblem, d: Mapping[str, int], clusters: int) -> Counts:
     return counts
 
 
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """Elements of k in the order of steps; a plain k is the channels of one tap."""
+
+    taps: int
+    channels: int
+    block: int
+    is_gathered: bool
+
+    @classmethod
+    def of(cls, problem: GemmProblem) -> Sum:
+        gather = problem.a.gather or problem.b.gather
+        if gather is None:
+            return cls(1, problem.k, problem.k, False)
+        taps = math.prod(window.taps for window in gather.windows)
+        size = BYTES[problem.a.dtype]
+        widths = (128 // size, 64 // size, 32 // size)
+        fewest = min(ceil_div(gather.channels, width) * width for width in widths)
+        block = max(w for w in widths if ceil_div(gather.channels, w) * w == fewest)
+        return cls(taps, gather.channels, block, True)
+
+    @property
+    def extent(self) -> int:
+        return self.taps * ceil_div(self.channels, self.block) * self.block
+
+    def place(self, k: int) -> tuple[int, int] | None:
+        """Tap and channel; None where there is a zero."""
+        tap, channel = divmod(k, ceil_div(self.channels, self.block) * self.block)
+        return (tap, channel) if tap < self.taps and channel < self.channels else None
+
+
 def _step(
     problem: GemmProblem, d: Mapping[str, int], tile: _Tile, step: int, counts: Counts
 ) -> None:
     """One block copies its shares of a step's tiles and multiplies them."""
-    size = BYTES[problem.a.dtype]
-    k_in_bounds = min(d["block_k"], problem.k - step * d["block_k"])
+    size, whole = BYTES[problem.a.dtype], Sum.of(problem)
+    ks = range(step * d["block_k"], (step + 1) * d["block_k"])
+    places = [place for place in map(whole.place, ks) if place is not None]
     sides = (
-        (problem.a.strides, tile.row, d["block_m"], problem.m, d["cluster_n"]),
-        (problem.b.strides, tile.column, d["block_n"], problem.n, d["cluster_m"]),
+        (problem.a, tile.row, d["block_m"], problem.m, d["cluster_n"]),
+        (problem.b, tile.column, d["block_n"], problem.n, d["cluster_m"]),
     )
-    for strides, first, lines, extent, sharers in sides:
+    for operand, first, lines, extent, sharers in sides:
         counts.copied_bytes += lines * d["block_k"] * size
-        counts.copies += _panels(strides, lines, extent, d["block_k"], problem.k, size)
-        in_bounds = max(0, min(lines, extent - first))
+        counts.copies += _copies(operand, whole, lines, extent, sharers, d["block_k"], size)
+        in_bounds = range(first, min(first + lines, extent))
+        elements = len(in_bounds) * len(places)
+        if operand.gather is not None:
+            taps = collections.Counter(tap for tap, _ in places)
+            elements = sum(
+                count
+                for tap, count in taps.items()
+                for line in in_bounds
+                if _is_inside(operand.gather, line, tap)
+            )
         # Blocks that share a tile copy equal shares: together it is read once.
-        counts.l2_bytes += in_bounds * k_in_bounds * size // sharers
+        counts.l2_bytes += elements * size / sharers
     for _ in range(d["block_m"] // 64):
         for _ in range(d["block_k"] * size // 32):
             counts.instructions += 1
             counts.read_by_tensor_cores += (64 + d["block_n"]) * 32
+
+
+def _is_inside(gather: Gather, pixel: int, tap: int) -> bool:
+    """Whether a tap of an output pixel reads a place that there is."""
+    for window in reversed(gather.windows):
+        pixel, output = divmod(pixel, window.outputs)
+        tap, at = divmod(tap, window.taps)
+        place = output * window.stride + at * window.dilation - window.before
+        if not 0 <= place < window.extent:
+            return False
+    return True
+
+
+def _copies(
+    operand: Operand, whole: Sum, lines: int, extent: int, sharers: int, block_k: int, size: int
+) -> int:
+    """Copies of a block's share of a tile; of a convolution each has one tap's channels."""
+    if not whole.is_gathered:
+        return _panels(operand.strides, lines, extent, block_k, whole.extent, size)
+    if operand.gather is not None or operand.strides[2] == 1 or size != 2:
+        return block_k // whole.block
+    width = max(width for width in (128, 64, 32) if lines * size % width == 0)
+    share = block_k // sharers
+    return lines * size // width * len({k // whole.block for k in range(share)})
 
 
 def _panels(

@@ -18,6 +18,7 @@ from typing import Any
 
 from felix.symbolic import expr
 from felix.templates.gemm.hopper import dtypes
+from felix.templates.gemm.hopper.convolution import channel_blocks
 from felix.templates.gemm.problem import GemmProblem
 
 #: An integer, or a sympy expression of one.
@@ -112,7 +113,7 @@ def grid(problem: GemmProblem, d: Decisions, sms: int) -> Grid:
     launched = expr.Select(
         expr.Less(1, d.persistent), expr.Minimum(per_cluster, resident), per_cluster
     )
-    steps = expr.CeilDiv(problem.k, d.block_k)
+    steps = expr.CeilDiv(channel_blocks.extent_of_k(problem), d.block_k)
     return Grid(units_m * d.cluster_m, units_n * d.cluster_n, units, launched, steps)
 
 

@@ -8,8 +8,13 @@ from typing import TypeVar
 from felix.launch_plan import TensorMap
 from felix.target import Hardware
 from felix.templates.gemm.hopper import decisions, dtypes, layout
-from felix.templates.gemm.problem import Epilogue, GemmProblem, Output
+from felix.templates.gemm.hopper.convolution import channel_blocks
+from felix.templates.gemm.hopper.convolution.pixels import Pixels, pixels_of
+from felix.templates.gemm.hopper.convolution.weights import Weights, weights_of
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output
 
+#: An operand in memory.
+Source = layout.Matrix | Pixels | Weights
 _Facts = TypeVar("_Facts", decisions.Grid, decisions.Registers, decisions.Shared)
 
 
@@ -78,26 +83,35 @@ class Design:
     # ------------------------------------------------------------ operands
 
     @property
-    def sources(self) -> tuple[layout.Matrix, layout.Matrix]:
+    def sources(self) -> tuple[Source, Source]:
         """A and B where they lie in the parameters."""
         return sources(self.problem)
 
     @property
-    def matrices(self) -> tuple[layout.Matrix, layout.Matrix]:
+    def blocks(self) -> channel_blocks.ChannelBlocks | None:
+        """How the sum of a convolution is divided; None for other products."""
+        return channel_blocks.of(self.problem)
+
+    @property
+    def matrices(self) -> tuple[Source, Source]:
         """A and B as the kernel reads them: packed in workspaces where TMA needs it."""
         a, b = self.sources
         first = self.problem.n_params
         if not a.is_aligned:
-            a, first = layout.packed(a, first), first + 1
-        return a, b if b.is_aligned else layout.packed(b, first)
+            a, first = packed(a, first)[1], first + 1
+        return a, b if b.is_aligned else packed(b, first)[1]
 
     @property
     def a(self) -> layout.Tile:
-        return layout.Tile(self.matrices[0], self.d.block_m, self.d.block_k, self.d.cluster_n)
+        return self._tile(0, self.d.block_m, self.d.cluster_n)
 
     @property
     def b(self) -> layout.Tile:
-        return layout.Tile(self.matrices[1], self.d.block_n, self.d.block_k, self.d.cluster_m)
+        return self._tile(1, self.d.block_n, self.d.cluster_m)
+
+    def _tile(self, operand: int, lines: int, sharers: int) -> layout.Tile:
+        block = self.blocks.block if self.blocks else None
+        return layout.Tile(self.matrices[operand], lines, self.d.block_k, sharers, block)
 
     # ------------------------------------------------------------ output
 
@@ -148,14 +162,36 @@ def padded_inner(extent: int) -> int:
     return -(-extent // REDUCED_ELEMENTS) * REDUCED_ELEMENTS
 
 
-def sources(problem: GemmProblem) -> tuple[layout.Matrix, layout.Matrix]:
+def needs_k_major(problem: GemmProblem) -> bool:
+    """Whether tensor cores want both operands contiguous along k."""
+    return not dtypes.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
+
+
+def packed(source: Source, workspace: int) -> tuple[layout.Matrix, Source, layout.Matrix]:
+    """What is copied of an operand that TMA cannot read, the operand in the copy, the copy."""
+    if isinstance(source, layout.Matrix):
+        copy = layout.packed(source, workspace)
+        return source, copy, copy
+    original = source.packable
+    assert original is not None, "the problem is unsuited"
+    copy = layout.packed(original, workspace)
+    return original, source.of_copy(copy), copy
+
+
+def sources(problem: GemmProblem) -> tuple[Source, Source]:
     """A and B where they lie in the parameters."""
     inner = problem.inner_batch
-    needs_k_major = not dtypes.PRODUCTS[problem.a.dtype, problem.accumulator].has_transposes
-    return (
-        layout.matrix(problem.a, problem.batch, problem.m, problem.k, needs_k_major, inner),
-        layout.matrix(problem.b, problem.batch, problem.n, problem.k, needs_k_major, inner),
-    )
+    k_major, blocks = needs_k_major(problem), channel_blocks.of(problem)
+
+    def source(operand: Operand, lines: int, is_pixels: bool) -> Source:
+        if blocks is not None and is_pixels:
+            return pixels_of(operand, problem)
+        if blocks is not None:
+            return weights_of(operand, problem, lines, blocks, k_major)
+        return layout.matrix(operand, problem.batch, lines, problem.k, k_major, inner)
+
+    is_a = bool(channel_blocks.pixels_are_a(problem))
+    return source(problem.a, problem.m, is_a), source(problem.b, problem.n, not is_a)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

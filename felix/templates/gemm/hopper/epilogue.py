@@ -5,7 +5,7 @@ from __future__ import annotations
 from felix.templates.gemm import indexing
 from felix.templates.gemm.hopper import dtypes
 from felix.templates.gemm.hopper.design import Sink
-from felix.templates.gemm.problem import Output, Read, Tensor
+from felix.templates.gemm.problem import Output, Read
 
 _ARITHMETIC = {"int32": "int", "int8": "int"}
 #: Vector types of two elements, by the bytes of one.
@@ -156,7 +156,7 @@ def _index_type(sink: Sink, m: int, n: int) -> str:
     """The narrowest type that indexes every tensor of the epilogue."""
     inner = sink.inner_batch or sink.batches
     extents = sink.batches // inner, inner, m, n
-    tensors: list[Tensor] = [sink.output, *sink.epilogue.reads]
+    tensors: tuple[Output | Read, ...] = (sink.output, *sink.epilogue.reads)
     largest = max(
         tensor.offset
         + sum(

@@ -9,6 +9,8 @@ import sympy
 from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates.gemm.hopper import decisions, design, dtypes, helpers, layout, times
+from felix.templates.gemm.hopper.convolution import channel_blocks
+from felix.templates.gemm.hopper.convolution.pixels import Pixels
 from felix.templates.gemm.hopper.decisions import Decisions, Value
 from felix.templates.gemm.hopper.times import RATES, Rates, Row
 from felix.templates.gemm.problem import GemmProblem
@@ -98,17 +100,28 @@ def _work(problem: GemmProblem, d: Decisions) -> Row:
 def _ring(problem: GemmProblem, d: Decisions, f: Row) -> Row:
     grid, shared = decisions.grid(problem, d, 1), decisions.shared(problem, d)
     a, b = design.sources(problem)
-    width = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
-    panels_a = expr.CeilDiv(d.block_k if a.is_k_major else d.block_m, width)
-    panels_b = expr.CeilDiv(d.block_k, width) if b.is_k_major else _line_panels(d.block_n, width)
+    copies_a = _copies(a, d.block_m, d.cluster_n, problem, d)
+    copies_b = _copies(b, d.block_n, d.cluster_m, problem, d)
     tile_steps = grid.tiles_m * grid.tiles_n * problem.batch * grid.steps
     return {
         "steps": expr.CeilDiv(grid.steps, d.parts),
         "stages": d.stages,
         "stage_bytes": shared.a_stage + shared.b_stage,
         "in_flight_bytes": shared.ring * f["blocks_per_sm"],
-        "copy_instructions": tile_steps * (panels_a + panels_b),
+        "copy_instructions": tile_steps * (copies_a + copies_b),
     }
+
+
+def _copies(
+    source: design.Source, lines: Value, sharers: Value, problem: GemmProblem, d: Decisions
+) -> Value:
+    """Copies by which a block brings its share of a tile: a panel's, or of a block of channels."""
+    width = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
+    blocks = channel_blocks.of(problem)
+    if source.is_k_major:
+        return expr.CeilDiv(d.block_k, blocks.block if blocks else width)
+    panels = _line_panels(lines, width)
+    return panels * expr.CeilDiv(d.block_k, sharers * blocks.block) if blocks else panels
 
 
 def _line_panels(lines: Value, width: int) -> Value:
@@ -126,7 +139,7 @@ def _line_panels(lines: Value, width: int) -> Value:
 
 
 def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
-    p, size = problem, dtypes.size_bytes(problem.a.dtype)
+    p = problem
     grid = decisions.grid(p, d, 1)
     tile_steps = grid.tiles_m * grid.tiles_n * p.batch * grid.steps
     copied = tile_steps * f["stage_bytes"]
@@ -139,17 +152,26 @@ def _traffic(problem: GemmProblem, d: Decisions, f: Row) -> Row:
     output = dtypes.size_bytes(p.output.dtype) * p.batch * p.m * p.n
     stored = expr.Select(is_split, sums, output)
     read = expr.Select(is_split, 0, _read_bytes(p))
-    operands = sum(map(_matrix_bytes, design.sources(p)))
+    unique = sum(source.distinct_bytes for source in design.sources(p))
+    a, b = (_lines_bytes(source, p) for source in design.sources(p))
     unique_reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
         "copied_bytes": copied,
         "shared_traffic": copied + read_by_tensor_cores,
-        "l2_bytes": p.batch * p.k * size * (p.m * units_n + p.n * units_m),
-        "dram_bytes": operands + unique_reads + stored,
+        "l2_bytes": a * units_n + b * units_m,
+        "dram_bytes": unique + unique_reads + stored,
         "read_bytes": read,
         "stored_bytes": stored,
         "workspace_bytes": expr.Select(is_split, sums, 0),
     }
+
+
+def _lines_bytes(source: design.Source, problem: GemmProblem) -> int:
+    """That all lines of an operand have, each of all matrices; padding is not read."""
+    size = dtypes.size_bytes(problem.a.dtype)
+    if isinstance(source, Pixels):
+        return source.reads * size
+    return problem.batch * problem.k * source.lines * size
 
 
 def _read_bytes(problem: GemmProblem) -> int:
@@ -181,17 +203,12 @@ def _choices(problem: GemmProblem, d: Decisions) -> Row:
 
 def _pack(packs: Sequence[helpers.Pack], hardware: Hardware, rates: Rates) -> Row:
     stored = sum(layout.packed_bytes(pack.copy) for pack in packs)
-    read = sum(_matrix_bytes(pack.source) for pack in packs)
+    read = sum(pack.source.distinct_bytes for pack in packs)
     blocks = sum(pack.blocks for pack in packs)
     row = times.memory_kernel(
         blocks, helpers.THREADS, read + stored, hardware, rates, rates.launch_us
     )
     return row | {"stored_bytes": stored, "read_bytes": read, "workspace_bytes": stored}
-
-
-def _matrix_bytes(matrix: layout.Matrix) -> int:
-    """Of its distinct elements."""
-    return matrix.matrices * matrix.outer * matrix.inner * dtypes.size_bytes(matrix.dtype)
 
 
 def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware, rates: Rates) -> Row:

@@ -22,7 +22,7 @@ __device__ __forceinline__ void {name}(int index, const {storage}* __restrict__ 
   const int x = {vector} * {n}, row = {row};
   if (index >= {total}) return;
   const {storage}* const source = from + {start}
-      + row % {outer} * {outer_stride}ll + x * {inner_stride}ll;
+      + {line} + x * {inner_stride}ll;
   #pragma unroll
   for (int i = 0; i < {n}; ++i)
     both.values[i] = x + i < {inner} ? source[i * {inner_stride}ll] : static_cast<{storage}>(0);
@@ -38,7 +38,10 @@ extern "C" __global__ void __launch_bounds__({threads}) pack({parameters}) {{
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pack:
-    """An operand that is copied: its device function, where it lies and where its copy does."""
+    """An operand that is copied: its device function, where it lies and where its copy does.
+
+    Pixels and weights of a convolution are copied as a matrix of channels.
+    """
 
     name: str
     source: layout.Matrix
@@ -56,7 +59,8 @@ def packs(problem: GemmProblem) -> list[Pack]:
     for name, source in zip(("pack_a", "pack_b"), designs.sources(problem), strict=True):
         if not source.is_aligned:
             workspace = problem.n_params + len(result)
-            result.append(Pack(name, source, layout.packed(source, workspace)))
+            original, _, copy = designs.packed(source, workspace)
+            result.append(Pack(name, original, copy))
     return result
 
 
@@ -87,12 +91,20 @@ def _pack_matrix(pack: Pack) -> str:
         inner_stride=source.inner_stride,
         storage=dtypes.STORAGE[source.dtype],
         n=n,
-        outer=copy.outer,
         inner=copy.inner,
         start=_matrix_start(source),
-        outer_stride=source.outer_stride,
+        line=_line_start(source),
         stride=copy.outer_stride,
     )
+
+
+def _line_start(source: layout.Matrix) -> str:
+    """Where the line of a matrix begins that a row of the copy has."""
+    line = f"row % {source.outer}"
+    if source.outer_split is None:
+        return f"{line} * {source.outer_stride}ll"
+    extent, stride = source.outer_split
+    return f"{line} % {extent} * {source.outer_stride}ll + {line} / {extent} * {stride}ll"
 
 
 def _matrix_start(source: layout.Matrix) -> str:

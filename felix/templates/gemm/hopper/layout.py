@@ -4,7 +4,8 @@ An operand is *K-major* if k is contiguous in memory, else its rows (of A) or co
 which are called *lines* here. A stage holds a tile of an operand as panels, each of which one
 copy by TMA writes with a swizzle:
 
-    K-major    panel = 128 bytes of k of every line:  [line][k], a row of 128 bytes a line
+    K-major    panel = 128 bytes of k of every line:  [line][k], a row of 128 bytes a line;
+               of a convolution a block of channels, which may have 64 or 32 bytes
     MN-major   panel = 128 bytes of lines (64 or 32 where the tile is narrow) of every k of the
                step:  [k][line], a row of `width` bytes a k
 
@@ -16,6 +17,7 @@ swizzle's atoms of 8 rows, and the swizzle (PTX ISA, "Matrix descriptor").
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 from felix.launch_plan import TensorMap
 from felix.templates.gemm.hopper import dtypes
@@ -43,6 +45,9 @@ class Matrix:
         inner_batch: extent of the inner of two batch axes; None where there is one.
         outer_batch_stride: of the outer one.
         offset: elements before the first.
+        outer_split: extent and stride of a second axis of outer, which changes slower: element o
+            of outer is at o % extent * outer_stride + o // extent * stride. TMA reads no such
+            matrix, packing does.
     """
 
     tensor: int
@@ -57,6 +62,7 @@ class Matrix:
     inner_batch: int | None = None
     outer_batch_stride: int = 0
     offset: int = 0
+    outer_split: tuple[int, int] | None = None
 
     @property
     def batch_extents(self) -> tuple[int, int]:
@@ -70,6 +76,16 @@ class Matrix:
         """Matrices that differ."""
         outer, inner = self.batch_extents
         return outer * inner
+
+    @property
+    def lines(self) -> int:
+        """Rows of A or columns of B."""
+        return self.outer if self.is_k_major else self.inner
+
+    @property
+    def distinct_bytes(self) -> int:
+        """Of its elements."""
+        return self.matrices * self.outer * self.inner * dtypes.size_bytes(self.dtype)
 
     @property
     def is_aligned(self) -> bool:
@@ -120,6 +136,7 @@ def packed(source: Matrix, workspace: int) -> Matrix:
         inner_stride=1,
         outer_batch_stride=matrix_stride * inner_matrices if source.outer_batch_stride else 0,
         offset=0,
+        outer_split=None,
     )
 
 
@@ -146,6 +163,20 @@ def batch_dimensions(
     ]
 
 
+class ConvolutionOperand(Protocol):
+    """Pixels or weights in memory (`convolution.pixels`, `convolution.weights`)."""
+
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def is_k_major(self) -> bool: ...
+    def tensor_map(self, inner: int, rows: int, swizzle_bytes: int) -> TensorMap:
+        """The map of copies of `rows` runs of `inner` contiguous elements."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tile:
     """A tile of an operand in a stage.
@@ -154,12 +185,14 @@ class Tile:
         source: the operand in memory.
         lines, step: extents of the tile in elements.
         sharers: blocks of the cluster that need this tile.
+        channel_block: of a convolution the elements of k that follow each other in both operands.
     """
 
-    source: Matrix
+    source: Matrix | ConvolutionOperand
     lines: int
     step: int
     sharers: int
+    channel_block: int | None = None
 
     @property
     def element_bytes(self) -> int:
@@ -168,6 +201,8 @@ class Tile:
     @property
     def width(self) -> int:
         """Bytes of a panel's row, which is also the swizzle's."""
+        if self.source.is_k_major and self.channel_block is not None:
+            return self.channel_block * self.element_bytes
         if self.source.is_k_major:
             return PANEL_BYTES
         line_bytes = self.lines * self.element_bytes
@@ -198,12 +233,21 @@ class Tile:
         return self.rows // self.sharers
 
     @property
+    def box_rows(self) -> int:
+        """Rows of a panel that one copy brings: a share, but no more than a block of channels."""
+        if self.source.is_k_major or self.channel_block is None:
+            return self.share_rows
+        return min(self.share_rows, self.channel_block)
+
+    @property
     def total_bytes(self) -> int:
         return self.panels * self.panel_bytes
 
     def tensor_map(self) -> TensorMap:
         """The descriptor by which a block copies its share of a panel."""
         source, size = self.source, self.element_bytes
+        if not isinstance(source, Matrix):
+            return source.tensor_map(self.inner, self.box_rows, self.width)
         outer_bytes = source.outer_stride * size
         if source.outer == 1:
             outer_bytes = -(-source.inner * size // ALIGNMENT) * ALIGNMENT

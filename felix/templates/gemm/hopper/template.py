@@ -15,6 +15,7 @@ from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import dtypes, features, helpers, kernel, layout, legality, ptx
+from felix.templates.gemm.hopper.convolution import channel_blocks, suits
 from felix.templates.gemm.hopper.decisions import Decisions
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.generated import GeneratedProgram
@@ -160,23 +161,25 @@ def unsuited(problem: GemmProblem) -> str | None:
     a, b = problem.a.dtype, problem.b.dtype
     if a != b or (a, problem.accumulator) not in dtypes.PRODUCTS:
         return f"tensor cores have no product of {a} and {b} summed in {problem.accumulator}"
+    reason = suits.unsuited(problem)
+    if reason:
+        return reason
     others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]
     for dtype in others:
         if dtype not in dtypes.STORAGE:
             return f"the epilogue reads or stores {dtype}"
-    if problem.a.gather or problem.b.gather:
-        return "its operands are gathered, as those of a convolution"
     return None
 
 
 def _parameters(problem: GemmProblem) -> tuple[Parameter, ...]:
     panel = layout.PANEL_BYTES // dtypes.size_bytes(problem.a.dtype)
     _, b = designs.sources(problem)
+    k = channel_blocks.extent_of_k(problem)
     narrowest = 8 if b.is_k_major else 16
     if problem.a.dtype == "int8":
         narrowest = 16
     block_n = tuple(n for n in _BLOCK_N if n % narrowest == 0)
-    steps, rows_of_tiles = -(-problem.k // panel), -(-problem.m // _BLOCK_M[0])
+    steps, rows_of_tiles = -(-k // panel), -(-problem.m // _BLOCK_M[0])
     can_store = designs.is_copied_by_tma(problem) or steps > 1
     return (
         Parameter("block_m", _up_to(_BLOCK_M, problem.m), True, "rows of a tile"),

@@ -13,17 +13,7 @@ from felix.symbolic import expr
 from felix.templates import spec
 from felix.templates.gemm.hopper.template import HopperGemm
 from tests.support.templates import hopper_problems, hopper_walk
-
-
-def _rows(template: HopperGemm, decisions: dict[str, int]) -> dict[str, dict[str, float]]:
-    """All rows at some decisions, by the functions that the search compiles."""
-    rows = template.rows()
-    expressions = [value for row in rows.values() for value in row.values()]
-    names = [p.name for p in template.parameters]
-    compiled = program.Program.compile(expressions, [expr.variable(name) for name in names])
-    point = np.array([[decisions[name] for name in names]], dtype=np.float64)
-    values = iter(compiled.exact(point)[0])
-    return {kernel: {name: float(next(values)) for name in row} for kernel, row in rows.items()}
+from tests.support.templates.template_rows import rows_of
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -34,7 +24,7 @@ def test_counts_are_those_of_a_walk(seed: int) -> None:
     problem = template.problem
     design = template.design(decisions)
     walked = hopper_walk.walk(problem, decisions, design.grid.clusters)
-    row = _rows(template, decisions)["gemm"]
+    row = rows_of(template, decisions)["gemm"]
     assert row["grid_blocks"] == walked.blocks
     assert row["tensor_instructions"] == walked.instructions
     assert row["copy_instructions"] == walked.copies
@@ -66,7 +56,7 @@ def test_every_element_is_computed_once(seed: int) -> None:
 def test_unique_bytes_of_a_product() -> None:
     problem = hopper_problems.problem(100, 150, 33, batch=3, b_shared=True, epilogue=2, pad=8)
     template = HopperGemm(problem, hopper_problems.hardware())
-    row = _rows(template, hopper_problems.legal(template, random.Random(0), split_k=1))["gemm"]
+    row = rows_of(template, hopper_problems.legal(template, random.Random(0), split_k=1))["gemm"]
     operands = 2 * (3 * 100 * 33 + 150 * 33)
     reads = 2 * 100 + 4 * 3 * 100 * 150  # bfloat16 of a row, float32 of an element
     assert row["dram_bytes"] == operands + reads + 2 * 3 * 100 * 150
@@ -78,9 +68,9 @@ def test_unique_bytes_of_a_product() -> None:
 def test_a_split_sum_has_a_reduction_and_others_have_a_row_of_zeros() -> None:
     template = HopperGemm(hopper_problems.problem(64, 128, 512), hopper_problems.hardware())
     rng = random.Random(0)
-    whole = _rows(template, hopper_problems.legal(template, rng, split_k=1))
+    whole = rows_of(template, hopper_problems.legal(template, rng, split_k=1))
     assert set(whole["reduce"].values()) == {0.0}
-    split = _rows(template, hopper_problems.legal(template, rng, split_k=4))
+    split = rows_of(template, hopper_problems.legal(template, rng, split_k=4))
     sums = 4 * 4 * 64 * 128
     assert split["gemm"]["stored_bytes"] == split["gemm"]["workspace_bytes"] == sums
     assert split["reduce"]["workspace_bytes"] == sums
@@ -93,7 +83,7 @@ def test_a_launch_has_the_blocks_and_bytes_of_its_row(seed: int) -> None:
     rng = random.Random(200 + seed)
     template = HopperGemm(hopper_problems.random_problem(rng), hopper_problems.hardware())
     decisions = hopper_problems.legal(template, rng)
-    rows = _rows(template, decisions)
+    rows = rows_of(template, decisions)
     plan = template.generate(decisions).plan
     launched = [name for name, row in rows.items() if row["grid_blocks"] > 0]
     assert [launch.kernel for launch in plan.launches] == launched
@@ -132,7 +122,7 @@ def test_the_model_prefers_large_tiles_for_large_products() -> None:
         persistent=2, tma_store=2,
     )  # fmt: skip
     small = large | dict(block_m=64, block_n=64, consumers=1)
-    latency = [_rows(template, values)["gemm"]["analytic_us"] for values in (large, small)]
+    latency = [rows_of(template, values)["gemm"]["analytic_us"] for values in (large, small)]
     assert latency[0] < 0.7 * latency[1]
     ideal_us = 2 * 4096**3 / (132 * 4096 * 1980)  # at the boost clock
     assert ideal_us < latency[0] < 2 * ideal_us

@@ -13,14 +13,8 @@ import pytest
 
 from felix.templates.gemm.hopper import layout
 from felix.templates.gemm.problem import Operand
-
-_BITS = {128: 3, 64: 2, 32: 1}
-_WIDTHS = {1: 128, 2: 64, 3: 32}
-
-
-def _swizzled(address: int, width: int) -> int:
-    """Bits 4 and up are exchanged by those of the row of 128 bytes, as many as the width has."""
-    return address ^ ((address >> 7 & (1 << _BITS[width]) - 1) << 4)
+from tests.support.cuda import tma
+from tests.support.templates import hopper_stage
 
 
 def _written(tile: layout.Tile, matrix: np.ndarray, line: int, k: int) -> dict[int, int]:
@@ -37,22 +31,8 @@ def _written(tile: layout.Tile, matrix: np.ndarray, line: int, k: int) -> dict[i
                     address = start + row * tile.width + column * tile.element_bytes
                     y, x = y0 + row, x0 + column
                     value = int(matrix[y, x]) if y < outer and x < inner else 0
-                    result[_swizzled(address, tile.width)] = value
+                    result[tma.swizzled(address, tile.width)] = value
     return result
-
-
-def _address(tile: layout.Tile, descriptor: int, start: int, line: int, k: int) -> int:
-    """Where an instruction that begins at `start` looks for an element of its tile."""
-    width = _WIDTHS[descriptor >> 62]
-    stride, leading = (descriptor >> 32 & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4
-    size = tile.element_bytes
-    if tile.source.is_k_major:
-        address = start + line // 8 * stride + line % 8 * width + k * size
-    else:
-        in_atom = width // size
-        address = start + line // in_atom * leading + k // 8 * stride + k % 8 * width
-        address += line % in_atom * size
-    return _swizzled(address, width)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +66,7 @@ def test_tensor_cores_find_what_tma_wrote(
             for inside in range(per_instruction):
                 y, x = line0 + line, k0 + k + inside
                 expected = int(values[y, x]) if y < n_lines and x < n_k else 0
-                address = _address(tile, tile.descriptor, start, line, inside)
+                address = hopper_stage.address(tile, tile.descriptor, start, line, inside)
                 assert written[address] == expected
 
 
@@ -100,8 +80,9 @@ def test_subtiles_begin_where_their_lines_do() -> None:
             start = tile.line_offset(line) + tile.k_offset(16)
             whole = tile.k_offset(16)
             for inside in (0, 1, 9, 63):
-                moved = _address(tile, tile.descriptor, start, inside, 3)
-                assert moved == _address(tile, tile.descriptor, whole, line + inside, 3)
+                moved = hopper_stage.address(tile, tile.descriptor, start, inside, 3)
+                at_once = hopper_stage.address(tile, tile.descriptor, whole, line + inside, 3)
+                assert moved == at_once
 
 
 def test_copies_have_rows_of_16_bytes() -> None:

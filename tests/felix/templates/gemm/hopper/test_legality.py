@@ -13,14 +13,16 @@ from felix.symbolic import expr
 from felix.templates.gemm.hopper import template as templates
 from felix.templates.gemm.hopper.template import HopperGemm
 from felix.templates.gemm.problem import GemmProblem
-from tests.support.templates import hopper_problems
-from tests.support.templates.hopper_walk import BYTES, ceil_div
+from tests.support.templates import conv_problems, hopper_problems
+from tests.support.templates.hopper_walk import BYTES, Sum, ceil_div
 
 _PROBLEMS: tuple[GemmProblem, ...] = (
     hopper_problems.problem(1024, 1024, 1024),
     hopper_problems.problem(197, 1021, 509, a_transposed=True, b_transposed=False),
     hopper_problems.problem(4096, 16, 4096, c_transposed=True),
     hopper_problems.problem(128, 512, 256, dtype="int8", out="int32", batch=2),
+    conv_problems.problem([conv_problems.Dimension(40, 3, 1, 1, 1)] * 2, 80, 192, groups=2),
+    conv_problems.problem([conv_problems.Dimension(600, 5, 2)], 24, 100, weights="ohwi"),
 )
 
 
@@ -62,7 +64,7 @@ def _cluster_can_run(problem: GemmProblem, d: Mapping[str, int], ring: int) -> b
 
 def _has_effect(problem: GemmProblem, d: Mapping[str, int]) -> bool:
     """Whether no block is idle by design and no other decisions make the same kernel."""
-    steps = ceil_div(problem.k, d["block_k"])
+    steps = ceil_div(Sum.of(problem).extent, d["block_k"])
     rows = ceil_div(problem.m, d["block_m"] * d["cluster_m"])
     columns = ceil_div(problem.n, d["block_n"] * d["cluster_n"])
     units = rows * columns * problem.batch * d["split_k"]

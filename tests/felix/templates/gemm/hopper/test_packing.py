@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from felix.templates.gemm.hopper import helpers
-from tests.support.templates import hopper_problems, packing
+from tests.support.templates import conv_problems, hopper_problems, packing
+from tests.support.templates.conv_problems import Dimension
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,21 @@ def test_copies_are_the_operands(
             assert copy[new] == source[old]
     # 8-bit tensor cores take K-major operands alone, 16-bit ones both orders.
     assert packs[1].source.is_k_major == (b_transposed or dtype == "int8")
+
+
+@pytest.mark.parametrize("images_are_batch", [True, False])
+def test_copies_of_channels_first_are_pixels_and_taps_of_channels(
+    images_are_batch: bool, tmp_path: pathlib.Path
+) -> None:
+    problem = conv_problems.problem(
+        [Dimension(5, 3), Dimension(4, 2)], 11, 6, images=3, channels_first=True,
+        images_are_batch=images_are_batch, weights="oihw",
+    )  # fmt: skip
+    packs = helpers.packs(problem)
+    images, taps = (np.random.default_rng(i).integers(1, 1 << 16, shape, dtype=np.uint16)
+                    for i, shape in enumerate(((3, 11, 5, 4), (6, 11, 3, 2))))  # fmt: skip
+    copies = packing.run(packs, [images, taps], np.uint16, tmp_path)
+    for array, copy in ((images, copies[0]), (taps, copies[1])):
+        last = np.moveaxis(array, 1, 3)
+        padded = np.pad(last, [(0, 0)] * 3 + [(0, 5)])  # 11 channels of 2 bytes: 32 bytes
+        np.testing.assert_array_equal(copy.reshape(padded.shape), padded)

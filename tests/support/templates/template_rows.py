@@ -1,0 +1,22 @@
+"""Features of a template at some decisions, by the functions that the search compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from felix.autodiff import program
+from felix.symbolic import expr
+from felix.templates.template import Template
+
+
+def rows_of(template: Template, decisions: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Values by kernel and feature."""
+    rows = template.rows()
+    expressions = [value for row in rows.values() for value in row.values()]
+    names = [p.name for p in template.parameters]
+    compiled = program.Program.compile(expressions, [expr.variable(name) for name in names])
+    point = np.array([[decisions[name] for name in names]], dtype=np.float64)
+    values = iter(compiled.exact(point)[0])
+    return {kernel: {name: float(next(values)) for name in row} for kernel, row in rows.items()}
