@@ -9,7 +9,7 @@ from tvm import te, topi
 
 import felix
 from felix.measure import reference
-from felix.templates.gemm.norm_folding import Folded, NotFolded, fold
+from felix.templates.gemm.norms.folding import Folded, NotFolded, fold
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
 
