@@ -101,16 +101,21 @@ class _Folding:
         weight = nests.buffer_like("scaled_weight", load.source, grammar.shape(load.source))
         vectors = [self._vector(f"column{n}", self._columns) for n in range(len(self._added))]
         scale = self._vector("row_scale", self._rows)
-        factors = [self._vector(f"row{n}", self._rows) for n in range(len(self._added))]
+        factors = [
+            None if term.row is None else self._vector(f"row{n}", self._rows)
+            for n, term in enumerate(self._added)
+        ]
+        row_factors = [factor for factor in factors if factor is not None]
         made = [self._scaled_weight(weight)]
         made += [self._sum(v, t) for v, t in zip(vectors, self._added, strict=True)]
         weights = self._program(made, [], [weight, *vectors])
         made = [self._row(scale, self._scaled)]
-        made += [self._row(f, t) for f, t in zip(factors, self._added, strict=True)]
+        pairs = zip(factors, self._added, strict=True)
+        made += [self._row(factor, term) for factor, term in pairs if factor is not None]
         before = [stage.nest for stage in self._stages]
-        rows = self._program([*before, *made], [], [scale, *factors])
+        rows = self._program([*before, *made], [], [scale, *row_factors])
         behind = self._behind(weight, scale, factors, vectors)
-        product = self._program(behind, [weight, *vectors, scale, *factors], [])
+        product = self._program(behind, [weight, *vectors, scale, *row_factors], [])
         return Folded(weights, rows, product)
 
     # ------------------------------------------------------------ reading
@@ -202,7 +207,7 @@ class _Folding:
         self,
         weight: tirx.Buffer,
         scale: tirx.Buffer,
-        factors: Sequence[tirx.Buffer],
+        factors: Sequence[tirx.Buffer | None],
         vectors: Sequence[tirx.Buffer],
     ) -> list[nests.Nest]:
         """The product of x and the scaled weights, its rows scaled, and what follows."""
@@ -218,7 +223,8 @@ class _Folding:
         )
         result: Any = target[tuple(indices)] * scale[at_row]
         for row, column in zip(factors, vectors, strict=True):
-            result = result + row[at_row] * column[at_column]
+            added = column[at_column]
+            result = result + (added if row is None else row[at_row] * added)
         new = {a.variable: tirx.Var(a.variable.name, a.variable.ty.dtype) for a in old.spatial}
         moved = [nests.Axis(new[a.variable], a.extent) for a in old.spatial]
         scaled = nests.make(
