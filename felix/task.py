@@ -190,6 +190,8 @@ def _make(
     if name is not None:
         names.check("a task's name", name)
     checked = validate.normalise(func, clamp=clamp)
+    if tf32.allowed(func):
+        checked = tf32.allow(checked)
     _check_float8(checked, full)
     identifiers.check(checked)
     cost = tir_cost.count(checked)

@@ -78,7 +78,7 @@ def of(name: str, target: str) -> list[Timing]:
         try:
             task = programs()[name](target)
             start_s = _cpu_s()
-            sketches = sketching.sketches(task)
+            sketches = sketching.trace_sketches(task)
         except errors.FelixError:
             return []
         for sketch in sketches:

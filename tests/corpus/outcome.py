@@ -170,7 +170,7 @@ def _checked(name: str, target: str, task: Task, rows: int, most: int) -> Outcom
 
 def _compared(name: str, target: str, task: Task, rows: int, most: int) -> Outcome:
     compared = invalid = 0
-    sketches = sketching.sketches(task)
+    sketches = sketching.trace_sketches(task)
     for sketch in sketches[:: -(-len(sketches) // most)]:
         report = compare.check_rows(sketch, legal_rows.draw(sketch, rows, seed=1))
         compared, invalid = compared + report.checked, invalid + report.invalid

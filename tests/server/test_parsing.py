@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -18,6 +19,7 @@ from server.parsing import child
 from server.parsing import parser as parsing
 
 GEMM = parsing.Workload(kind="operator", name="gemm", params={"m": 8, "n": 16, "k": 32})
+TF32 = dataclasses.replace(GEMM, params={**GEMM.params, "allow_tf32": True})
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,13 @@ def test_an_operator(parser: parsing.Parser) -> None:
     (task,) = parsed.tasks
     assert (task.flops, task.weight, parsed.target_key) == (2 * 8 * 16 * 32, 1.0, "llvm")
     assert json.loads(task.program)["name"] == task.name
+
+
+def test_tf32_is_a_part_of_a_submitted_program(parser: parsing.Parser) -> None:
+    (exact,) = parser.parse(GEMM, "llvm").tasks
+    (allowed,) = parser.parse(TF32, "llvm").tasks
+    assert json.loads(allowed.program)["allow_tf32"] and "allow_tf32" not in exact.program
+    assert allowed.program_key != exact.program_key
 
 
 def test_tir_in_every_form(parser: parsing.Parser) -> None:

@@ -381,6 +381,7 @@ def test_tf32_is_a_part_of_a_task() -> None:
     for again in (Task.from_json(allowed.to_json()), pickle.loads(pickle.dumps(allowed))):
         assert again.allows_tf32 and again.key == allowed.key
     assert not Task.from_json(plain.to_json()).allows_tf32
+    assert Task.from_prim_func(allowed.func, "cuda").key == allowed.key
     with pytest.raises(errors.WorkloadError, match="'allow_tf32' must be true or false"):
         Task.from_json(json.dumps(json.loads(plain.to_json()) | {"allow_tf32": 1}))
     with pytest.raises(errors.WorkloadError, match="allow_tf32 is for dtype=float32"):

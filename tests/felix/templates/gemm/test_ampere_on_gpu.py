@@ -31,6 +31,7 @@ OPTIONS = local.LocalOptions(builders=4, run_timeout_s=5.0, build_timeout_s=30.0
         "gemm:197,768,768,epilogue=bias+gelu+residual,dtype=float16",
         "gemm:33,65,129,batch=3,transpose_a=true,dtype=float16",
         "gemm:1,4096,1024,transpose_b=true,epilogue=bias,dtype=float16",
+        "gemm:130,200,264,transpose_b=true,epilogue=bias,allow_tf32=true",
     ],
 )
 def test_random_decisions_compute_the_program(spec: str) -> None:

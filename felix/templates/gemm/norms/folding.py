@@ -23,11 +23,11 @@ from typing import Any
 from tvm import tirx
 
 from felix.templates.gemm import stages
+from felix.templates.gemm.norms import polynomial
+from felix.templates.gemm.norms.polynomial import FLOAT, Term
 from felix.templates.gemm.stages import NotPlain, Stage, require
 from felix.tir import grammar, validate
 from felix.tir.design_space.variants import nests
-
-_FLOAT = "float32"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,15 +66,6 @@ class NotFolded:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Term:
-    """A term of the operand: factors by rows, by k, and x where it has it; None is 1."""
-
-    row: Any = None
-    column: Any = None
-    x: Any = None
-
-
 def fold(func: tirx.PrimFunc) -> Folded | NotFolded:
     """The folded form of a checked function, like a task's, of a norm and a product."""
     try:
@@ -92,17 +83,17 @@ class _Folding:
         self._by_buffer = {stage.buffer: stage for stage in self._stages}
         self._product, normed, self._weight = self._operands()
         (self._k,) = [axis.variable for axis in self._product.reduced]
-        terms = self._terms(normed)
+        terms = polynomial.terms(normed, self._k, self._is_parameter)
         scaled = [term for term in terms if term.x is not None]
         require(len(scaled) == 1, f"{len(scaled)} terms of its operand have x, not one")
         self._scaled = scaled[0]
         self._added = [term for term in terms if term.x is None]
         spatial = [axis for axis in self._product.spatial]
-        in_weight = _iterators(self._weight)
-        in_rows = _iterators(normed)
+        in_weight = polynomial.iterators(self._weight)
+        in_rows = polynomial.iterators(normed)
         self._rows = [axis for axis in spatial if axis.variable in in_rows]
         self._columns = [axis for axis in spatial if axis.variable in in_weight]
-        self._require_plain(self._weight)
+        polynomial.require_plain(self._weight, self._k)
 
     def folded(self) -> Folded:
         """The three programs."""
@@ -110,16 +101,21 @@ class _Folding:
         weight = nests.buffer_like("scaled_weight", load.source, grammar.shape(load.source))
         vectors = [self._vector(f"column{n}", self._columns) for n in range(len(self._added))]
         scale = self._vector("row_scale", self._rows)
-        factors = [self._vector(f"row{n}", self._rows) for n in range(len(self._added))]
+        factors = [
+            None if term.row is None else self._vector(f"row{n}", self._rows)
+            for n, term in enumerate(self._added)
+        ]
+        row_factors = [factor for factor in factors if factor is not None]
         made = [self._scaled_weight(weight)]
         made += [self._sum(v, t) for v, t in zip(vectors, self._added, strict=True)]
         weights = self._program(made, [], [weight, *vectors])
         made = [self._row(scale, self._scaled)]
-        made += [self._row(f, t) for f, t in zip(factors, self._added, strict=True)]
+        pairs = zip(factors, self._added, strict=True)
+        made += [self._row(factor, term) for factor, term in pairs if factor is not None]
         before = [stage.nest for stage in self._stages]
-        rows = self._program([*before, *made], [], [scale, *factors])
+        rows = self._program([*before, *made], [], [scale, *row_factors])
         behind = self._behind(weight, scale, factors, vectors)
-        product = self._program(behind, [weight, *vectors, scale, *factors], [])
+        product = self._program(behind, [weight, *vectors, scale, *row_factors], [])
         return Folded(weights, rows, product)
 
     # ------------------------------------------------------------ reading
@@ -127,23 +123,27 @@ class _Folding:
     def _operands(self) -> tuple[Stage, Any, Any]:
         """The product, its operand behind a norm, inlined, and its load of a parameter."""
         for stage in reversed(self._stages):
-            if not stage.is_reduction or type(stage.term).__name__ != "Mul":
+            term: Any = stage.term if stage.is_reduction else None
+            if type(term).__name__ != "Mul":
                 continue
             pairs: list[tuple[Any, Any]] = [
                 (self._inlined(first), self._inlined(second))
                 for first, second in (
-                    (stage.term.a, stage.term.b), (stage.term.b, stage.term.a)
+                    (term.a, term.b), (term.b, term.a)
                 )
             ]  # fmt: skip
             for operand, weight in pairs:
                 bare = _without_casts(weight)
-                is_param = grammar.is_load(bare) and bare.source not in self._by_buffer
-                if is_param and len(nests.loads(operand)) > 1:
+                if self._is_parameter(bare) and len(nests.loads(operand)) > 1:
                     require(len(stage.reduced) == 1, "its product sums over several axes")
-                    is_float = grammar.dtype(stage.buffer) == _FLOAT
+                    is_float = grammar.dtype(stage.buffer) == FLOAT
                     require(is_float, "its product is not summed in float32")
                     return stage, operand, bare
         raise NotPlain("no product of it has an operand that is computed before, and a parameter")
+
+    def _is_parameter(self, expr: Any) -> bool:
+        """Whether an expression reads a parameter that is not computed."""
+        return grammar.is_load(expr) and expr.source not in self._by_buffer
 
     def _inlined(self, expr: Any) -> Any:
         """The expression with what elementwise stages compute; sums and parameters are read."""
@@ -158,55 +158,12 @@ class _Folding:
 
         return nests.with_loads(expr, value)
 
-    def _terms(self, expr: Any) -> list[_Term]:
-        """The polynomial of an operand."""
-        used = _iterators(expr)
-        if self._k not in used:
-            return [_Term(row=_float(expr))]
-        if used == {self._k}:
-            return [_Term(column=_float(expr))]
-        kind = type(expr).__name__
-        if kind == "Cast" and grammar.is_float(grammar.dtype(expr.value)):
-            return self._terms(expr.value)
-        if grammar.is_load(expr) and expr.source not in self._by_buffer:
-            self._require_plain(expr)
-            return [_Term(x=expr)]
-        if kind in ("Add", "Sub"):
-            rest = self._terms(expr.b)
-            if kind == "Sub":
-                minus = tirx.const(-1.0, _FLOAT)
-                rest = [dataclasses.replace(t, row=_times(minus, t.row)) for t in rest]
-            return self._terms(expr.a) + rest
-        if kind == "Mul":
-            return [_both(a, b) for a in self._terms(expr.a) for b in self._terms(expr.b)]
-        if kind == "Div":
-            return [_both(a, self._inverse(expr.b)) for a in self._terms(expr.a)]
-        raise NotPlain("its operand is no sum of products of x, factors of rows and factors of k")
-
-    def _inverse(self, expr: Any) -> _Term:
-        terms = self._terms(expr)
-        is_factor = len(terms) == 1 and (terms[0].row is None) != (terms[0].column is None)
-        require(is_factor and terms[0].x is None, "its operand is divided by more than a factor")
-        one = tirx.const(1.0, _FLOAT)
-        (term,) = terms
-        return _Term(
-            None if term.row is None else one / term.row,
-            None if term.column is None else one / term.column,
-        )
-
-    def _require_plain(self, load: Any) -> None:
-        indices = list(load.indices)
-        variables = [index for index in indices if isinstance(index, tirx.Var)]
-        is_plain = all(isinstance(i, tirx.Var | tirx.IntImm) for i in indices)
-        is_plain = is_plain and len(set(variables)) == len(variables) and self._k in variables
-        require(is_plain, f"{load.source.name} is not read at plain iterators")
-
     # ------------------------------------------------------------ making
 
     def _vector(self, name: str, axes: Sequence[nests.Axis]) -> tirx.Buffer:
         dtype = self._k.ty.dtype
         extents = [tirx.IntImm(dtype, axis.extent) for axis in axes] or [tirx.IntImm(dtype, 1)]
-        return tirx.decl_buffer(extents, _FLOAT, name, layout=None)
+        return tirx.decl_buffer(extents, FLOAT, name, layout=None)
 
     def _scaled_weight(self, target: tirx.Buffer) -> nests.Nest:
         load = self._weight
@@ -214,7 +171,9 @@ class _Folding:
         def value(indices: Sequence[Any]) -> Any:
             at = dict(zip(load.indices, indices, strict=True))
             factor = _moved(self._scaled.column, {self._k: at[self._k]})
-            return _times(_float(load.source[tuple(indices)]), factor).astype(load.source.dtype)
+            return polynomial.times(
+                polynomial.as_float(load.source[tuple(indices)]), factor
+            ).astype(load.source.dtype)
 
         dtype = self._k.ty.dtype
         axes = [nests.Axis(tirx.Var(f"v_{i}", dtype), extent)
@@ -222,13 +181,13 @@ class _Folding:
         variables = [axis.variable for axis in axes]
         return nests.make(target, axes, variables, value(variables))
 
-    def _sum(self, target: tirx.Buffer, term: _Term) -> nests.Nest:
+    def _sum(self, target: tirx.Buffer, term: Term) -> nests.Nest:
         """Σ_k v[k] · w[k, j]."""
-        value = _times(_float(self._weight), term.column)
+        value = polynomial.times(polynomial.as_float(self._weight), term.column)
         return self._over(target, self._columns, value, is_sum=True)
 
-    def _row(self, target: tirx.Buffer, term: _Term) -> nests.Nest:
-        return self._over(target, self._rows, _times(tirx.const(1.0, _FLOAT), term.row))
+    def _row(self, target: tirx.Buffer, term: Term) -> nests.Nest:
+        return self._over(target, self._rows, polynomial.times(tirx.const(1.0, FLOAT), term.row))
 
     def _over(
         self, target: tirx.Buffer, axes: Sequence[nests.Axis], value: Any, is_sum: bool = False
@@ -241,30 +200,31 @@ class _Folding:
         value = _moved(value, new)
         if not is_sum:
             return nests.make(target, made, indices, value)
-        init = tirx.const(0.0, _FLOAT)
+        init = tirx.const(0.0, FLOAT)
         return nests.make(target, made, indices, target[tuple(indices)] + value, init)
 
     def _behind(
         self,
         weight: tirx.Buffer,
         scale: tirx.Buffer,
-        factors: Sequence[tirx.Buffer],
+        factors: Sequence[tirx.Buffer | None],
         vectors: Sequence[tirx.Buffer],
     ) -> list[nests.Nest]:
         """The product of x and the scaled weights, its rows scaled, and what follows."""
         old = self._product
         target = nests.buffer_like("product", old.buffer, grammar.shape(old.buffer))
         axes, indices = old.nest.axes, list(old.indices)
-        factor = _float(weight[tuple(self._weight.indices)])
-        value = target[tuple(indices)] + _float(self._scaled.x) * factor
-        product = nests.make(target, axes, indices, value, tirx.const(0.0, _FLOAT))
+        factor = polynomial.as_float(weight[tuple(self._weight.indices)])
+        value = target[tuple(indices)] + polynomial.as_float(self._scaled.x) * factor
+        product = nests.make(target, axes, indices, value, tirx.const(0.0, FLOAT))
         at_row, at_column = (
             tuple(a.variable for a in axes) or (tirx.IntImm(self._k.ty.dtype, 0),)
             for axes in (self._rows, self._columns)
         )
         result: Any = target[tuple(indices)] * scale[at_row]
         for row, column in zip(factors, vectors, strict=True):
-            result = result + row[at_row] * column[at_column]
+            added = column[at_column]
+            result = result + (added if row is None else row[at_row] * added)
         new = {a.variable: tirx.Var(a.variable.name, a.variable.ty.dtype) for a in old.spatial}
         moved = [nests.Axis(new[a.variable], a.extent) for a in old.spatial]
         scaled = nests.make(
@@ -309,32 +269,11 @@ def _number(params: Sequence[Any], buffer: Any) -> int:
     return next(number for number, param in enumerate(params) if param.same_as(buffer))
 
 
-def _both(a: _Term, b: _Term) -> _Term:
-    require(a.x is None or b.x is None, "its operand has a product of two elements of x")
-    x = b.x if a.x is None else a.x
-    return _Term(_times(a.row, b.row), _times(a.column, b.column), x)
-
-
-def _times(a: Any, b: Any) -> Any:
-    if a is None or b is None:
-        return b if a is None else a
-    return a * b
-
-
 def _moved(expr: Any, values: Mapping[Any, Any]) -> Any:
     return None if expr is None else nests.substituted(expr, values)
-
-
-def _iterators(expr: Any) -> set[Any]:
-    """The variables of an expression that are no buffers."""
-    return {part for part in grammar.expressions(expr) if isinstance(part, tirx.Var)}
 
 
 def _without_casts(expr: Any) -> Any:
     while type(expr).__name__ == "Cast":
         expr = expr.value
     return expr
-
-
-def _float(expr: Any) -> Any:
-    return expr if grammar.dtype(expr) == _FLOAT else tirx.Cast(_FLOAT, expr)

@@ -1,0 +1,1 @@
+"""Norms folded into the products behind them."""
