@@ -27,6 +27,9 @@ from typing import Any
 
 import numpy as np
 
+#: From inputs by name to outputs by name.
+Reference = Callable[[dict[str, Any]], dict[str, Any]]
+
 HERE = pathlib.Path(__file__).resolve().parent
 #: Calls are timed in so many bursts, this far apart, and in this time at most.
 N_BURSTS, PAUSE_S, BUDGET_S = 8, 0.2, 30.0
@@ -169,7 +172,7 @@ def _references_on_gpu(
         program.free()
         return outputs
 
-    references: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+    references: dict[str, Reference] = {}
     if "reference.cubin" in manifest["files"]:
         references["the unscheduled program"] = compute
     if "oracle.py" in manifest["files"] and manifest["task"]["flops"] <= NUMPY_FLOPS:
@@ -178,7 +181,7 @@ def _references_on_gpu(
 
 
 def _expected(
-    manifest: dict[str, Any], references: dict[str, Callable[[dict[str, Any]], dict[str, Any]]]
+    manifest: dict[str, Any], references: dict[str, Reference]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
     """Inputs by name, outputs by reference and name, root mean squares of results by name.
 
@@ -287,7 +290,7 @@ def _references(
             if arg["is_output"]
         }
 
-    references = {"the unscheduled program": compute}
+    references: dict[str, Reference] = {"the unscheduled program": compute}
     if "oracle.py" in manifest["files"]:
         references["numpy"] = _module("oracle").compute
     return _expected(manifest, references)
