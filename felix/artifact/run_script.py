@@ -208,7 +208,8 @@ def _further_draws(inputs: dict[str, Any], outputs: dict[str, Any]) -> int:
     sizes = [output.size for output in outputs.values() if output.dtype.kind not in "iub"]
     drawn = sum(array.size for array in inputs.values())
     affordable = max(MAX_DRAWN // max(drawn, 1), MIN_DRAWS)
-    return min(-(-MIN_RESULTS // max(min(sizes, default=MIN_RESULTS), 1)) - 1, affordable)
+    least = max(min(sizes, default=MIN_RESULTS), 1)
+    return int(min(-(-MIN_RESULTS // least) - 1, affordable))
 
 
 def _mean_square(output: Any) -> float:
