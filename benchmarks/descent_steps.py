@@ -32,7 +32,7 @@ OUT = common.RESULTS / "gpu-search" / "descent_steps.json"
 
 
 def piece(name: str, steps: int, seed: int, rounds: int) -> dict[str, Any]:
-    """One search: the lowest prediction after each round, in us, and the seconds of each round."""
+    """One search: lowest predictions after each round, in us, and the CPU time of each, in s."""
     import torch
 
     import felix
@@ -50,9 +50,9 @@ def piece(name: str, steps: int, seed: int, rounds: int) -> dict[str, Any]:
     searcher = search.GradientSearch(sketches, model, search.GradientOptions(descent=moving), seed)
     best_us, after_rounds_us, seconds = math.inf, [], []
     for number in range(1 + rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         suggestions = searcher.suggest(24 if number else 8)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
         best_us = min([best_us, *(s.predicted_us for s in suggestions)])
         after_rounds_us.append(best_us)
         searcher.update(
@@ -68,7 +68,7 @@ def piece(name: str, steps: int, seed: int, rounds: int) -> dict[str, Any]:
 
 
 def summary(pieces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per number of steps: share of the best after each descending round, seconds of one."""
+    """Per number of steps: share of the best after each descending round, CPU time of one."""
     ends = {p["name"]: math.inf for p in pieces}
     for p in pieces:
         ends[p["name"]] = min(ends[p["name"]], p["best_us"][-1])
@@ -88,7 +88,7 @@ def render(data: dict[str, Any]) -> str:
     """The table of a results file."""
     rows = [[s["steps"], s["searches"], s["round_s"], *s["of_best"]] for s in data["summary"]]
     rounds = [f"of best, round {number + 1}" for number in range(len(rows[0]) - 3)]
-    return common.table(["steps", "searches", "s a round", *rounds], rows)
+    return common.table(["steps", "searches", "CPU s a round", *rounds], rows)
 
 
 def main() -> int:

@@ -173,8 +173,8 @@ def _kernel() -> list[Feature]:
         Feature("code_statements", "statements", True,
                 "sum of code_copies over the stores of the kernel, each for as many machine "
                 "vectors as its vectorized loop fills", "[U]"),
-        Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits",
-                "[M]"),
+        Feature("blocks_per_core", "blocks", True, "resident blocks of one SM by its limits; the "
+                "1 KiB of shared memory that CUDA reserves a block is not counted", "[M]"),
         Feature("occupancy", "fraction", False, "resident threads over the SM's limit", "[M]"),
         Feature("waves", "waves", True, "ceil(grid blocks / resident blocks of the chip)", "[M]"),
         Feature("tail", "fraction", False, "filled share of all waves; CPU: of all task slots",

@@ -1,8 +1,8 @@
 """The reference a candidate is compared with: inputs, expected outputs, tolerance.
 
 The expected outputs are those of the unscheduled program. An element is right within a relative
-tolerance t: |output - expected| <= t * (|expected| + rms(expected)). It follows from the types and
-the lengths of sums (`rounding`).
+tolerance t: |output - expected| <= t * (|expected| + rms). The tolerance follows from types and
+lengths of sums (`rounding`), the rms is that of the program's results (`expected`).
 
 TVM's code for CPUs converts float8 wrongly (0 becomes 2^-7), so there such buffers hold float32
 (`without_float8`): float8 values are only copied and converted, which float32 does exactly.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -132,8 +132,14 @@ def reduction_length(mod: tvm.IRModule) -> int:
     return max(map(rounding.terms, leaf_blocks(mod["main"])), default=1)
 
 
-def mismatch(actual: Array, expected: Array, relative: float) -> str | None:
-    """None if `actual` equals `expected` within tolerance, else what differs, in words."""
+def mismatch(
+    actual: Array, expected: Array, relative: float, size: float | None = None
+) -> str | None:
+    """None if `actual` equals `expected` within tolerance, else what differs, in words.
+
+    `size` is the rms of the program's results, by default that of `expected`.
+    """
+    size = rms(expected) if size is None else size
     if not is_float(expected.dtype.name):
         wrong = actual != expected
     else:
@@ -141,7 +147,7 @@ def mismatch(actual: Array, expected: Array, relative: float) -> str | None:
         actual, expected = actual.astype(wide, copy=False), expected.astype(wide, copy=False)
         finite = np.isfinite(expected)
         with np.errstate(invalid="ignore", over="ignore"):
-            close = np.abs(actual - expected) <= relative * (np.abs(expected) + rms(expected))
+            close = np.abs(actual - expected) <= relative * (np.abs(expected) + size)
         same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
         wrong = ~np.where(finite, close, same)
     count = int(np.count_nonzero(wrong))
@@ -175,23 +181,23 @@ def rms(expected: Array) -> float:
     return math.sqrt(np.mean(np.square(expected, where=finite, out=np.zeros_like(expected))))
 
 
-def outputs_on_cpu(
-    mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument], seed: int
-) -> tuple[dict[int, Array], bool]:
-    """Expected outputs by argument index, and whether positive inputs were needed."""
+def on_cpu(
+    mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]
+) -> Callable[[int, bool], dict[int, Array]]:
+    """The program on this CPU: from a seed and whether inputs are positive to its outputs."""
     func = tvm.tirx.build(scheduled(without_float8(mod)), cpu_target(target))["main"]
-    for positive in (False, True):
+
+    def run(seed: int, positive: bool) -> dict[int, Array]:
         arrays = inputs(args, seed, positive=positive)
         tensors = [tvm.runtime.tensor(_as_float32(array)) for array in arrays]
         func(*tensors)
-        outputs = {
+        return {
             i: tensors[i].numpy().astype(arrays[i].dtype, copy=False)
             for i, arg in enumerate(args)
             if arg.is_output
         }
-        if all_finite(outputs, args):
-            break
-    return outputs, positive
+
+    return run
 
 
 def without_float8(mod: tvm.IRModule) -> tvm.IRModule:

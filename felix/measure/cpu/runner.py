@@ -10,8 +10,8 @@ from typing import Any
 
 import tvm
 
+from felix.measure import expected, protocol, reference, task_folder, timing
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, task_folder, timing
 from felix.measure.cpu import contention
 from felix.measure.cpu import timing as cpu_timing
 
@@ -27,7 +27,7 @@ class _Prepared:
     args: tuple[reference.Argument, ...]
     fresh: list[reference.Array]
     tensors: list[tvm.runtime.Tensor]
-    expected: dict[int, reference.Array]
+    expected: expected.Expected | None
     relative: float
     target: tvm.target.Target
 
@@ -57,12 +57,11 @@ class Runner:
         program = payloads.read_tir(payload)
         mod, target = program.mod, program.target
         args = reference.arguments(mod)
-        outputs: dict[int, reference.Array] = {}
-        positive = False
+        checked = None
         if check:
-            outputs, positive = reference.outputs_on_cpu(mod, target, args, seed)
+            checked = expected.compute(reference.on_cpu(mod, target, args), args, seed)
         self._guard(target).learn()
-        task_folder.write(folder, payload, seed, positive, outputs)
+        task_folder.write(folder, payload, seed, checked)
         return {}
 
     def run(
@@ -89,11 +88,9 @@ class Runner:
         func(*task.tensors)
         device.sync()
         first_us = (time.perf_counter() - start) * 1e6
-        for index, expected in task.expected.items():
-            wrong = reference.mismatch(task.tensors[index].numpy(), expected, task.relative)
-            if wrong is not None:
-                message = f"output {task.args[index].name}: {wrong}"
-                return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": message}
+        wrong = self._mismatch(task)
+        if wrong is not None:
+            return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": wrong}
         settings = timing.TimingOptions(**options)
         latencies_us = guard.measure_stable(
             lambda: cpu_timing.latencies(
@@ -109,7 +106,18 @@ class Runner:
                 latencies_us, settings, best_us, contention.MAX_SLOWDOWN
             ),
         )
-        return {"latencies_us": latencies_us, "checked": bool(task.expected)}
+        return {"latencies_us": latencies_us, "checked": task.expected is not None}
+
+    def _mismatch(self, task: _Prepared) -> str | None:
+        """What differs from the reference, in words; None if nothing does."""
+        if task.expected is None:
+            return None
+        for index, output in task.expected.outputs.items():
+            actual, size = task.tensors[index].numpy(), task.expected.rms[index]
+            wrong = reference.mismatch(actual, output, task.relative, size)
+            if wrong is not None:
+                return f"output {task.args[index].name}: {wrong}"
+        return None
 
     def _moved(self, task: _Prepared) -> _Prepared:
         """The task with small arrays elsewhere in memory.

@@ -22,8 +22,8 @@ import numpy as np
 import tvm
 
 from felix import launch_plan
+from felix.measure import expected, protocol, reference, task_folder, timing
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, task_folder, timing
 from felix.measure.cuda import clock, driver, helper_kernels, launches, tensors
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import timing as cuda_timing
@@ -75,11 +75,8 @@ class Runner:
         mod, target = program.mod, program.target
         helper_kernels.cubin(str(target.attrs["arch"]), self._work_dir)  # not while others wait
         args = reference.arguments(mod)
-        outputs: dict[int, reference.Array] = {}
-        positive = False
-        if check:
-            outputs, positive = self._reference(folder, mod, target, args, seed)
-        task_folder.write(folder, payload, seed, positive, outputs)
+        checked = self._reference(folder, mod, target, args, seed) if check else None
+        task_folder.write(folder, payload, seed, checked)
         return {}
 
     def run(
@@ -196,7 +193,7 @@ class Runner:
                 )
                 return reference.describe_mismatch(differ, first, arg.shape, values, relative)
         return reference.mismatch(
-            self._download(actual, arg), self._download(output.expected, arg), relative
+            self._download(actual, arg), self._download(output.expected, arg), relative, output.rms
         )
 
     def _element(self, pointer: int, arg: reference.Argument, index: int) -> Any:
@@ -249,19 +246,20 @@ class Runner:
         target: tvm.target.Target,
         args: tuple[reference.Argument, ...],
         seed: int,
-    ) -> tuple[dict[int, reference.Array], bool]:
-        """Expected outputs by argument index, and whether positive inputs were needed."""
+    ) -> expected.Expected:
+        """What the outputs have to be."""
         program = cuda_reference.program(mod, target)
         if program is None:
-            return reference.outputs_on_cpu(mod, target, args, seed)
-        for positive in (False, True):
-            arrays = reference.inputs(args, seed, positive=positive)
-            self._arrays = folder, arrays
+            return expected.compute(reference.on_cpu(mod, target, args), args, seed)
+
+        def run(drawn: int, positive: bool) -> dict[int, reference.Array]:
+            arrays = reference.inputs(args, drawn, positive=positive)
+            if drawn == seed:
+                self._arrays = folder, arrays
             self._quiet()
-            outputs = self._outputs(args, arrays, *program)
-            if reference.all_finite(outputs, args):
-                break
-        return outputs, positive
+            return self._outputs(args, arrays, *program)
+
+        return expected.compute(run, args, seed)
 
     def _outputs(
         self,

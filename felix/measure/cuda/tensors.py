@@ -13,7 +13,7 @@ from felix.measure.cuda import reference as cuda_reference
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected contents of an output, flat, and their root mean square."""
+    """The expected contents of an output, flat, and the root mean square of its results."""
 
     array: reference.Array
     rms: float
@@ -57,10 +57,10 @@ def read(folder: str, arrays: Sequence[reference.Array] | None) -> HostTask:
     """The task of a folder; `arrays` are its arguments, if they are known."""
     stored = task_folder.read(folder)
     arrays = stored.inputs() if arrays is None else arrays
-    expected = {
-        index: Expected(output.ravel(), reference.rms(output.ravel()))
-        for index, output in stored.expected.items()
-    }
+    expected = {}
+    if stored.expected is not None:
+        rms = stored.expected.rms
+        expected = {i: Expected(a.ravel(), rms[i]) for i, a in stored.expected.outputs.items()}
     relative = cuda_reference.tolerance(stored.mod)
     return HostTask(folder, stored.args, arrays, expected, relative)
 

@@ -124,7 +124,7 @@ def test_references_of_float8_are_exact(text: str, dtype: str) -> None:
     params |= {"dtype": dtype, "out_dtype": "float32"}
     task = workloads.build(name, params, "cuda")
     args = reference.arguments(task.mod)
-    outputs, _ = reference.outputs_on_cpu(task.mod, task.target, args, seed=0)
+    outputs = reference.on_cpu(task.mod, task.target, args)(0, False)
     inputs = [x for x, arg in zip(reference.inputs(args, 0, positive=False), args, strict=True)
               if arg.is_input]  # fmt: skip
     least_normal = float(ml_dtypes.finfo(inputs[0].dtype).smallest_normal)
@@ -170,7 +170,7 @@ def test_pytorch_multiplies_float8_as_the_task_does() -> None:
     form = torch_forms.form(*catalogue.parse_params(text))
     args = reference.arguments(task.mod)
     inputs = reference.inputs(args, 0, positive=False)[:3]
-    (expected,) = reference.outputs_on_cpu(task.mod, task.target, args, 0)[0].values()
+    (expected,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
     stored = form.stored([torch_forms.tensor(array.copy()) for array in inputs])
     assert stored[1].mT.is_contiguous()
     got = form.call(*stored).numpy()
@@ -211,7 +211,7 @@ def test_float8_may_be_copied_and_padded() -> None:
     assert task.min_bytes == 4 + 4
     args = reference.arguments(task.mod)
     inputs = reference.inputs(args, 0, positive=False)
-    outputs, _ = reference.outputs_on_cpu(task.mod, task.target, args, 0)
+    outputs = reference.on_cpu(task.mod, task.target, args)(0, False)
     assert outputs[1].dtype == ml_dtypes.float8_e4m3fn and reference.tolerance(task.mod) == 0
     values = outputs[1].astype(np.float32)
     assert values.tolist() == [*inputs[0].astype(np.float32)[:2].tolist(), 0, 0]

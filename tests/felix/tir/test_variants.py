@@ -17,8 +17,8 @@ from felix.measure.cuda import build as cuda_build
 from felix.sketch import diversity
 from felix.sketch import sketch as sketching
 from felix.task import Task
-from felix.tir.design_space import soundness, thread_reductions, variants
-from felix.tir.design_space.variants import padded_extents, phases
+from felix.tir.design_space import second_reductions, soundness, thread_reductions, variants
+from felix.tir.design_space.variants import padded_extents, phases, split_reductions
 from felix.tir.design_space.variants.padded_windows import window_multiple
 from felix.verify import compare
 from tests.support import legal_rows
@@ -370,14 +370,44 @@ def test_other_programs_have_no_phases(task: Task) -> None:
     assert phases.prefixes(task.mod) == []
 
 
-def test_phases_are_split_where_they_join_whole() -> None:
+def test_phases_are_split() -> None:
     even = workloads.conv_transpose2d(1, 16, 16, 256, 128)
     assert texts(even, GPU) == [
         "phases(stride0=2, stride1=2)",
         "phases+split_reduction(stride0=2, stride1=2, parts=8, loop=6)",
     ]
     odd = workloads.conv_transpose2d(1, 16, 16, 256, 128, 3)
-    assert texts(odd, GPU) == ["phases(stride0=2, stride1=2)"]
+    assert texts(odd, GPU) == texts(even, GPU)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kernels"), [(3, 3), (4, 2)], ids=["join overhangs", "join is whole"]
+)
+def test_the_parts_of_phases_are_added_and_joined(kernel: int, kernels: int) -> None:
+    """In the join's kernel where TVM can place them there, and as the formulas say."""
+    task = workloads.conv_transpose2d(1, 9, 9, 256, 128, kernel, target=CUDA)
+    name = "phases+split_reduction"
+    split = [s for s in felix.sketches(task) if s.variant.name == name]
+    assert split
+    for sketch in split:
+        rows = legal_rows.draw(sketch, 2, seed=1)
+        report = compare.check_rows(sketch, rows)
+        assert report.checked == 2 and not report.mismatches
+        mod = sketch.schedule(rows[0]).mod
+        assert len(cuda_build.lower(mod, task.target).plan.launches) == kernels
+
+
+@pytest.mark.parametrize("kernel", [3, 4])
+def test_split_phases_compute_the_same(kernel: int) -> None:
+    task = workloads.conv_transpose2d(1, 9, 9, 256, 8, kernel, target="llvm")
+    (phased,) = phases.prefixes(task.mod)
+    made = program(task, phased)
+    (split,) = split_reductions.prefixes(made, GPU)
+    schedule = tvm.s_tir.Schedule(made)
+    split.apply(schedule)
+    (joined,) = second_reductions.join_consumer(schedule, schedule.get_sblock(split.only))
+    actual, expected = result_of(task, joined.mod), result_of(task, task.mod)
+    assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
 
 
 def test_phases_are_one_kernel() -> None:

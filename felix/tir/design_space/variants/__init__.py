@@ -50,7 +50,7 @@ def _with_splits(
     """The variants, each followed by those with the reduction split of what it made."""
     split = []
     for prefix in prefixes:
-        made = _made(prefix, mod) if prefix.can_split else None
+        made = _made(prefix, mod)
         if made is not None:
             split += [prefix.then(each) for each in split_reductions.prefixes(made, machine)]
     return [*prefixes, *split]

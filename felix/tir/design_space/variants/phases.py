@@ -35,11 +35,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
-    """The program by phases, where it is a transposed convolution; not if it is not proved.
-
-    TVM cannot compute a second reduction where the phases are joined of results whose extent is
-    no multiple of the stride.
-    """
+    """The program by phases, where it is a transposed convolution; not if it is not proved."""
     made = rewritten(mod["main"])
     if made is None:
         return []
@@ -50,15 +46,7 @@ def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
         _LOGGER.debug("phases are refused: %s", error)
         return []
     strides = tuple((f"stride{i}", each.stride) for i, each in enumerate(strided))
-    divides = all(each.result.extent % each.stride == 0 for each in strided)
-    return [
-        Prefix(
-            Variant("phases", strides),
-            nothing,
-            mod=tvm.IRModule({"main": checked}),
-            can_split=divides,
-        )
-    ]
+    return [Prefix(Variant("phases", strides), nothing, mod=tvm.IRModule({"main": checked}))]
 
 
 def rewritten(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[transposed.Strided, ...]] | None:

@@ -72,7 +72,6 @@ class Prefix:
         accepts: whether what the rules made of the program is the variant.
         is_at_root: blocks that it adds stay outside of the loops of others.
         mod: what is scheduled, where it is another program than the task's module.
-        can_split: whether the reduction of what it makes may be split in turn.
         without: rules of MetaSchedule, by name, that are not applied to `only` and added blocks.
     """
 
@@ -83,7 +82,6 @@ class Prefix:
     accepts: Callable[[tvm.s_tir.Schedule], bool] = _anything
     is_at_root: bool = False
     mod: tvm.IRModule | None = None
-    can_split: bool = True
     without: tuple[str, ...] = ()
 
     def then(self, other: Prefix) -> Prefix:
