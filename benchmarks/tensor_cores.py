@@ -24,6 +24,7 @@ Felix's.
 from __future__ import annotations
 
 import argparse
+import collections
 import fnmatch
 import itertools
 import json
@@ -64,8 +65,10 @@ def whole_shapes(results: pathlib.Path, patterns: Sequence[str]) -> list[str]:
     """
     if not patterns or not results.exists():
         return []
-    runs = json.loads(results.read_text())["runs"]
-    names = [run["name"] for run in runs if run["strategy"] == "vendor"]
+    pieces: dict[str, set[str]] = collections.defaultdict(set)
+    for run in json.loads(results.read_text())["runs"]:
+        pieces[run["name"]].add(run["strategy"])
+    names = [name for name, strategies in pieces.items() if strategies >= set(STRATEGIES)]
     return [f"{name}:*" for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 
@@ -182,7 +185,7 @@ def _arguments() -> argparse.Namespace:
                         help="only these (default: all of the sets)")  # fmt: skip
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--restore", nargs="+", default=[], metavar="SHAPE",
-                        help="take these shapes from the results file, like '*' (default: none)")  # fmt: skip
+                        help="take these of the results file, like '*' (none)")  # fmt: skip
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "tensor_cores")
     out = common.RESULTS / "gpu-search" / "tensor-cores-h200.json"
@@ -193,7 +196,8 @@ def _arguments() -> argparse.Namespace:
     return argparse.Namespace(
         set=[], subgraphs=chosen, strategies=STRATEGIES, seeds=1, target="cuda",
         trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
-        restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out, picture=args.picture,
+        restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
+        picture=args.picture,
     )  # fmt: skip
 
 
