@@ -179,8 +179,9 @@ def _opener(
         view = pools[0].for_task(task)
         seed = int(workload.key, 16) ^ options.seed % 2**32
         sketches = proposals.some_of(_sketches(task, options), options.sketches, seed)
-        has_search = model is not None and options.descend and sketches
-        search = descent.search(sketches, model, options.seed) if has_search else None
+        search = None
+        if model is not None and sketches:
+            search = descent.search(sketches, model, options.seed)
         return proposals.OpenWorkload(
             workload, sketches, view.submit, pools[0].timing_lock.shared, search
         )

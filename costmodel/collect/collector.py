@@ -244,7 +244,7 @@ class _Collector:
             source=candidate.source,
             measured_at=self.environment.now(),
             async_copies=candidate.sketch.is_gpu,
-            template=None if stored is None else candidate.sketch.variant,
+            template=None if stored is None else str(candidate.sketch.variant),
             features=() if stored is None else tuple(stored.of(candidate)),
             features_version=None if stored is None else stored.version,
         )
