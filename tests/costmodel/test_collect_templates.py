@@ -19,7 +19,7 @@ from felix.features.kind import FeatureKind
 from felix.measure import protocol
 from felix.templates import spec
 from felix.workloads import catalogue
-from tests.support import template_data
+from tests.support.templates import made_up_data
 
 BFLOAT16 = "gemm:96,160,64,transpose_b=true,epilogue=bias+gelu,dtype=bfloat16"
 FLOAT32 = "gemm:64,64,64"
@@ -57,10 +57,10 @@ def test_workloads_are_many_distinct_and_not_those_of_the_benchmarks() -> None:
 
 def test_workloads_build_and_most_have_templates() -> None:
     lines = workloads_tensor_cores.lines()[::12]
-    workloads = [felix_bridge.workload(line, template_data.TARGET) for line in lines]
+    workloads = [felix_bridge.workload(line, made_up_data.TARGET) for line in lines]
     assert len({w.key for w in workloads}) == len(lines)
     for workload in workloads:
-        task = felix_bridge.task_of(workload, template_data.TARGET)
+        task = felix_bridge.task_of(workload, made_up_data.TARGET)
         reasons: list[str] = []
         sketches = felix_bridge.template_sketches_of(task, on_left_out=reasons.append)
         assert bool(sketches) != bool(reasons), workload.name
@@ -69,8 +69,8 @@ def test_workloads_build_and_most_have_templates() -> None:
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> template_data.Pool:
-    made = template_data.Pool()
+def pool(monkeypatch: pytest.MonkeyPatch) -> made_up_data.Pool:
+    made = made_up_data.Pool()
     monkeypatch.setattr(felix_bridge, "pool_for", lambda task, builders: made)
     return made
 
@@ -82,7 +82,7 @@ def _collect(folder: pathlib.Path, lines: str, *more: str) -> int:
 
 
 def test_kernels_are_measured_recorded_and_resumed(
-    tmp_path: pathlib.Path, pool: template_data.Pool, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, pool: made_up_data.Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = f"{BFLOAT16}\ngemm:128,128,72,dtype=float16\n"
     assert _collect(tmp_path, lines, "--per-workload", "8", "--turn", "4") == 0
@@ -113,10 +113,10 @@ def test_wrong_results_are_recorded_and_what_has_no_template_is_left_out(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(program: Any) -> float | protocol.ErrorClass:
-        is_wrong = int(template_data.latency_us(program)) % 2
+        is_wrong = int(made_up_data.latency_us(program)) % 2
         return protocol.ErrorClass.WRONG_RESULT if is_wrong else 20.0
 
-    pool = template_data.Pool(answer)
+    pool = made_up_data.Pool(answer)
     monkeypatch.setattr(felix_bridge, "pool_for", lambda task, builders: pool)
     strided = "conv_transpose2d:1,8,8,32,16,4,dtype=bfloat16"
     lines = f"{strided}\n{BFLOAT16}\n{FLOAT32}\n"
@@ -138,15 +138,15 @@ def test_templates_are_for_gpus(
 
 
 def test_records_of_kernels_are_small(tmp_path: pathlib.Path) -> None:
-    template_data.write(tmp_path / "a", ["gemm:384,512,256,dtype=bfloat16"], 600)
-    template_data.write(tmp_path / "b", ["gemm:100,771,256,dtype=bfloat16"], 600)
+    made_up_data.write(tmp_path / "a", ["gemm:384,512,256,dtype=bfloat16"], 600)
+    made_up_data.write(tmp_path / "b", ["gemm:100,771,256,dtype=bfloat16"], 600)
     dataset.compact([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
     (part,) = (tmp_path / "c" / "schedules").iterdir()
     assert part.stat().st_size < 1200 * 200  # 3 MB of 15,000
 
 
 def test_features_of_another_width_are_refused(tmp_path: pathlib.Path) -> None:
-    template_data.write(tmp_path, [BFLOAT16], 8)
+    made_up_data.write(tmp_path, [BFLOAT16], 8)
     data = dataset.read(tmp_path)
     cut = tuple(dataclasses.replace(r, features=r.features[:-1]) for r in data.records)
     with pytest.raises(errors.RecordError, match="stored features"):

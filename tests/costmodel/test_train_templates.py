@@ -19,7 +19,7 @@ from felix import target
 from felix.features.kind import FeatureKind
 from felix.search import cost_model
 from felix.templates import spec
-from tests.support import template_data
+from tests.support.templates import made_up_data
 
 SHAPES = [f"gemm:{m},{n},{k},dtype=bfloat16"
           for m, n, k in ((128, 512, 256), (1024, 64, 512), (333, 777, 128), (2048, 2048, 512),
@@ -32,7 +32,7 @@ SHAPES = [f"gemm:{m},{n},{k},dtype=bfloat16"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Folder with the data set, the models of devices, and the scores."""
     folder = tmp_path_factory.mktemp("templates")
-    template_data.write(folder / "data", SHAPES, 48)
+    made_up_data.write(folder / "data", SHAPES, 48)
     out = folder / "pretrained" / "cuda-sm_90" / "templates" / registry.FILE_NAME
     arguments = ["train", "--kind", "template", "--data", f"{folder}/data", "--out", str(out)]
     arguments += ["--scores", f"{folder}/scores", "--epochs", "60", "--hidden", "32", "--final"]
