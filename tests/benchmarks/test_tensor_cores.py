@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks import search_efficiency, tensor_cores
-from benchmarks.support import subgraphs
+from benchmarks.support import subgraphs, winners
 from benchmarks.support.generated import first_choice
+from felix.measure import protocol
+from felix.measure.pool import local
 from felix.templates import spec
 from felix.workloads import catalogue
+from tests.support.templates import made_up_data
 
 
 def _pieces(
@@ -114,3 +117,23 @@ def test_the_shapes_are_many_and_build() -> None:
         assert operator == "gemm" and params["dtype"] == "bfloat16"
     some = catalogue.parse(subgraphs.TENSOR_FUSED["bert-up-197-gelu"], target="cuda")
     assert some.flops > 2 * 197 * 3072 * 768
+
+
+def test_the_piece_of_a_first_choice_has_its_latency_or_its_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = [made_up_data.Pool(), made_up_data.Pool(lambda _: protocol.ErrorClass.WRONG_RESULT)]
+    waiting = iter(pools)
+    monkeypatch.setattr(local, "LocalPool", lambda task, options: next(waiting))
+    text = subgraphs.TENSOR_GEMMS["square-512"]
+    request = {"workload": text, "target": "h200", "seed": 0, "path": str(tmp_path / "a.json")}
+    right = first_choice.piece(request)
+    assert right["us"] == made_up_data.latency_us(pools[0].submitted[0]) and not right["error"]
+    assert winners.read_one(tmp_path / "a.json") == pools[0].submitted
+    wrong = first_choice.piece(request | {"path": str(tmp_path / "b.json")})
+    assert wrong["us"] is None and "wrong_result" in wrong["error"]
+    assert winners.read_one(tmp_path / "b.json") == []
+    assert right["decisions"] == wrong["decisions"] and right["predicted_us"] > 0
+    wide = request | {"workload": "gemm:64,64,64", "path": str(tmp_path / "c.json")}
+    assert set(first_choice.piece(wide)) == {"wall_s"}
+    assert winners.read_one(tmp_path / "c.json") == []
