@@ -58,6 +58,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common, efficiency, subgraphs, winners
+from benchmarks.support.generated import first_choice
 
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
@@ -255,6 +256,8 @@ def _piece(request: dict[str, Any], log: str) -> None:
         os.environ["FELIX_CACHE_DIR"] = scratch
         if strategy == "vendor":
             results = _vendor(request)
+        elif strategy == "first":
+            results = first_choice.piece(request)
         elif strategy == "winners":
             results = _winners(request)
         elif strategy == "stock":
@@ -312,7 +315,8 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
              "finals": remeasured(result), "n_measured": len(result.records),
              "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
-             "breakdown": dataclasses.asdict(result.breakdown)}  # fmt: skip
+             "breakdown": dataclasses.asdict(result.breakdown),
+             "build_s": mean_build_s(result.records)}  # fmt: skip
     best = [] if result.best_or_none is None else [result.best.program]
     winners.write(pathlib.Path(request["path"]), task, best)
     if best:
@@ -320,6 +324,12 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     if request["strategy"] == "felix" and best:
         piece["best_warm_us"] = _warm_us(task, best[0])
     return piece
+
+
+def mean_build_s(records: Sequence[Any]) -> float | None:
+    """Seconds that building a candidate took on average; None if none was built."""
+    built_s = [record.measurement.build_s for record in records if record.measurement.build_s]
+    return statistics.mean(built_s) if built_s else None
 
 
 def _gradient(max_compile_s: float | None) -> Any:
@@ -417,16 +427,19 @@ def _winners(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vendor(request: dict[str, Any]) -> dict[str, Any]:
-    """The libraries and the winner that Felix's piece of this seed wrote, in turns."""
+    """The libraries, and what Felix's pieces of this seed wrote, in turns."""
     from benchmarks.support import vendor
     from felix import workloads
 
     task = workloads.parse(request["workload"], target=request["target"])
     work = pathlib.Path(request["path"]).parent
-    piece = _path(work, request["name"], request["seed"], "felix")
-    programs = winners.read_one(piece) if piece.exists() else []
-    winner = vendor.tuned(task, programs[0]) if programs else None
-    by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), winner)
+    felix = {}
+    for strategy in ("felix", "first"):
+        piece = _path(work, request["name"], request["seed"], strategy)
+        programs = winners.read_one(piece) if piece.exists() else []
+        if programs:
+            felix[strategy] = vendor.tuned(task, programs[0])
+    by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), felix)
     return {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
 
 

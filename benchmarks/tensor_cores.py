@@ -1,15 +1,22 @@
-"""GEMMs on tensor cores: Felix beside cuBLAS and inductor, on one GPU.
+"""Products and convolutions on tensor cores: Felix beside cuBLAS, cuDNN and inductor, on one GPU.
 
     python benchmarks/tensor_cores.py [--set gemms fused] [--shapes square-1024 ...]
     python benchmarks/tensor_cores.py --limit-s 500 --picture tensor-cores.svg
+    python benchmarks/tensor_cores.py --restore '*' --limit-s 500
 
-For every shape two pieces, each in a process of its own:
+For every shape three pieces, each in a process of its own:
   felix        `felix.tune` as it is, with running measuring workers and an empty formula cache
-  vendor       PyTorch eager (cuBLAS), compiled by inductor with max-autotune (Triton), and
-               Felix's winner, in turns by one process and clock, with a cold L2
+  first        the kernel that the cost model prefers when nothing was measured
+               (`benchmarks/support/generated/first_choice.py`)
+  vendor       PyTorch eager (cuBLAS, cuDNN), compiled by inductor with max-autotune (Triton), and
+               Felix's winner and first choice, in turns by one process and clock, with a cold L2
 
 Shapes of `fused` have a bias and a GELU: eager runs them as kernels of their own, inductor and
-Felix in the epilogue. Pieces that are done stay in the work folder and are not run again.
+Felix in the epilogue. Convolutions are in bfloat16 with channels last; the libraries are timed
+with channels first as well, and their better layout counts. The sets take turns, so that a run
+that is short of time has some of each. Pieces that are done stay in the work folder and are not
+run again; --restore takes the shapes that a results file has whole, so that a run can be continued
+where the work folder is gone.
 Durations in seconds, latencies in microseconds; ratios are the faster library's latency over
 Felix's.
 """
@@ -17,6 +24,10 @@ Felix's.
 from __future__ import annotations
 
 import argparse
+import collections
+import fnmatch
+import itertools
+import json
 import pathlib
 import statistics
 import sys
@@ -28,13 +39,43 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import search_efficiency
 from benchmarks.support import common, efficiency, subgraphs
 
-SETS = {"gemms": subgraphs.TENSOR_GEMMS, "fused": subgraphs.TENSOR_FUSED}
+SETS = {
+    "gemms": subgraphs.TENSOR_GEMMS,
+    "fused": subgraphs.TENSOR_FUSED,
+    "resnet50": subgraphs.TENSOR_RESNET50,
+    "r3d18": subgraphs.TENSOR_R3D18,
+}
+STRATEGIES = ("felix", "first", "vendor")
 TRIALS = 64
+#: The model's first choice is good enough if it takes at most so many times as long as the best.
+NEAR_BEST = 1.25
 
 
 def main() -> int:
     """Run the pieces that are missing; returns 1 if one failed."""
-    return search_efficiency.search(_arguments(), sys.modules[__name__], "tensor_cores")
+    args = _arguments()
+    args.restore = whole_shapes(args.out, args.restore)
+    return search_efficiency.search(args, sys.modules[__name__], "tensor_cores")
+
+
+def whole_shapes(results: pathlib.Path, patterns: Sequence[str]) -> list[str]:
+    """What to restore of a results file: pieces of the matching shapes that have all of them.
+
+    Programs are not in results, so a shape whose libraries were not timed starts anew.
+    """
+    if not patterns or not results.exists():
+        return []
+    pieces: dict[str, set[str]] = collections.defaultdict(set)
+    for run in json.loads(results.read_text())["runs"]:
+        pieces[run["name"]].add(run["strategy"])
+    names = [name for name, strategies in pieces.items() if strategies >= set(STRATEGIES)]
+    return [f"{name}:*" for name in names if any(fnmatch.fnmatch(name, p) for p in patterns)]
+
+
+def in_turns(sets: Sequence[Sequence[str]]) -> list[str]:
+    """The shapes of several sets, one of each, then the next of each."""
+    turns = itertools.zip_longest(*sets)
+    return list(dict.fromkeys(name for turn in turns for name in turn if name is not None))
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -44,21 +85,46 @@ def render(data: Mapping[str, Any]) -> str:
         return ""
     every = common.table(
         ["shape", "sketch", "Felix us", "eager us", "inductor us", "library / Felix", "TFLOP/s",
-         "tuning s", "to 90% s", "kernels"],
+         "tuning s", "to 90% s", "kernels", "build s", "first / best"],
         [[row[key] for key in
           ("name", "sketch", "felix_us", "eager_us", "inductor_us", "ratio", "tflops", "tuning_s",
-           "to_90%_s", "kernels")] for row in rows],
+           "to_90%_s", "kernels", "build_s", "first_ratio")] for row in rows],
     )  # fmt: skip
     whole = [
         [name, len(ratios), statistics.geometric_mean(ratios), min(ratios), max(ratios)]
         for name, ratios in ratios_by_set(rows).items()
     ]
     head = ["set", "shapes", "geometric mean of library / Felix", "least", "most"]
-    return f"{common.table(head, whole)}\n\n{every}"
+    parts = [common.table(head, whole), _costs(rows), every]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What tuning took in each set, and how good the first choice was; nothing of older files."""
+    table = []
+    for name, members in SETS.items():
+        of_set = [row for row in rows if row["name"] in members]
+        firsts = [row["first_ratio"] for row in of_set if row["first_ratio"] is not None]
+        builds = [row["build_s"] for row in of_set if row["build_s"] is not None]
+        if not firsts and not builds:
+            continue
+        near = [row["to_90%_s"] for row in of_set if row["to_90%_s"] is not None]
+        table.append(
+            [name, max(row["tuning_s"] for row in of_set), max(near, default=None),
+             statistics.mean(builds) if builds else None,
+             statistics.geometric_mean(firsts) if firsts else None, max(firsts, default=None),
+             f"{sum(ratio <= NEAR_BEST for ratio in firsts)} of {len(firsts)}"]
+        )  # fmt: skip
+    head = ["set", "longest tuning s", "longest to 90% s", "mean build s",
+            "geometric mean of first / best", "worst", "first within 25 %"]  # fmt: skip
+    return common.table(head, table) if table else ""
 
 
 def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each shape that both pieces are there of."""
+    """A row for each shape whose search and libraries are there.
+
+    The best of `first_ratio` is the faster of Felix's winner and first choice.
+    """
     pieces = {(run["name"], run["strategy"]): run for run in runs}
     searched = {entry["name"]: entry for entry in efficiency.summary(list(runs))}
     rows = []
@@ -78,6 +144,10 @@ def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "tuning_s": felix["wall_s"],
                 "to_90%_s": searched[name]["to_90%_s"],
                 "kernels": felix["n_measured"],
+                "build_s": felix.get("build_s"),
+                "first_ratio": us["first"] / min(us["first"], us["felix"])
+                if "first" in us
+                else None,
             }
         )
     return rows
@@ -114,17 +184,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", choices=names, metavar="NAME",
                         help="only these (default: all of the sets)")  # fmt: skip
     parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--restore", nargs="+", default=[], metavar="SHAPE",
+                        help="take these of the results file, like '*' (none)")  # fmt: skip
     parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "tensor_cores")
     out = common.RESULTS / "gpu-search" / "tensor-cores-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
     args = parser.parse_args()
-    chosen = args.shapes or [name for each in args.set for name in SETS[each]]
+    chosen = args.shapes or in_turns([list(SETS[each]) for each in args.set])
     return argparse.Namespace(
-        set=[], subgraphs=chosen, strategies=("felix", "vendor"), seeds=1, target="cuda",
+        set=[], subgraphs=chosen, strategies=STRATEGIES, seeds=1, target="cuda",
         trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
-        restore=[], limit_s=args.limit_s, work=args.work, out=args.out, picture=args.picture,
+        restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
+        picture=args.picture,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from costmodel.cli import collect, commands
 from felix import errors
+from felix.features.kind import FeatureKind
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,7 +77,15 @@ def _collect(sub: argparse.ArgumentParser) -> None:
         "--part", type=_part, default=(0, 1), metavar="I/N",
         help="only the I-th of N shares of the workloads, counted from 0 (default: all)",
     )  # fmt: skip
+    _kind(sub, "template: generated kernels, for cuda")
     sub.set_defaults(run=collect.collect)
+
+
+def _kind(sub: argparse.ArgumentParser, text: str) -> None:
+    sub.add_argument(
+        "--kind", choices=[str(kind) for kind in FeatureKind], default=str(FeatureKind.TRACE),
+        help=f"of sketches and their features (%(default)s). {text}",
+    )  # fmt: skip
 
 
 def _split_options(sub: argparse.ArgumentParser) -> None:
@@ -102,6 +111,7 @@ def _train(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     _training(sub)
     _calibrating(sub)
+    _kind(sub, "Each kind has a model of its own")
     sub.add_argument(
         "--replay", type=int, default=720, metavar="N",
         help="schedules stored beside the checkpoint for fine-tuning, 0 for none (%(default)s)",
@@ -119,7 +129,10 @@ def _training(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--weight-decay", type=float, default=1e-4, help="AdamW's (%(default)s)")
     sub.add_argument("--hidden", type=_positive, default=128)
     sub.add_argument("--blocks", type=_positive, default=2)
-    sub.add_argument("--prior", help="feature holding an analytic latency in us")
+    sub.add_argument(
+        "--prior", metavar="FEATURE",
+        help="holds an analytic latency in us, or none (none; of templates analytic_us)",
+    )  # fmt: skip
     sub.add_argument("--rank-weight", type=float, default=0.5)
     sub.add_argument(
         "--drop", nargs="+", default=(), metavar="PATTERN",
@@ -142,13 +155,14 @@ def _compare(sub: argparse.ArgumentParser) -> None:
         "--folds", type=_folds, help="score every workload, by one of so many trainings; no --test"
     )
     sub.add_argument("--out", help="JSON file to write")
-    sub.set_defaults(run=commands.compare)
+    sub.set_defaults(run=commands.compare, kind=str(FeatureKind.TRACE))
 
 
 def _ablate(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
     _training(sub)
     _calibrating(sub)
+    _kind(sub, "Each kind has variants of its own")
     sub.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
     sub.add_argument("--seeds", type=_positive, default=1)
     sub.add_argument("--out", help="JSON file to write")
@@ -157,6 +171,7 @@ def _ablate(sub: argparse.ArgumentParser) -> None:
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:
     _split_options(sub)
+    _kind(sub, "Each kind has a model of its own")
     sub.add_argument("--model", help="checkpoint; only the baselines when left out")
     sub.add_argument("--part", choices=("test", "validation", "all"), default="test")
     sub.add_argument("--baselines", action="store_true", help="also analytic and trees")

@@ -139,6 +139,15 @@ def _analytic(
     return analytic.corrected(feature_names, analytic_options(feature_names), seed=seed)
 
 
+def analytic_baseline(
+    feature_names: Sequence[str], kind: FeatureKind
+) -> analytic.AnalyticModel | analytic_time.AnalyticTime:
+    """What a trained model of a kind has to beat: the formulas alone, which nothing corrects."""
+    if kind is FeatureKind.TEMPLATE:
+        return analytic_time.AnalyticTime(feature_names, TEMPLATE_TIME)
+    return analytic.AnalyticModel(feature_names, analytic_options(feature_names))
+
+
 def _replay_beside(
     path: Path, feature_names: Sequence[str], features_version: int
 ) -> replaying.Replay | None:

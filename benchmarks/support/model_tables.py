@@ -21,6 +21,7 @@ COLUMNS = {
     "pairwise": Column("pairwise", 1),
     "top1": Column("top-1", 1),
     "top5": Column("top-5", 1),
+    "near_best": Column("near best", 1),
     "spearman": Column("Spearman", 1),
     "rmse": Column("RMSE of ln", 0),
     "centred_rmse": Column("centred", 0),
@@ -52,8 +53,14 @@ def _origin(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _scores(title: str, scores_of: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    rows = [[name, *(_digits(scores.get(key)) for key in COLUMNS)] for name, scores in scores_of]
-    return common.table([title, *(column.head for column in COLUMNS.values())], rows)
+    columns = _columns([scores for _, scores in scores_of])
+    rows = [[name, *(_digits(scores.get(key)) for key in columns)] for name, scores in scores_of]
+    return common.table([title, *(column.head for column in columns.values())], rows)
+
+
+def _columns(scores: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """The columns that all of these scores have; older files have fewer."""
+    return {key: column for key, column in COLUMNS.items() if all(key in each for each in scores)}
 
 
 def _spread(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -62,7 +69,7 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if n_seeds > 1:
         ranges = ", ".join(
             f"{column.head} {max(_range(row['seeds'], key) for row in rows):.3f}"
-            for key, column in COLUMNS.items()
+            for key, column in _columns([s for row in rows for s in row["seeds"]]).items()
         )
         yield f"Means over {n_seeds} seeds; the widest range of one training: {ranges}."
 
@@ -77,7 +84,7 @@ def _behind(predictors: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     (first, ours), *others = predictors
     rows = [
         [column.head, f"{ours[key]:.4f}", f"{theirs[key]:.4f}", name]
-        for key, column in COLUMNS.items()
+        for key, column in _columns([ours]).items()
         for name, theirs in others
         if _misses(ours, key) > _misses(theirs, key)
     ]

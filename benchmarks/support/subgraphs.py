@@ -80,10 +80,52 @@ TENSOR_FUSED = {
     for layer in ("llama-up", "bert-qkv", "bert-up", "bert-down")
     for rows in (16, 197, 512)
 }
+#: ResNet-50's distinct convolutions: height, channels in, channels out, kernel, stride.
+_RESNET50 = (
+    (224, 3, 64, 7, 2), (56, 64, 64, 1, 1), (56, 64, 64, 3, 1), (56, 64, 256, 1, 1),
+    (56, 256, 64, 1, 1), (56, 256, 128, 1, 1), (56, 128, 128, 3, 2), (28, 128, 512, 1, 1),
+    (56, 256, 512, 1, 2), (28, 512, 128, 1, 1), (28, 128, 128, 3, 1), (28, 512, 256, 1, 1),
+    (28, 256, 256, 3, 2), (14, 256, 1024, 1, 1), (28, 512, 1024, 1, 2), (14, 1024, 256, 1, 1),
+    (14, 256, 256, 3, 1), (14, 1024, 512, 1, 1), (14, 512, 512, 3, 2), (7, 512, 2048, 1, 1),
+    (14, 1024, 2048, 1, 2), (7, 2048, 512, 1, 1), (7, 512, 512, 3, 1),
+)  # fmt: skip
+#: R3D-18's: frames, height, channels in, channels out, kernel, stride; its first one follows.
+_R3D18 = (
+    (16, 56, 64, 64, 3, 1), (16, 56, 64, 128, 3, 2), (16, 56, 64, 128, 1, 2),
+    (8, 28, 128, 128, 3, 1), (8, 28, 128, 256, 3, 2), (8, 28, 128, 256, 1, 2),
+    (4, 14, 256, 256, 3, 1), (4, 14, 256, 512, 3, 2), (4, 14, 256, 512, 1, 2),
+    (2, 7, 512, 512, 3, 1),
+)  # fmt: skip
+
+
+def _window(kernel: int, stride: int) -> str:
+    """Options of a convolution with channels last in bfloat16."""
+    step = f",stride={stride}" if stride > 1 else ""
+    pad = f",padding={kernel // 2}" if kernel > 1 else ""
+    return f"{step}{pad},dtype=bfloat16"
+
+
+#: Convolutions in bfloat16 with channels last: ResNet-50's at batch 1 and 16, R3D-18's.
+TENSOR_RESNET50 = {
+    f"resnet50-{size}-{ci}-{co}-k{kernel}s{stride}-b{batch}":
+        f"conv2d:{batch},{size},{size},{ci},{co},{kernel}{_window(kernel, stride)}"
+    for batch in (1, 16)
+    for size, ci, co, kernel, stride in _RESNET50
+}  # fmt: skip
+TENSOR_R3D18 = {
+    "r3d18-first": "conv3d:1,16,112,112,3,64,3x7x7,stride=1x2x2,padding=1x3x3,dtype=bfloat16",
+    **{
+        f"r3d18-{frames}x{size}-{ci}-{co}-k{kernel}s{stride}":
+            f"conv3d:1,{frames},{size},{size},{ci},{co},{kernel}{_window(kernel, stride)}"
+        for frames, size, ci, co, kernel, stride in _R3D18
+    },
+}  # fmt: skip
 SETS = {
     "common": SUBGRAPHS,
     "awkward": AWKWARD,
     "tensor-gemms": TENSOR_GEMMS,
     "tensor-fused": TENSOR_FUSED,
+    "tensor-resnet50": TENSOR_RESNET50,
+    "tensor-r3d18": TENSOR_R3D18,
 }
-EVERY = SUBGRAPHS | AWKWARD | TENSOR_GEMMS | TENSOR_FUSED
+EVERY = {name: text for members in SETS.values() for name, text in members.items()}

@@ -57,12 +57,12 @@ def tuned(task: Task, program: Program) -> Call:
 
 
 def in_turns_us(
-    by_layout: Mapping[str, Mapping[str, Call]], winner: Call | None = None
+    by_layout: Mapping[str, Mapping[str, Call]], felix: Mapping[str, Call] | None = None
 ) -> dict[str, dict[str, float]]:
-    """Median latencies in us of calls that are timed in turns, Felix's winner among them.
+    """Median latencies in us of calls that are timed in turns, Felix's programs among them.
 
-    A burst of each call, then the next burst of each, with a cold L2, by one clock. The winner is
-    another kind, "felix", of the first layout.
+    A burst of each call, then the next burst of each, with a cold L2, by one clock. Felix's
+    programs, its winner "felix" above all, are further kinds of the first layout.
     """
     import torch
 
@@ -70,8 +70,8 @@ def in_turns_us(
 
     each = {(layout, kind): call for layout, kinds in by_layout.items()
             for kind, call in kinds.items()}  # fmt: skip
-    if winner is not None:
-        each[next(iter(by_layout)), "felix"] = winner
+    first = next(iter(by_layout))
+    each |= {(first, kind): call for kind, call in (felix or {}).items()}
     with torch.inference_mode():
         latencies_us = cuda_calls.in_turns_us(each, TURNS, BURST)
     medians: dict[str, dict[str, float]] = {layout: {} for layout in by_layout}

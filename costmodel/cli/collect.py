@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from costmodel.cli import inputs
 from felix import errors
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from costmodel.collect import proposals
     from costmodel.data import dataset as datasets
     from felix.measure.pool import local
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.sketch.sketch import Sketch
+    from felix.task import Task
 
 
 #: Records that a collector which is killed may lose.
@@ -40,7 +43,7 @@ def collect(options: argparse.Namespace, command: str) -> None:
     progress = _collect_share(options)
     print(
         f"{progress.measured} of {progress.total} schedules in {options.out} "
-        f"({progress.failed} failed, {progress.invalid} rejected by TVM, {progress.lost} lost)"
+        f"({progress.failed} failed, {progress.invalid} not applicable, {progress.lost} lost)"
     )
 
 
@@ -82,11 +85,14 @@ def _collect_share(options: argparse.Namespace) -> collecting.Progress:
 
     target = felix_bridge.target_text(options.target)
     is_gpu = felix_bridge.is_gpu(target)
-    workloads = _workloads(options, is_gpu)
+    kind = inputs.kind(options)
+    if kind is FeatureKind.TEMPLATE and not is_gpu:
+        raise errors.TargetError("templates are kernels for GPUs: give --target cuda or a tag")
+    workloads = _workloads(options, target)
     writer = datasets.Writer(options.out, PART_ROWS)
     known = datasets.read(options.out).records
     writer.add_workloads(workloads)
-    model = _model(options.model, target) if is_gpu or options.model is not None else None
+    model = _model(options.model, target, kind) if is_gpu or options.model is not None else None
     builders = options.builders or cpu.available_cores()
     with contextlib.ExitStack() as stack, writer:
         environment = collecting.Environment(
@@ -95,6 +101,7 @@ def _collect_share(options: argparse.Namespace) -> collecting.Progress:
             lambda: datetime.datetime.now(datetime.UTC),
             None if model is None else _predictor(model),
             _collect_reporter(),
+            _stored_features() if kind is FeatureKind.TEMPLATE else None,
         )
         settings = _collect_options(options, target, builders)
         return collecting.collect(environment, workloads, writer, known, settings)
@@ -127,21 +134,24 @@ def _collect_options(
     )
 
 
-def _workloads(options: argparse.Namespace, is_gpu: bool) -> list[datasets.Workload]:
+def _workloads(options: argparse.Namespace, target: str) -> list[datasets.Workload]:
     """This process' share of the workloads, in their order."""
     from costmodel.data import felix_bridge
 
     index, count = options.part
+    is_gpu = felix_bridge.is_gpu(target)
     lines = _workload_lines(options, is_gpu)[index::count]
     if not lines:
         raise errors.WorkloadError("there are no workloads to measure")
-    return [felix_bridge.workload(line) for line in lines]
+    return [felix_bridge.workload(line, target) for line in lines]
 
 
 def _workload_lines(options: argparse.Namespace, is_gpu: bool) -> list[str]:
-    from costmodel.data import workloads_cpu, workloads_gpu
+    from costmodel.data import workloads_cpu, workloads_gpu, workloads_tensor_cores
 
     if options.workloads == "builtin":
+        if inputs.kind(options) is FeatureKind.TEMPLATE:
+            return workloads_tensor_cores.lines()
         return workloads_gpu.lines() if is_gpu else workloads_cpu.builtin()
     try:
         return workloads_cpu.lines(Path(options.workloads).read_text())
@@ -168,8 +178,10 @@ def _opener(
             pools.append(stack.enter_context(felix_bridge.pool_for(task, builders)))
         view = pools[0].for_task(task)
         seed = int(workload.key, 16) ^ options.seed % 2**32
-        sketches = proposals.some_of(felix_bridge.sketches_of(task), options.sketches, seed)
-        search = None if model is None else descent.search(sketches, model, options.seed)
+        sketches = proposals.some_of(_sketches(task, options), options.sketches, seed)
+        search = None
+        if model is not None and sketches:
+            search = descent.search(sketches, model, options.seed)
         return proposals.OpenWorkload(
             workload, sketches, view.submit, pools[0].timing_lock.shared, search
         )
@@ -177,7 +189,37 @@ def _opener(
     return open_workload
 
 
-def _model(path: str | None, target: str) -> registry.Predictor:
+def _sketches(task: Task, options: argparse.Namespace) -> Sequence[Sketch]:
+    """The sketches of a task of the kind to collect; says why a task has no templates."""
+    from costmodel.data import felix_bridge
+
+    if inputs.kind(options) is FeatureKind.TRACE:
+        return felix_bridge.sketches_of(task)
+
+    def say(line: str) -> None:
+        print(f"collect: {line}", file=sys.stderr, flush=True)
+
+    return felix_bridge.template_sketches_of(task, on_left_out=say)
+
+
+def _stored_features() -> collecting.StoredFeatures:
+    """What records of generated kernels say of their features."""
+    import numpy as np
+
+    from costmodel.collect import collector as collecting
+    from costmodel.data import felix_bridge
+
+    def of(candidate: proposals.Candidate) -> tuple[float, ...]:
+        batch = np.array([candidate.decisions], dtype=np.int64)
+        values = candidate.sketch.formulas.exact(batch).astype(np.float32)
+        return tuple(values.ravel().tolist())
+
+    return collecting.StoredFeatures(felix_bridge.features_version(FeatureKind.TEMPLATE), of)
+
+
+def _model(
+    path: str | None, target: str, kind: FeatureKind = FeatureKind.TRACE
+) -> registry.Predictor:
     """A checkpoint, or what a tuning run for the target would start from."""
     import torch
 
@@ -186,11 +228,11 @@ def _model(path: str | None, target: str) -> registry.Predictor:
     from costmodel.models import checkpoint
 
     torch.set_num_threads(1)
-    version = felix_bridge.features_version()
+    version = felix_bridge.features_version(kind)
     if path is not None:
         return checkpoint.load(path, features_version=version)[0]
-    names = felix_bridge.FelixFeaturizer().names()
-    return registry.load_for(target, names, version)[0]
+    names = felix_bridge.feature_names(kind)
+    return registry.load_for(target, names, version, kind=kind)[0]
 
 
 def _predictor(model: registry.Predictor) -> proposals.Predict:
@@ -201,7 +243,7 @@ def _predictor(model: registry.Predictor) -> proposals.Predict:
     from costmodel.data import felix_bridge
     from costmodel.training import train as training
 
-    def predict(sketch: TraceSketch, batch: NDArray[np.int64]) -> NDArray[np.float32]:
+    def predict(sketch: Sketch, batch: NDArray[np.int64]) -> NDArray[np.float32]:
         formulas = sketch.formulas
         names = tuple(formulas.names)
         if names != tuple(model.names):
@@ -225,7 +267,8 @@ def _collect_reporter(every_s: float = 5.0) -> Callable[[collecting.Progress], N
             last = time.monotonic()
             print(
                 f"collect: {progress.measured}/{progress.total} measured, "
-                f"{progress.failed} failed, {progress.invalid} rejected, now {progress.workload}",
+                f"{progress.failed} failed, {progress.invalid} not applicable, "
+                f"now {progress.workload}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -165,7 +165,7 @@ def ablate(options: argparse.Namespace, command: str) -> None:
     def say(label: str) -> None:
         print(f"ablate: {label}", file=sys.stderr, flush=True)
 
-    by_name = {variant.name: variant for variant in ablating.VARIANTS}
+    by_name = {variant.name: variant for variant in ablating.VARIANTS[inputs.kind(options)]}
     if unknown := set(options.variants or ()) - set(by_name):
         raise errors.RecordError(f"no variant {min(unknown)!r}: use one of {', '.join(by_name)}")
     variants = [by_name[name] for name in options.variants or by_name]
@@ -229,11 +229,10 @@ def _baselines(
 ) -> Iterator[evaluation.Report]:
     """Scores of the analytic prior as it is, and of trees if xgboost is installed."""
     from costmodel import registry
-    from costmodel.models import analytic
     from costmodel.training import evaluate as evaluation
     from costmodel.training import xgboost
 
-    prior = analytic.AnalyticModel(features.names, registry.analytic_options(features.names))
+    prior = registry.analytic_baseline(features.names, inputs.kind(options))
     yield evaluation.evaluate("analytic", evaluation.of_module(prior), tasks)
     if xgboost.have_xgboost():
         trees = xgboost.fit_xgboost(parts.train, parts.validation, options.seed, options.threads)

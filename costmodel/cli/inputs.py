@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from felix import errors
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     from costmodel.data import dataset as datasets
@@ -18,10 +19,19 @@ if TYPE_CHECKING:
     from costmodel.training import train as training
 
 
+#: What `--prior` says for no prior.
+NO_PRIOR = "none"
+
+
+def kind(options: argparse.Namespace) -> FeatureKind:
+    """Whose features the command works on."""
+    return FeatureKind(options.kind)
+
+
 def load(
     options: argparse.Namespace, make: Callable[[], task_features.Featurizer] | None = None
 ) -> tuple[datasets.Dataset, task_features.Features]:
-    """Data set and features; `make` makes their featurizer, by default Felix's."""
+    """Data set and features; `make` makes their featurizer, by default Felix's of `--kind`."""
     from costmodel.data import dataset as datasets
     from costmodel.data import features as task_features
     from costmodel.data import felix_bridge, parallel_features
@@ -35,7 +45,10 @@ def load(
         if done % 10 == 0 or done == total:
             print(f"features: {done}/{total} workloads", file=sys.stderr, flush=True)
 
-    make = make or felix_bridge.FelixFeaturizer
+    is_template = kind(options) is FeatureKind.TEMPLATE
+    make = make or (
+        felix_bridge.TemplateFeaturizer if is_template else felix_bridge.FelixFeaturizer
+    )
     if options.jobs > 1:
         if cache is None:
             raise errors.RecordError("--jobs fills a cache of features: give --cache as well")
@@ -67,9 +80,12 @@ def split_options(options: argparse.Namespace) -> splitting.SplitOptions:
 
 def train_options(options: argparse.Namespace) -> training.TrainOptions:
     """How the network is trained."""
+    from costmodel import registry
     from costmodel.models import segment_mlp
     from costmodel.training import train as training
 
+    is_template = kind(options) is FeatureKind.TEMPLATE
+    prior = options.prior or (registry.TEMPLATE_TIME if is_template else NO_PRIOR)
     return training.TrainOptions(
         epochs=options.epochs,
         patience=options.patience,
@@ -79,7 +95,12 @@ def train_options(options: argparse.Namespace) -> training.TrainOptions:
         failures=options.failures,
         calibrate=options.calibrate,
         seed=options.seed,
-        shape=segment_mlp.ModelOptions(options.hidden, options.blocks, prior=options.prior),
+        shape=segment_mlp.ModelOptions(
+            options.hidden,
+            options.blocks,
+            prior=None if prior == NO_PRIOR else prior,
+            prior_reduce="sum" if is_template else "max",
+        ),
     )
 
 
@@ -114,9 +135,13 @@ def data_facts(
     operators = Counter(task.workload.operator for task in features.tasks)
     ran = sum(int(task.measured.sum()) for task in features.tasks)
     total = sum(len(task.ln_latency) for task in features.tasks)
-    times = [r.measured_at for r in dataset.records]
+    records = [r for r in dataset.records if r.kind is kind(options)]
+    times = [r.measured_at for r in records]
+    templates = Counter(r.template for r in records if r.template is not None)
+    of_templates = ", ".join(f"{name} {n}" for name, n in sorted(templates.items()))
     return {
         "digest": dataset.digest,
+        **({"kind": str(kind(options)), "templates": of_templates} if templates else {}),
         "schedules": f"{ran} measured, {total - ran} failed, {features.skipped} not usable",
         "workloads": len({task.workload.key for task in features.tasks}),
         "operators": ", ".join(f"{n} {c}" for n, c in sorted(operators.items())),
@@ -124,5 +149,5 @@ def data_facts(
         f"{len(parts.validation)} validation, {len(parts.test)} test workloads",
         "failures": options.failures,
         "measured": f"{min(times):%Y-%m-%d} to {max(times):%Y-%m-%d}",
-        "TVM": ", ".join(sorted({r.tvm for r in dataset.records})),
+        "TVM": ", ".join(sorted({r.tvm for r in records})),
     }

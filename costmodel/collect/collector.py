@@ -34,7 +34,7 @@ class Progress:
         total: schedules the data set is to have of these workloads.
         measured: those it has.
         failed: measured in this run, and have no latency.
-        invalid: rejected by TVM.
+        invalid: rejected by TVM or by their template.
         lost: not measured for reasons that are not the schedule's.
         workload: whose turn it is.
     """
@@ -48,6 +48,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFeatures:
+    """Features of generated kernels: their table's version, and those of a candidate [R, F]."""
+
+    version: int
+    of: Callable[[proposals.Candidate], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """What collecting works with.
 
@@ -56,6 +64,7 @@ class Environment:
         clock: monotonic seconds; now: time stamp of a record.
         predict: the model, None for random schedules only.
         report: called after each measurement.
+        stored: features that records have; None of traces, whose records have none.
     """
 
     open_workload: OpenWorkload
@@ -63,6 +72,7 @@ class Environment:
     now: Callable[[], datetime.datetime]
     predict: proposals.Predict | None = None
     report: Callable[[Progress], None] | None = None
+    stored: StoredFeatures | None = None
 
 
 def collect(
@@ -170,7 +180,7 @@ class _Collector:
     def _submit(self, state: proposals.WorkloadState, candidate: proposals.Candidate) -> None:
         try:
             with state.opened.computing():
-                schedule = candidate.sketch.schedule(candidate.decisions)
+                program = candidate.sketch.program(candidate.decisions)
         except errors.InvalidSchedule:
             self.progress.invalid += 1
             key = candidate.sketch.key
@@ -181,7 +191,7 @@ class _Collector:
         while len(self.in_flight) >= self.options.in_flight:
             self._take_completed()
         state.submitted += 1
-        self.in_flight[state.opened.submit(schedule.mod)] = (state, candidate)
+        self.in_flight[state.opened.submit(program)] = (state, candidate)
 
     def _take_completed(self, wait_s: float | None = None) -> None:
         """Record what is done; without `wait_s` wait until something is."""
@@ -220,6 +230,7 @@ class _Collector:
         candidate: proposals.Candidate,
         measurement: protocol.Measurement,
     ) -> None:
+        stored = self.environment.stored
         record = datasets.Record(
             workload=state.opened.workload.key,
             target=self.options.target,
@@ -233,6 +244,9 @@ class _Collector:
             source=candidate.source,
             measured_at=self.environment.now(),
             async_copies=candidate.sketch.is_gpu,
+            template=None if stored is None else str(candidate.sketch.variant),
+            features=() if stored is None else tuple(stored.of(candidate)),
+            features_version=None if stored is None else stored.version,
         )
         self.writer.add(record)
         self.progress.measured += 1

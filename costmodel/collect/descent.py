@@ -22,6 +22,7 @@ SMALL_ROUNDS = gradient.GradientOptions(
     n_new_structures=1,
     n_warm_rounds=0,
     n_samples=48,
+    n_template_samples=128,
     n_polish=2,
     n_polished=4,
     descent=descent.DescentOptions(steps=60, record_every=20),

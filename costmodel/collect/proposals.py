@@ -24,31 +24,29 @@ from numpy.typing import NDArray
 from felix.search import interface, mutations
 
 if TYPE_CHECKING:
-    import tvm
-
     from costmodel.data import dataset as datasets
-    from felix.measure import protocol
-    from felix.sketch.trace_sketch import TraceSketch
+    from felix.measure import payload, protocol
+    from felix.sketch.sketch import Sketch
 
 #: A row of decisions, or several.
 Decisions = NDArray[np.int64]
 #: ln(latency_us) predicted for rows of a sketch.
-Predict = Callable[["TraceSketch", Decisions], NDArray[np.float32]]
+Predict = Callable[["Sketch", Decisions], NDArray[np.float32]]
 #: Sketch key and decisions: what makes two schedules of a workload the same.
 Identity = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWorkload:
-    """A workload ready to be measured: its sketches, and where to submit their modules.
+    """A workload ready to be measured: its sketches, and where to submit their programs.
 
     `computing` is held while this process computes, so that timing can wait for it. `search`
     proposes schedules of these sketches by descent; None for none of those.
     """
 
     workload: datasets.Workload
-    sketches: Sequence[TraceSketch]
-    submit: Callable[[tvm.IRModule], Future[protocol.Measurement]]
+    sketches: Sequence[Sketch]
+    submit: Callable[[payload.Program], Future[protocol.Measurement]]
     computing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     search: interface.Search | None = None
 
@@ -95,7 +93,7 @@ class CollectOptions:
 class Candidate:
     """A schedule to measure, and what proposed it."""
 
-    sketch: TraceSketch
+    sketch: Sketch
     decisions: tuple[int, ...]
     source: str
 
@@ -119,11 +117,11 @@ class WorkloadState:
     #: rejected schedules by sketch key
     invalid: Counter[str] = field(default_factory=Counter)
 
-    def is_proposed(self, sketch: TraceSketch, row: Decisions) -> bool:
+    def is_proposed(self, sketch: Sketch, row: Decisions) -> bool:
         """Whether a schedule was measured or proposed."""
         return (sketch.key, tuple(row.tolist())) in self.proposed
 
-    def propose(self, sketch: TraceSketch, row: Decisions, source: str) -> Candidate | None:
+    def propose(self, sketch: Sketch, row: Decisions, source: str) -> Candidate | None:
         """A schedule as a candidate; None if it was measured or proposed before."""
         if self.is_proposed(sketch, row):
             return None
@@ -193,7 +191,7 @@ class Proposer:
 
     def _near(self, state: WorkloadState, count: int) -> Iterator[Candidate]:
         """Random neighbours of the fastest measured."""
-        near: list[tuple[TraceSketch, Decisions]] = []
+        near: list[tuple[Sketch, Decisions]] = []
         for sketch in state.opened.sketches if count else ():
             seed = self._seed(state, sketch)
             near += [(sketch, row) for row in _neighbours_of_best(state, sketch, count, seed)]
@@ -211,7 +209,7 @@ class Proposer:
 
     def _guided(self, state: WorkloadState, count: int, predict: Predict) -> Iterator[Candidate]:
         """The best predicted of samples and of neighbours of the best measured."""
-        rated: list[tuple[float, TraceSketch, Decisions, str]] = []
+        rated: list[tuple[float, Sketch, Decisions, str]] = []
         n_samples = max(8, self._options.pool // len(state.opened.sketches))
         for sketch in state.opened.sketches:
             seed = self._seed(state, sketch)
@@ -230,14 +228,14 @@ class Proposer:
                 count -= 1
                 yield candidate
 
-    def _seed(self, state: WorkloadState, sketch: TraceSketch) -> int:
+    def _seed(self, state: WorkloadState, sketch: Sketch) -> int:
         """A seed that differs for every draw and is the same in every run."""
         state.draws += 1
         key = state.opened.workload.key
         text = f"{self._options.seed}:{key}:{sketch.index}:{state.draws}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) % (2**31 - 2) + 1
 
-    def _new_samples(self, state: WorkloadState, sketch: TraceSketch) -> list[Decisions]:
+    def _new_samples(self, state: WorkloadState, sketch: Sketch) -> list[Decisions]:
         """Samples that were not proposed yet; draws more when all of a few were."""
         for count in (self._options.turn, 16 * self._options.turn):
             rows = self._preferred(sketch, sketch.sample(count, self._seed(state, sketch)))
@@ -246,7 +244,7 @@ class Proposer:
                 return new
         return []
 
-    def _preferred(self, sketch: TraceSketch, rows: Decisions) -> Decisions:
+    def _preferred(self, sketch: Sketch, rows: Decisions) -> Decisions:
         """The best predicted of every few rows; all rows without a model."""
         size = self._options.tournament
         if size < 2 or self._predict is None or len(rows) < size:
@@ -257,7 +255,7 @@ class Proposer:
         return best
 
 
-def some_of(sketches: Sequence[TraceSketch], count: int | None, seed: int) -> list[TraceSketch]:
+def some_of(sketches: Sequence[Sketch], count: int | None, seed: int) -> list[Sketch]:
     """At most `count` sketches at random, in their order, each as likely as another; None: all.
 
     Extracting the formulas of a sketch can take as long as building a kernel of it.
@@ -269,7 +267,7 @@ def some_of(sketches: Sequence[TraceSketch], count: int | None, seed: int) -> li
 
 
 def _neighbours_of_best(
-    state: WorkloadState, sketch: TraceSketch, per_row: int, seed: int
+    state: WorkloadState, sketch: Sketch, per_row: int, seed: int
 ) -> Decisions:
     """Neighbours of those of the workload's eight fastest schedules that are of this sketch."""
     best = [decisions for _, key, decisions in sorted(state.ran)[:8] if key == sketch.key]
@@ -277,7 +275,7 @@ def _neighbours_of_best(
 
 
 def neighbours(
-    sketch: TraceSketch, rows: Sequence[tuple[int, ...]], per_row: int, seed: int
+    sketch: Sketch, rows: Sequence[tuple[int, ...]], per_row: int, seed: int
 ) -> Decisions:
     """Up to `per_row` distinct legal rows near each row; none that is among `rows`.
 

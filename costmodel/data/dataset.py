@@ -7,12 +7,14 @@ A data set is a folder:
     schedules/part-000000.parquet   one row per measured schedule: workload key, target (JSON),
                                     sketch index and key, decisions, latencies in us, their
                                     median or an error class, device, TVM version, time (UTC),
-                                    whether copies were asynchronous
+                                    whether copies were asynchronous; of a generated kernel its
+                                    template, the features and their version
 
-A part appears whole or not at all (written aside, then linked under a free number), so a killed
-collector loses at most the records of its last unwritten part, and several may write at once.
-A part that cannot be read is left out and named in `Dataset.torn`. Features are not stored: they
-follow from the decisions.
+Parts (`parts`) are written whole: a killed collector loses at most the records of its last
+unwritten part, and several may write at once. A part that cannot be read is left out and named in
+`Dataset.torn`. Features of schedules of traces are not stored: they follow from the decisions.
+Those of generated kernels are few numbers and are stored, so that a data set outlives a change of
+the templates' code.
 """
 
 from __future__ import annotations
@@ -20,48 +22,15 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import pyarrow as pa
-from pyarrow import parquet
-
+from costmodel.data import parts
 from felix import errors
-
-#: The column that parts of before asynchronous copies do not have.
-_ASYNC = "async_copies"
-SCHEDULES = pa.schema(
-    [
-        pa.field("workload", pa.string(), nullable=False),
-        pa.field("target", pa.string(), nullable=False),
-        pa.field("sketch", pa.int16(), nullable=False),
-        pa.field("sketch_key", pa.string(), nullable=False),
-        pa.field("decisions", pa.list_(pa.int32()), nullable=False),
-        pa.field("latencies_us", pa.list_(pa.float64()), nullable=False),
-        pa.field("latency_us", pa.float64()),
-        pa.field("error", pa.string()),
-        pa.field("device", pa.string(), nullable=False),
-        pa.field("tvm", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("measured_at", pa.timestamp("ms", tz="UTC"), nullable=False),
-        pa.field(_ASYNC, pa.bool_(), nullable=False),
-    ]
-)
-WORKLOADS = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("operator", pa.string(), nullable=False),
-        pa.field("params", pa.string()),
-        pa.field("tir", pa.string()),
-        pa.field("flops", pa.int64(), nullable=False),
-        pa.field("min_bytes", pa.int64(), nullable=False),
-    ]
-)
+from felix.features.kind import FeatureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +65,9 @@ class Record:
         source: how the schedule was chosen: "random", "model", "neighbour" or "descent".
         async_copies: whether the program was built with asynchronous copies. Parts without this
             column hold programs that were not.
+        template: name of the template of a generated kernel; None of a trace.
+        features: of a generated kernel, its rows [R, F] one after the other; empty of a trace.
+        features_version: `felix.templates.spec.VERSION` of these.
     """
 
     workload: str
@@ -110,12 +82,22 @@ class Record:
     source: str
     measured_at: datetime.datetime
     async_copies: bool = False
+    template: str | None = None
+    features: tuple[float, ...] = ()
+    features_version: int | None = None
 
     def __post_init__(self) -> None:
         if (self.error is None) != bool(self.latencies_us):
             raise errors.RecordError("a record has latencies or an error, one of the two")
         if self.measured_at.tzinfo is None:
             raise errors.RecordError("a record's time needs a time zone")
+        if (self.template is None) != (self.features_version is None):
+            raise errors.RecordError("features and their version are stored of templates alone")
+
+    @property
+    def kind(self) -> FeatureKind:
+        """Whose features it has."""
+        return FeatureKind.TRACE if self.template is None else FeatureKind.TEMPLATE
 
     @property
     def latency_us(self) -> float | None:
@@ -179,11 +161,11 @@ class Writer:
 
     def add_workloads(self, workloads: Iterable[Workload]) -> None:
         """Write the workloads that the folder does not have yet."""
-        known, _ = _read_parts(self.folder / "workloads", WORKLOADS)
+        known, _ = parts.read(self.folder / "workloads", parts.WORKLOADS)
         keys = {row["key"] for row in known}
-        rows = [_fields(w, WORKLOADS.names) for w in workloads if w.key not in keys]
+        rows = [_fields(w, parts.WORKLOADS.names) for w in workloads if w.key not in keys]
         if rows:
-            _write_part(self.folder / "workloads", rows, WORKLOADS)
+            parts.write(self.folder / "workloads", rows, parts.WORKLOADS)
 
     def add(self, record: Record) -> None:
         """Take one record, to be written with the next full part, `flush` or the end."""
@@ -194,8 +176,8 @@ class Writer:
     def flush(self) -> None:
         """Write the records that are not written yet, as one part."""
         if self._records:
-            rows = [_fields(record, SCHEDULES.names) for record in self._records]
-            _write_part(self.folder / "schedules", rows, SCHEDULES)
+            rows = [_fields(record, parts.SCHEDULES.names) for record in self._records]
+            parts.write(self.folder / "schedules", rows, parts.SCHEDULES)
             self._records.clear()
 
     def __enter__(self) -> Self:
@@ -219,10 +201,10 @@ def read(folders: str | Path | Sequence[str | Path]) -> Dataset:
     for folder in map(Path, folders):
         if not (folder / "schedules").is_dir():
             raise errors.RecordError(f"{folder} is not a data set: it has no `schedules` folder")
-        known, torn_here = _read_parts(folder / "workloads", WORKLOADS)
+        known, torn_here = parts.read(folder / "workloads", parts.WORKLOADS)
         torn += torn_here
         workloads |= {row["key"]: Workload(**row) for row in known}
-        rows, torn_here = _read_parts(folder / "schedules", SCHEDULES)
+        rows, torn_here = parts.read(folder / "schedules", parts.SCHEDULES)
         torn += torn_here
         for row in rows:
             record = _record(row)
@@ -256,40 +238,5 @@ def _record(row: dict[str, Any]) -> Record:
     row = {name: value for name, value in row.items() if name != "latency_us"}
     row["decisions"] = tuple(row["decisions"])
     row["latencies_us"] = tuple(row["latencies_us"])
+    row["features"] = tuple(row["features"] or ())
     return Record(**row)
-
-
-def _write_part(folder: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> Path:
-    """Write a part under the first free number; a reader never sees it half written."""
-    temporary = folder / f".writing-{os.getpid()}-{os.urandom(4).hex()}"
-    try:
-        table = pa.Table.from_pylist(rows, schema=schema)
-        parquet.write_table(table, temporary, compression="zstd")
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        number = len(list(folder.glob("part-*.parquet")))
-        while True:
-            part = folder / f"part-{number:06d}.parquet"
-            try:
-                os.link(temporary, part)
-                return part
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise errors.OutputError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _read_parts(folder: Path, schema: pa.Schema) -> tuple[list[dict[str, Any]], list[str]]:
-    rows: list[dict[str, Any]] = []
-    torn = []
-    for part in sorted(folder.glob("part-*.parquet")):
-        try:
-            table = parquet.read_table(part)
-            if _ASYNC in schema.names and _ASYNC not in table.column_names:
-                table = table.append_column(_ASYNC, pa.array([False] * table.num_rows))
-            rows += table.select(schema.names).cast(schema).to_pylist()
-        except (pa.ArrowException, ValueError, OSError):
-            torn.append(str(part))
-    return rows, torn

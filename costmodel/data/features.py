@@ -4,6 +4,7 @@ Notation: a task is one workload on one target and device; N schedules, R rows (
 task's largest), F features; rows [N, R, F] float32, mask [N, R] bool, ln_latency [N] float64 of
 microseconds (NaN where the schedule failed). Features are computed from the decisions by a
 `Featurizer` and cached locally by the code of the features and content; the cache may be deleted.
+Those that records have themselves are taken as they are where their version is the featurizer's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from costmodel.data import dataset as datasets
 from felix import errors, files
+from felix.features.kind import FeatureKind
 
 #: The feature that depends on how a program is built, and not on its schedule alone.
 ASYNC_BYTES = "async_bytes"
@@ -57,10 +59,12 @@ class Featurizer(Protocol):
     """Turns decisions into rows; `felix_bridge.FelixFeaturizer` is the real one.
 
     Attributes:
+        kind: of features, and so of the records that are used.
         version: of the features, as checkpoints carry it.
         digest: of the code that computes them; cached rows of other code are not used.
     """
 
+    kind: FeatureKind
     version: int
     digest: str
 
@@ -147,7 +151,7 @@ def load_features(
         RecordError: no record could be used.
     """
     tasks, skipped = [], 0
-    groups = grouped(dataset)
+    groups = grouped(dataset, featurizer.kind)
     for done, (workload, records) in enumerate(groups, start=1):
         task, n_unused = task_of(workload, records, featurizer, cache)
         skipped += n_unused
@@ -157,16 +161,20 @@ def load_features(
             progress(done, len(groups))
     if not tasks:
         raise errors.RecordError(
-            f"no usable schedule among {len(dataset.records)}: none ran, or the sketches changed"
+            f"no usable schedule among {len(dataset.records)}: none is of a {featurizer.kind} "
+            "(--kind), none ran, or the sketches changed"
         )
     return Features(tuple(tasks), featurizer.names(), featurizer.version, skipped)
 
 
-def grouped(dataset: datasets.Dataset) -> list[tuple[datasets.Workload, list[datasets.Record]]]:
-    """The records of each task, with its workload; always in the same order."""
+def grouped(
+    dataset: datasets.Dataset, kind: FeatureKind
+) -> list[tuple[datasets.Workload, list[datasets.Record]]]:
+    """The records of a kind of each task, with its workload; always in the same order."""
     groups: dict[tuple[str, str, str], list[datasets.Record]] = defaultdict(list)
     for record in dataset.records:
-        groups[record.workload, record.target, record.device].append(record)
+        if record.kind is kind:
+            groups[record.workload, record.target, record.device].append(record)
     return [(dataset.workloads[key[0]], records) for key, records in sorted(groups.items())]
 
 
@@ -177,15 +185,19 @@ def task_of(
     cache: Path | None,
 ) -> tuple[TaskData | None, int]:
     """One task from its records, None if none could be used; and how many could not."""
-    by_sketch: dict[tuple[int, str], list[datasets.Record]] = defaultdict(list)
+    by_sketch: dict[tuple[int, str, bool], list[datasets.Record]] = defaultdict(list)
     for record in records:
-        by_sketch[record.sketch, record.sketch_key].append(record)
+        is_stored = record.features_version == featurizer.version
+        by_sketch[record.sketch, record.sketch_key, is_stored].append(record)
     used: list[datasets.Record] = []
     parts: list[Rows] = []
-    for (sketch, key), group in sorted(by_sketch.items()):
-        batch = np.array([r.decisions for r in group], dtype=np.int64)
-        machine = Machine(records[0].target, records[0].device)
-        rows = _cached_rows(workload, machine, (sketch, key), batch, featurizer, cache)
+    machine = Machine(records[0].target, records[0].device)
+    for (sketch, key, is_stored), group in sorted(by_sketch.items()):
+        if is_stored:
+            rows: Rows | None = _stored_rows(group, len(featurizer.names()))
+        else:
+            batch = np.array([r.decisions for r in group], dtype=np.int64)
+            rows = _cached_rows(workload, machine, (sketch, key), batch, featurizer, cache)
         if rows is not None:
             rows = _as_built(rows, group, featurizer.names())
             usable = _usable(rows)
@@ -205,6 +217,20 @@ def task_of(
         tuple(r.error for r in used),
     )
     return task, len(records) - len(used)
+
+
+def _stored_rows(records: Sequence[datasets.Record], n_features: int) -> Rows:
+    """The features that records of one sketch have themselves.
+
+    Raises:
+        RecordError: they are not rows of so many features.
+    """
+    flat = [record.features for record in records]
+    if {len(values) for values in flat} != {len(flat[0])} or len(flat[0]) % n_features:
+        where = f"stored features of workload {records[0].workload}"
+        raise errors.RecordError(f"{where} are not rows of {n_features}")
+    values = np.array(flat, np.float32).reshape(len(flat), -1, n_features)
+    return Rows(values, (values != 0).any(axis=-1))
 
 
 def _as_built(rows: Rows, records: Sequence[datasets.Record], names: Sequence[str]) -> Rows:

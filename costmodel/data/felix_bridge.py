@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,32 +17,49 @@ from numpy.typing import NDArray
 from costmodel.data import dataset as datasets
 from costmodel.data import features as task_features
 from felix import errors
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     from felix.measure.pool import local
+    from felix.sketch.sketch import OnLeftOut, Sketch
+    from felix.sketch.template_sketch import TemplateSketch
     from felix.sketch.trace_sketch import TraceSketch
     from felix.target import Hardware
     from felix.task import Task
 
+AnySketch = TypeVar("AnySketch", bound="Sketch")
+#: The feature of traces that is 0 where a store does not run.
+_TRIP_COUNT = "trip_count"
 
-def features_version() -> int:
-    """`FEATURES_VERSION` of this Felix."""
+
+def features_version(kind: FeatureKind = FeatureKind.TRACE) -> int:
+    """Version of this Felix's features of a kind."""
     from felix.features import spec
+    from felix.templates import spec as template_spec
 
-    return int(spec.FEATURES_VERSION)
+    return template_spec.VERSION if kind is FeatureKind.TEMPLATE else int(spec.FEATURES_VERSION)
 
 
-def workload(text: str) -> datasets.Workload:
+def feature_names(kind: FeatureKind) -> tuple[str, ...]:
+    """Names of this Felix's features of a kind, in column order."""
+    from felix.features import spec
+    from felix.templates import spec as template_spec
+
+    return template_spec.NAMES if kind is FeatureKind.TEMPLATE else tuple(spec.NAMES)
+
+
+def workload(text: str, target: str = "llvm") -> datasets.Workload:
     """The workload of one line of the text form ("gemm:64,64,64,epilogue=relu").
 
     Raises:
-        WorkloadError: the line names no operator or its parameters are bad.
+        WorkloadError: the line names no operator, its parameters are bad, or the target has no
+            programs of its types.
     """
     from felix import workloads
     from felix.workloads import catalogue
 
     operator, arguments = catalogue.parse_params(text)
-    task = workloads.build(operator, arguments, "llvm")
+    task = workloads.build(operator, arguments, target)
     params = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
     key = datasets.workload_key(operator, params, None)
     return datasets.Workload(key, task.name, operator, params, None, task.flops, task.min_bytes)
@@ -71,29 +88,28 @@ def task_of(workload: datasets.Workload, target: str) -> Task:
 
 
 def mask_of(rows: NDArray[np.floating[Any]], names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Which rows exist [N, R]: those whose store runs at least once."""
-    exists: NDArray[np.bool_] = rows[..., names.index("trip_count")] > 0
+    """Which rows exist [N, R]: stores that run at least once, kernels that are launched."""
+    exists: NDArray[np.bool_] = (rows != 0).any(axis=-1)
+    if _TRIP_COUNT in names:
+        exists = rows[..., names.index(_TRIP_COUNT)] > 0
     return exists
 
 
 class FelixFeaturizer:
     """`features.Featurizer` over Felix's sketches and formulas; a few workloads stay open."""
 
+    kind = FeatureKind.TRACE
+
     def __init__(self) -> None:
         from felix.sketch import formula_cache
 
-        self.version = features_version()
+        self.version = features_version(self.kind)
         self.digest = formula_cache.code_digest()
-        self._names: tuple[str, ...] = ()
         self._sketches = functools.lru_cache(maxsize=4)(self._make_sketches)
 
     def names(self) -> tuple[str, ...]:
         """Feature names in column order."""
-        if not self._names:
-            from felix.features import spec
-
-            self._names = tuple(spec.NAMES)
-        return self._names
+        return feature_names(self.kind)
 
     def rows(
         self,
@@ -106,15 +122,31 @@ class FelixFeaturizer:
         current = sketch_with(self._sketches(workload, machine), sketch[1], batch)
         if current is None:
             return None
-        formulas = current.formulas
-        self._names = tuple(formulas.names)
-        values = np.asarray(formulas.exact(batch), dtype=np.float32)
-        return task_features.Rows(values, mask_of(values, self._names))
+        values = np.asarray(current.formulas.exact(batch), dtype=np.float32)
+        return task_features.Rows(values, mask_of(values, self.names()))
 
     def _make_sketches(
         self, workload: datasets.Workload, machine: task_features.Machine
-    ) -> list[TraceSketch]:
+    ) -> Sequence[Sketch]:
         return sketches_of(task_of(workload, machine.target), hardware_of(machine.device))
+
+
+class TemplateFeaturizer(FelixFeaturizer):
+    """The same for template sketches, for records whose stored features are of another version."""
+
+    kind = FeatureKind.TEMPLATE
+
+    def __init__(self) -> None:
+        from felix.sketch import formula_cache
+
+        super().__init__()
+        self.digest = formula_cache.code_digest(formula_cache.TEMPLATE_SOURCES)
+
+    def _make_sketches(
+        self, workload: datasets.Workload, machine: task_features.Machine
+    ) -> Sequence[Sketch]:
+        task = task_of(workload, machine.target)
+        return template_sketches_of(task, hardware_of(machine.device))
 
 
 def sketches_of(task: Task, hardware: Hardware | None = None) -> list[TraceSketch]:
@@ -124,9 +156,18 @@ def sketches_of(task: Task, hardware: Hardware | None = None) -> list[TraceSketc
     return sketch.trace_sketches(task, hardware)
 
 
+def template_sketches_of(
+    task: Task, hardware: Hardware | None = None, on_left_out: OnLeftOut | None = None
+) -> list[TemplateSketch]:
+    """The template sketches of a task; `on_left_out` is told why there are none."""
+    from felix.sketch import sketch
+
+    return sketch.of_templates(task, hardware, on_left_out)
+
+
 def sketch_with(
-    sketches: Sequence[TraceSketch], key: str, batch: task_features.Batch
-) -> TraceSketch | None:
+    sketches: Sequence[AnySketch], key: str, batch: task_features.Batch
+) -> AnySketch | None:
     """The sketch of that key if a batch of decisions [N, n_variables] still fits it."""
     for sketch in sketches:
         if sketch.key == key and batch.shape[1] == len(sketch.variables):

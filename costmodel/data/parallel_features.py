@@ -31,7 +31,7 @@ def fill_cache(
         processes: how many.
         progress: called with (tasks done, tasks) after each task.
     """
-    groups = sorted(task_features.grouped(dataset), key=lambda group: -len(group[1]))
+    groups = sorted(task_features.grouped(dataset, make().kind), key=lambda group: -len(group[1]))
     context = multiprocessing.get_context("spawn")  # TVM's threads do not survive a fork
     fill_task = functools.partial(_fill_task, make, cache)
     with context.Pool(processes) as pool:

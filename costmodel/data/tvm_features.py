@@ -18,6 +18,7 @@ from costmodel.data import dataset as datasets
 from costmodel.data import features as task_features
 from costmodel.data import felix_bridge
 from felix import errors
+from felix.features.kind import FeatureKind
 
 if TYPE_CHECKING:
     from felix.sketch.trace_sketch import TraceSketch
@@ -29,6 +30,7 @@ N_FEATURES = 164
 class TvmFeaturizer:
     """`features.Featurizer` over TVM's extractor; a few workloads stay open."""
 
+    kind = FeatureKind.TRACE
     version = 1
 
     def __init__(self) -> None:

@@ -34,14 +34,21 @@ class ModelOptions:
         hidden: width of every layer.
         blocks: residual blocks after the sum.
         squash: bound, in standard deviations, of a normalised feature; None for no bound.
-        prior: name of a feature that holds log2(1 + analytic latency in us), the same in every
-            row of a program; the network then predicts the residual. None for no prior.
+        prior: name of a feature that holds log2(1 + analytic latency in us); the network then
+            predicts the residual. None for no prior.
+        prior_reduce: "max" where every row has the whole program's latency, "sum" where a row has
+            its own.
     """
 
     hidden: int = 128
     blocks: int = 2
     squash: float | None = 5.0
     prior: str | None = None
+    prior_reduce: str = "max"
+
+    def __post_init__(self) -> None:
+        if self.prior_reduce not in ("max", "sum"):
+            raise ValueError(f"prior_reduce is {self.prior_reduce!r}: use max or sum")
 
 
 class Normaliser(nn.Module):
@@ -138,7 +145,7 @@ class SegmentSumMLP(nn.Module):
         if self.prior_index is None:
             return rows.new_zeros(len(rows))
         ln_us = feature_columns.ln_value(rows[..., self.prior_index])
-        return self.gain * feature_columns.over_rows(ln_us, mask, "max")
+        return self.gain * feature_columns.over_rows(ln_us, mask, self.options.prior_reduce)
 
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Predicted ln(latency_us) [B]; differentiable in rows."""

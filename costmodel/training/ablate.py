@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from costmodel.data import features as task_features
 from costmodel.data import split as splitting
 from costmodel.training import evaluate, metrics, train
+from felix.features.kind import FeatureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Variant:
     rank_weight: float | None = None
 
 
-VARIANTS = (
+_OF_TRACES = (
     Variant("as given"),
     Variant("no prior", without_prior=True),
     Variant("no analytic times", ("analytic.*", "roofline_us"), without_prior=True),
@@ -41,6 +42,20 @@ VARIANTS = (
     Variant("ranking weight 0", rank_weight=0.0),
     Variant("ranking weight 2", rank_weight=2.0),
 )  # fmt: skip
+_OF_TEMPLATES = (
+    Variant("as given"),
+    Variant("no prior", without_prior=True),
+    Variant("no times", ("*_us",), without_prior=True),
+    Variant("no launch", ("grid_blocks", "block_threads", "cluster_blocks", "shared_bytes",
+                          "registers", "blocks_per_sm", "waves", "tail", "tiles_per_block")),
+    Variant("no ring", ("steps", "stages", "stage_bytes", "in_flight_bytes")),
+    Variant("no bytes", ("*_bytes", "shared_traffic")),
+    Variant("no tiles", ("instruction_columns", "tile_*", "sums_per_thread", "multiplying_warps",
+                         "tiles_at_once")),
+    Variant("ranking weight 0", rank_weight=0.0),
+    Variant("ranking weight 2", rank_weight=2.0),
+)  # fmt: skip
+VARIANTS = {FeatureKind.TRACE: _OF_TRACES, FeatureKind.TEMPLATE: _OF_TEMPLATES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ def results(
     features: task_features.Features,
     split: splitting.SplitOptions,
     options: train.TrainOptions,
-    variants: Sequence[Variant] = VARIANTS,
+    variants: Sequence[Variant] = _OF_TRACES,
     seeds: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[Result]:

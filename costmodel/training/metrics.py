@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 #: Pairs whose latencies differ by less than this ratio are noise and are not counted.
 NOISE = math.log(1.02)
 
+#: A first choice that takes at most so many times as long as the best is near the best.
+NEAR_BEST = 1.25
+
 Vector = NDArray[np.float64]
 
 
@@ -30,6 +33,8 @@ class Scores:
         top1: peak score, latency of the fastest over that of the schedule predicted fastest; 1
             is perfect, 0.5 means that the choice takes twice as long as the best.
         top5: the same for the fastest of the five predicted fastest.
+        near_best: 1 where the schedule predicted fastest takes at most `NEAR_BEST` times as long
+            as the fastest, else 0.
         spearman: rank correlation.
         rmse: root mean square error of ln latency.
         centred_rmse: the same after removing the task's mean error.
@@ -40,6 +45,7 @@ class Scores:
     pairwise: float
     top1: float
     top5: float
+    near_best: float
     spearman: float
     rmse: float
     centred_rmse: float
@@ -74,11 +80,13 @@ def line(p: Vector, y: Vector) -> tuple[float, float]:
 def score(p: Vector, y: Vector) -> Scores:
     """Scores of one task."""
     error = p - y
+    top1 = peak_score(p, y, 1)
     varies = len(y) > 2 and np.ptp(p) > 0 and np.ptp(y) > 0
     return Scores(
         pairwise_accuracy(p, y),
-        peak_score(p, y, 1),
+        top1,
         peak_score(p, y, 5),
+        float(top1 >= 1.0 / NEAR_BEST),
         float(scipy.stats.spearmanr(p, y).statistic) if varies else math.nan,
         float(np.sqrt(np.mean(error**2))),
         float(np.sqrt(np.mean((error - error.mean()) ** 2))),

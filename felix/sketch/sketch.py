@@ -85,15 +85,25 @@ def sketches(
     """
     machine = machine or hardware(task.target)
     modelled = _modelled(task, machine, on_left_out)
-    templates = _template_sketches(task, machine, modelled.n_traces, on_left_out)
+    templates = of_templates(task, machine, on_left_out, modelled.n_traces)
     if not modelled.sketches and not templates:
         raise _none_modelled(task, modelled.reasons)
     return [*modelled.sketches, *templates]
 
 
-def _template_sketches(
-    task: Task, machine: Hardware, first: int, on_left_out: OnLeftOut | None
+def of_templates(
+    task: Task,
+    machine: Hardware | None = None,
+    on_left_out: OnLeftOut | None = None,
+    first: int = 0,
 ) -> list[TemplateSketch]:
+    """The template sketches of a task alone, without the time that trace sketches take.
+
+    Args:
+        machine, on_left_out: as `sketches`; no template at all is told, too.
+        first: number of the first; in `every` they follow all traces.
+    """
+    machine = machine or hardware(task.target)
     matching = registry.templates_of(task.mod, task.target, machine)
     if on_left_out is not None:
         for reason in matching.reasons:

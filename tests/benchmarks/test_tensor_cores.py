@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import tensor_cores
-from benchmarks.support import subgraphs
+from benchmarks import search_efficiency, tensor_cores
+from benchmarks.support import subgraphs, winners
+from benchmarks.support.generated import first_choice
+from felix.measure import protocol
+from felix.measure.pool import local
+from felix.templates import spec
 from felix.workloads import catalogue
+from tests.support.templates import made_up_data
 
 
-def _pieces(name: str, felix_us: float, eager_us: float, inductor_us: float) -> list[Any]:
+def _pieces(
+    name: str, felix_us: float, eager_us: float, inductor_us: float, first_us: float | None = None
+) -> list[Any]:
     common = {"name": name, "workload": "gemm:8,8,8", "seed": 0, "date": "2030-01-01"}
     felix = {"strategy": "felix", "curve": [(1, 2.0, 12.0), (9, 4.0, felix_us)], "wall_s": 6.0,
              "n_measured": 9, "variant": "gemm-wgmma", "flops": 2_000_000}  # fmt: skip
     us = {"felix": felix_us, "eager": eager_us, "inductor": inductor_us}
-    return [common | felix, common | {"strategy": "vendor", "latency_us": us}]
+    pieces = [common | felix, common | {"strategy": "vendor", "latency_us": us}]
+    if first_us is None:
+        return pieces
+    us["first"], pieces[0]["build_s"] = first_us, 0.25
+    return [*pieces, common | {"strategy": "first", "us": first_us}]
 
 
 RUNS = [*_pieces("square-512", 10.0, 9.0, 11.0), *_pieces("square-1024", 10.0, 20.0, 40.0),
@@ -48,10 +61,79 @@ def test_the_table_has_geometric_means_and_the_picture_a_bar_a_shape(
     assert all(name in drawn for name in ("square-512", "square-1024", "bert-up-16-gelu"))
 
 
+def test_the_first_choice_is_beside_the_best_and_building_is_counted() -> None:
+    runs = [*RUNS, *_pieces("odd", 10.0, 9.0, 11.0, 15.0), *_pieces("primes", 9.0, 9.0, 9.0, 8.0)]
+    rows = {row["name"]: row for row in tensor_cores.shapes(runs)}
+    ratios = {name: row["first_ratio"] for name, row in rows.items()}
+    assert ratios["odd"] == 1.5 and ratios["primes"] == 1.0 and ratios["square-512"] is None
+    text = tensor_cores.render({"runs": runs})
+    assert "1 of 2" in text and "first within 25 %" in text and "0.25" in text
+    assert "first within 25 %" not in tensor_cores.render({"runs": RUNS})
+
+
+def test_shapes_that_are_whole_are_restored(tmp_path: pathlib.Path) -> None:
+    results = tmp_path / "results.json"
+    assert tensor_cores.whole_shapes(results, ["*"]) == []
+    runs = [*RUNS, *_pieces("odd", 10.0, 9.0, 11.0, 15.0), *_pieces("primes", 9.0, 9.0, 9.0, 8.0)]
+    results.write_text(json.dumps({"runs": runs}))
+    assert tensor_cores.whole_shapes(results, []) == []
+    assert tensor_cores.whole_shapes(results, ["*"]) == ["odd:*", "primes:*"]
+    restored = tensor_cores.whole_shapes(results, ["prime*"])
+    search_efficiency.restore(tmp_path / "work", results, restored)
+    names = {path.name for path in (tmp_path / "work").iterdir()}
+    assert names == {"primes-s0-felix.json", "primes-s0-first.json", "primes-s0-vendor.json"}
+
+
+def test_sets_take_turns() -> None:
+    assert tensor_cores.in_turns([["a", "b", "c"], ["d"], ["a", "e"]]) == ["a", "d", "b", "e", "c"]
+
+
+def test_the_first_choice_is_the_best_predicted_of_the_templates() -> None:
+    task = catalogue.parse(subgraphs.TENSOR_GEMMS["square-512"], target="h200")
+    chosen = first_choice.choose(task, seed=0)
+    assert chosen is not None
+    sketch, suggestion, model = chosen
+    assert "__global__" in sketch.program(suggestion.decisions).source and model
+    rows = sketch.formulas.exact(sketch.sample(256, seed=3))
+    times_us = (np.exp2(rows[..., spec.NAMES.index("analytic_us")]) - 1).sum(axis=1)
+    assert suggestion.predicted_us is not None
+    assert suggestion.predicted_us <= times_us.min() * 1.25
+    wide = catalogue.parse("gemm:64,64,64", target="h200")
+    assert first_choice.choose(wide, seed=0) is None
+
+
 def test_the_shapes_are_many_and_build() -> None:
     assert len(subgraphs.TENSOR_GEMMS) >= 32
+    assert len(subgraphs.TENSOR_RESNET50) == 46 and len(subgraphs.TENSOR_R3D18) == 11
+    convolutions = subgraphs.TENSOR_RESNET50 | subgraphs.TENSOR_R3D18
+    assert len(set(convolutions.values())) == len(convolutions)
+    for text in convolutions.values():
+        operator, params = catalogue.parse_params(text)
+        assert operator in ("conv2d", "conv3d") and params["dtype"] == "bfloat16"
+    for text in list(convolutions.values())[::8]:
+        assert catalogue.parse(text, target="cuda").flops > 1e7
     for text in (subgraphs.TENSOR_GEMMS | subgraphs.TENSOR_FUSED).values():
         operator, params = catalogue.parse_params(text)
         assert operator == "gemm" and params["dtype"] == "bfloat16"
     some = catalogue.parse(subgraphs.TENSOR_FUSED["bert-up-197-gelu"], target="cuda")
     assert some.flops > 2 * 197 * 3072 * 768
+
+
+def test_the_piece_of_a_first_choice_has_its_latency_or_its_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = [made_up_data.Pool(), made_up_data.Pool(lambda _: protocol.ErrorClass.WRONG_RESULT)]
+    waiting = iter(pools)
+    monkeypatch.setattr(local, "LocalPool", lambda task, options: next(waiting))
+    text = subgraphs.TENSOR_GEMMS["square-512"]
+    request = {"workload": text, "target": "h200", "seed": 0, "path": str(tmp_path / "a.json")}
+    right = first_choice.piece(request)
+    assert right["us"] == made_up_data.latency_us(pools[0].submitted[0]) and not right["error"]
+    assert winners.read_one(tmp_path / "a.json") == pools[0].submitted
+    wrong = first_choice.piece(request | {"path": str(tmp_path / "b.json")})
+    assert wrong["us"] is None and "wrong_result" in wrong["error"]
+    assert winners.read_one(tmp_path / "b.json") == []
+    assert right["decisions"] == wrong["decisions"] and right["predicted_us"] > 0
+    wide = request | {"workload": "gemm:64,64,64", "path": str(tmp_path / "c.json")}
+    assert set(first_choice.piece(wide)) == {"wall_s"}
+    assert winners.read_one(tmp_path / "c.json") == []

@@ -171,7 +171,7 @@ def test_collect_measures_in_one_pool_and_resumes_with_a_model(
     monkeypatch.setattr(
         felix_bridge, "sketches_of", lambda task, hardware=None: [collect_fakes.FakeSketch(0)]
     )
-    monkeypatch.setattr(felix_bridge, "features_version", lambda: 7)
+    monkeypatch.setattr(felix_bridge, "features_version", lambda kind: 7)
     (tmp_path / "w").write_text("gemm:8,8,8\nsoftmax:4x8\n")
     arguments = ["collect", "--out", str(tmp_path / "d"), "--workloads", str(tmp_path / "w")]
     arguments += ["--builders", "3"]
@@ -226,7 +226,7 @@ def test_shares_are_counted_from_0_and_make_up_the_whole(tmp_path: Path) -> None
     shares = []
     for part in ([], ["--part", "0/2"], ["--part", "1/2"]):
         options = cli.parser().parse_args([*arguments, *part])
-        shares.append([w.operator for w in collect._workloads(options, is_gpu=False)])
+        shares.append([w.operator for w in collect._workloads(options, '{"kind": "llvm"}')])
     assert shares == [["gemm", "softmax", "gemm"], ["gemm", "gemm"], ["softmax"]]
 
 

@@ -17,6 +17,8 @@ from costmodel.data import dataset, tvm_features
 from costmodel.data import features as task_features
 from costmodel.training import ablate, evaluate, train, xgboost
 from felix.features import spec
+from felix.features.kind import FeatureKind
+from felix.templates import spec as template_spec
 from tests.support import costmodel_fakes
 from tests.support.costmodel_fakes import FakeFeaturizer
 
@@ -148,9 +150,12 @@ def test_ablation_scores_what_is_left_out(
 
 
 def test_ablation_knows_the_features() -> None:
-    for variant in ablate.VARIANTS:
-        for pattern in variant.drop:
-            assert fnmatch.filter(spec.NAMES, pattern), pattern
+    names = {FeatureKind.TRACE: spec.NAMES, FeatureKind.TEMPLATE: template_spec.NAMES}
+    for kind, variants in ablate.VARIANTS.items():
+        assert len({variant.name for variant in variants}) == len(variants) >= 8
+        for variant in variants:
+            for pattern in variant.drop:
+                assert fnmatch.filter(names[kind], pattern), pattern
 
 
 def test_compare_refuses_features_of_other_schedules(

@@ -14,6 +14,7 @@ import pytest
 from costmodel.data import dataset
 from costmodel.data import features as task_features
 from felix import errors
+from felix.features.kind import FeatureKind
 from tests.support.collect_fakes import NAMES, TIME, workload
 
 
@@ -135,6 +136,7 @@ def test_contradictory_records_are_refused(change: dict[str, Any]) -> None:
 class FakeFeaturizer:
     """trip_count = first decision (one row), plus one row per further sketch index."""
 
+    kind = FeatureKind.TRACE
     version = 7
     digest = "d" * 64
 

@@ -15,7 +15,7 @@ from costmodel import registry
 from costmodel.data import dataset, felix_bridge, replay
 from costmodel.data import features as task_features
 from costmodel.models import checkpoint
-from costmodel.training import evaluate, model_card
+from costmodel.training import evaluate, metrics, model_card
 from felix import workloads
 from felix.features import spec
 
@@ -85,5 +85,8 @@ def test_recorded_scores_come_out_again() -> None:
     again = {score["name"]: score for score in report.as_json()["tasks"]}
     assert set(again) == set(FEW)
     for name in FEW:
-        for column in evaluate.COLUMNS:
+        scored = recorded[name].keys() & set(evaluate.COLUMNS)
+        assert len(scored) >= 8
+        assert again[name]["near_best"] == float(recorded[name]["top1"] >= 1 / metrics.NEAR_BEST)
+        for column in scored:
             assert again[name][column] == pytest.approx(recorded[name][column], abs=1e-3)

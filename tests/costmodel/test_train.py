@@ -103,14 +103,22 @@ def test_impossible_splits_are_refused(bad: dict[str, Any]) -> None:
 def test_perfect_reversed_and_constant_predictions() -> None:
     y = np.log(np.array([4.0, 1.0, 2.0, 8.0, 16.0, 32.0, 64.0]))
     perfect = metrics.score(y, y)
-    assert dataclasses.astuple(perfect) == pytest.approx((1, 1, 1, 1, 0, 0, 1, 0), abs=1e-9)
+    assert dataclasses.astuple(perfect) == pytest.approx((1, 1, 1, 1, 1, 0, 0, 1, 0), abs=1e-9)
     reversed_ = metrics.score(-y, y)
     assert reversed_.pairwise == 0 and reversed_.spearman == pytest.approx(-1)
+    assert reversed_.near_best == 0
     assert reversed_.top1 == pytest.approx(1 / 64) and reversed_.top5 == pytest.approx(1 / 4)
     constant = metrics.score(np.ones(7), y)
     assert (
         constant.pairwise == 0.5 and math.isnan(constant.spearman) and math.isnan(constant.slope)
     )
+
+
+def test_a_choice_is_near_the_best_within_a_quarter() -> None:
+    y = np.log(np.array([1.0, 1.24, 1.26, 3.0]))
+    chosen = [metrics.score(np.array(p), y) for p in ([0, 1, 2, 3], [1, 0, 2, 3], [1, 2, 0, 3])]
+    assert [scores.near_best for scores in chosen] == [1, 1, 0]
+    assert metrics.mean(chosen).near_best == pytest.approx(2 / 3)
 
 
 def test_bias_shows_in_rmse_but_not_in_ranking() -> None:

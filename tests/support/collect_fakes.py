@@ -66,10 +66,10 @@ class FakeSketch:
             [12 // inner, inner, draws.choice((0, 16, 64), n), draws.choice((-1, 0), n)], axis=1
         )
 
-    def schedule(self, row: np.ndarray) -> Any:
+    def program(self, row: np.ndarray) -> Any:
         if self.invalid:
             raise errors.InvalidSchedule
-        return type("Schedule", (), {"mod": (self.index, *map(int, row))})()
+        return (self.index, *map(int, row))
 
 
 def speed(mod: tuple[int, ...]) -> float:

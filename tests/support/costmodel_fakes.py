@@ -12,6 +12,7 @@ import pytest
 
 from costmodel import registry
 from costmodel.data import dataset, features, felix_bridge
+from felix.features.kind import FeatureKind
 
 NAMES = (
     "trip_count",
@@ -27,6 +28,7 @@ TIME = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 class FakeFeaturizer:
     """Rows that are functions of the decisions."""
 
+    kind = FeatureKind.TRACE
     version = 5
     digest = "d" * 64
 

@@ -1,0 +1,3 @@
+"""What benchmarks need for generated kernels alone."""
+
+from __future__ import annotations
