@@ -1,7 +1,8 @@
 """Rewriting the function `main` of an imported model, binding by binding.
 
-The new `main` has one dataflow block and returns a tuple. A rule sees each binding with its operands already rewritten, and
-returns what stands for it, emitting what that needs, or None to keep it.
+The new `main` has one dataflow block and returns a tuple. A rule sees each binding with its
+operands already rewritten, and returns what stands for it, emitting what that needs, or None to
+keep it.
 """
 
 from __future__ import annotations

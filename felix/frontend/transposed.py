@@ -25,7 +25,10 @@ def _rule(rewriter: Rewriter, value: Any) -> Any:
         return None
     left, right = value.args
     transposition = rewriter.value(right, "permute_dims")
-    if transposition is None or not _swaps_last_two(transposition) or len(left.ty.shape) < 2:
+    shapes = [tensor.ty.shape for tensor in (left, right)]
+    if not all(isinstance(s, relax.ShapeExpr) and len(s) > 1 for s in shapes):
+        return None
+    if transposition is None or not _swaps_last_two(transposition):
         return None
     dtype = str(rewriter.builder.normalize(value).ty.dtype)
     return rewriter.builder.emit_te(
