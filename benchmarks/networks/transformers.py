@@ -88,7 +88,7 @@ class Bert(nn.Module):
         self.pooler = nn.Linear(width, width)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Hidden states and the pooled one of tokens [batch, rows] with a mask of the same shape."""
+        """Hidden states and the pooled one of tokens [batch, rows] and a mask of that shape."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.words(tokens) + self.places(places) + self.kinds(torch.zeros_like(tokens))
         x = self.norm(x)

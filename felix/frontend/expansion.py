@@ -82,7 +82,7 @@ def _expanded(rewriter: Rewriter, call: Any) -> Any:
 
 def _causal(rewriter: Rewriter, scores: Any, kind: str) -> Any:
     """Scores with those of later keys at the least value of their type."""
-    rows, columns = (int(extent) for extent in scores.ty.shape[-2:])
+    rows, columns = (int(extent) for extent in list(scores.ty.shape)[-2:])
     offset = columns - rows if kind == "BottomRight" else 0
 
     def causal_mask(x: te.Tensor) -> te.Tensor:
