@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import tirx
 
 from felix import errors, names, task
+from felix import target as targets
 from felix.frontend.rewriting import operator_name
 
 _log = logging.getLogger("felix.frontend")
@@ -35,8 +36,13 @@ class ModelTasks:
     refused: dict[str, str]
 
 
-def model_tasks(mod: tvm.IRModule, full: tvm.target.Target) -> ModelTasks:
-    """The tasks of a lowered module; a task's weight is how often `main` calls its programs."""
+def model_tasks(mod: tvm.IRModule, target: targets.TargetLike = "llvm") -> ModelTasks:
+    """The tasks of a lowered module; a task's weight is how often `main` calls its programs.
+
+    Raises:
+        TargetError: unknown target.
+    """
+    full = targets.parse(target)
     by_program: dict[int, list[tuple[str, int, tirx.PrimFunc]]] = {}
     for name, count in _calls(mod).items():
         func = mod[name].without_attr("global_symbol").without_attr("op_pattern")
