@@ -1,0 +1,1 @@
+"""Networks with random weights, whole or small, for benchmarks and tests."""
