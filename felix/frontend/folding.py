@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import tvm
+from torch.utils import dlpack
 from tvm import relax
 
 from felix.frontend import imported
@@ -76,10 +77,13 @@ class _Folding:
 
     def _tensor(self, value: Any) -> torch.Tensor | None:
         """The value of a parameter or a constant."""
-        if value in self.values:
+        if isinstance(value, tvm.ir.GenericConst):
+            tensor = value.value
+        elif value in self.values:
             tensor = self.values[value]
-            return tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
-        return torch.from_dlpack(value.value) if isinstance(value, tvm.ir.GenericConst) else None
+        else:
+            return None
+        return tensor if isinstance(tensor, torch.Tensor) else dlpack.from_dlpack(tensor)
 
     def _batch_norm(self, rewriter: Rewriter, call: Any) -> Any:
         x, *rest = call.args

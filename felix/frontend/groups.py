@@ -216,8 +216,10 @@ def _nodes(root: Any) -> list[Any]:
         nodes.append(item)
         for field in _FIELDS:
             below = getattr(item, field, None)
-            is_several = isinstance(below, tvm_ffi.Array)
-            stack.extend(below if is_several else [below] if _is_node(below) else [])
+            if isinstance(below, tvm_ffi.Array):
+                stack.extend(list(below))
+            elif _is_node(below):
+                stack.append(below)
     return nodes
 
 
