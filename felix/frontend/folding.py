@@ -172,7 +172,8 @@ def _scaled(weight: np.ndarray, scale: np.ndarray, layout: str, groups: int) -> 
     else:
         factors = scale.reshape(groups, 1, -1).repeat(weight.shape[0] // groups, axis=1)
         factors = factors.reshape(weight.shape[0], -1, *ones)
-    return (weight.astype("float64") * factors).astype(weight.dtype)
+    scaled: np.ndarray = (weight.astype("float64") * factors).astype(weight.dtype)
+    return scaled
 
 
 def _without_unread(model: imported.ImportedModel, folding: _Folding) -> imported.ImportedModel:
