@@ -17,10 +17,10 @@ import tvm
 
 from felix import errors, task
 from felix import target as targets
-from felix.frontend import lowering
 from felix.frontend.imported import Calling, ImportedModel, TensorSpec
-from felix.frontend.lowering import build_pipeline
 from felix.frontend.model_tasks import ModelTask, ModelTasks, model_tasks
+from felix.frontend.programs import lowering
+from felix.frontend.programs.lowering import build_pipeline
 
 if TYPE_CHECKING:
     import torch

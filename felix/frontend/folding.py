@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import torch
+import ml_dtypes
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -53,8 +54,8 @@ class _Folding:
             shape = tuple(int(extent) for extent in _type(rewriter, value).shape)
             return self._changed(value.args[0], (name, shape), lambda t: t.reshape(shape))
         if name == "astype" and value.args[0] in self.values:
-            dtype = getattr(torch, str(value.attrs.dtype))
-            return self._changed(value.args[0], (name, dtype), lambda t: t.to(dtype))
+            dtype = str(value.attrs.dtype)
+            return self._changed(value.args[0], (name, dtype), lambda t: t.astype(_numpy(dtype)))
         if name == "nn.batch_norm" and not value.attrs.training:
             return self._batch_norm(rewriter, value)
         return None
@@ -62,32 +63,38 @@ class _Folding:
     def _changed(self, var: Any, key: tuple[Any, ...], change: Any) -> Any:
         """The parameter that is another one, changed; the same for the same key."""
         if (var, *key) not in self._derived:
-            tensor = change(self._tensor(var)).contiguous()
+            tensor = np.ascontiguousarray(change(self._tensor(var)))
             self._derived[var, *key] = self.add(tensor, self.names[var])
         return self._derived[var, *key]
 
-    def add(self, tensor: torch.Tensor, name: str) -> Any:
+    def add(self, tensor: np.ndarray, name: str) -> Any:
         """A new parameter."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = str(tensor.dtype)
         var = relax.Var(f"felix_p{len(self.values)}", relax.TensorType(tuple(tensor.shape), dtype))
-        self.values[var] = tensor
+        self.values[var] = tvm.runtime.tensor(np.ascontiguousarray(tensor))
         self.names[var] = name
         return var
 
-    def _tensor(self, value: Any) -> torch.Tensor | None:
+    def _tensor(self, value: Any) -> np.ndarray | None:
         """The value of a parameter or a constant."""
-        if value in self.values:
+        if isinstance(value, tvm.ir.GenericConst):
+            tensor = value.value
+        elif value in self.values:
             tensor = self.values[value]
-            return tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
-        return torch.from_dlpack(value.value) if isinstance(value, tvm.ir.GenericConst) else None
+        else:
+            return None
+        if not isinstance(tensor, tvm.runtime.Tensor):
+            tensor = tvm.runtime.from_dlpack(tensor.contiguous())
+        array: np.ndarray = tensor.numpy()
+        return array
 
     def _batch_norm(self, rewriter: Rewriter, call: Any) -> Any:
         x, *rest = call.args
         tensors = [self._tensor(item) for item in rest]
         if any(tensor is None for tensor in tensors):
             return None
-        gamma, beta, mean, var = (t.double() for t in tensors if t is not None)
-        scale = (gamma if call.attrs.scale else 1) / torch.sqrt(var + float(call.attrs.epsilon))
+        gamma, beta, mean, var = (t.astype("float64") for t in tensors if t is not None)
+        scale = (gamma if call.attrs.scale else 1) / np.sqrt(var + float(call.attrs.epsilon))
         shift = (beta if call.attrs.center else 0) - mean * scale
         y = self._into_convolution(rewriter, x, scale, shift)
         if y is None:
@@ -95,10 +102,10 @@ class _Folding:
         return relax.Tuple([y, rest[2], rest[3]])
 
     def _into_convolution(
-        self, rewriter: Rewriter, x: Any, scale: torch.Tensor, shift: torch.Tensor
+        self, rewriter: Rewriter, x: Any, scale: np.ndarray, shift: np.ndarray
     ) -> Any:
         """The normalised result of a convolution that nothing else reads; None if x is none."""
-        y, cast, bias = x, rewriter.value(x, "astype"), torch.zeros_like(shift)
+        y, cast, bias = x, rewriter.value(x, "astype"), np.zeros_like(shift)
         is_private = rewriter.is_read_once(x)
         if cast is not None:
             y = cast.args[0]
@@ -106,9 +113,9 @@ class _Folding:
         added = rewriter.value(y, "add")
         if added is not None:
             tensor = self._tensor(added.args[1])
-            if tensor is None or tensor.numel() != len(scale):
+            if tensor is None or tensor.size != len(scale):
                 return None
-            y, bias = added.args[0], tensor.double().reshape(-1)
+            y, bias = added.args[0], tensor.astype("float64").reshape(-1)
             is_private &= rewriter.is_read_once(y)
         call = rewriter.value(y)
         if not is_private or not operator_name(call).startswith("nn.conv"):
@@ -121,32 +128,36 @@ class _Folding:
         operands = [call.args[0], self.add(scaled, name)]
         result = rewriter.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
         shape = (1, -1, *[1] * (weight.ndim - 2))
-        dtype = getattr(torch, str(result.ty.dtype))
-        term = self.add((bias * scale + shift).to(dtype).reshape(shape), f"{name}.bias")
+        dtype = _numpy(str(result.ty.dtype))
+        term = self.add((bias * scale + shift).astype(dtype).reshape(shape), f"{name}.bias")
         result = rewriter.emit(relax.op.add(result, term))
         return result if cast is None else rewriter.emit(relax.op.astype(result, cast.attrs.dtype))
 
     def _elementwise(
-        self, rewriter: Rewriter, x: Any, scale: torch.Tensor, shift: torch.Tensor, axis: int
+        self, rewriter: Rewriter, x: Any, scale: np.ndarray, shift: np.ndarray, axis: int
     ) -> Any:
         dtype, rank = str(x.ty.dtype), len(x.ty.shape)
         wide = "float64" if dtype == "float64" else "float32"
         shape = [-1 if i == axis % rank else 1 for i in range(rank)]
         y = x if dtype == wide else rewriter.emit(relax.op.astype(x, wide))
         factor, term = (
-            self.add(tensor.to(getattr(torch, wide)).reshape(shape), "batch_norm")
-            for tensor in (scale, shift)
+            self.add(tensor.astype(wide).reshape(shape), "batch_norm") for tensor in (scale, shift)
         )
         y = rewriter.emit(relax.op.multiply(y, factor))
         y = rewriter.emit(relax.op.add(y, term))
         return y if dtype == wide else rewriter.emit(relax.op.astype(y, dtype))
 
 
+def _numpy(dtype: str) -> Any:
+    """An element type of TVM as numpy's."""
+    return np.dtype(getattr(ml_dtypes, dtype)) if dtype == "bfloat16" else np.dtype(dtype)
+
+
 def _type(rewriter: Rewriter, value: Any) -> Any:
     return rewriter.builder.normalize(value).ty
 
 
-def _scaled(weight: torch.Tensor, scale: torch.Tensor, layout: str, groups: int) -> torch.Tensor:
+def _scaled(weight: np.ndarray, scale: np.ndarray, layout: str, groups: int) -> np.ndarray:
     """Weights of a convolution whose results are multiplied by a scale for each channel.
 
     Args:
@@ -159,9 +170,10 @@ def _scaled(weight: torch.Tensor, scale: torch.Tensor, layout: str, groups: int)
     if layout.startswith("OI"):
         factors = scale.reshape(-1, 1, *ones)
     else:
-        factors = scale.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
+        factors = scale.reshape(groups, 1, -1).repeat(weight.shape[0] // groups, axis=1)
         factors = factors.reshape(weight.shape[0], -1, *ones)
-    return (weight.double() * factors).to(weight.dtype)
+    scaled: np.ndarray = (weight.astype("float64") * factors).astype(weight.dtype)
+    return scaled
 
 
 def _without_unread(model: imported.ImportedModel, folding: _Folding) -> imported.ImportedModel:

@@ -77,7 +77,7 @@ def spec_of(var: Any, name: str | None = None) -> TensorSpec:
 
 def spec_of_type(kind: Any, name: str) -> TensorSpec:
     """The spec of a Relax tensor type."""
-    extents = list(kind.shape) if kind.shape is not None else [None]
-    is_static = all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
-    shape = tuple(int(extent) for extent in extents) if is_static else None
-    return TensorSpec(name, shape, str(kind.dtype))
+    extents = None if kind.shape is None else list(kind.shape)
+    if extents is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
+        return TensorSpec(name, None, str(kind.dtype))
+    return TensorSpec(name, tuple(int(extent) for extent in extents), str(kind.dtype))

@@ -61,7 +61,11 @@ class Rewriter:
             with self.builder.dataflow():
                 for block in main.body.blocks:
                     for binding in block.bindings:
-                        self._rewrite(rule, binding.var, self._substitute(binding.value))
+                        value = self._substitute(binding.value)
+                        if isinstance(binding, relax.MatchCast):
+                            self._new[binding.var] = self.builder.match_cast(value, binding.ty)
+                        else:
+                            self._rewrite(rule, binding.var, value)
                 output = self.builder.emit_output(_tuple(self._substitute(main.body.body)))
             chosen = list(params() if params is not None else main.params)
             self.builder.emit_func_output(output, params=chosen)

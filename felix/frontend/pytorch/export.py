@@ -50,8 +50,8 @@ def export(
     was_training = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad():
-            program = torch.export.export(model.eval(), args, dict(kwargs))
-            decompositions = torch.export.default_decompositions()
+            program: ExportedProgram = torch.export.export(model.eval(), args, dict(kwargs))
+            decompositions: Any = torch.export.default_decompositions()
             for operator in WHOLE:
                 decompositions.pop(operator, None)
             program = program.run_decompositions(decompositions)
@@ -80,7 +80,7 @@ def _refuse_control_flow(program: ExportedProgram) -> None:
         if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
             raise errors.WorkloadError(
                 f"the PyTorch model cannot be imported: it has the control flow "
-                f"{names.quoted(node.target.name())}, which depends on values of tensors; use "
+                f"{names.quoted(str(node.target))}, which depends on values of tensors; use "
                 "torch.where in place of branches, and fixed numbers of iterations"
             )
 

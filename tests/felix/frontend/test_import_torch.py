@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from felix import errors, frontend, sketch
+import felix
+from felix import errors, frontend
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 
 
@@ -138,7 +139,7 @@ def test_tasks_have_sketches():
     by_kind = {item.functions[0]: item.task for item in table.tasks}
     for kind in ("matmul", "softmax", "layer_norm"):
         (name, *_) = [name for name in by_kind if kind in name]
-        assert sketch.sketches(by_kind[name])
+        assert felix.sketches(by_kind[name])
 
 
 class Cache(nn.Module):

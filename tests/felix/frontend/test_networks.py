@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+
 import pytest
 import torch
 import tvm
@@ -48,3 +51,31 @@ def test_small_networks_agree_with_pytorch(name, dtype):
     with torch.no_grad():
         reference = model(*args)
     assert_agrees(run(imported, module, args), reference, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "r3d18", "dcgan"])
+def test_onnx_exports_of_convolution_networks_agree_with_pytorch(name):
+    pytest.importorskip("onnx", reason="onnx is an optional extra")
+    model, args = catalogue.make(name, small=True)
+    exported = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, args, exported, dynamo=False, opset_version=17)
+    imported = frontend.import_onnx(exported.getvalue())
+    with torch.no_grad():
+        reference = pytree.tree_leaves(model(*args))
+    result = run(imported, frontend.lowered(imported), args)
+    assert_agrees(pytree.tree_leaves(result), reference, TOLERANCE[torch.float32])
+
+
+def test_tasks_of_resnet_are_convolutions_with_their_epilogues():
+    model, args = catalogue.make("resnet50", small=True)
+    table = frontend.model_tasks(frontend.lowered(frontend.import_torch(model, args)))
+    names = [name for item in table.tasks for name in item.functions]
+    assert not table.refused
+    n_convolutions = sum(isinstance(m, torch.nn.Conv2d) for m in model.modules())
+    calls = sum(t.task.weight for t in table.tasks if "conv2d" in t.functions[0])
+    assert calls == n_convolutions
+    # Beside them: one pooling, one mean, one linear layer.
+    assert sum(t.task.weight for t in table.tasks) == n_convolutions + 3
+    assert all("add" in name for name in names if "conv2d" in name)

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from felix.frontend.groups import Call
+from felix.frontend.programs.groups import Call
 
 #: Characters of a function's name; programs carry it through generated code.
 _MAX_NAME = 60

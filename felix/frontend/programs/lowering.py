@@ -12,7 +12,8 @@ import tvm
 from tvm import relax
 
 from felix import errors
-from felix.frontend import expansion, groups, imported, memory, outlining, transposed
+from felix.frontend import imported, memory
+from felix.frontend.programs import expansion, groups, outlining, transposed
 from felix.tir import grammar
 
 

@@ -25,6 +25,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from felix.frontend import imported
 from felix.frontend.rewriting import operator_name
 from felix.tir import grammar
 
@@ -175,7 +176,7 @@ def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
     blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
     reductions = [block for block in blocks if block.init is not None]
     is_tensor = isinstance(var.ty, relax.TensorType)
-    shape = tuple(int(extent) for extent in var.ty.shape) if is_tensor else None
+    shape = imported.spec_of_type(var.ty, "").shape if is_tensor else None
     pattern = int(func.attrs.get("op_pattern", _OPAQUE)) if func.attrs else _OPAQUE
     return Call(
         var=var,
@@ -216,8 +217,10 @@ def _nodes(root: Any) -> list[Any]:
         nodes.append(item)
         for field in _FIELDS:
             below = getattr(item, field, None)
-            is_several = isinstance(below, tvm_ffi.Array)
-            stack.extend(below if is_several else [below] if _is_node(below) else [])
+            if isinstance(below, tvm_ffi.Array):
+                stack.extend(list(below))
+            elif _is_node(below):
+                stack.append(below)
     return nodes
 
 
