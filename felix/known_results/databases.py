@@ -46,7 +46,7 @@ def import_schedules(
         RecordError: there is no database, or it cannot be read.
     """
     finder = trace_text.Finder(sketches)
-    located = []
+    located: list[tuple[str, Sequence[int]]] = []
     for entry in records.import_database(folder):
         if _key(entry, task) != task.program_key:
             continue

@@ -110,7 +110,7 @@ def as_stored(value: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor(output: Any) -> torch.Tensor:
-    return output if isinstance(output, torch.Tensor) else torch.from_dlpack(output)
+    return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)
 
 
 def _on_device(value: Any, place: tvm.runtime.Device) -> tvm.runtime.Tensor:

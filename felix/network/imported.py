@@ -113,7 +113,7 @@ def _of_torch(
     if isinstance(model, torch.export.ExportedProgram):
         if not args and not kwargs and model.example_inputs is not None:
             args, kwargs = model.example_inputs
-        module = model.module()
+        module: torch.nn.Module = model.module()
     else:
         module = model
     read = frontend.import_torch(module, tuple(args), kwargs)

@@ -47,16 +47,6 @@ class OptimizedNetwork:
         calling = self._network.imported.calling
         return calling.rebuild(self._executable(calling.flatten(args, kwargs)))
 
-    @property
-    def network(self) -> imported.Network:
-        """The imported model, its target and example inputs."""
-        return self._network
-
-    @property
-    def executable(self) -> executable.Executable:
-        """What runs: flat lists of tensors in and out."""
-        return self._executable
-
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
         """Write the artifact of the network, which runs without Felix (`felix.network.bundle`).
 
@@ -65,7 +55,7 @@ class OptimizedNetwork:
         """
         from felix.network.bundle import export
 
-        return export.write(self, folder)
+        return export.write(self._network, self._executable, self.report, folder)
 
     def __repr__(self) -> str:
         return f"OptimizedNetwork({self._network.name}, {len(self.report.groups)} groups)"

@@ -13,7 +13,8 @@ from felix import errors
 from felix.known_results import adapt, store
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload
-from felix.tuning import options, results, session
+from felix.tuning import options as tune_options
+from felix.tuning import results, session
 from felix.tuning import tune as tuning
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ class Request:
     trials: int | None
     seconds: float | None
     seed: int
-    options: options.TuneOptions
+    options: tune_options.TuneOptions
     out: pathlib.Path | None
-    on_event: options.OnEvent | None
+    on_event: tune_options.OnEvent | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import tvm
@@ -29,35 +29,36 @@ import tvm
 from felix import errors, files, records, target
 from felix.artifact import export as task_artifact
 from felix.measure import build
-from felix.network import agreement, executable, imported
+from felix.network import agreement, executable, imported, report
 from felix.network.bundle import run_script
-
-if TYPE_CHECKING:
-    from felix.network.optimized import OptimizedNetwork
 
 #: Version of the folder's layout.
 FORMAT = 1
 LIBRARY, PARAMETERS, EXAMPLES = "network.so", "parameters.bin", "examples.bin"
 
 
-def write(optimized: OptimizedNetwork, folder: str | os.PathLike[str]) -> pathlib.Path:
+def write(
+    network: imported.Network,
+    built: executable.Executable,
+    summary: report.Report,
+    folder: str | os.PathLike[str],
+) -> pathlib.Path:
     """Write the folder; files of an earlier artifact in it are replaced.
 
     Raises:
         OutputError: the folder cannot be written, or there is no linker.
     """
     path = task_artifact.check_writable(folder)
-    network, built = optimized.network, optimized.executable
     outputs = built(list(network.examples))
     expected = list(network.expected) if network.expected is not None else outputs
     try:
-        _library(optimized, path)
+        _library(built, path)
         parameters = {f"p{i}": value for i, value in enumerate(built.parameters)}
         _save(path / PARAMETERS, parameters)
         _save(path / EXAMPLES, _named("input", network.examples) | _named("output", expected))
         shutil.copyfile(run_script.__file__, path / "run.py")
-        (path / "report.txt").write_text(f"{optimized.report}\n")
-        manifest = _manifest(optimized, expected)
+        (path / "report.txt").write_text(f"{summary}\n")
+        manifest = _manifest(network, len(built.parameters), summary, expected)
         manifest["files"] = {
             name: _sha256(path / name)
             for name in (LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt")
@@ -68,16 +69,20 @@ def write(optimized: OptimizedNetwork, folder: str | os.PathLike[str]) -> pathli
     return path
 
 
-def _library(optimized: OptimizedNetwork, path: pathlib.Path) -> None:
+def _library(built: executable.Executable, path: pathlib.Path) -> None:
     try:
-        build.export_executable(optimized.executable.built, str(path / LIBRARY))
+        build.export_executable(built.built, str(path / LIBRARY))
     except (RuntimeError, ValueError) as error:
         line = str(error).strip().splitlines()[-1]
         raise errors.OutputError(f"the network's library cannot be linked: {line}") from error
 
 
-def _manifest(optimized: OptimizedNetwork, expected: Sequence[torch.Tensor]) -> dict[str, Any]:
-    network = optimized.network
+def _manifest(
+    network: imported.Network,
+    n_parameters: int,
+    summary: report.Report,
+    expected: Sequence[torch.Tensor],
+) -> dict[str, Any]:
     model = network.imported
     return {
         "felix_network": FORMAT,
@@ -91,9 +96,9 @@ def _manifest(optimized: OptimizedNetwork, expected: Sequence[torch.Tensor]) -> 
                    zip(model.inputs, network.examples, strict=True)],
         "outputs": [_tensor_json(spec.name, each) for spec, each in
                     zip(model.outputs, expected, strict=True)],
-        "n_parameters": len(optimized.executable.parameters),
+        "n_parameters": n_parameters,
         "tolerance": agreement.tolerance(imported.torch_dtypes(model)),
-        "report": optimized.report.to_json(),
+        "report": summary.to_json(),
     }  # fmt: skip
 
 
