@@ -103,6 +103,23 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+class _Exported(torch.nn.Module):
+    """The module of an exported program, which has the mode that it was exported in."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The program's outputs."""
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> _Exported:
+        """Nothing to change: torch refuses to."""
+        self.training = mode
+        return self
+
+
 def _of_torch(
     model: torch.nn.Module | ExportedProgram,
     args: Sequence[Any],
@@ -113,7 +130,7 @@ def _of_torch(
     if isinstance(model, torch.export.ExportedProgram):
         if not args and not kwargs and model.example_inputs is not None:
             args, kwargs = model.example_inputs
-        module: torch.nn.Module = model.module()
+        module: torch.nn.Module = _Exported(model.module(check_guards=False))
     else:
         module = model
     read = frontend.import_torch(module, tuple(args), kwargs)
