@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from felix.network import executable, imported, report
+from felix.network import executable as executables
+from felix.network import imported, report
 
 #: Whole calls are timed so often, and for so long at most.
 REPEATS, BUDGET_S = 30, 1.0
@@ -31,7 +32,7 @@ class OptimizedNetwork:
     def __init__(
         self,
         network: imported.Network,
-        built: executable.Executable,
+        built: executables.Executable,
         summary: report.Report,
     ) -> None:
         self.report = summary
@@ -46,6 +47,11 @@ class OptimizedNetwork:
         """
         calling = self._network.imported.calling
         return calling.rebuild(self._executable(calling.flatten(args, kwargs)))
+
+    @property
+    def executable(self) -> executables.Executable:
+        """What runs: lists of tensors in and out."""
+        return self._executable
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
         """Write the artifact of the network, which runs without Felix (`felix.network.bundle`).
@@ -63,7 +69,7 @@ class OptimizedNetwork:
 
 def timing(
     network: imported.Network,
-    built: executable.Executable,
+    built: executables.Executable,
     model: Callable[[], object] | None,
     repeats: int = REPEATS,
 ) -> report.Timing:
