@@ -25,8 +25,6 @@ from felix.tir import grammar
 if TYPE_CHECKING:
     import torch
 
-    from felix.frontend import imported
-
 _log = logging.getLogger(__name__)
 
 
@@ -83,13 +81,6 @@ def _parse(spec: target.TargetLike) -> tvm.target.Target:
 def _from_torch(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tvm.IRModule:
-    return _exported(model, args, kwargs)[0]
-
-
-def _exported(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tvm.IRModule, list[Any], Any]:
-    """(module, its parameters, the exported program)."""
     import torch
     from tvm.relax.frontend.torch import from_exported_program
 
@@ -108,17 +99,10 @@ def _exported(
         ) from error
     finally:
         model.train(was_training)
-    mod, parameters = relax.frontend.detach_params(imported)
-    return mod, list(parameters.get("main", [])), program
+    return relax.frontend.detach_params(imported)[0]
 
 
 def _from_onnx(
-    model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None
-) -> tvm.IRModule:
-    return relax.frontend.detach_params(_onnx_module(model, shapes))[0]
-
-
-def _onnx_module(
     model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None
 ) -> tvm.IRModule:
     try:
@@ -128,7 +112,8 @@ def _onnx_module(
             "reading ONNX models needs the package onnx: pip install onnx"
         ) from error
     onnx_model = importlib.import_module("felix.frontend.onnx_model")
-    return onnx_model.to_relax(onnx_model.read(model), shapes)
+    imported = onnx_model.to_relax(onnx_model.read(model), shapes)
+    return relax.frontend.detach_params(imported)[0]
 
 
 def _fuse(mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRModule:
@@ -156,7 +141,10 @@ def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
             _fuse(mod, full), full, params={}
         )
     except (*grammar.TVM_ERRORS, AssertionError) as error:
-        raise _not_lowered(error) from error
+        reason = "TVM finds no programs for its operators and shapes"
+        if memory.is_short(error):
+            reason = f"computing its constants {memory.message()}"
+        raise errors.WorkloadError(f"the model cannot be lowered: {reason}") from error
     tasks = []
     for item in extracted:
         (func,) = item.dispatched[0].functions.values()
@@ -173,53 +161,7 @@ def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
     return sorted(tasks, key=lambda t: t.flops * t.weight, reverse=True)
 
 
-def _not_lowered(error: BaseException) -> errors.WorkloadError:
-    reason = "TVM finds no programs for its operators and shapes"
-    if memory.is_short(error):
-        reason = f"computing its constants {memory.message()}"
-    return errors.WorkloadError(f"the model cannot be lowered: {reason}")
-
-
 def _reason(error: errors.WorkloadError) -> str:
     """What the error says itself, without the words of TVM that it may end with."""
     text = str(error)
     return text.partition(": ")[0] if error.__cause__ is not None else text
-
-
-def import_torch(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> imported.ImportedModel:
-    """A PyTorch module in Relax, with its parameters.
-
-    Raises:
-        WorkloadError: torch cannot export the module, or TVM cannot import it.
-    """
-    from felix.frontend import calling
-
-    keywords = dict(kwargs or {})
-    mod, parameters, program = _exported(model, tuple(args), keywords)
-    return calling.imported_program(mod, parameters, program, args, keywords)
-
-
-def import_onnx(
-    model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None = None
-) -> imported.ImportedModel:
-    """An ONNX model in Relax, with its parameters; raises as `extract_tasks_onnx`."""
-    from felix.frontend import calling
-
-    mod = _onnx_module(model, shapes)
-    return calling.imported_onnx(*relax.frontend.detach_params(mod))
-
-
-def lowered(model: imported.ImportedModel, full: tvm.target.Target) -> tvm.IRModule:
-    """The model as PrimFuncs, one a group of fused operators, which "main" calls.
-
-    Reshapes that are no outputs are views, no programs.
-
-    Raises:
-        WorkloadError: TVM has no programs for its operators.
-    """
-    try:
-        return relax.transform.RewriteDataflowReshape()(_fuse(model.mod, full))
-    except (*grammar.TVM_ERRORS, AssertionError) as error:
-        raise _not_lowered(error) from error
