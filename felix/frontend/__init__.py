@@ -1,37 +1,39 @@
 """Models into tasks: PyTorch modules and ONNX files as fused tensor programs with weights.
 
-The model is imported into TVM Relax with its parameters as inputs (their values do not matter
-for tuning), operators are lowered to TIR and fused as TVM's own pipeline does, and every
-distinct fused program becomes one `Task` whose weight is the number of times it is called.
-A program outside what Felix tunes (sorting, say) is left out and logged.
+A model is imported into TVM Relax with its parameters as inputs (`import_torch`, `import_onnx`),
+its operators are lowered to TIR and grouped (`lowered`), and every distinct program becomes one
+`Task` whose weight is the number of times it is called (`model_tasks`). A program outside what
+Felix tunes (sorting, say) is left out and logged.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tvm
-from tvm import relax
-from tvm.s_tir import meta_schedule
 
-from felix import errors, names, target, task
-from felix.frontend import memory
-from felix.tir import grammar
+from felix import errors, task
+from felix import target as targets
+from felix.frontend import lowering
+from felix.frontend.imported import Calling, ImportedModel, TensorSpec
+from felix.frontend.lowering import build_pipeline
+from felix.frontend.model_tasks import ModelTask, ModelTasks, model_tasks
 
 if TYPE_CHECKING:
     import torch
 
-_log = logging.getLogger(__name__)
+__all__ = ["Calling", "ImportedModel", "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline",
+           "extract_tasks", "extract_tasks_onnx", "grouped", "import_onnx", "import_torch",
+           "lowered", "model_tasks"]  # fmt: skip
 
 
 def extract_tasks(
     model: torch.nn.Module,
     args: Sequence[Any],
-    target: target.TargetLike = "llvm",
+    target: targets.TargetLike = "llvm",
     *,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[task.Task]:
@@ -47,13 +49,13 @@ def extract_tasks(
         WorkloadError: torch cannot export the module, or TVM cannot import it.
         TargetError: unknown target.
     """
-    full = _parse(target)
-    return _tasks(_from_torch(model, tuple(args), dict(kwargs or {})), full)
+    full = targets.parse(target)
+    return _tasks(import_torch(model, args, kwargs), full)
 
 
 def extract_tasks_onnx(
     model: str | pathlib.Path | bytes,
-    target: target.TargetLike = "llvm",
+    target: targets.TargetLike = "llvm",
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> list[task.Task]:
@@ -70,98 +72,68 @@ def extract_tasks_onnx(
             not fit it, or TVM cannot import it.
         TargetError: unknown target.
     """
-    full = _parse(target)
-    return _tasks(_from_onnx(model, shapes), full)
+    full = targets.parse(target)
+    return _tasks(import_onnx(model, shapes), full)
 
 
-def _parse(spec: target.TargetLike) -> tvm.target.Target:
-    return target.parse(spec)
+def import_torch(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> ImportedModel:
+    """Import a PyTorch module in inference mode, for the shapes of example arguments.
+
+    Args:
+        model: the module; its parameters are shared, not copied, where folding leaves them.
+        args: example inputs, nested as the module takes them; what is no tensor is a constant.
+        kwargs: example keyword inputs.
+
+    Raises:
+        WorkloadError: torch cannot export the module, it changes buffers or inputs, its control
+            flow depends on data, or TVM cannot import it.
+    """
+    importer = importlib.import_module("felix.frontend.pytorch.importer")
+    result: ImportedModel = importer.import_torch(model, args, kwargs)
+    return result
 
 
-def _from_torch(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tvm.IRModule:
-    import torch
-    from tvm.relax.frontend.torch import from_exported_program
+def import_onnx(
+    model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None = None
+) -> ImportedModel:
+    """Import an ONNX model; see `extract_tasks_onnx`.
 
-    if not isinstance(model, torch.nn.Module):
-        raise errors.WorkloadError(
-            f"extract_tasks needs a torch.nn.Module, got {type(model).__name__}"
-        )
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            program = torch.export.export(model.eval(), args, kwargs)
-            imported = from_exported_program(program, keep_params_as_input=True)
-    except (*grammar.TVM_ERRORS, AssertionError, ImportError) as error:
-        raise errors.WorkloadError(
-            f"the PyTorch model cannot be imported: {grammar.first_line(error)}"
-        ) from error
-    finally:
-        model.train(was_training)
-    return relax.frontend.detach_params(imported)[0]
-
-
-def _from_onnx(
-    model: str | pathlib.Path | bytes, shapes: Mapping[str, Sequence[int]] | None
-) -> tvm.IRModule:
+    Raises:
+        WorkloadError: the package onnx is not installed, the file cannot be read, the shapes do
+            not fit it, or TVM cannot import it.
+    """
     try:
         importlib.import_module("onnx")
     except ImportError as error:
         raise errors.WorkloadError(
             "reading ONNX models needs the package onnx: pip install onnx"
         ) from error
-    onnx_model = importlib.import_module("felix.frontend.onnx_model")
-    imported = onnx_model.to_relax(onnx_model.read(model), shapes)
-    return relax.frontend.detach_params(imported)[0]
+    importer = importlib.import_module("felix.frontend.onnx_importer")
+    result: ImportedModel = importer.import_onnx(model, shapes)
+    return result
 
 
-def _fuse(mod: tvm.IRModule, full: tvm.target.Target) -> tvm.IRModule:
-    passes = tvm.transform.Sequential(
-        [
-            relax.transform.DecomposeOpsForInference(),
-            relax.transform.CanonicalizeBindings(),
-            # x @ transpose(w), as linear layers are exported, reads w as it lies.
-            relax.transform.FuseTransposeMatmul(),
-            relax.transform.LegalizeOps(),
-            relax.transform.FoldConstant(),
-            relax.transform.AnnotateTIROpPattern(),
-            relax.transform.DeadCodeElimination(),
-            relax.transform.FuseOps(),
-            relax.transform.FuseTIR(),
-        ]
-    )
-    with full, tvm.transform.PassContext(opt_level=3):
-        return passes(mod)
+def grouped(model: ImportedModel, target: targets.TargetLike = "llvm") -> tvm.IRModule:
+    """The lowered module with each group of several calls as a primitive Relax function.
+
+    Raises:
+        WorkloadError: an operator has no program, or its constants need too much memory.
+        TargetError: unknown target.
+    """
+    return lowering.grouped(model, targets.parse(target))
 
 
-def _tasks(mod: tvm.IRModule, full: tvm.target.Target) -> list[task.Task]:
-    try:
-        extracted = meta_schedule.relax_integration.extract_tasks(
-            _fuse(mod, full), full, params={}
-        )
-    except (*grammar.TVM_ERRORS, AssertionError) as error:
-        reason = "TVM finds no programs for its operators and shapes"
-        if memory.is_short(error):
-            reason = f"computing its constants {memory.message()}"
-        raise errors.WorkloadError(f"the model cannot be lowered: {reason}") from error
-    tasks = []
-    for item in extracted:
-        (func,) = item.dispatched[0].functions.values()
-        name, weight = names.derived(str(item.task_name)), int(item.weight)
-        try:
-            tasks.append(task.Task.from_prim_func(func, full, name, weight, clamp=True))
-        except errors.WorkloadError as error:
-            _log.warning(
-                "%s is left untuned: %s",
-                name,
-                _reason(error),
-                extra={"action": "skip_task", "task": name},
-            )
-    return sorted(tasks, key=lambda t: t.flops * t.weight, reverse=True)
+def lowered(model: ImportedModel, target: targets.TargetLike = "llvm") -> tvm.IRModule:
+    """The module whose `main` calls one PrimFunc a group; build it with `build_pipeline`.
+
+    Raises:
+        WorkloadError: see `grouped`.
+        TargetError: unknown target.
+    """
+    return lowering.lowered(model, targets.parse(target))
 
 
-def _reason(error: errors.WorkloadError) -> str:
-    """What the error says itself, without the words of TVM that it may end with."""
-    text = str(error)
-    return text.partition(": ")[0] if error.__cause__ is not None else text
+def _tasks(model: ImportedModel, full: tvm.target.Target) -> list[task.Task]:
+    return [item.task for item in model_tasks(lowering.lowered(model, full), full).tasks]

@@ -1,0 +1,183 @@
+"""Work on parameters alone, done once when a model is imported.
+
+- Batch norm in inference, y = (x - mean) / sqrt(var + eps) * gamma + beta, is y = x * scale +
+  shift with a scale and a shift for each channel. Behind a convolution, transposed or not, in one
+  to three dimensions, the weights take the scale and the bias becomes bias * scale + shift.
+  Elsewhere two elementwise operators are left.
+- A parameter that is reshaped or cast is replaced by the reshaped or cast one. Transposed
+  weights stay: programs read them as they lie.
+- Parameters that nothing reads any more are dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from felix.frontend import imported
+from felix.frontend.rewriting import Rewriter, operator_name
+
+_RESHAPES = frozenset({"reshape", "expand_dims", "squeeze"})
+
+
+def fold(model: imported.ImportedModel) -> imported.ImportedModel:
+    """The same model with less work on parameters."""
+    folding = _Folding(model)
+    rewriter = Rewriter(model.mod)
+    mod = rewriter.run(folding.rule, folding.params)
+    mod = relax.transform.DeadCodeElimination()(mod)
+    return _without_unread(dataclasses.replace(model, mod=mod), folding)
+
+
+class _Folding:
+    """The parameters of the function that is being made, with their values."""
+
+    def __init__(self, model: imported.ImportedModel) -> None:
+        variables = list(imported.main_of(model.mod).params)
+        count = len(model.inputs)
+        self.inputs = variables[:count]
+        self.values = dict(zip(variables[count:], model.parameters, strict=True))
+        self.names = dict(zip(variables[count:], model.parameter_names, strict=True))
+        self._derived: dict[tuple[Any, ...], Any] = {}
+
+    def params(self) -> list[Any]:
+        return [*self.inputs, *self.values]
+
+    def rule(self, rewriter: Rewriter, value: Any) -> Any:
+        name = operator_name(value)
+        if name in _RESHAPES and value.args[0] in self.values:
+            shape = tuple(int(extent) for extent in _type(rewriter, value).shape)
+            return self._changed(value.args[0], (name, shape), lambda t: t.reshape(shape))
+        if name == "astype" and value.args[0] in self.values:
+            dtype = getattr(torch, str(value.attrs.dtype))
+            return self._changed(value.args[0], (name, dtype), lambda t: t.to(dtype))
+        if name == "nn.batch_norm" and not value.attrs.training:
+            return self._batch_norm(rewriter, value)
+        return None
+
+    def _changed(self, var: Any, key: tuple[Any, ...], change: Any) -> Any:
+        """The parameter that is another one, changed; the same for the same key."""
+        if (var, *key) not in self._derived:
+            tensor = change(self._tensor(var)).contiguous()
+            self._derived[var, *key] = self.add(tensor, self.names[var])
+        return self._derived[var, *key]
+
+    def add(self, tensor: torch.Tensor, name: str) -> Any:
+        """A new parameter."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        var = relax.Var(f"felix_p{len(self.values)}", relax.TensorType(tuple(tensor.shape), dtype))
+        self.values[var] = tensor
+        self.names[var] = name
+        return var
+
+    def _tensor(self, value: Any) -> torch.Tensor | None:
+        """The value of a parameter or a constant."""
+        if value in self.values:
+            tensor = self.values[value]
+            return tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
+        return torch.from_dlpack(value.value) if isinstance(value, tvm.ir.GenericConst) else None
+
+    def _batch_norm(self, rewriter: Rewriter, call: Any) -> Any:
+        x, *rest = call.args
+        tensors = [self._tensor(item) for item in rest]
+        if any(tensor is None for tensor in tensors):
+            return None
+        gamma, beta, mean, var = (t.double() for t in tensors if t is not None)
+        scale = (gamma if call.attrs.scale else 1) / torch.sqrt(var + float(call.attrs.epsilon))
+        shift = (beta if call.attrs.center else 0) - mean * scale
+        y = self._into_convolution(rewriter, x, scale, shift)
+        if y is None:
+            y = self._elementwise(rewriter, x, scale, shift, int(call.attrs.axis))
+        return relax.Tuple([y, rest[2], rest[3]])
+
+    def _into_convolution(
+        self, rewriter: Rewriter, x: Any, scale: torch.Tensor, shift: torch.Tensor
+    ) -> Any:
+        """The normalised result of a convolution that nothing else reads; None if x is none."""
+        y, cast, bias = x, rewriter.value(x, "astype"), torch.zeros_like(shift)
+        is_private = rewriter.is_read_once(x)
+        if cast is not None:
+            y = cast.args[0]
+            is_private &= rewriter.is_read_once(y)
+        added = rewriter.value(y, "add")
+        if added is not None:
+            tensor = self._tensor(added.args[1])
+            if tensor is None or tensor.numel() != len(scale):
+                return None
+            y, bias = added.args[0], tensor.double().reshape(-1)
+            is_private &= rewriter.is_read_once(y)
+        call = rewriter.value(y)
+        if not is_private or not operator_name(call).startswith("nn.conv"):
+            return None
+        weight = self._tensor(call.args[1])
+        if weight is None:
+            return None
+        name = self.names.get(call.args[1], "weight")
+        scaled = _scaled(weight, scale, str(call.attrs.kernel_layout), int(call.attrs.groups))
+        operands = [call.args[0], self.add(scaled, name)]
+        result = rewriter.emit(relax.Call(call.op, operands, call.attrs, call.ty_args))
+        shape = (1, -1, *[1] * (weight.ndim - 2))
+        dtype = getattr(torch, str(result.ty.dtype))
+        term = self.add((bias * scale + shift).to(dtype).reshape(shape), f"{name}.bias")
+        result = rewriter.emit(relax.op.add(result, term))
+        return result if cast is None else rewriter.emit(relax.op.astype(result, cast.attrs.dtype))
+
+    def _elementwise(
+        self, rewriter: Rewriter, x: Any, scale: torch.Tensor, shift: torch.Tensor, axis: int
+    ) -> Any:
+        dtype, rank = str(x.ty.dtype), len(x.ty.shape)
+        wide = "float64" if dtype == "float64" else "float32"
+        shape = [-1 if i == axis % rank else 1 for i in range(rank)]
+        y = x if dtype == wide else rewriter.emit(relax.op.astype(x, wide))
+        factor, term = (
+            self.add(tensor.to(getattr(torch, wide)).reshape(shape), "batch_norm")
+            for tensor in (scale, shift)
+        )
+        y = rewriter.emit(relax.op.multiply(y, factor))
+        y = rewriter.emit(relax.op.add(y, term))
+        return y if dtype == wide else rewriter.emit(relax.op.astype(y, dtype))
+
+
+def _type(rewriter: Rewriter, value: Any) -> Any:
+    return rewriter.builder.normalize(value).ty
+
+
+def _scaled(weight: torch.Tensor, scale: torch.Tensor, layout: str, groups: int) -> torch.Tensor:
+    """Weights of a convolution whose results are multiplied by a scale for each channel.
+
+    Args:
+        weight: [O, I / groups, ...], or [I, O / groups, ...] where transposed.
+        scale: [O], float64.
+        layout: the weight's axes as TVM names them, "OIHW" or "IOHW".
+        groups: of the convolution.
+    """
+    ones = [1] * (weight.ndim - 2)
+    if layout.startswith("OI"):
+        factors = scale.reshape(-1, 1, *ones)
+    else:
+        factors = scale.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
+        factors = factors.reshape(weight.shape[0], -1, *ones)
+    return (weight.double() * factors).to(weight.dtype)
+
+
+def _without_unread(model: imported.ImportedModel, folding: _Folding) -> imported.ImportedModel:
+    """The model with the parameters that its function reads, and no others."""
+    main = imported.main_of(model.mod)
+    read = set(relax.analysis.free_vars(main.body))
+    chosen = [var for var in folding.values if var in read]
+    names = [folding.names[var] for var in chosen]
+    function = relax.Function(
+        [*folding.inputs, *chosen], main.body, main.ret_ty, main.is_pure, main.attrs
+    )
+    functions = dict(model.mod.functions_items())
+    mod = tvm.IRModule({**functions, model.mod.get_global_var("main"): function})
+    return dataclasses.replace(
+        model,
+        mod=mod,
+        parameters=tuple(folding.values[var] for var in chosen),
+        parameter_names=tuple(names),
+    )

@@ -1,0 +1,237 @@
+"""Which operators become one program: groups of the calls of a lowered model.
+
+A call's program is elementwise (each element of the result from elements at the same place, or
+broadcast ones), a move of elements (transposition, concatenation, gather), a reduction, or opaque.
+Groups are formed in the order of the calls:
+
+- A contraction (matrix product, convolution) begins a group. Elementwise calls of its result's
+  shape follow in it, as long as nothing else reads what they read. Nothing else does: what
+  follows is in another group.
+- Other reductions take elementwise calls before them that only they read, and elementwise calls
+  behind them as contractions do. Those of several reductions (softmax, norms) take casts alone.
+- Elementwise calls and moves join what they alone read.
+- Views, opaque programs and programs of several results are groups of their own.
+
+Inside a group, only the last value is read from outside. So groups have no cycles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from felix.frontend.rewriting import operator_name
+from felix.tir import grammar
+
+#: Calls of a group; a program of many more has no schedule within the limits of a kernel.
+MAX_CALLS = 32
+_ELEMENTWISE, _MOVE, _OPAQUE = 1, 2, 8
+#: Where statements and expressions have others below them.
+_FIELDS = (
+    "seq", "body", "block", "then_case", "else_case", "value", "a", "b", "args", "condition",
+    "true_value", "false_value", "indices",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a program in `main`.
+
+    Attributes:
+        var: what it is bound to.
+        operands: the variables that it reads.
+        pattern: TVM's kind of operator: at most 1 elementwise, 2 a move, 8 opaque.
+        n_reductions: blocks of its program that reduce.
+        is_contraction: whether a reduction sums products of two tensors.
+        is_cast: whether it does nothing but convert the type of elements.
+        shape: of the result; None of several results.
+    """
+
+    var: Any
+    operands: tuple[Any, ...]
+    pattern: int
+    n_reductions: int
+    is_contraction: bool
+    is_cast: bool
+    shape: tuple[int, ...] | None
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether it may follow a reduction."""
+        return self.n_reductions == 0 and self.pattern <= _ELEMENTWISE and self.shape is not None
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether it is elementwise or a move."""
+        return self.n_reductions == 0 and self.pattern <= _MOVE and self.shape is not None
+
+
+def plan(mod: tvm.IRModule) -> list[list[Call]]:
+    """The groups of a module's calls, each in the order of execution.
+
+    Args:
+        mod: with operators lowered, and TVM's kinds of operators on their programs.
+    """
+    calls = list(_calls(mod))
+    return _Planner(calls, _readers(mod, calls)).groups()
+
+
+class _Planner:
+    """Groups while they grow: `group_of` is the group of a call, by its variable."""
+
+    def __init__(self, calls: Sequence[Call], readers: dict[Any, set[Any]]) -> None:
+        self.calls = calls
+        self.readers = readers
+        self.group_of: dict[Any, list[Call]] = {}
+
+    def groups(self) -> list[list[Call]]:
+        for call in self.calls:
+            group = self._anchored(call) if call.is_elementwise else None
+            if group is None:
+                group = []
+            group.append(call)
+            self.group_of[call.var] = group
+            if self._may_take(call, group):
+                self._take_producers(group)
+        unique = {id(group): group for group in self.group_of.values()}
+        return list(unique.values())
+
+    def _anchored(self, call: Call) -> list[Call] | None:
+        """The group of a reduction that an elementwise call follows in."""
+        for operand in reversed(call.operands):
+            group = self.group_of.get(operand)
+            if group is None or len(group) >= MAX_CALLS or group[-1].var != operand:
+                continue
+            anchor = next((member for member in group if member.n_reductions), None)
+            if anchor is None or anchor.shape != call.shape or self.readers[operand] != {call.var}:
+                continue
+            if _takes(anchor, call):
+                return group
+        return None
+
+    def _may_take(self, call: Call, group: list[Call]) -> bool:
+        if call.is_simple:
+            return True
+        return call.n_reductions > 0 and not call.is_contraction and call.pattern != _OPAQUE
+
+    def _take_producers(self, group: list[Call]) -> None:
+        """Move into a group the groups of simple calls that only it reads, until none is left."""
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            members = {call.var for call in group}
+            for other in self._producers(group):
+                outside = set().union(*(self.readers[call.var] for call in other)) - {
+                    call.var for call in other
+                }
+                if outside <= members and self._fits(other, group):
+                    group[:0] = other
+                    for call in other:
+                        self.group_of[call.var] = group
+                    is_changed = True
+                    break
+
+    def _producers(self, group: list[Call]) -> list[list[Call]]:
+        groups = {
+            id(other): other
+            for call in group
+            for operand in call.operands
+            if (other := self.group_of.get(operand)) is not None and other is not group
+        }
+        return list(groups.values())
+
+    def _fits(self, other: list[Call], group: list[Call]) -> bool:
+        if len(group) + len(other) > MAX_CALLS or not all(call.is_simple for call in other):
+            return False
+        anchor = next((call for call in group if call.n_reductions), None)
+        if anchor is None:
+            return True
+        return all(_takes(anchor, call) for call in other)
+
+
+def _takes(anchor: Call, call: Call) -> bool:
+    """Whether a simple call may be in the group of a reduction."""
+    if (anchor.pattern == _OPAQUE and anchor.n_reductions < 2) or not call.is_elementwise:
+        return False
+    return call.is_cast or anchor.n_reductions == 1
+
+
+def _calls(mod: tvm.IRModule) -> Iterator[Call]:
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if operator_name(value) == "call_tir":
+                func = mod[value.args[0]]
+                if isinstance(func, tirx.PrimFunc):
+                    yield _described(binding.var, value, func)
+
+
+def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
+    blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
+    reductions = [block for block in blocks if block.init is not None]
+    is_tensor = isinstance(var.ty, relax.TensorType)
+    shape = tuple(int(extent) for extent in var.ty.shape) if is_tensor else None
+    pattern = int(func.attrs.get("op_pattern", _OPAQUE)) if func.attrs else _OPAQUE
+    return Call(
+        var=var,
+        operands=tuple(item for item in value.args[1].fields if isinstance(item, relax.Var)),
+        pattern=pattern,
+        n_reductions=len(reductions),
+        is_contraction=len(reductions) == 1 and _multiplies_two(reductions[0]),
+        is_cast=not reductions and _is_cast(func),
+        shape=shape,
+    )
+
+
+def _multiplies_two(block: Any) -> bool:
+    """Whether a block multiplies elements of two buffers."""
+    return any(
+        all(sides := [_sources(item.a), _sources(item.b)]) and sides[0] != sides[1]
+        for item in _nodes(block.body)
+        if type(item).__name__ == "Mul"
+    )
+
+
+def _sources(expr: Any) -> list[Any]:
+    """The buffers that an expression reads."""
+    return [item.source for item in _nodes(expr) if grammar.is_load(item)]
+
+
+def _is_cast(func: tirx.PrimFunc) -> bool:
+    blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
+    bodies = [block.body for block in blocks if type(block.body).__name__ == "TensorStore"]
+    return len(bodies) == 1 and type(bodies[0].value).__name__ == "Cast"
+
+
+def _nodes(root: Any) -> list[Any]:
+    """The statements and expressions of a program, whatever operators it has."""
+    nodes, stack = [], [root]
+    while stack:
+        item = stack.pop()
+        nodes.append(item)
+        for field in _FIELDS:
+            below = getattr(item, field, None)
+            is_several = isinstance(below, tvm_ffi.Array)
+            stack.extend(below if is_several else [below] if _is_node(below) else [])
+    return nodes
+
+
+def _is_node(item: Any) -> bool:
+    return isinstance(item, tvm_ffi.Object) and not isinstance(item, str)
+
+
+def _readers(mod: tvm.IRModule, calls: Sequence[Call]) -> dict[Any, set[Any]]:
+    """The variables whose values read a call's result; other readers than calls, too."""
+    readers: dict[Any, set[Any]] = {call.var: set() for call in calls}
+    main = mod["main"]
+    items = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
+    for reader, value in [*items, (None, main.body.body)]:
+        for var in relax.analysis.free_vars(value):
+            if var in readers:
+                readers[var].add(reader)
+    return readers

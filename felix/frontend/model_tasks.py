@@ -1,0 +1,90 @@
+"""The tasks of a lowered model: each distinct program once, and which functions have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from felix import errors, names, task
+from felix.frontend.rewriting import operator_name
+
+_log = logging.getLogger("felix.frontend")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ModelTask:
+    """A task, and the names of the PrimFuncs of the module that have its program."""
+
+    task: task.Task
+    functions: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ModelTasks:
+    """The tasks of a model, most float operations first, and the programs left out.
+
+    `refused` has the reason for each function that Felix does not tune.
+    """
+
+    tasks: tuple[ModelTask, ...]
+    refused: dict[str, str]
+
+
+def model_tasks(mod: tvm.IRModule, full: tvm.target.Target) -> ModelTasks:
+    """The tasks of a lowered module; a task's weight is how often `main` calls its programs."""
+    by_program: dict[int, list[tuple[str, int, tirx.PrimFunc]]] = {}
+    for name, count in _calls(mod).items():
+        func = mod[name].without_attr("global_symbol").without_attr("op_pattern")
+        key = tvm_ffi.structural_hash(func)
+        by_program.setdefault(key, []).append((name, count, func))
+    tasks: dict[str, ModelTask] = {}
+    refused: dict[str, str] = {}
+    for members in by_program.values():
+        functions = tuple(name for name, _, _ in members)
+        label = names.derived(functions[0])
+        weight = sum(count for _, count, _ in members)
+        try:
+            made = task.Task.from_prim_func(members[0][2], full, label, weight, clamp=True)
+        except errors.WorkloadError as error:
+            _refuse(label, _reason(error))
+            refused.update(dict.fromkeys(functions, _reason(error)))
+            continue
+        tasks[made.key] = _joined(tasks.get(made.key), made, functions)
+    ordered = sorted(tasks.values(), key=lambda t: t.task.flops * t.task.weight, reverse=True)
+    return ModelTasks(tuple(ordered), refused)
+
+
+def _joined(earlier: ModelTask | None, made: task.Task, functions: tuple[str, ...]) -> ModelTask:
+    """One entry for programs that are equal once their indices are narrowed."""
+    if earlier is None:
+        return ModelTask(made, functions)
+    first = earlier.task
+    joined = dataclasses.replace(first, weight=first.weight + made.weight)
+    return ModelTask(joined, earlier.functions + functions)
+
+
+def _calls(mod: tvm.IRModule) -> Counter[str]:
+    """How often `main` calls each PrimFunc."""
+    calls: Counter[str] = Counter()
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            if operator_name(binding.value) == "call_tir":
+                calls[str(binding.value.args[0].name_hint)] += 1
+    return calls
+
+
+def _refuse(name: str, reason: str) -> None:
+    _log.warning(
+        "%s is left untuned: %s", name, reason, extra={"action": "skip_task", "task": name}
+    )
+
+
+def _reason(error: errors.WorkloadError) -> str:
+    """What the error says itself, without the words of TVM that it may end with."""
+    text = str(error)
+    return text.partition(": ")[0] if error.__cause__ is not None else text

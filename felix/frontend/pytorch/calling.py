@@ -1,0 +1,105 @@
+"""Calls of a PyTorch module: arguments as a list of tensors, tensors as the module's result."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from felix import errors, names
+from felix.frontend import imported
+
+#: Defaults of a signature that are passed as if the caller had written them.
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def bound(
+    forward: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) as a signature orders them, with plain defaults filled in.
+
+    A call that the signature refuses is left as it is; whoever makes it reports it.
+    """
+    signature = inspect.signature(forward)
+    try:
+        call = signature.bind(*args, **kwargs)
+    except TypeError:
+        return tuple(args), dict(kwargs)
+    for name, parameter in signature.parameters.items():
+        default = parameter.default
+        if name not in call.arguments and isinstance(default, _PLAIN):
+            call.arguments[name] = default
+    # The signature's order decides what is positional.
+    call.arguments = {n: call.arguments[n] for n in signature.parameters if n in call.arguments}
+    return call.args, dict(sorted(call.kwargs.items()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TorchCalling:
+    """How a module is called that was exported with example arguments.
+
+    Attributes:
+        forward: the module's `forward`, for its signature.
+        arguments: structure of (args, kwargs).
+        leaves: what a call must have at each leaf: an input's spec, or the constant it was
+            exported with.
+        result: structure of the result.
+        constants: leaves of the result that are no tensors, by their position.
+    """
+
+    forward: Any
+    arguments: Any
+    leaves: tuple[Any, ...]
+    result: Any
+    constants: Mapping[int, Any]
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The input tensors of a call, in the order of `ImportedModel.inputs`."""
+        leaves, structure = pytree.tree_flatten(bound(self.forward, args, kwargs))
+        if structure != self.arguments:
+            raise errors.WorkloadError(
+                "the call has other arguments than the model was imported with: pass the same "
+                "arguments, or import it with these"
+            )
+        tensors = []
+        for leaf, expected in zip(leaves, self.leaves, strict=True):
+            if isinstance(expected, imported.TensorSpec):
+                tensors.append(_checked(leaf, expected))
+            elif leaf is not expected and leaf != expected:
+                raise errors.WorkloadError(
+                    f"the model was imported with the argument {names.quoted(expected)}, not "
+                    f"{names.quoted(leaf)}: import it with this one"
+                )
+        return tensors
+
+    def rebuild(self, outputs: Sequence[Any]) -> Any:
+        """The module's result from its output tensors."""
+        tensors = iter(outputs)
+        count = len(self.constants) + len(outputs)
+        leaves = [
+            self.constants[i] if i in self.constants else next(tensors) for i in range(count)
+        ]
+        return pytree.tree_unflatten(leaves, self.result)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """An element type as TVM writes it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _checked(leaf: Any, expected: imported.TensorSpec) -> torch.Tensor:
+    if not isinstance(leaf, torch.Tensor):
+        raise errors.WorkloadError(
+            f"the input {expected.name} must be a tensor, got {type(leaf).__name__}"
+        )
+    actual = (tuple(leaf.shape), dtype_name(leaf.dtype))
+    if actual != (expected.shape, expected.dtype):
+        raise errors.WorkloadError(
+            f"the input {expected.name} is {actual[1]} {actual[0]}; the model was imported for "
+            f"{expected.dtype} {expected.shape}"
+        )
+    return leaf

@@ -1,0 +1,147 @@
+"""PyTorch modules as graphs of ATen operators that compute their results and nothing else.
+
+Operators that TVM has as one stay one: decomposed, an attention or a normalisation would be many
+small programs. What a graph may not do is refused here: write to a buffer or an input, and choose
+its operators by data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, graph_signature
+
+from felix import errors, names
+from felix.tir import grammar
+
+_aten = torch.ops.aten
+#: Operators that `torch.export` would decompose and that stay whole.
+WHOLE = (
+    _aten.scaled_dot_product_attention.default,
+    _aten.linear.default,
+    _aten.matmul.default,
+    _aten.layer_norm.default,
+    _aten.rms_norm.default,
+    _aten.silu.default,
+)
+_KINDS = graph_signature.InputKind
+_MUTATIONS = {
+    graph_signature.OutputKind.BUFFER_MUTATION: "the buffer",
+    graph_signature.OutputKind.PARAMETER_MUTATION: "the parameter",
+    graph_signature.OutputKind.USER_INPUT_MUTATION: "the input",
+}
+#: What torch.export raises for modules that it cannot trace.
+EXPORT_ERRORS = (
+    *grammar.TVM_ERRORS, AssertionError, NotImplementedError, ImportError,
+    torch._dynamo.exc.TorchDynamoException,
+)  # fmt: skip
+
+
+def export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> ExportedProgram:
+    """The graph of a module in inference mode; the module's own mode is restored.
+
+    Raises:
+        WorkloadError: torch cannot export the module, or the module does what is refused.
+    """
+    was_training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model.eval(), args, dict(kwargs))
+            decompositions = torch.export.default_decompositions()
+            for operator in WHOLE:
+                decompositions.pop(operator, None)
+            program = program.run_decompositions(decompositions)
+    except EXPORT_ERRORS as error:
+        raise errors.WorkloadError(import_message(error)) from error
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+    _refuse_control_flow(program)
+    _refuse_mutations(program)
+    return program
+
+
+def import_message(error: BaseException) -> str:
+    """What a user is told of an error of torch or TVM."""
+    if isinstance(error, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode):
+        return (
+            "the PyTorch model cannot be imported: its control flow depends on values of tensors; "
+            "use torch.where in place of branches, and fixed numbers of iterations"
+        )
+    return f"the PyTorch model cannot be imported: {grammar.first_line(error)}"
+
+
+def _refuse_control_flow(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise errors.WorkloadError(
+                f"the PyTorch model cannot be imported: it has the control flow "
+                f"{names.quoted(node.target.name())}, which depends on values of tensors; use "
+                "torch.where in place of branches, and fixed numbers of iterations"
+            )
+
+
+def _refuse_mutations(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in _MUTATIONS:
+            raise errors.WorkloadError(
+                f"the PyTorch model cannot be imported: it changes {_MUTATIONS[spec.kind]} "
+                f"{names.quoted(str(spec.target))}; return the new value as an output (a cache), "
+                "or use the model in inference mode (batch norm)"
+            )
+
+
+def drop_constant_inputs(program: ExportedProgram) -> list[Any]:
+    """Remove inputs that are no tensors, which the graph has as constants.
+
+    Returns:
+        For each leaf of the arguments the name of its placeholder, or the constant in a tuple.
+    """
+    leaves: list[Any] = []
+    placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    specs = program.graph_signature.input_specs
+    for spec in list(specs):
+        if spec.kind is not _KINDS.USER_INPUT:
+            continue
+        if isinstance(spec.arg, graph_signature.TensorArgument):
+            leaves.append(spec.arg.name)
+            continue
+        leaves.append((getattr(spec.arg, "value", None),))
+        if spec.arg.name in placeholders:
+            program.graph.erase_node(placeholders[spec.arg.name])
+        specs.remove(spec)
+    return leaves
+
+
+def drop_constant_outputs(program: ExportedProgram) -> dict[int, Any]:
+    """Remove outputs that are no tensors; their values by position.
+
+    Raises:
+        WorkloadError: no output is a tensor.
+    """
+    (output,) = program.graph.find_nodes(op="output")
+    nodes, specs = list(output.args[0]), program.graph_signature.output_specs
+    is_tensor = [
+        isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+        for node in nodes
+    ]
+    if not any(is_tensor):
+        raise errors.WorkloadError(
+            "the PyTorch model cannot be imported: it returns no tensor that it computes"
+        )
+    output.args = (tuple(n for n, flag in zip(nodes, is_tensor, strict=True) if flag),)
+    specs[:] = [s for s, flag in zip(specs, is_tensor, strict=True) if flag]
+    return {i: nodes[i] for i, flag in enumerate(is_tensor) if not flag}
+
+
+def parameters(program: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
+    """Placeholder -> (name in the model, value) of the parameters, in the graph's order."""
+    return {
+        spec.arg.name: (str(spec.target), program.state_dict[spec.target].detach())
+        for spec in program.graph_signature.input_specs
+        if spec.kind is _KINDS.PARAMETER
+    }

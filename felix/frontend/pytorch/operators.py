@@ -1,0 +1,206 @@
+"""Conversions of ATen operators that replace TVM's own.
+
+TVM's importer gives products and convolutions the type float32 whatever their operands are, lacks
+transposed convolution in three dimensions, layer norm of bfloat16 and RMS norm, and drops
+arguments of some operators. Here operands of 16 bits are summed in float32 and rounded once, as
+PyTorch does it: what follows in float32 is fused behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tvm import relax
+
+from felix.frontend.pytorch import attention
+
+#: A node of the graph and TVM's importer -> the Relax expression of the node's value.
+Converter = Callable[[torch.fx.Node, Any], Any]
+
+_HALF = frozenset({"float16", "bfloat16"})
+#: Operators of one tensor that PyTorch computes in float32 for tensors of 16 bits.
+_IN_FLOAT32 = (
+    "cos.default", "elu.default", "erf.default", "exp.default", "gelu.default",
+    "hardsigmoid.default", "hardswish.default", "leaky_relu.default", "log.default",
+    "log_softmax.int", "_log_softmax.default", "mean.dim", "mean.default", "pow.Tensor_Scalar",
+    "reciprocal.default", "rsqrt.default", "selu.default", "sigmoid.default", "silu.default",
+    "sin.default", "softmax.int", "_softmax.default", "softplus.default", "sqrt.default",
+    "sum.default", "sum.dim_IntList", "tan.default", "tanh.default", "var.correction",
+    "std.correction",
+)  # fmt: skip
+_SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
+
+
+def convert_map() -> dict[str, Converter]:
+    """The conversions by the operators' names, for one import."""
+    defaults: dict[str, Callable[[torch.fx.Node], Any]] = {}
+    return {
+        "linear.default": _linear,
+        "matmul.default": _matmul,
+        "mm.default": _matmul,
+        "bmm.default": _matmul,
+        "addmm.default": _addmm,
+        "baddbmm.default": _addmm,
+        "convolution.default": _convolution,
+        "layer_norm.default": _layer_norm,
+        "rms_norm.default": _rms_norm,
+        "hardtanh.default": _hardtanh,
+        "scaled_dot_product_attention.default": attention.convert,
+        **{name: _in_float32(name, defaults) for name in _IN_FLOAT32},
+    }
+
+
+def _in_float32(name: str, defaults: dict[str, Callable[[torch.fx.Node], Any]]) -> Converter:
+    """TVM's conversion of an operator, computed in float32 where its first operand has 16 bits."""
+
+    def convert(node: torch.fx.Node, importer: Any) -> Any:
+        if not defaults:
+            defaults.update(importer.create_convert_map())
+        source = node.args[0]
+        operand = importer.env[source]
+        if str(operand.ty.dtype) not in _HALF:
+            return defaults[name](node)
+        importer.env[source] = _cast(importer, operand, "float32")
+        try:
+            result = defaults[name](node)
+        finally:
+            importer.env[source] = operand
+        return _cast(importer, result, str(node.meta["val"].dtype).removeprefix("torch."))
+
+    return convert
+
+
+def _cast(importer: Any, value: Any, dtype: str) -> Any:
+    if str(value.ty.dtype) == dtype:
+        return value
+    return importer.block_builder.emit(relax.op.astype(value, dtype))
+
+
+def _accumulator(dtype: str) -> str:
+    return "float32" if dtype in _HALF else dtype
+
+
+def _product(importer: Any, left: Any, right: Any, bias: Any | None) -> Any:
+    """left @ right + bias, summed in the accumulator's type and rounded once."""
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
+    wide = _accumulator(dtype)
+    result = emit(relax.op.matmul(left, right, out_dtype=wide))
+    if bias is not None:
+        result = emit(relax.op.add(result, _cast(importer, bias, wide)))
+    return _cast(importer, result, dtype)
+
+
+def _linear(node: torch.fx.Node, importer: Any) -> Any:
+    x, weight, bias = _arguments(node, importer, 3)
+    if len(weight.ty.shape) > 1:
+        weight = importer.block_builder.emit(relax.op.permute_dims(weight))
+    return _product(importer, x, weight, bias)
+
+
+def _matmul(node: torch.fx.Node, importer: Any) -> Any:
+    left, right = _arguments(node, importer, 2)
+    return _product(importer, left, right, None)
+
+
+def _addmm(node: torch.fx.Node, importer: Any) -> Any:
+    bias, left, right = _arguments(node, importer, 3)
+    emit, dtype = importer.block_builder.emit, str(left.ty.dtype)
+    wide = _accumulator(dtype)
+    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    result = emit(relax.op.matmul(left, right, out_dtype=wide))
+    if alpha != 1:
+        result = emit(relax.op.multiply(result, relax.const(alpha, wide)))
+    if beta != 0:
+        bias = _cast(importer, bias, wide)
+        if beta != 1:
+            bias = emit(relax.op.multiply(bias, relax.const(beta, wide)))
+        result = emit(relax.op.add(result, bias))
+    return _cast(importer, result, dtype)
+
+
+def _convolution(node: torch.fx.Node, importer: Any) -> Any:
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = _arguments(
+        node, importer, 9
+    )
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    n_spatial = len(weight.ty.shape) - 2
+    is_single = len(x.ty.shape) == n_spatial + 1
+    if is_single:
+        x = emit(relax.op.expand_dims(x, 0))
+    options = {
+        "strides": _extents(stride, n_spatial),
+        "padding": _extents(padding, n_spatial),
+        "dilation": _extents(dilation, n_spatial),
+        "groups": groups,
+        "data_layout": f"NC{_SPATIAL[n_spatial]}",
+        "kernel_layout": f"{'IO' if transposed else 'OI'}{_SPATIAL[n_spatial]}",
+        "out_dtype": _accumulator(dtype),
+    }
+    if transposed:
+        options["output_padding"] = _extents(output_padding, n_spatial)
+    operator = getattr(relax.op.nn, f"conv{n_spatial}d{'_transpose' if transposed else ''}")
+    result = emit(operator(x, weight, **options))
+    if bias is not None:
+        shape = (1, -1, *[1] * n_spatial)
+        wide = _cast(importer, bias, _accumulator(dtype))
+        result = emit(relax.op.add(result, emit(relax.op.reshape(wide, shape))))
+    result = _cast(importer, result, dtype)
+    return emit(relax.op.squeeze(result, [0])) if is_single else result
+
+
+def _extents(values: Sequence[int], n_spatial: int) -> list[int]:
+    """One value for each spatial dimension; PyTorch lets one stand for all."""
+    return list(values) * n_spatial if len(values) == 1 else list(values)
+
+
+def _layer_norm(node: torch.fx.Node, importer: Any) -> Any:
+    x, shape, gamma, beta, epsilon = _arguments(node, importer, 5)
+    dtype = str(x.ty.dtype)
+    wide = _accumulator(dtype)
+    result = importer.block_builder.emit(
+        relax.op.nn.layer_norm(
+            _cast(importer, x, wide),
+            _scale(importer, gamma, shape, wide, np.ones),
+            _scale(importer, beta, shape, wide, np.zeros),
+            axes=list(range(-len(shape), 0)),
+            epsilon=1e-5 if epsilon is None else epsilon,
+        )
+    )
+    return _cast(importer, result, dtype)
+
+
+def _rms_norm(node: torch.fx.Node, importer: Any) -> Any:
+    x, shape, weight, epsilon = _arguments(node, importer, 4)
+    dtype = str(x.ty.dtype)
+    wide = _accumulator(dtype)
+    least = torch.finfo(getattr(torch, wide)).eps
+    result = importer.block_builder.emit(
+        relax.op.nn.rms_norm(
+            _cast(importer, x, wide),
+            _scale(importer, weight, shape, wide, np.ones),
+            axes=list(range(-len(shape), 0)),
+            epsilon=least if epsilon is None else epsilon,
+        )
+    )
+    return _cast(importer, result, dtype)
+
+
+def _scale(importer: Any, value: Any, shape: Sequence[int], dtype: str, fill: Any) -> Any:
+    if value is None:
+        return relax.const(fill([int(extent) for extent in shape], dtype), dtype)
+    return _cast(importer, value, dtype)
+
+
+def _hardtanh(node: torch.fx.Node, importer: Any) -> Any:
+    x, low, high = _arguments(node, importer, 3)
+    low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
+    return importer.block_builder.emit(relax.op.clip(x, low, high))
+
+
+def _arguments(node: torch.fx.Node, importer: Any, count: int) -> list[Any]:
+    """A node's operands by position, with those that it leaves out as None."""
+    values = [importer._retrieve_args(argument) for argument in node.args]
+    return values + [None] * (count - len(values))

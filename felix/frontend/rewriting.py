@@ -1,0 +1,125 @@
+"""Rewriting the function `main` of an imported model, binding by binding.
+
+The new `main` has one dataflow block and returns a tuple. A rule sees each binding with its operands already rewritten, and
+returns what stands for it, emitting what that needs, or None to keep it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+
+_NAME = "felix_rewritten"
+#: A rewriter and a binding's value with new operands -> what stands for it, or None.
+Rule = Callable[["Rewriter", Any], Any]
+
+
+class Rewriter:
+    """One pass over `main`: which new expression stands for each old variable."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        """Prepare a pass over a module, which stays as it is."""
+        self._main = mod["main"]
+        self.builder = relax.BlockBuilder(mod)
+        self._reads = Counter(_read_by(self._main))
+        self._new: dict[Any, Any] = {}
+        self._old: dict[Any, Any] = {}
+        self._values: dict[Any, Any] = {}
+
+    def emit(self, value: Any) -> Any:
+        """Bind a value in the new function."""
+        var = self.builder.emit(value)
+        self._values[var] = value
+        return var
+
+    def value(self, var: Any, operator: str | None = None) -> Any:
+        """What computes a variable of the new function, if it is a call (of this operator)."""
+        value = self._values.get(var)
+        if not isinstance(value, relax.Call):
+            return None
+        return value if operator in (None, operator_name(value)) else None
+
+    def is_read_once(self, var: Any) -> bool:
+        """Whether a variable of the new function stands for one that is read once."""
+        return self._reads[self._old.get(var)] == 1
+
+    def run(self, rule: Rule, params: Callable[[], Sequence[Any]] | None = None) -> tvm.IRModule:
+        """The module with `main` rewritten.
+
+        Args:
+            rule: see the module's text.
+            params: gives the parameters of the new function, once all bindings are rewritten;
+                those of the old one when left out.
+        """
+        main = self._main
+        with self.builder.function(_NAME):
+            with self.builder.dataflow():
+                for block in main.body.blocks:
+                    for binding in block.bindings:
+                        self._rewrite(rule, binding.var, self._substitute(binding.value))
+                output = self.builder.emit_output(_tuple(self._substitute(main.body.body)))
+            chosen = list(params() if params is not None else main.params)
+            self.builder.emit_func_output(output, params=chosen)
+        mod = self.builder.get()
+        rewritten = mod[_NAME].without_attr("global_symbol")
+        for name, value in (main.attrs or {}).items():
+            rewritten = rewritten.with_attr(name, value)
+        del mod[_NAME]
+        mod["main"] = rewritten
+        return mod
+
+    def _rewrite(self, rule: Rule, var: Any, value: Any) -> None:
+        chosen = rule(self, value)
+        if chosen is None:
+            is_emitted = not isinstance(value, relax.Tuple | relax.Var)
+            chosen = self.emit(value) if is_emitted else value
+        self._new[var] = chosen
+        self._old.setdefault(chosen, var)
+
+    def _substitute(self, value: Any) -> Any:
+        """An expression of the old function with the new operands."""
+        if isinstance(value, relax.Var):
+            return self._new.get(value, value)
+        if isinstance(value, relax.Call):
+            operands = [self._substitute(operand) for operand in value.args]
+            return relax.Call(value.op, operands, value.attrs, value.ty_args)
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self._substitute(field) for field in value.fields])
+        if isinstance(value, relax.TupleGetItem):
+            whole = self._substitute(value.tuple_value)
+            if isinstance(whole, relax.Tuple):
+                return whole.fields[value.index]
+            return relax.TupleGetItem(whole, value.index)
+        return value
+
+
+def _tuple(result: Any) -> Any:
+    """What a function returns: a tuple, of one result as well."""
+    return relax.Tuple([result]) if isinstance(result.ty, relax.TensorType) else result
+
+
+def operator_name(value: Any) -> str:
+    """The name of the operator of a call without "relax.", or "" for anything else."""
+    if not isinstance(value, relax.Call):
+        return ""
+    return str(getattr(value.op, "name", "")).removeprefix("relax.")
+
+
+def _read_by(main: Any) -> Iterator[Any]:
+    """Every variable that a function reads, as often as it is read."""
+    stack = [main.body.body]
+    stack += [binding.value for block in main.body.blocks for binding in block.bindings]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, relax.Var):
+            yield value
+        elif isinstance(value, relax.Call):
+            stack.extend(value.args)
+        elif isinstance(value, relax.Tuple):
+            stack.extend(value.fields)
+        elif isinstance(value, relax.TupleGetItem):
+            stack.append(value.tuple_value)
