@@ -58,7 +58,6 @@ class Outcome:
         program: that program (`measure.payload`'s text); None with `tuned_us`.
         schedule: its decisions; None with `tuned_us`.
         default_us: latency of the program as TVM schedules it; None if it was not measured.
-        torch_us: latency of the group in PyTorch; None if it was not measured.
         failure: why there is no best schedule; None if there is one.
         n_trials: candidates that were measured.
     """
@@ -67,7 +66,6 @@ class Outcome:
     program: str | None = None
     schedule: Schedule | None = None
     default_us: float | None = None
-    torch_us: float | None = None
     failure: str | None = None
     n_trials: int = 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -156,13 +155,12 @@ def _versions() -> dict[str, str]:
     """Versions of what latencies depend on, and the programs that are stored."""
     versions = records.versions()
     del versions["python"]
-    return {**versions, "torch": importlib.metadata.version("torch")}
+    return versions
 
 
 def _merged(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
     """The faster schedule of two results of a task, and the later of everything else."""
     default_us = earlier.default_us if later.default_us is None else later.default_us
-    torch_us = earlier.torch_us if later.torch_us is None else later.torch_us
     is_earlier_faster = earlier.tuned_us is not None and (
         later.tuned_us is None or earlier.tuned_us < later.tuned_us
     )
@@ -170,7 +168,6 @@ def _merged(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome
     return dataclasses.replace(
         faster,
         default_us=default_us,
-        torch_us=torch_us,
         n_trials=earlier.n_trials + later.n_trials,
     )
 

@@ -1,16 +1,16 @@
 """Putting tuned programs back: a lowered network whose calls run the programs that ship.
 
 A scheduled module takes the place of its group's PrimFuncs, so it is compiled with the rest. A
-generated kernel is a module of its own, and so is what PyTorch computes: the group's calls become
-calls of a packed function. What ships is the program that was measured, not its trace applied
-again: a task's program has narrower indices and sometimes other windows than the network's.
+generated kernel is a module of its own: the group's calls become calls of a packed function. What
+ships is the program that was measured, not its trace applied again: a task's program has narrower
+indices and sometimes other windows than the network's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tvm
 from tvm import relax, tirx
@@ -22,16 +22,8 @@ from felix.network import groups
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PackedCall:
-    """A group that runs as a packed function, by its global name."""
-
-    name: str
-
-
 #: What a group runs; None: its PrimFunc as TVM schedules it.
-Runs = Program | PackedCall | None
+Runs: TypeAlias = Program | None
 
 
 def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]) -> tvm.IRModule:
@@ -40,13 +32,11 @@ def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]
     Raises:
         MeasureError: a generated kernel cannot be compiled here.
     """
-    mod = lowered.clone() if hasattr(lowered, "clone") else tvm.IRModule(dict(lowered.functions))
+    mod = lowered.clone()
     packed: dict[str, str] = {}
     modules: list[tvm.runtime.Module] = []
     for number, (group, runs) in enumerate(shipped):
-        if isinstance(runs, PackedCall):
-            packed.update(dict.fromkeys(group.symbols, runs.name))
-        elif isinstance(runs, GeneratedProgram):
+        if isinstance(runs, GeneratedProgram):
             assert group.task is not None  # what was generated was generated for a task
             name = f"felix_group{number}"
             modules.append(_module(runs, group.task, name))

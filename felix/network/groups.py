@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
-from felix import errors, names
+from felix import frontend
 from felix.task import Task
 
 
@@ -37,16 +37,24 @@ class Group:
 
 
 def of(lowered: tvm.IRModule, full: tvm.target.Target) -> list[Group]:
-    """The groups of a lowered network, most float operations first."""
+    """The groups of a lowered network, most float operations first, then those without a task."""
     counts = calls(lowered)
-    merged: dict[str, Group] = {}
-    for variable, func in lowered.functions_items():
-        symbol = str(variable.name_hint)
-        if isinstance(func, tirx.PrimFunc) and counts[symbol]:
-            group = _group(symbol, func, counts[symbol], full)
-            key = symbol if group.task is None else group.task.key
-            merged[key] = _merged(merged[key], group) if key in merged else group
-    return sorted(merged.values(), key=lambda group: (-_flops(group), group.name))
+    read = frontend.model_tasks(lowered, full)
+    tuned = [
+        Group(
+            name=each.task.name,
+            symbols=each.functions,
+            calls=sum(counts[symbol] for symbol in each.functions),
+            task=each.task,
+            reason=None,
+        )
+        for each in read.tasks
+    ]
+    refused = [
+        Group(name=symbol, symbols=(symbol,), calls=counts[symbol], task=None, reason=reason)
+        for symbol, reason in sorted(read.refused.items())
+    ]
+    return [*tuned, *refused]
 
 
 def tasks(groups: Sequence[Group]) -> list[Task]:
@@ -74,27 +82,3 @@ def called(expression: relax.Expr) -> str | None:
     if expression.op.name not in ("relax.call_tir", "relax.call_tir_inplace"):
         return None
     return str(expression.args[0].name_hint)
-
-
-def _group(symbol: str, func: tirx.PrimFunc, count: int, full: tvm.target.Target) -> Group:
-    name = names.derived(symbol)
-    try:
-        task, reason = Task.from_prim_func(func, full, name, count, clamp=True), None
-    except errors.WorkloadError as error:
-        task, reason = None, str(error)
-    return Group(name=name, symbols=(symbol,), calls=count, task=task, reason=reason)
-
-
-def _merged(first: Group, other: Group) -> Group:
-    assert first.task is not None
-    count = first.calls + other.calls
-    return dataclasses.replace(
-        first,
-        symbols=(*first.symbols, *other.symbols),
-        calls=count,
-        task=dataclasses.replace(first.task, weight=float(count)),
-    )
-
-
-def _flops(group: Group) -> float:
-    return 0.0 if group.task is None else group.task.flops * group.task.weight

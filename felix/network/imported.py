@@ -175,6 +175,7 @@ def _drawn(
     tensors = []
     for spec in specs:
         dtype = torch_dtype(spec.dtype)
+        assert spec.shape is not None  # only outputs have none
         if dtype.is_floating_point:
             tensors.append(torch.randn(spec.shape, generator=generator).to(dtype))
         else:

@@ -62,11 +62,6 @@ class Report:
         """The groups that Felix has no program for."""
         return [each for each in self.groups if each.untuned is not None]
 
-    @property
-    def in_torch(self) -> list[shipping.Shipped]:
-        """The groups that PyTorch computes."""
-        return [each for each in self.groups if each.contender is Contender.TORCH]
-
     def to_json(self) -> dict[str, Any]:
         """The report as JSON."""
         return {
@@ -86,8 +81,10 @@ class Report:
         lines = [f"{self.network} for {self.target}: {len(self.groups)} groups"]
         for row in rows:
             cells = [row[0].ljust(widths[0])]
-            cells += [cell.rjust(width) for cell, width in zip(row[1:6], widths[1:6], strict=True)]
-            lines.append("  ".join([*cells, row[6]]).rstrip())
+            cells += [
+                cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)
+            ]
+            lines.append("  ".join([*cells, row[-1]]).rstrip())
         return "\n".join([*lines, *self._totals(), *self._notes()])
 
     def _totals(self) -> list[str]:
@@ -102,7 +99,6 @@ class Report:
 
     def _notes(self) -> list[str]:
         notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
-        notes += [f"runs in PyTorch: {each.group.name}" for each in self.in_torch]
         if self.reason is None:
             notes.append("everything was known: nothing was measured")
         else:
@@ -110,7 +106,7 @@ class Report:
         return notes
 
 
-_HEAD = ("group", "calls", "felix us", "tvm us", "torch us", "ships", "why")
+_HEAD = ("group", "calls", "felix us", "tvm us", "ships", "why")
 
 
 def _row(each: shipping.Shipped) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """What each group of a network runs: the fastest that was measured.
 
-Contenders are Felix's best program, the program as TVM schedules it by default, and PyTorch's own
-operators where the group is one that PyTorch has. All are timed on this machine with cold caches.
-Within `TIE` of each other they are equally fast, and Felix's ships before TVM's before PyTorch's.
+Contenders are Felix's best program and the program as TVM schedules it by default. Both are timed
+on this machine with cold caches. Within `TIE` of each other they are equally fast, and Felix's
+ships.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class Contender(enum.StrEnum):
 
     FELIX = "felix"
     TVM = "tvm"
-    TORCH = "torch"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,6 @@ def _latencies_us(outcome: Outcome | None) -> dict[Contender, float]:
     measured = {
         Contender.FELIX: outcome.tuned_us,
         Contender.TVM: outcome.default_us,
-        Contender.TORCH: outcome.torch_us,
     }
     return {name: value for name, value in measured.items() if value is not None}
 

@@ -81,10 +81,12 @@ class Perceptron(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
-    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
-        """A structure of tensors."""
+    def forward(
+        self, x: torch.Tensor, *, scale: torch.Tensor, skip: bool = False
+    ) -> dict[str, Any]:
+        """A structure of tensors and None."""
         y = self.down(nn.functional.gelu(self.up(x))) * scale
-        return {"y": y + x, "state": (x * 2.0,)}
+        return {"y": y + x if skip else y, "state": (x * 2.0, None)}
 
 
 class Convolutions(nn.Module):

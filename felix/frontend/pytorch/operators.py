@@ -201,6 +201,6 @@ def _hardtanh(node: torch.fx.Node, importer: Any) -> Any:
 
 
 def _arguments(node: torch.fx.Node, importer: Any, count: int) -> list[Any]:
-    """A node's operands by position, with those that it leaves out as None."""
-    values = [importer._retrieve_args(argument) for argument in node.args]
+    """A node's first operands by position, with those that it leaves out as None."""
+    values = [importer._retrieve_args(argument) for argument in node.args[:count]]
     return values + [None] * (count - len(values))

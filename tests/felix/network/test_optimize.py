@@ -50,17 +50,17 @@ def test_structure_and_keywords(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = networks.Perceptron()
     x, scale = torch.randn(4, 16), torch.tensor(0.5)
-    fast = networks.optimize(model, (x,), tmp_path, kwargs={"scale": scale})
-    out = fast(x, scale=scale * 3)
+    fast = networks.optimize(model, (x,), tmp_path, kwargs={"scale": scale, "skip": True})
+    out = fast(x, scale=scale * 3, skip=True)
     with torch.no_grad():
-        expected = model(x, scale=scale * 3)
-    assert out.keys() == expected.keys() and isinstance(out["state"], tuple)
+        expected = model(x, scale=scale * 3, skip=True)
+    assert out.keys() == expected.keys() and out["state"][1] is None
     _close(out["y"], expected["y"])
     _close(out["state"][0], expected["state"][0])
     with pytest.raises(errors.WorkloadError, match="argument"):
-        fast(x)
+        fast(x, scale=scale, skip=False)
     with pytest.raises(errors.WorkloadError, match="float32"):
-        fast(torch.randn(5, 16), scale=scale)
+        fast(torch.randn(5, 16), scale=scale, skip=True)
 
 
 def test_transformer_with_tied_weights(tmp_path: pathlib.Path) -> None:
