@@ -23,6 +23,7 @@ _LAZY = {
     "TuneResult": "felix.tuning.results",
     "compile": "felix.tuning.tune",
     "extract_tasks": "felix.frontend",
+    "optimize": "felix.network.optimize",
     "sketches": "felix.sketch.sketch",
     "trace_sketches": "felix.sketch.sketch",
     "tune": "felix.tuning.tune",
@@ -31,6 +32,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from felix import events, frontend, metaschedule, records, workloads
     from felix.frontend import extract_tasks
+    from felix.network.optimize import optimize
     from felix.sketch.sketch import Sketch, sketches, trace_sketches
     from felix.task import Task
     from felix.tuning.options import TuneOptions
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FelixError", "InvalidSchedule", "NetworkResult", "Sketch", "Task", "TuneOptions",
            "TuneResult", "compile", "errors", "events", "extract_tasks", "frontend",
-           "metaschedule", "records", "sketches", "trace_sketches", "tune",
+           "metaschedule", "optimize", "records", "sketches", "trace_sketches", "tune",
            "workloads"]  # fmt: skip
 
 

@@ -44,6 +44,7 @@ _EPILOG = """\
 WORKLOAD is an operator with its parameters, or a file with a task or TIR function as JSON:
   gemm:512,512,512,epilogue=bias+relu   conv2d:1,56,56,64,64,3,padding=1   softmax:512x1000
   path/to/task.json
+`felix tune` also takes a whole network: net.onnx, or net.pt2 of torch.export.save.
 TARGET is llvm (this CPU), cuda, a GPU such as h100, or any TVM target, e.g. "llvm -num-cores 4".
 exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted
 """
@@ -114,7 +115,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("workload", metavar="WORKLOAD", nargs="+", help="one or several (tuned together)")
     add("--target", help="what to tune for (default: llvm, this CPU, or what a file says)")
     add("--trials", type=_positive(int), default=None, metavar="N",
-        help="candidates to measure (default: 64 a workload, or until --seconds)")  # fmt: skip
+        help="candidates to measure (default: 64 a workload, or until --seconds; a network: "
+        "until 300 seconds)")  # fmt: skip
     add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
     add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
     add("--strategy", choices=strategies.NAMES, default=strategies.NAMES[0], help="how to search")
@@ -131,6 +133,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     )
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
+    add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
     add("--compare", type=_libraries, default=libraries.DEFAULT, metavar="LIBRARIES",
         help="what the best schedules are compared with: numpy, torch, inductor (torch.compile), "
         "joined by +, or none (default: numpy+torch)")  # fmt: skip

@@ -16,6 +16,7 @@ import enum
 import os
 import shutil
 import subprocess
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -70,6 +71,22 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
         library.export_library(stem + ".so", workspace_dir=objects, options=["-lm"])
     shutil.rmtree(objects)
     return stem + ".so"
+
+
+def export_executable(built: Any, path: str) -> None:
+    """Write a compiled network (`relax.VMExecutable`) as a shared library.
+
+    Raises:
+        ValueError: there is no linker.
+    """
+    link = resolve(Link.AUTO)
+    if link is Link.JIT:
+        raise ValueError("a network's library needs a linker: install binutils or a C compiler")
+    with tempfile.TemporaryDirectory() as objects:
+        if link is Link.LD:
+            built.export_library(path, fcompile=_ld, workspace_dir=objects)
+        else:
+            built.export_library(path, workspace_dir=objects, options=["-lm"])
 
 
 def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:

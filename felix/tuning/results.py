@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from felix.sketch.sketch import Program, Sketch
     from felix.sketch.template_sketch import TemplateSketch
     from felix.sketch.trace_sketch import TraceSketch
+    from felix.sketch.variables import Variable
     from felix.task import Task
 
 Record = records.Record
@@ -70,6 +71,11 @@ class Best:
     def decisions(self) -> tuple[int, ...]:
         """Values of the sketch's variables, in order."""
         return self.record.decisions
+
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The variables of the sketch, whose values the decisions are."""
+        return self._sketch.variables
 
     @functools.cached_property
     def program(self) -> Program:

@@ -127,7 +127,7 @@ def test_felix_commands_of_shell_blocks_parse() -> None:
         options = main._parser().parse_args(shlex.split(line)[1:])
         named = getattr(options, "workload", [])
         for workload in [named] if isinstance(named, str) else named:
-            if not workload.endswith((".json", ".onnx")):
+            if not workload.endswith((".json", ".onnx", ".pt2")):
                 workloads.catalogue.parse_params(workload)
 
 

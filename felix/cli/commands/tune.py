@@ -13,6 +13,7 @@ from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, progress, report
 from felix.cli.commands import inputs
+from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
 from felix.tuning import options, pacing, results
 
@@ -26,7 +27,9 @@ DEFAULT_TRIALS = 64
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tune the workloads; the exit code."""
+    """Tune the workloads, or the network; the exit code."""
+    if network_command.is_network(arguments.workload):
+        return network_command.run(arguments)
     tasks = [inputs.task(text, arguments.target) for text in arguments.workload]
     out = export.check_writable(arguments.out)
     network = _tune(tasks, arguments, out)

@@ -181,6 +181,17 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
     Raises:
         MeasureError: there is no NVRTC here, or headers are needed and there are none.
     """
+    with compiling(target):
+        return tvm.tirx.build(mod, target)
+
+
+@contextlib.contextmanager
+def compiling(target: tvm.target.Target) -> Iterator[None]:
+    """TVM builds kernels as they are measured until the block ends.
+
+    Raises:
+        MeasureError: there is no NVRTC here, or headers are needed and there are none.
+    """
     nvrtc.load()
     arch = str(target.attrs["arch"])
 
@@ -189,7 +200,7 @@ def module(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
         return nvrtc.compile_cubin(source.text, arch, headers=source.headers)
 
     with compiled_by(cubin), tvm.transform.PassContext(**_PASSES):
-        return tvm.tirx.build(mod, target)
+        yield
 
 
 def ptx(code: str, target: tvm.target.Target) -> str:

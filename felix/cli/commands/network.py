@@ -1,0 +1,101 @@
+"""`felix tune net.onnx` and `felix tune net.pt2`: a whole network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from felix import errors
+from felix.artifact import export
+from felix.cli import interrupts, progress
+from felix.cli.commands import inputs
+from felix.tuning import options, pacing
+
+if TYPE_CHECKING:
+    from felix.network.optimized import OptimizedNetwork
+
+#: Ends of the names of files that hold a network: of ONNX, and of `torch.export.save`.
+SUFFIXES = (".onnx", ".pt2")
+
+
+def is_network(workloads: Sequence[str]) -> bool:
+    """Whether the workloads of a command name a network.
+
+    Raises:
+        WorkloadError: one of several does.
+    """
+    networks = [text for text in workloads if text.endswith(SUFFIXES)]
+    if networks and len(workloads) > 1:
+        raise errors.WorkloadError(
+            f"{networks[0]} is a whole network: tune it by itself, not with other workloads"
+        )
+    return bool(networks)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Optimize the network, write its artifact and report; the exit code."""
+    if arguments.strategy != "gradient" or arguments.model is not None:
+        raise errors.TuningError("a network is tuned by gradient search with the shipped model")
+    path = arguments.workload[0]
+    out = export.check_writable(arguments.out)
+    fast = _optimized(path, arguments, out)
+    folder = fast.export(out)
+    if arguments.json:
+        print(json.dumps({**fast.report.to_json(), "out": str(folder)}, indent=1))
+    if not arguments.quiet or not arguments.json:
+        human = sys.stderr if arguments.json else sys.stdout
+        print(f"{fast.report}\nrun it: python {folder / 'run.py'}", file=human)
+    return interrupts.EXIT_CODE if fast.report.reason == "interrupted" else 0
+
+
+def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> OptimizedNetwork:
+    from felix.network import optimize
+
+    model, shapes = _read(path, arguments.shape)
+    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+        try:
+            return optimize.optimize(
+                model,
+                seconds=arguments.seconds,
+                trials=arguments.trials,
+                target=arguments.target or inputs.DEFAULT_TARGET,
+                shapes=shapes,
+                out=out,
+                seed=arguments.seed,
+                options=options.TuneOptions(
+                    round_size=arguments.round,
+                    patience_rounds=arguments.patience,
+                    should_stop=signals.noted,
+                ),
+                on_event=on_event,
+            )
+        except pacing.Stopped:  # before there was anything to report
+            raise KeyboardInterrupt from None
+
+
+def _read(path: str, shapes: Sequence[str] | None) -> tuple[Any, Mapping[str, list[int]] | None]:
+    """(model, shapes) as `felix.optimize` takes them."""
+    if path.endswith(".onnx"):
+        return path, dict(map(_shape, shapes or ())) or None
+    if shapes:
+        raise errors.WorkloadError("--shape is for ONNX files: a .pt2 file has its shapes")
+    import torch
+
+    try:
+        return torch.export.load(path), None
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise errors.WorkloadError(f"cannot read {path}: {line}") from error
+
+
+def _shape(text: str) -> tuple[str, list[int]]:
+    """NAME=1x3x224x224 as name and extents."""
+    name, _, extents = text.rpartition("=")
+    try:
+        return name, [int(extent) for extent in extents.split("x")]
+    except ValueError:
+        raise errors.WorkloadError(f"--shape takes NAME=1x3x224x224, got {text!r}") from None

@@ -1,0 +1,79 @@
+"""Known results as MetaSchedule databases, and MetaSchedule databases as known results."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from felix import errors, records
+from felix.known_results import outcome, store
+from felix.metaschedule import trace_text
+from felix.sketch import sketch as sketching
+from felix.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from felix.sketch.trace_sketch import TraceSketch
+
+
+def export(known: store.Store, folder: str | os.PathLike[str]) -> int:
+    """Write the schedules of a store as a MetaSchedule database; how many there are.
+
+    Generated kernels are left out: no trace makes them.
+
+    Raises:
+        OutputError: the folder cannot be written.
+        RecordError: the store cannot be read.
+    """
+    entries = []
+    for text, result in known.entries():
+        entry = _entry(Task.from_json(text, trusted=True), result)
+        if entry is not None:
+            entries.append(entry)
+    records.export_database(folder, entries)
+    return len(entries)
+
+
+def import_schedules(
+    folder: str | os.PathLike[str], task: Task, sketches: Sequence[TraceSketch]
+) -> list[tuple[str, Sequence[int]]]:
+    """Schedules of a task in a MetaSchedule database, as (sketch key, decisions), fastest first.
+
+    They are candidates to measure first: their latencies are those of another run.
+
+    Raises:
+        RecordError: there is no database, or it cannot be read.
+    """
+    finder = trace_text.Finder(sketches)
+    located: list[tuple[str, Sequence[int]]] = []
+    for entry in records.import_database(folder):
+        if _key(entry, task) != task.program_key:
+            continue
+        candidate = finder.find(*trace_text.read(entry.trace.simplified(True)))
+        if candidate is not None:
+            index, decisions = candidate
+            located.append((sketches[index].key, decisions))
+    return located
+
+
+def _entry(task: Task, result: outcome.Outcome) -> records.DatabaseEntry | None:
+    if result.schedule is None or result.tuned_us is None:
+        return None
+    for sketch in sketching.sketches(task):
+        if sketch.key == result.schedule.sketch_key:
+            return records.DatabaseEntry(
+                mod=sketch.mod,
+                trace=sketch.schedule(result.schedule.row).trace,
+                latencies_us=(result.tuned_us,),
+                target=task.target,
+            )
+    return None
+
+
+def _key(entry: records.DatabaseEntry, task: Task) -> str | None:
+    """The key of an entry's program; None if it is none that Felix tunes."""
+    try:
+        return Task.from_prim_func(entry.mod["main"], task.target, clamp=True).program_key
+    except errors.WorkloadError:
+        return None

@@ -1,0 +1,106 @@
+"""What is known of a task after tuning, and which tasks are similar."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm_ffi import structural
+
+from felix.measure import payload
+from felix.tir import grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from felix.sketch.variables import Variable
+    from felix.task import Task
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision variable and its value: all that another sketch of the kind needs.
+
+    `extent` is that of a tiled loop, None of a choice.
+    """
+
+    name: str
+    extent: int | None
+    group: int
+    value: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Decisions of a sketch, and where they come from."""
+
+    sketch_key: str
+    sketch_index: int
+    variant: str
+    decisions: tuple[Decided, ...]
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The values of the variables, in order."""
+        return tuple(each.value for each in self.decisions)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What tuning a task gave on a device.
+
+    Attributes:
+        tuned_us: latency of the best schedule or generated kernel; None if none ran.
+        program: that program (`measure.payload`'s text); None with `tuned_us`.
+        schedule: its decisions; None with `tuned_us`.
+        default_us: latency of the program as TVM schedules it; None if it was not measured.
+        failure: why there is no best schedule; None if there is one.
+        n_trials: candidates that were measured.
+    """
+
+    tuned_us: float | None = None
+    program: str | None = None
+    schedule: Schedule | None = None
+    default_us: float | None = None
+    failure: str | None = None
+    n_trials: int = 0
+
+    def read_program(self) -> payload.Program | None:
+        """The program of `tuned_us`."""
+        if self.program is None:
+            return None
+        stored = payload.read(self.program)
+        return stored.mod if isinstance(stored, payload.TirProgram) else stored
+
+
+def decided(variables: Sequence[Variable], row: Sequence[int]) -> tuple[Decided, ...]:
+    """A row of decisions with what its variables are."""
+    return tuple(
+        Decided(variable.name, variable.extent, variable.group, int(value))
+        for variable, value in zip(variables, row, strict=True)
+    )
+
+
+def family(task: Task) -> str:
+    """Hash of a task's program without its extents: equal for one operator of several sizes."""
+    func = task.func
+    parts: list[str] = [str(task.target.kind.name)]
+    parts += [f"{grammar.dtype(buffer)} {len(grammar.shape(buffer))}" for buffer in func.params]
+    structural.structural_walk(
+        func.body, ((tvm_ffi.Object, lambda node: parts.append(_kind(node))),)
+    )
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+
+def _kind(node: Any) -> str:
+    """What a node of a program is, whatever its numbers and names."""
+    if isinstance(node, tvm.ir.Call):
+        operator = node.op.name if isinstance(node.op, tvm.ir.Op) else "function"
+        return f"call {operator}"
+    if isinstance(node, tirx.IterVar):
+        return f"iterator {int(node.iter_type)}"
+    return type(node).__name__

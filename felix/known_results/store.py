@@ -1,0 +1,183 @@
+"""The store of known results: an SQLite file that several processes may use at once.
+
+A result belongs to a task (its program and target), a device, and the versions of what its
+latency depends on. The file is `$FELIX_KNOWN_RESULTS`, else `known-results.sqlite` in Felix's
+cache folder (`felix.files.cache_folder`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from felix import errors, files, records, target
+from felix.known_results import outcome
+
+if TYPE_CHECKING:
+    from felix.task import Task
+
+#: Version of the file's table.
+FORMAT = 1
+#: Names the file.
+VARIABLE = "FELIX_KNOWN_RESULTS"
+#: How long a process waits for another one's writing.
+TIMEOUT_S = 60.0
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS outcomes (
+    task_key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL,
+    family TEXT NOT NULL, task TEXT NOT NULL, tuned_us REAL, outcome TEXT NOT NULL,
+    updated_s REAL NOT NULL,
+    PRIMARY KEY (task_key, device, versions)
+);
+CREATE INDEX IF NOT EXISTS by_family ON outcomes (family, updated_s);
+"""
+
+
+def default_path() -> pathlib.Path:
+    """Where results are kept unless a place is named."""
+    return pathlib.Path(os.environ.get(VARIABLE) or files.cache_folder() / "known-results.sqlite")
+
+
+class Store:
+    """Known results in a file, which is made when it is needed.
+
+    Args:
+        path: the file; `default_path` when left out.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = (default_path() if path is None else pathlib.Path(path)).absolute()
+        self._versions = json.dumps(_versions(), sort_keys=True)
+
+    def find(self, task: Task) -> outcome.Outcome | None:
+        """What is known of a task on its device under these versions.
+
+        Raises:
+            RecordError: the file cannot be read.
+        """
+        query = "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
+        with self._connection() as connection:
+            row = connection.execute(query, self._key(task)).fetchone()
+        return None if row is None else _from_json(row[0])
+
+    def add(self, task: Task, result: outcome.Outcome) -> outcome.Outcome:
+        """Store what tuning gave; of two results of a task the faster schedule stays.
+
+        Returns:
+            What the store has now.
+
+        Raises:
+            RecordError: the file cannot be written.
+        """
+        with self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")  # what is read may not change until the write
+            query = (
+                "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
+            )
+            row = connection.execute(query, self._key(task)).fetchone()
+            merged = result if row is None else _merged(_from_json(row[0]), result)
+            values = (*self._key(task), outcome.family(task), task.to_json(), merged.tuned_us,
+                      json.dumps(dataclasses.asdict(merged)), time.time())  # fmt: skip
+            connection.execute(
+                "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
+            )
+        return merged
+
+    def similar(self, task: Task, limit: int = 4) -> list[outcome.Outcome]:
+        """Results of the same operator with other extents, or of this task elsewhere.
+
+        The latest come first; those without a schedule are left out.
+
+        Raises:
+            RecordError: the file cannot be read.
+        """
+        query = (
+            "SELECT outcome FROM outcomes WHERE family = ? AND tuned_us IS NOT NULL "
+            "AND NOT (task_key = ? AND device = ? AND versions = ?) "
+            "ORDER BY updated_s DESC LIMIT ?"
+        )
+        with self._connection() as connection:
+            rows = connection.execute(
+                query, (outcome.family(task), *self._key(task), limit)
+            ).fetchall()
+        return [_from_json(text) for (text,) in rows]
+
+    def entries(self) -> list[tuple[str, outcome.Outcome]]:
+        """Every task (`Task.to_json`) with what is known of it, the oldest first.
+
+        Raises:
+            RecordError: the file cannot be read.
+        """
+        with self._connection() as connection:
+            rows = connection.execute(
+                "SELECT task, outcome FROM outcomes ORDER BY updated_s"
+            ).fetchall()
+        return [(task, _from_json(text)) for task, text in rows]
+
+    def _key(self, task: Task) -> tuple[str, str, str]:
+        return task.key, target.hardware(task.target).name, self._versions
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are written when the block ends without an error."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(self.path, timeout=TIMEOUT_S, isolation_level=None)
+            with contextlib.closing(connection):
+                self._prepare(connection)
+                yield connection
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            raise errors.RecordError(
+                f"the known results in {self.path} cannot be used: {error}; name another file, or "
+                f"delete it"
+            ) from error
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == FORMAT:
+            return
+        if version:
+            raise sqlite3.DatabaseError(f"it has the format {version}, not {FORMAT}")
+        connection.executescript(_TABLE + f"PRAGMA user_version = {FORMAT};")
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what latencies depend on, and the programs that are stored."""
+    versions = records.versions()
+    del versions["python"]
+    return versions
+
+
+def _merged(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
+    """The faster schedule of two results of a task, and the later of everything else."""
+    default_us = earlier.default_us if later.default_us is None else later.default_us
+    is_earlier_faster = earlier.tuned_us is not None and (
+        later.tuned_us is None or earlier.tuned_us < later.tuned_us
+    )
+    faster = earlier if is_earlier_faster else later
+    return dataclasses.replace(
+        faster,
+        default_us=default_us,
+        n_trials=earlier.n_trials + later.n_trials,
+    )
+
+
+def _from_json(text: str) -> outcome.Outcome:
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        if fields["schedule"] is not None:
+            decisions = tuple(outcome.Decided(**each) for each in fields["schedule"]["decisions"])
+            fields["schedule"] = outcome.Schedule(**{**fields["schedule"], "decisions": decisions})
+        return outcome.Outcome(**fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.RecordError(f"a known result is malformed: {error}") from error

@@ -1,0 +1,68 @@
+"""Whether a network's outputs are those of the model it was made from.
+
+The error of an output is max |y - y'| / (|y'| + r), r the root mean square of y', the model's
+output. It may be `TOLERANCES[t]`, where t is the least precise element type among the network's
+parameters and outputs: layers round after each other, so this is wider than for a single program.
+Integers must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from felix import errors
+
+#: By element type, the least precise first.
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.bfloat16: 1e-1,
+    torch.float16: 2e-2,
+    torch.float32: 1e-3,
+    torch.float64: 1e-6,
+}
+
+
+def tolerance(dtypes: Iterable[torch.dtype]) -> float:
+    """The largest tolerance of element types; 0 if none is a float."""
+    return max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+
+
+def check(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limit: float) -> float:
+    """The largest error of the outputs.
+
+    Raises:
+        TuningError: an output differs by more than the limit.
+    """
+    worst = 0.0
+    for number, (output, reference) in enumerate(zip(actual, expected, strict=True)):
+        error = difference(output, reference)
+        if not error <= limit:
+            raise errors.TuningError(
+                f"output {number} of the optimized network differs from the model's: relative "
+                f"error {error:.1e}, tolerance {limit:.1e}. Nothing ships; please report this"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def difference(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """The error of an output; infinite where shapes, types or places of non-finite values differ.
+
+    Integers that differ count as an infinite error.
+    """
+    if output.shape != reference.shape or output.dtype != reference.dtype:
+        return float("inf")
+    if not reference.dtype.is_floating_point:
+        return 0.0 if torch.equal(output, reference) else float("inf")
+    if not reference.numel():
+        return 0.0
+    y, ideal = output.detach().to(torch.float64), reference.detach().to(torch.float64)
+    finite = torch.isfinite(ideal)
+    same = (y == ideal) | (torch.isnan(y) & torch.isnan(ideal))
+    if not bool((finite | same).all()):
+        return float("inf")
+    rms = ideal[finite].square().mean().sqrt() if bool(finite.any()) else ideal.new_zeros(())
+    scale = (ideal.abs() + rms).clamp_min(torch.finfo(torch.float64).tiny)
+    error = torch.where(same, 0.0, (y - ideal).abs() / scale)
+    return float(torch.nan_to_num(error, nan=float("inf")).max())

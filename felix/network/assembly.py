@@ -1,0 +1,88 @@
+"""Putting tuned programs back: a lowered network whose calls run the programs that ship.
+
+A scheduled module takes the place of its group's PrimFuncs, so it is compiled with the rest. A
+generated kernel is a module of its own: the group's calls become calls of a packed function. What
+ships is the program that was measured, not its trace applied again: a task's program has narrower
+indices and sometimes other windows than the network's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax import expr_functor
+
+from felix.measure import build
+from felix.measure.payload import Program
+from felix.network import groups
+from felix.task import Task
+from felix.templates.generated import GeneratedProgram
+
+#: What a group runs; None: its PrimFunc as TVM schedules it.
+Runs: TypeAlias = Program | None
+
+
+def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]) -> tvm.IRModule:
+    """The network with what ships in the place of each group's PrimFuncs.
+
+    Raises:
+        MeasureError: a generated kernel cannot be compiled here.
+    """
+    mod = lowered.clone()
+    packed: dict[str, str] = {}
+    modules: list[tvm.runtime.Module] = []
+    for number, (group, runs) in enumerate(shipped):
+        if isinstance(runs, GeneratedProgram):
+            assert group.task is not None  # what was generated was generated for a task
+            name = f"felix_group{number}"
+            modules.append(_module(runs, group.task, name))
+            packed.update(dict.fromkeys(group.symbols, name))
+        elif runs is not None:
+            for symbol in group.symbols:
+                _replace(mod, symbol, runs["main"])
+    if packed:
+        mod = _with_packed_calls(mod, packed)
+    return mod.with_attr("external_mods", modules) if modules else mod
+
+
+def _replace(mod: tvm.IRModule, symbol: str, program: tirx.PrimFunc) -> None:
+    """Put a scheduled function in the place of a PrimFunc, under its name."""
+    variable = mod.get_global_var(symbol)
+    func = program.without_attr("global_symbol").with_attr("tirx.is_scheduled", True)
+    mod.update_func(variable, func.with_attr("tirx.noalias", True))
+
+
+def _module(program: GeneratedProgram, task: Task, name: str) -> tvm.runtime.Module:
+    """A generated kernel as a module whose function has this name."""
+    func = task.func.with_attr("global_symbol", name)
+    named = dataclasses.replace(task, mod=tvm.IRModule({"main": func}))
+    return build.module_of_task(program, named)
+
+
+def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, str]) -> tvm.IRModule:
+    """The module with calls of these PrimFuncs made calls of packed functions."""
+    mutator = _PackedCalls(mod, packed)
+    changed = mutator.visit_expr(mod["main"])
+    mutator.builder_.update_func(mod.get_global_var("main"), changed)
+    return relax.transform.DeadCodeElimination(["main"])(mutator.builder_.finalize())
+
+
+@expr_functor.mutator
+class _PackedCalls(expr_functor.PyExprMutator):  # type: ignore[misc]
+    """Makes calls of PrimFuncs calls of packed functions, which get their outputs' memory."""
+
+    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, str]) -> None:
+        super().__init__(mod)
+        self._packed = packed
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """One call, after its arguments."""
+        visited = self.visit_expr_post_order(call)
+        name = self._packed.get(groups.called(visited) or "")
+        if name is None:
+            return visited
+        return relax.call_dps_packed(name, visited.args[1], visited.ty_args[0])

@@ -1,0 +1,1 @@
+"""The artifact of a network: a folder that runs without Felix."""

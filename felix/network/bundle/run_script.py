@@ -1,0 +1,177 @@
+"""Load, check and time a tuned network: `python run.py` in its folder.
+
+Needs TVM and numpy, not Felix. It verifies the files against the manifest, runs the network on the
+stored inputs, compares the outputs with the stored ones, then times calls with warm caches. Exit
+status: 0 if everything agrees, 1 with one line on stderr otherwise.
+
+In a program of your own, with tensors of TVM or of PyTorch:
+
+    network = run.Network("net/")
+    outputs = network(*inputs)      # a list
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+#: Seconds that timing takes at most.
+BUDGET_S = 10.0
+
+
+class Failure(Exception):
+    """The folder is damaged, cannot run here or gives a wrong result."""
+
+
+class Network:
+    """The network in a folder.
+
+    Args:
+        folder: where `manifest.json` is.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] = HERE) -> None:
+        self._folder = pathlib.Path(folder)
+        self.manifest = _manifest(self._folder)
+        threads = self.manifest["target"].get("num-cores")
+        if threads:
+            os.environ.setdefault("TVM_NUM_THREADS", str(threads))
+        tvm, relax = _runtime()
+        kind = self.manifest["target"]["kind"]
+        self.device = tvm.runtime.device("cpu" if kind == "llvm" else kind, 0)
+        if not self.device.exist:
+            raise Failure(f"this network needs a {kind} device and there is none here")
+        try:
+            library = tvm.runtime.load_module(str(self._folder / "network.so"))
+        except (RuntimeError, ValueError, OSError) as error:
+            lines = str(error).strip().splitlines()
+            raise Failure(f"network.so cannot be loaded here: {lines[-1:]}") from None
+        self._main = relax.VirtualMachine(library, self.device)["main"]
+        stored = self.load("parameters.bin")
+        self._parameters = [stored[f"p{i}"] for i in range(self.manifest["n_parameters"])]
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """The outputs of one call; inputs as `inputs` in the manifest says."""
+        if len(inputs) != len(self.manifest["inputs"]):
+            raise Failure(f"the network takes {len(self.manifest['inputs'])} inputs")
+        outputs = self._main(*inputs, *self._parameters)
+        return [outputs] if hasattr(outputs, "shape") else list(outputs)
+
+    def load(self, name: str) -> dict[str, Any]:
+        """The tensors of a file of the folder, on the device."""
+        tvm, _ = _runtime()
+        content = (self._folder / name).read_bytes()
+        host = tvm.runtime.load_param_dict(content)
+        return {key: value.copyto(self.device) for key, value in host.items()}
+
+
+def main() -> int:
+    """Check and time; the exit status."""
+    parser = argparse.ArgumentParser(description="Check and time this tuned network.")
+    parser.add_argument("--repeats", type=int, default=100, help="timed calls (default 100)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    try:
+        result = run(Network(), max(options.repeats, 1))
+    except Failure as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    print(f"{result['network']} on {result['device']}")
+    print(f"  agrees with the stored outputs (largest relative error {result['max_error']:.1e})")
+    print(f"  {result['latency_us']:.1f} us a call, warm caches")
+    return 0
+
+
+def run(network: Network, repeats: int) -> dict[str, Any]:
+    """Check a network against its examples and time it."""
+    examples = network.load("examples.bin")
+    manifest = network.manifest
+    inputs = [examples[f"input{i}"] for i in range(len(manifest["inputs"]))]
+    outputs = network(*inputs)
+    if len(outputs) != len(manifest["outputs"]):
+        raise Failure(f"{len(outputs)} outputs, not {len(manifest['outputs'])}")
+    worst = 0.0
+    for number, output in enumerate(outputs):
+        error = _difference(output.numpy(), examples[f"output{number}"].numpy())
+        if not error <= manifest["tolerance"]:
+            raise Failure(
+                f"output {number} differs from the stored one: relative error {error:.1e}, "
+                f"tolerance {manifest['tolerance']:.1e}"
+            )
+        worst = max(worst, error)
+    return {
+        "network": manifest["network"],
+        "device": manifest["device"],
+        "max_error": worst,
+        "latency_us": _time_us(network, inputs, repeats),
+    }
+
+
+def _runtime() -> tuple[Any, Any]:
+    try:
+        import tvm
+        from tvm import relax
+    except ImportError as error:
+        raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
+    return tvm, relax
+
+
+def _manifest(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        hashes = manifest["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Failure(f"manifest.json cannot be read: {error}") from None
+    for name, expected in hashes.items():
+        try:
+            digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise Failure(f"{name} cannot be read: {error.strerror}") from None
+        if digest != expected:
+            raise Failure(f"{name} is not the file the manifest names (sha256 differs)")
+    return manifest
+
+
+def _difference(output: Any, expected: Any) -> float:
+    """max |y - y'| / (|y'| + root mean square of y'); infinite where integers differ."""
+    if output.shape != expected.shape or output.dtype != expected.dtype:
+        return float("inf")
+    if output.dtype.kind in "iub":
+        return 0.0 if np.array_equal(output, expected) else float("inf")
+    actual, ideal = output.astype(np.float64), expected.astype(np.float64)
+    finite = ideal[np.isfinite(ideal)]
+    rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+    scale = np.maximum(np.abs(ideal) + rms, np.finfo(np.float64).tiny)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(actual - ideal) / scale
+    error[(actual == ideal) | (np.isnan(actual) & np.isnan(ideal))] = 0.0
+    return float(np.max(np.nan_to_num(error, nan=np.inf), initial=0.0))
+
+
+def _time_us(network: Network, inputs: list[Any], repeats: int) -> float:
+    latencies_us: list[float] = []
+    end = time.perf_counter() + BUDGET_S
+    while len(latencies_us) < repeats and (not latencies_us or time.perf_counter() < end):
+        network.device.sync()
+        begin = time.perf_counter()
+        network(*inputs)
+        network.device.sync()
+        latencies_us.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(latencies_us)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

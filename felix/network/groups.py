@@ -1,0 +1,84 @@
+"""The groups of a lowered network, and the tasks that they are.
+
+A group is a program that the network calls: a PrimFunc, or several that compute the same. Layers
+that differ only in their weights are one group, which is tuned once.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+
+from felix import frontend
+from felix.task import Task
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A program that the network calls.
+
+    Attributes:
+        name: of its first PrimFunc.
+        symbols: names of its PrimFuncs in the module, which all compute the same.
+        calls: how often a call of the network calls it.
+        task: what is tuned; None if Felix cannot tune it.
+        reason: why there is no task; None if there is one.
+    """
+
+    name: str
+    symbols: tuple[str, ...]
+    calls: int
+    task: Task | None
+    reason: str | None
+
+
+def of(lowered: tvm.IRModule, full: tvm.target.Target) -> list[Group]:
+    """The groups of a lowered network, most float operations first, then those without a task."""
+    counts = calls(lowered)
+    read = frontend.model_tasks(lowered, full)
+    tuned = [
+        Group(
+            name=each.task.name,
+            symbols=each.functions,
+            calls=sum(counts[symbol] for symbol in each.functions),
+            task=each.task,
+            reason=None,
+        )
+        for each in read.tasks
+    ]
+    refused = [
+        Group(name=symbol, symbols=(symbol,), calls=counts[symbol], task=None, reason=reason)
+        for symbol, reason in sorted(read.refused.items())
+    ]
+    return [*tuned, *refused]
+
+
+def tasks(groups: Sequence[Group]) -> list[Task]:
+    """What is tuned, each task with the number of its calls as its weight."""
+    return [group.task for group in groups if group.task is not None]
+
+
+def calls(lowered: tvm.IRModule) -> collections.Counter[str]:
+    """How often `main` calls each PrimFunc, by name."""
+    counts: collections.Counter[str] = collections.Counter()
+
+    def visit(expression: relax.Expr) -> None:
+        symbol = called(expression)
+        if symbol is not None:
+            counts[symbol] += 1
+
+    relax.analysis.post_order_visit(lowered["main"], visit)
+    return counts
+
+
+def called(expression: relax.Expr) -> str | None:
+    """Name of the PrimFunc that an expression calls; None if it calls none."""
+    if not isinstance(expression, relax.Call) or not isinstance(expression.op, tvm.ir.Op):
+        return None
+    if expression.op.name not in ("relax.call_tir", "relax.call_tir_inplace"):
+        return None
+    return str(expression.args[0].name_hint)

@@ -1,0 +1,206 @@
+"""A model as what the rest of this folder works on: imported, lowered, with example inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import tvm
+
+from felix import errors, frontend
+from felix.frontend import imported as frontend_imported
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+#: What `optimize` takes: a module, an exported program, or the path or bytes of an ONNX file.
+Model: TypeAlias = "torch.nn.Module | ExportedProgram | str | pathlib.Path | bytes"
+#: Seed of the inputs that are drawn where there are no examples.
+_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """An imported and lowered model.
+
+    Attributes:
+        name: for people.
+        imported: the model before lowering: parameters, inputs, outputs, how it is called.
+        lowered: an IRModule whose "main" takes inputs, then parameters, and calls PrimFuncs, one
+            a group of fused operators.
+        target: what it is lowered for.
+        examples: the input tensors of one call.
+        expected: the model's own outputs on them; None of an ONNX file, which only TVM runs here.
+        call_model: calls the model on the examples; None of an ONNX file.
+    """
+
+    name: str
+    imported: frontend_imported.ImportedModel
+    lowered: tvm.IRModule
+    target: tvm.target.Target
+    examples: tuple[torch.Tensor, ...]
+    expected: tuple[torch.Tensor, ...] | None
+    call_model: Callable[[], Any] | None
+
+
+def read(
+    model: Model,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    full: tvm.target.Target,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Network:
+    """Import and lower a model.
+
+    Args:
+        model: the model.
+        args, kwargs: example inputs of a call; an ONNX file and a program exported with its
+            inputs need none.
+        full: what to build for.
+        shapes: of inputs whose extents an ONNX file leaves open.
+
+    Raises:
+        WorkloadError: torch cannot export the model, or TVM cannot import or lower it.
+    """
+    if isinstance(model, str | pathlib.Path | bytes):
+        return _of_onnx(model, args, kwargs, full, shapes)
+    if shapes is not None:
+        raise errors.WorkloadError("shapes are for ONNX files: give example inputs instead")
+    if not isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
+        raise errors.WorkloadError(
+            "optimize takes a torch.nn.Module, a torch.export.ExportedProgram or an ONNX file, "
+            f"got {type(model).__name__}"
+        )
+    return _of_torch(model, args, kwargs, full)
+
+
+def device_of(full: tvm.target.Target) -> str:
+    """PyTorch's name of the kind of device that a target's programs run on."""
+    return "cpu" if full.kind.name == "llvm" else str(full.kind.name)
+
+
+def torch_dtypes(model: frontend_imported.ImportedModel) -> set[torch.dtype]:
+    """The element types of a model's parameters and outputs."""
+    names = {
+        str(each.dtype).removeprefix("torch.") for each in (*model.parameters, *model.outputs)
+    }
+    return {torch_dtype(name) for name in names}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """PyTorch's element type of TVM's name.
+
+    Raises:
+        WorkloadError: PyTorch has none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise errors.WorkloadError(f"PyTorch has no element type {name}")
+    return dtype
+
+
+class _Exported(torch.nn.Module):
+    """The module of an exported program, which has the mode that it was exported in."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The program's outputs."""
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> _Exported:
+        """Nothing to change: torch refuses to."""
+        self.training = mode
+        return self
+
+
+def _of_torch(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    full: tvm.target.Target,
+) -> Network:
+    name = type(model).__name__
+    if isinstance(model, torch.export.ExportedProgram):
+        if not args and not kwargs and model.example_inputs is not None:
+            args, kwargs = model.example_inputs
+        module: torch.nn.Module = _Exported(model.module(check_guards=False))
+    else:
+        module = model
+    read = frontend.import_torch(module, tuple(args), kwargs)
+    expected = _result(module, args, kwargs)
+    return Network(
+        name=name,
+        imported=read,
+        lowered=frontend.lowered(read, full),
+        target=full,
+        examples=tuple(read.calling.flatten(args, kwargs)),
+        expected=tuple(_tensors(expected)),
+        call_model=lambda: _result(module, args, kwargs),
+    )
+
+
+def _of_onnx(
+    model: str | pathlib.Path | bytes,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    full: tvm.target.Target,
+    shapes: Mapping[str, Sequence[int]] | None,
+) -> Network:
+    read = frontend.import_onnx(model, shapes)
+    has_examples = bool(args) or bool(kwargs)
+    examples = read.calling.flatten(args, kwargs) if has_examples else _drawn(read.inputs, full)
+    return Network(
+        name="ONNX model" if isinstance(model, bytes) else pathlib.Path(model).stem,
+        imported=read,
+        lowered=frontend.lowered(read, full),
+        target=full,
+        examples=tuple(torch.as_tensor(each) for each in examples),
+        expected=None,
+        call_model=None,
+    )
+
+
+def _drawn(
+    specs: Sequence[frontend_imported.TensorSpec], full: tvm.target.Target
+) -> list[torch.Tensor]:
+    """Random floats, and zeros for integers, which may be indices."""
+    generator = torch.Generator().manual_seed(_SEED)
+    tensors = []
+    for spec in specs:
+        dtype = torch_dtype(spec.dtype)
+        assert spec.shape is not None  # only outputs have none
+        if dtype.is_floating_point:
+            tensors.append(torch.randn(spec.shape, generator=generator).to(dtype))
+        else:
+            tensors.append(torch.zeros(spec.shape, dtype=dtype))
+    return [tensor.to(device_of(full)) for tensor in tensors]
+
+
+def _result(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the model returns, in inference mode."""
+    with _evaluating(module), torch.no_grad():
+        return module(*args, **kwargs)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(result)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model is in inference mode until the block ends."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

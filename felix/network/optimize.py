@@ -1,0 +1,165 @@
+"""Optimizing a network, from a model to a callable: start reading here.
+
+    fast = felix.optimize(model, (x,), seconds=300)
+    y = fast(x)                       # as model(x)
+    print(fast.report)
+    fast.export("net/")
+
+    model -> import, lower -> groups -> known results -> tuning of the rest
+                                                             |
+    callable <- check <- build <- assembly <- the fastest contender of each group
+
+Equal groups are one task, weighted by its calls, and `felix.tune` shares the time out among the
+tasks. What tuning gives is stored (`felix.known_results`): the same network again costs no
+measuring, and similar tasks start from what is known.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import tvm
+
+from felix import target
+from felix.known_results import store
+from felix.network import (
+    agreement,
+    assembly,
+    executable,
+    groups,
+    imported,
+    optimized,
+    outcomes,
+    shipping,
+)
+from felix.network import report as reports
+from felix.tuning import options as tune_options
+from felix.tuning import results
+
+#: Seconds of tuning when neither seconds nor trials are given.
+DEFAULT_SECONDS = 300.0
+#: Draws the inputs of an ONNX file that comes without examples.
+_SEED = 0
+
+
+def optimize(
+    model: imported.Model,
+    example_inputs: Sequence[Any] | torch.Tensor = (),
+    *,
+    seconds: float | None = None,
+    trials: int | None = None,
+    target: target.TargetLike = "llvm",
+    kwargs: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    known_results: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    options: tune_options.TuneOptions | None = None,
+    on_event: tune_options.OnEvent | None = None,
+) -> optimized.OptimizedNetwork:
+    """Tune a model's programs and build it from the fastest ones.
+
+    Args:
+        model: a `torch.nn.Module`, a `torch.export.ExportedProgram`, or the path or bytes of an
+            ONNX file. The module is taken in inference mode; its own mode stays.
+        example_inputs: positional arguments of a call (or one tensor). The result takes inputs
+            of their shapes, types and structure. An ONNX file needs none.
+        seconds: time for tuning, 300 if trials are not given either; import and build are extra.
+        trials: candidates to measure, over all tasks.
+        target: what to build for.
+        kwargs: keyword arguments of a call.
+        shapes: shapes of an ONNX file's inputs whose extents it leaves open.
+        out: folder of the tuning session; one beside the known results if left out, until the
+            session ends. A session of the same tasks that was killed is resumed.
+        known_results: the file of known results (`felix.known_results.store`).
+        seed: everything random follows from it.
+        options: details of tuning.
+        on_event: called with what happens (`felix.events`).
+
+    Returns:
+        A callable with the model's signature. Its outputs agreed with the model's on the
+        examples (`felix.network.agreement` has the tolerance).
+
+    Raises:
+        WorkloadError: the model cannot be exported, imported or lowered.
+        TargetError: unknown target.
+        TuningError: tuning cannot start, or outputs differ from the model's.
+        FelixError: a file cannot be read or written.
+    """
+    request = outcomes.Request(
+        trials=trials,
+        seconds=DEFAULT_SECONDS if seconds is None and trials is None else seconds,
+        seed=seed,
+        options=options or tune_options.TuneOptions(),
+        out=None if out is None else pathlib.Path(out),
+        on_event=on_event,
+    )
+    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
+    network = imported.read(model, tuple(args), dict(kwargs or {}), _parse(target), shapes)
+    return _optimized(network, store.Store(known_results), request)
+
+
+def _parse(spec: target.TargetLike) -> tvm.target.Target:
+    return target.parse(spec)
+
+
+def _optimized(
+    network: imported.Network, known: store.Store, request: outcomes.Request
+) -> optimized.OptimizedNetwork:
+    every = groups.of(network.lowered, network.target)
+    gathered = outcomes.gather(groups.tasks(every), known, request)
+    shipped = [_shipped(group, gathered) for group in every]
+    built = _built(network, shipped)
+    expected = network.expected or _plain_outputs(network)
+    limit = agreement.tolerance(imported.torch_dtypes(network.imported))
+    summary = reports.Report(
+        network=network.name,
+        target=str(network.target.kind.name),
+        groups=shipped,
+        reason=gathered.reason,
+        tuning_s=gathered.elapsed_s,
+        max_error=agreement.check(built(list(network.examples)), expected, limit),
+        timing=None
+        if gathered.reason is None
+        else optimized.timing(network, built, network.call_model),
+    )
+    return optimized.OptimizedNetwork(network, built, summary)
+
+
+def _shipped(group: groups.Group, gathered: outcomes.Outcomes) -> shipping.Shipped:
+    key = None if group.task is None else group.task.key
+    outcome = None if key is None else gathered.by_key.get(key)
+    return shipping.choose(group, outcome, is_known=key in gathered.known)
+
+
+def _built(
+    network: imported.Network, shipped: Sequence[shipping.Shipped]
+) -> executable.Executable:
+    """The network with what ships, compiled and loaded."""
+    runs = [(each.group, _runs(each)) for each in shipped]
+    mod = assembly.assemble(network.lowered, runs)
+    return executable.Executable(
+        executable.compile_network(mod, network.target),
+        network.imported.parameters,
+        executable.device(network.target),
+    )
+
+
+def _runs(shipped: shipping.Shipped) -> assembly.Runs:
+    """The program of what ships; None for TVM's own on a CPU, or if nothing was measured."""
+    if shipped.contender is shipping.Contender.FELIX:
+        assert shipped.outcome is not None  # it has the latency that was the lowest
+        return shipped.outcome.read_program()
+    task = shipped.group.task
+    if task is None or not shipped.latencies_us or task.target.kind.name != "cuda":
+        return None
+    return results.unscheduled(task).mod
+
+
+def _plain_outputs(network: imported.Network) -> list[torch.Tensor]:
+    """The outputs of a network as TVM builds it without tuning."""
+    return _built(network, [])(list(network.examples))

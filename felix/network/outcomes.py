@@ -1,0 +1,131 @@
+"""What is known of a network's tasks: looked up, tuned where nothing is known, and stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from felix import errors
+from felix.known_results import adapt, store
+from felix.known_results.outcome import Outcome, Schedule, decided
+from felix.measure import payload
+from felix.tuning import options as tune_options
+from felix.tuning import results, session
+from felix.tuning import tune as tuning
+
+if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
+    from felix.task import Task
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """How the unknown tasks of a network are tuned; fields as those of `felix.tune`."""
+
+    trials: int | None
+    seconds: float | None
+    seed: int
+    options: tune_options.TuneOptions
+    out: pathlib.Path | None
+    on_event: tune_options.OnEvent | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What is known of the tasks by their keys, and how it came about.
+
+    `reason` is why tuning ended, None if nothing had to be tuned.
+    """
+
+    by_key: Mapping[str, Outcome]
+    known: frozenset[str]
+    reason: str | None
+    elapsed_s: float
+
+
+def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outcomes:
+    """Look up every task, tune those of which nothing is known, and store what that gave.
+
+    A run that is killed is resumed by the next call for the same tasks. One that is interrupted
+    stores nothing, so that it is resumed, too.
+
+    Raises:
+        FelixError: tuning cannot start, or a file cannot be read or written.
+    """
+    stored = {task.key: result for task in tasks if (result := known.find(task)) is not None}
+    unknown = [task for task in tasks if task.key not in stored]
+    if not unknown:
+        return Outcomes(stored, frozenset(stored), None, 0.0)
+    folder = request.out or _session_folder(known, unknown, request.seed)
+    tuned, reason, elapsed_s = _tune(unknown, known, request, folder)
+    if reason != "interrupted":
+        tuned = {
+            task.key: known.add(task, tuned[task.key]) for task in unknown if task.key in tuned
+        }
+        if request.out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Outcomes({**stored, **tuned}, frozenset(stored), reason, elapsed_s)
+
+
+def _session_folder(known: store.Store, tasks: Sequence[Task], seed: int) -> pathlib.Path:
+    """Where a run without an output folder keeps its session: the same for the same tasks."""
+    identity = session.identity(tasks, "gradient", seed)
+    digest = hashlib.sha256(repr(dataclasses.asdict(identity)).encode()).hexdigest()[:24]
+    return known.path.with_name(known.path.name + ".sessions") / digest
+
+
+def _tune(
+    tasks: Sequence[Task], known: store.Store, request: Request, folder: pathlib.Path
+) -> tuple[dict[str, Outcome], str, float]:
+    """(outcomes by key, why tuning ended, seconds) of tasks that get trials."""
+
+    def first(task: Task, sketches: Sequence[Sketch]) -> Sequence[tuple[str, Sequence[int]]]:
+        return adapt.first_schedules(known.similar(task), sketches)
+
+    chosen = request.options
+    if chosen.first_schedules is None:
+        chosen = dataclasses.replace(chosen, first_schedules=first)
+    try:
+        network = tuning.tune(
+            list(tasks), request.trials, request.seconds, request.seed, options=chosen,
+            out=folder, resume=True, on_event=request.on_event,
+        )  # fmt: skip
+    except (errors.TuningError, errors.WorkloadError) as error:
+        if len(tasks) > 1:
+            raise
+        # the only task cannot be tuned: no error here, TVM's schedule ships
+        return {tasks[0].key: Outcome(failure=str(error))}, "failed", 0.0
+    outcomes = {}
+    for result in network.results:
+        outcome = _outcome(result)
+        if outcome is not None:
+            outcomes[result.task.key] = outcome
+    return outcomes, network.reason, network.breakdown.total_s
+
+
+def _outcome(result: results.TuneResult) -> Outcome | None:
+    """What a result says of its task; None if its turn never came."""
+    best = result.tuned_or_none
+    if best is None:
+        if result.skipped is None and not result.records:
+            return None
+        failure = result.skipped or result.failure()
+        return Outcome(
+            default_us=result.unscheduled_us, failure=failure, n_trials=len(result.records)
+        )
+    return Outcome(
+        tuned_us=best.latency_us,
+        program=payload.of(best.program, result.task.target),
+        schedule=Schedule(
+            sketch_key=best.record.sketch_key,
+            sketch_index=best.sketch_index,
+            variant=best.variant,
+            decisions=decided(best.variables, best.decisions),
+        ),
+        default_us=result.unscheduled_us,
+        n_trials=len(result.records),
+    )

@@ -1,0 +1,133 @@
+"""What `optimize` says of a network: its groups, what ships of each and why, and the totals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from felix.network import shipping
+from felix.network.shipping import Contender
+
+_WIDTH = 44
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Latencies of whole calls by wall clock: medians, with warm caches, in us.
+
+    `model_us` is the model's in PyTorch eager mode, None of an ONNX file.
+    """
+
+    network_us: float
+    model_us: float | None
+    repeats: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What ships of a network; `print` shows it.
+
+    Attributes:
+        network: the model's name.
+        target: what it is built for.
+        groups: every group, the largest first.
+        reason: why tuning ended ("trials", "seconds", ...); None if nothing had to be tuned.
+        tuning_s: seconds that tuning took.
+        max_error: largest difference of the outputs from the model's, relative to the
+            root mean square of each output.
+        timing: of whole calls; None if everything was known and nothing was timed.
+    """
+
+    network: str
+    target: str
+    groups: Sequence[shipping.Shipped]
+    reason: str | None
+    tuning_s: float
+    max_error: float
+    timing: Timing | None
+
+    @property
+    def latency_us(self) -> float | None:
+        """Sum of calls x latency of what ships; None if a group was not measured."""
+        total = 0.0
+        for each in self.groups:
+            if each.latency_us is None:
+                return None
+            total += each.group.calls * each.latency_us
+        return total
+
+    @property
+    def untuned(self) -> list[shipping.Shipped]:
+        """The groups that Felix has no program for."""
+        return [each for each in self.groups if each.untuned is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON."""
+        return {
+            "network": self.network,
+            "target": self.target,
+            "reason": self.reason,
+            "tuning_s": self.tuning_s,
+            "max_error": self.max_error,
+            "latency_us": self.latency_us,
+            "timing": None if self.timing is None else dataclasses.asdict(self.timing),
+            "groups": [_group_json(each) for each in self.groups],
+        }
+
+    def __str__(self) -> str:
+        rows = [_HEAD, *map(_row, self.groups)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+        lines = [f"{self.network} for {self.target}: {len(self.groups)} groups"]
+        for row in rows:
+            cells = [row[0].ljust(widths[0])]
+            cells += [
+                cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)
+            ]
+            lines.append("  ".join([*cells, row[-1]]).rstrip())
+        return "\n".join([*lines, *self._totals(), *self._notes()])
+
+    def _totals(self) -> list[str]:
+        lines = [f"largest error: {self.max_error:.1e}"]
+        if self.latency_us is not None:
+            lines.insert(0, f"sum of the groups, cold caches: {self.latency_us:.1f} us")
+        if self.timing is not None:
+            eager = self.timing.model_us
+            beside = "" if eager is None else f" (PyTorch eager: {eager:.1f} us)"
+            lines.insert(0, f"a call, warm caches: {self.timing.network_us:.1f} us{beside}")
+        return lines
+
+    def _notes(self) -> list[str]:
+        notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
+        if self.reason is None:
+            notes.append("everything was known: nothing was measured")
+        else:
+            notes.append(f"tuning ended after {self.tuning_s:.0f} s: {self.reason}")
+        return notes
+
+
+_HEAD = ("group", "calls", "felix us", "tvm us", "ships", "why")
+
+
+def _row(each: shipping.Shipped) -> tuple[str, ...]:
+    name = each.group.name
+    latencies = [
+        "-" if (value := each.latencies_us.get(contender)) is None else f"{value:.2f}"
+        for contender in Contender
+    ]
+    label = name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}..."
+    return label, str(each.group.calls), *latencies, str(each.contender), each.reason
+
+
+def _group_json(each: shipping.Shipped) -> dict[str, Any]:
+    return {
+        "name": each.group.name,
+        "symbols": list(each.group.symbols),
+        "calls": each.group.calls,
+        "ships": str(each.contender),
+        "reason": each.reason,
+        "latencies_us": {str(name): value for name, value in each.latencies_us.items()},
+        "untuned": each.untuned,
+        "known": each.is_known,
+        "trials": 0 if each.outcome is None else each.outcome.n_trials,
+    }

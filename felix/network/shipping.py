@@ -1,0 +1,101 @@
+"""What each group of a network runs: the fastest that was measured.
+
+Contenders are Felix's best program and the program as TVM schedules it by default. Both are timed
+on this machine with cold caches. Within `TIE` of each other they are equally fast, and Felix's
+ships.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from felix.known_results.outcome import Outcome
+from felix.network import groups
+from felix.tuning import results
+
+#: Relative difference below which two measurements are no reason to choose.
+TIE = results.TIE
+
+
+class Contender(enum.StrEnum):
+    """What may run a group."""
+
+    FELIX = "felix"
+    TVM = "tvm"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """What a group runs, and why.
+
+    Attributes:
+        group: the group.
+        contender: whose program it is.
+        latencies_us: of each contender that was measured.
+        reason: why this one ships, in a line.
+        outcome: what is known of the group's task; None if it has none or was never tuned.
+        is_known: whether the outcome is from an earlier run.
+    """
+
+    group: groups.Group
+    contender: Contender
+    latencies_us: Mapping[Contender, float]
+    reason: str
+    outcome: Outcome | None
+    is_known: bool
+
+    @property
+    def latency_us(self) -> float | None:
+        """Latency of one call of what ships; None if it was not measured."""
+        return self.latencies_us.get(self.contender)
+
+    @property
+    def untuned(self) -> str | None:
+        """Why Felix has no program for the group; None if it has one."""
+        if self.group.reason is not None:
+            return self.group.reason
+        if self.outcome is None:
+            return "it was not its turn before the time or the trials were used up"
+        return self.outcome.failure
+
+
+def choose(group: groups.Group, outcome: Outcome | None, is_known: bool) -> Shipped:
+    """The fastest contender of a group; TVM's program where nothing was measured."""
+    latencies_us = _latencies_us(outcome)
+    contender = _fastest(latencies_us)
+    shipped = Shipped(
+        group=group, contender=contender, latencies_us=latencies_us, reason="",
+        outcome=outcome, is_known=is_known,
+    )  # fmt: skip
+    return dataclasses.replace(shipped, reason=_reason(shipped))
+
+
+def _latencies_us(outcome: Outcome | None) -> dict[Contender, float]:
+    if outcome is None:
+        return {}
+    measured = {
+        Contender.FELIX: outcome.tuned_us,
+        Contender.TVM: outcome.default_us,
+    }
+    return {name: value for name, value in measured.items() if value is not None}
+
+
+def _fastest(latencies_us: Mapping[Contender, float]) -> Contender:
+    if not latencies_us:
+        return Contender.TVM
+    limit_us = (1.0 + TIE) * min(latencies_us.values())
+    return next(name for name in Contender if latencies_us.get(name, limit_us + 1) <= limit_us)
+
+
+def _reason(shipped: Shipped) -> str:
+    if shipped.untuned is not None and not shipped.latencies_us:
+        return "nothing was measured: TVM's default schedule"
+    best_us = shipped.latencies_us[shipped.contender]
+    others = [
+        f"{name} takes {value / best_us:.2f} times as long"
+        for name, value in shipped.latencies_us.items()
+        if name is not shipped.contender
+    ]
+    return "; ".join(others) or "nothing else was measured"

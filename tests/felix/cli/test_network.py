@@ -1,0 +1,85 @@
+"""`felix tune` of whole networks."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+from torch import nn
+
+from felix.cli import main
+from felix.known_results import store
+from felix.tuning import options
+from tests.support import networks
+
+
+@pytest.fixture
+def pool(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> networks.Pool:
+    """What the command measures with; known results are the test's own."""
+    pool = networks.Pool()
+    monkeypatch.setenv(store.VARIABLE, str(tmp_path / "known.sqlite"))
+    monkeypatch.setattr(options.TuneOptions, "open_pool", lambda self, task: pool)
+    return pool
+
+
+def test_exported_program(
+    tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.randn(2, 8)
+    path = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(model, (x,)), path)
+    out = tmp_path / "out"
+    arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet", "--json"]
+    assert main.main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["reason"] == "trials" and pool.n_measured >= 2
+    assert [group["ships"] for group in report["groups"]] == ["felix"]
+    assert (out / "run.py").exists() and (out / "manifest.json").exists()
+    n_measured = pool.n_measured
+    assert main.main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] is None
+    assert pool.n_measured == n_measured
+
+
+def test_onnx(
+    tmp_path: pathlib.Path, pool: networks.Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    weight = onnx.numpy_helper.from_array(torch.randn(8, 4).numpy(), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info("x", floats, ["n", 8])],
+        [helper.make_tensor_value_info("y", floats, ["n", 4])],
+        [weight],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    out = tmp_path / "out"
+    arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet"]
+    assert main.main([*arguments, "--shape", "x=3x8"]) == 0
+    assert "net for llvm: 1 groups" in capsys.readouterr().out
+    assert main.main(arguments) == 1
+    assert "shape" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["net.onnx", "gemm:8,8,8"], "tune it by itself"),
+        (["missing.pt2"], "cannot read missing.pt2"),
+        (["net.onnx", "--strategy", "random"], "gradient search"),
+        (["net.onnx", "--shape", "x=axb"], "NAME=1x3x224x224"),
+        (["net.pt2", "--shape", "x=1"], "has its shapes"),
+    ],
+)
+def test_bad_arguments(
+    arguments: list[str], message: str, tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["tune", *arguments]) == 1
+    assert message in capsys.readouterr().err

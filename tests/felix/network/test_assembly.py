@@ -1,0 +1,64 @@
+"""Putting programs back into a network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import tvm
+import tvm_ffi
+from torch import nn
+
+import felix
+from felix import target
+from felix.measure import payload
+from felix.network import assembly, executable, groups, imported
+from felix.task import Task
+from felix.templates.generated import GeneratedProgram
+from tests.support import networks
+
+
+def _network() -> imported.Network:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+    return imported.read(model, (torch.randn(2, 8),), {}, target.parse(networks.TARGET))
+
+
+def _outputs(network: imported.Network, mod: tvm.IRModule) -> list[torch.Tensor]:
+    built = executable.compile_network(mod, network.target)
+    place = executable.device(network.target)
+    run = executable.Executable(built, network.imported.parameters, place)
+    return run(list(network.examples))
+
+
+def test_scheduled_programs_replace_prim_funcs() -> None:
+    network = _network()
+    (group,) = groups.of(network.lowered, network.target)
+    assert group.calls == 2 and group.task is not None
+    sketch = felix.sketches(group.task)[0]
+    (row,) = sketch.sample(1, seed=2)
+    before = network.lowered.script()
+    mod = assembly.assemble(network.lowered, [(group, sketch.program(row))])
+    assert network.lowered.script() == before
+    for symbol in group.symbols:
+        body = sketch.program(row)["main"].body
+        assert tvm_ffi.structural_equal(mod[symbol].body, body, map_free_vars=True)
+    assert network.expected is not None
+    torch.testing.assert_close(_outputs(network, mod), list(network.expected))
+
+
+def test_generated_kernels_are_called_as_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel's module is linked in, and no call of the PrimFunc is left."""
+    network = _network()
+    (group,) = groups.of(network.lowered, network.target)
+    names: list[str] = []
+
+    def compiled(program: payload.Program, task: Task) -> tvm.runtime.Module:
+        names.append(str(task.func.attrs["global_symbol"]))
+        return tvm.tirx.build(tvm.IRModule({names[-1]: task.func}), task.target)
+
+    monkeypatch.setattr("felix.measure.build.module_of_task", compiled)
+    kernel = GeneratedProgram.__new__(GeneratedProgram)  # what it does is `compiled`'s
+    mod = assembly.assemble(network.lowered, [(group, kernel)])
+    assert not groups.calls(mod) and names == ["felix_group0"]
+    assert network.expected is not None
+    torch.testing.assert_close(_outputs(network, mod), list(network.expected))

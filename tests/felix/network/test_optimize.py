@@ -1,0 +1,212 @@
+"""Whole networks: right results, a true report, known results, resuming."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from felix import errors, events
+from felix.known_results import store
+from felix.measure import protocol
+from felix.network.shipping import Contender
+from tests.support import networks
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = networks.Convolutions().train()
+    model(torch.randn(8, 3, 6, 6))  # running statistics that are not 0 and 1
+    x, other = torch.randn(1, 3, 6, 6), torch.randn(1, 3, 6, 6)
+    fast = networks.optimize(model, (x,), tmp_path)
+    assert model.training
+    model.eval()
+    first = fast(other)
+    kept_copy = [each.clone() for each in first]
+    fast(x)
+    with torch.no_grad():
+        expected = model(other)
+    assert isinstance(first, tuple)
+    for output, copy, reference in zip(first, kept_copy, expected, strict=True):
+        _close(output, reference)
+        assert torch.equal(output, copy)  # a later call does not overwrite it
+    alike = [each for each in fast.report.groups if each.group.calls == 2]
+    assert alike and alike[0].group.task is not None
+    assert alike[0].group.task.weight == 2.0
+    assert alike[0].contender is Contender.FELIX
+
+
+def test_structure_and_keywords(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = networks.Perceptron()
+    x, scale = torch.randn(4, 16), torch.tensor(0.5)
+    fast = networks.optimize(model, (x,), tmp_path, kwargs={"scale": scale, "skip": True})
+    out = fast(x, scale=scale * 3, skip=True)
+    with torch.no_grad():
+        expected = model(x, scale=scale * 3, skip=True)
+    assert out.keys() == expected.keys() and out["state"][1] is None
+    _close(out["y"], expected["y"])
+    _close(out["state"][0], expected["state"][0])
+    with pytest.raises(errors.WorkloadError, match="argument"):
+        fast(x, scale=scale, skip=False)
+    with pytest.raises(errors.WorkloadError, match="float32"):
+        fast(torch.randn(5, 16), scale=scale, skip=True)
+
+
+def test_transformer_with_tied_weights(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = networks.Block()
+    tokens = torch.tensor([[1, 2, 3, 10, 0]])
+    fast = networks.optimize(model, tokens, tmp_path, trials=2)
+    with torch.no_grad():
+        _close(fast(tokens.flip(1)), model(tokens.flip(1)))
+    text = str(fast.report)
+    assert all(each.group.name[:40] in text for each in fast.report.groups)
+    assert all(f"untuned: {each.group.name}" in text for each in fast.report.untuned)
+
+
+def test_inputs_that_are_not_contiguous(tmp_path: pathlib.Path) -> None:
+    model = nn.Linear(8, 4)
+    x = torch.randn(8, 6).t()
+    fast = networks.optimize(model, (x.contiguous(),), tmp_path, trials=1)
+    shifted = torch.randn(6 * 8 + 1)[1:].reshape(6, 8)
+    with torch.no_grad():
+        _close(fast(x), model(x))
+        _close(fast(shifted), model(shifted))
+
+
+def test_known_network_is_not_measured(tmp_path: pathlib.Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(2, 8)
+    pool = networks.Pool()
+    first = networks.optimize(model, (x,), tmp_path, pool)
+    assert pool.n_measured > 0 and first.report.reason == "trials"
+    assert first.report.timing is not None and first.report.timing.network_us > 0
+    n_measured = pool.n_measured
+    second = networks.optimize(model, (x,), tmp_path, pool)
+    assert pool.n_measured == n_measured
+    assert second.report.reason is None and "nothing was measured" in str(second.report)
+    shipped = second.report.groups[0]
+    assert shipped.is_known and shipped.contender is Contender.FELIX
+    with torch.no_grad():
+        _close(second(x), model(x))
+
+
+def test_never_slower_than_tvm(tmp_path: pathlib.Path) -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    slow = networks.Pool(lambda program, task: 2 * networks.UNSCHEDULED_US)
+    fast = networks.optimize(model, (x,), tmp_path, slow)
+    shipped = fast.report.groups[0]
+    assert shipped.contender is Contender.TVM
+    assert shipped.latencies_us[Contender.FELIX] == 2 * networks.UNSCHEDULED_US
+    assert shipped.reason == "felix takes 2.00 times as long"
+    assert fast.report.latency_us == networks.UNSCHEDULED_US
+
+
+def test_candidates_that_fail(tmp_path: pathlib.Path) -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    broken = networks.Pool(lambda program, task: protocol.ErrorClass.LAUNCH)
+    fast = networks.optimize(model, (x,), tmp_path, broken)
+    shipped = fast.report.groups[0]
+    assert shipped.contender is Contender.TVM and "launch" in (shipped.untuned or "")
+    with torch.no_grad():
+        _close(fast(x), model(x))
+
+
+def test_killed_run_resumes(tmp_path: pathlib.Path) -> None:
+    """A run that dies after some measurements: the next one measures only the rest."""
+
+    class Killed(BaseException):
+        """Ends the run in place of SIGKILL."""
+
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    pool = networks.Pool()
+    measured: list[events.Trial] = []
+
+    def kill(event: events.Event) -> None:
+        if isinstance(event, events.Trial):
+            measured.append(event)
+            if len(measured) == 3:
+                raise Killed
+
+    with pytest.raises(Killed):
+        networks.optimize(model, (x,), tmp_path, pool, trials=6, on_event=kill)
+    before = pool.n_measured
+    fast = networks.optimize(model, (x,), tmp_path, pool, trials=6)
+    outcome = fast.report.groups[0].outcome
+    assert outcome is not None and outcome.n_trials == 6
+    assert pool.n_measured - before == 3
+    assert not list((tmp_path / "known.sqlite.sessions").iterdir())
+
+
+def test_nothing_to_tune(tmp_path: pathlib.Path) -> None:
+    class Same(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    pool = networks.Pool()
+    x = torch.randn(3, 5)
+    fast = networks.optimize(Same(), (x,), tmp_path, pool)
+    assert torch.equal(fast(x), x)
+    assert pool.n_measured == 0 and fast.report.reason is None and not fast.report.groups
+
+
+def test_programs_that_cannot_be_tuned(tmp_path: pathlib.Path) -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sort(x, dim=-1).values
+
+    x = torch.randn(3, 5)
+    fast = networks.optimize(Sorted(), (x,), tmp_path)
+    assert torch.equal(fast(x), torch.sort(x, dim=-1).values)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "arguments", "message"),
+    [
+        ("missing.onnx", (), {}, "cannot be read"),
+        (3, (), {}, "optimize takes"),
+        (nn.Linear(4, 4), (torch.randn(2, 3),), {}, "cannot be imported"),
+        (nn.Linear(4, 4), (torch.randn(2, 4),), {"shapes": {"x": [1]}}, "ONNX"),
+    ],
+)
+def test_bad_inputs(
+    tmp_path: pathlib.Path, model: Any, inputs: Any, arguments: Any, message: str
+) -> None:
+    with pytest.raises(errors.WorkloadError, match=message):
+        networks.optimize(model, inputs, tmp_path, **arguments)
+
+
+def test_artifact_runs_without_felix(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model, x = networks.Convolutions(2).eval(), torch.randn(1, 3, 5, 5)
+    fast = networks.optimize(model, (x,), tmp_path, trials=2)
+    folder = fast.export(tmp_path / "net")
+    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["latency_us"] > 0 and answer["max_error"] <= 1e-3
+    (folder / "parameters.bin").write_bytes(b"other")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and "sha256 differs" in done.stderr
+
+
+def test_similar_network_starts_from_known_results(tmp_path: pathlib.Path) -> None:
+    """The second network's operator has other extents: the first candidates are adapted ones."""
+    pool = networks.Pool()
+    networks.optimize(nn.Linear(16, 32), (torch.randn(4, 16),), tmp_path, pool)
+    known = store.Store(tmp_path / "known.sqlite")
+    fast = networks.optimize(nn.Linear(16, 64), (torch.randn(8, 16),), tmp_path, pool)
+    task = fast.report.groups[0].group.task
+    assert task is not None
+    assert [each.tuned_us for each in known.similar(task)] == [10.0]

@@ -1,0 +1,133 @@
+"""Small networks, and a pool that measures without processes, for tests of whole networks."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import felix
+from felix.measure import protocol, testing
+from felix.measure.pool import rwlock
+from felix.network.optimized import OptimizedNetwork
+from felix.search import descent
+from felix.search.strategies import gradient
+from felix.task import Task
+from felix.tuning import options
+
+#: What the pool says of an unscheduled program.
+UNSCHEDULED_US = 5000.0
+TARGET = "llvm -num-cores 2"
+
+
+class Pool:
+    """Answers every candidate with `latency_of`; `n_measured` counts those with a schedule."""
+
+    is_idle = True
+    unconfined = None
+
+    def __init__(
+        self, latency_of: Callable[[Any, Task], float | protocol.ErrorClass] | None = None
+    ) -> None:
+        self.timing_lock = rwlock.ReadWriteLock()
+        self.n_measured = 0
+        self._latency_of = latency_of or (lambda program, task: 10.0)
+
+    def for_task(self, task: Task) -> protocol.Measurer:
+        def measure(program: Any) -> float | protocol.ErrorClass:
+            if program.script() == task.mod.script():
+                return UNSCHEDULED_US
+            self.n_measured += 1
+            return self._latency_of(program, task)
+
+        return testing.FunctionMeasurer(measure)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def tune_options(pool: Pool, **changes: Any) -> options.TuneOptions:
+    """Quick rounds without processes."""
+    sizes = gradient.GradientOptions(
+        n_seeds=2, n_samples=8, n_polish=0, descent=descent.DescentOptions(steps=4, record_every=2)
+    )
+    defaults: dict[str, Any] = {
+        "round_size": 4, "first_round_size": 2, "n_finalists": 0, "final_pause_s": 0.0,
+        "learn": False, "search": sizes, "pool": lambda task: pool,
+    }  # fmt: skip
+    return options.TuneOptions(**(defaults | changes))
+
+
+def optimize(
+    model: Any, inputs: Any, folder: pathlib.Path, pool: Pool | None = None, **arguments: Any
+) -> OptimizedNetwork:
+    """`felix.optimize` with a fake pool and known results of the test's own."""
+    defaults = {
+        "trials": 4,
+        "target": TARGET,
+        "known_results": folder / "known.sqlite",
+        "options": tune_options(pool or Pool()),
+    }
+    return felix.optimize(model, inputs, **(defaults | arguments))
+
+
+class Perceptron(nn.Module):
+    """Two layers with GELU, and keyword arguments."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(
+        self, x: torch.Tensor, *, scale: torch.Tensor, skip: bool = False
+    ) -> dict[str, Any]:
+        """A structure of tensors and None."""
+        y = self.down(nn.functional.gelu(self.up(x))) * scale
+        return {"y": y + x if skip else y, "state": (x * 2.0, None)}
+
+
+class Convolutions(nn.Module):
+    """Convolutions with batch norm; two layers are alike."""
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels))
+            for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last activations and their means."""
+        x = torch.relu(self.first(x))
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x, x.mean((2, 3))
+
+
+class Block(nn.Module):
+    """Attention and a perceptron, with normalisation, over tokens whose embedding is tied."""
+
+    def __init__(self, width: int = 16, heads: int = 2, tokens: int = 11) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding = nn.Embedding(tokens, width)
+        self.norm = nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.head = nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of the next tokens."""
+        x = self.embedding(tokens)
+        batch, length, width = x.shape
+        q, k, v = (
+            each.reshape(batch, length, self.heads, -1).transpose(1, 2)
+            for each in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        scores = torch.softmax(q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5, -1)
+        attended = (scores @ v).transpose(1, 2).reshape(batch, length, width)
+        return self.head(x + self.out(attended))
