@@ -60,7 +60,7 @@ def import_schedules(
 def _entry(task: Task, result: outcome.Outcome) -> records.DatabaseEntry | None:
     if result.schedule is None or result.tuned_us is None:
         return None
-    for sketch in sketching.sketches(task):
+    for sketch in sketching.trace_sketches(task):
         if sketch.key == result.schedule.sketch_key:
             return records.DatabaseEntry(
                 mod=sketch.mod,

@@ -33,6 +33,7 @@ class Pool:
         self, latency_of: Callable[[Any, Task], float | protocol.ErrorClass] | None = None
     ) -> None:
         self.timing_lock = rwlock.ReadWriteLock()
+        self.n_devices = 1
         self.n_measured = 0
         self._latency_of = latency_of or (lambda program, task: 10.0)
 

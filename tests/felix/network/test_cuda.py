@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 import torch
+import tvm
 from torch import nn
 
 import felix
@@ -47,6 +48,7 @@ def test_capturing_needs_a_gpu(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
 def test_tuned_and_captured(tmp_path: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = networks.Convolutions(8).cuda().eval()

@@ -477,7 +477,7 @@ def test_a_reduction_that_tvm_cannot_spread_over_threads_is_left_out() -> None:
     b = te.placeholder((64, 96), "bool", name="b")
     any_row = felix.Task.from_te([b, topi.any(b, axis=1)], target="cuda")
     left_out: list[str] = []
-    (sketch,) = sketching.sketches(any_row, on_left_out=left_out.append)
+    (sketch,) = sketching.trace_sketches(any_row, on_left_out=left_out.append)
     assert sketch.index == 0
     assert sketch.schedule(sketch.sample(1, seed=0)[0]).mod
     (line,) = left_out
