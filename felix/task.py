@@ -21,8 +21,9 @@ import tvm_ffi
 from tvm import te, tirx
 
 from felix import errors, names, target
-from felix.tir import bounds, grammar, identifiers, sandbox, tf32, validate
+from felix.tir import bounds, grammar, sandbox, tf32
 from felix.tir import cost as tir_cost
+from felix.tir.checks import identifiers, validate
 
 TargetLike: TypeAlias = target.TargetLike
 

@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from felix import errors
-from felix.tir import validate
+from felix.tir.checks import validate
 from felix.tir.design_space.variants import guards, nests, padded_extents, split_reductions
 from felix.tir.design_space.variants.nests import REDUCE, SPATIAL, Axis, Expr, Nest
 from felix.tir.design_space.variants.variant import Prefix, Variant, nothing

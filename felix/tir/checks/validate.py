@@ -14,7 +14,8 @@ import tvm
 from tvm import s_tir, tirx
 
 from felix import errors
-from felix.tir import bounds, grammar, reader, windows
+from felix.tir import bounds, grammar, reader
+from felix.tir.checks import windows
 
 TVM_ERRORS = grammar.TVM_ERRORS
 first_line = grammar.first_line

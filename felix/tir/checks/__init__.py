@@ -1,0 +1,1 @@
+"""What a program from outside has to be: its names, its indices, its operations."""
