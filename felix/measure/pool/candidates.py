@@ -121,9 +121,9 @@ class PoolTask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Yardstick:
-    """A candidate's library and its latency on the task's first home, to compare devices by."""
+    """A candidate's binary and its latency on the task's first home, to compare devices by."""
 
-    library: str
+    binary: str
     latency_us: float
 
 

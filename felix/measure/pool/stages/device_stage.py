@@ -106,8 +106,8 @@ class DeviceStage:
         """Compare the device with the one that measured the yardstick; whether it may measure."""
         assert task.yardstick is not None, "the first home needs no calibration"
         future: Future[protocol.Measurement] = Future()
-        library = task.yardstick.library
-        candidate = candidates.Candidate(task, "", "yardstick", future, binary=library)
+        binary = task.yardstick.binary
+        candidate = candidates.Candidate(task, "", "yardstick", future, binary=binary)
         measurement = self.runs.run(candidate, task.states[self.index])
         if measurement.latency_us is None:
             task.refused[self.index] = measurement.message
