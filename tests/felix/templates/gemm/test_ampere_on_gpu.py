@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-import tvm
 
 import felix
-from felix import errors, target, workloads
-from felix.measure.pool import local
+from felix import target, workloads
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
-from felix.templates.generated import GeneratedProgram
-from tests.support.templates import attention_programs
+from tests.support.templates import attention_programs, on_gpu
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU"),
-]
-OPTIONS = local.LocalOptions(builders=4, run_timeout_s=5.0, build_timeout_s=30.0)
+pytestmark = on_gpu.MARKS
 
 
 @pytest.mark.parametrize(
@@ -50,19 +41,4 @@ def _check(task: felix.Task) -> None:
     problem = recognise(task.mod)
     assert isinstance(problem, GemmProblem)
     arch = str(task.target.attrs["arch"])
-    (made,) = template.templates(problem, target.hardware(task.target), arch)
-    programs = _random_programs(made, 8)
-    with local.LocalPool(task, OPTIONS) as pool:
-        results = pool.measure(programs)
-    assert [result.message for result in results if not (result.ok and result.checked)] == []
-
-
-def _random_programs(made: template.AmpereGemm, count: int) -> list[GeneratedProgram]:
-    rng = random.Random(0)
-    programs: list[GeneratedProgram] = []
-    while len(programs) < count:
-        try:
-            programs.append(made.generate({p.name: rng.choice(p.domain) for p in made.parameters}))
-        except errors.DecisionError:
-            continue
-    return programs
+    on_gpu.check(task, template.templates(problem, target.hardware(task.target), arch))

@@ -13,23 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
-from felix import errors, target, workloads
-from felix.measure.pool import local
+from felix import target, workloads
 from felix.task import Task
 from felix.templates.gemm.hopper import template
 from felix.templates.gemm.problem import GemmProblem
-from felix.templates.generated import GeneratedProgram
-from tests.support.templates import conv_problems
+from tests.support.templates import conv_problems, on_gpu
 from tests.support.templates.conv_problems import Dimension
-
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU"),
-]
-#: A kernel that hangs costs its candidate so much and no more.
-OPTIONS = local.LocalOptions(builders=4, run_timeout_s=5.0, build_timeout_s=30.0)
 
 #: Dimensions, channels and columns of all groups, and what else a convolution has.
 CASES: dict[str, tuple[list[Dimension], int, int, dict[str, Any]]] = {
@@ -121,7 +111,7 @@ def test_problems_are_those_of_the_workloads(name: str) -> None:
 class TestOnGpu:
     """On an sm_90 device."""
 
-    pytestmark = gpu
+    pytestmark = on_gpu.MARKS
 
     def test_random_decisions_compute_the_program(self, name: str) -> None:
         task = _task(name, "cuda")
@@ -133,18 +123,4 @@ class TestOnGpu:
             template.HopperGemm(problem, hardware),
             template.HopperGemm(problem.swapped, hardware, True),
         )
-        programs = [program for each in both for program in _random_programs(each, 8)]
-        with local.LocalPool(task, OPTIONS) as pool:
-            results = pool.measure(programs)
-        assert [result.message for result in results if not (result.ok and result.checked)] == []
-
-
-def _random_programs(made: template.HopperGemm, count: int) -> list[GeneratedProgram]:
-    rng = random.Random(0)
-    programs: list[GeneratedProgram] = []
-    while len(programs) < count:
-        try:
-            programs.append(made.generate({p.name: rng.choice(p.domain) for p in made.parameters}))
-        except errors.DecisionError:
-            continue
-    return programs
+        on_gpu.check(task, both)
