@@ -34,6 +34,8 @@ class Pool:
     ) -> None:
         self.timing_lock = rwlock.ReadWriteLock()
         self.n_devices = 1
+        #: GPUs that a command chose
+        self.devices: tuple[int, ...] | str = ()
         self.n_measured = 0
         self._latency_of = latency_of or (lambda program, task: 10.0)
 

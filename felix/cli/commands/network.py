@@ -69,6 +69,7 @@ def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> O
                 options=options.TuneOptions(
                     round_size=arguments.round,
                     patience_rounds=arguments.patience,
+                    devices=arguments.devices,
                     should_stop=signals.noted,
                 ),
                 on_event=on_event,

@@ -11,6 +11,7 @@ from torch import nn
 
 from felix.cli import main
 from felix.known_results import store
+from felix.task import Task
 from felix.tuning import options
 from tests.support import networks
 
@@ -20,7 +21,12 @@ def pool(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> networks.Po
     """What the command measures with; known results are the test's own."""
     pool = networks.Pool()
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "known.sqlite"))
-    monkeypatch.setattr(options.TuneOptions, "open_pool", lambda self, task: pool)
+
+    def open_pool(self: options.TuneOptions, task: Task) -> networks.Pool:
+        pool.devices = self.devices
+        return pool
+
+    monkeypatch.setattr(options.TuneOptions, "open_pool", open_pool)
     return pool
 
 
@@ -32,7 +38,8 @@ def test_exported_program(
     torch.export.save(torch.export.export(model, (x,)), path)
     out = tmp_path / "out"
     arguments = ["tune", str(path), "--trials", "2", "--out", str(out), "--quiet", "--json"]
-    assert main.main(arguments) == 0
+    assert main.main([*arguments, "--devices", "0,1"]) == 0
+    assert pool.devices == (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert report["reason"] == "trials" and pool.n_measured >= 2
     assert [group["ships"] for group in report["groups"]] == ["felix"]
