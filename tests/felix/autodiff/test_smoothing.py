@@ -88,6 +88,30 @@ def test_error_shrinks_with_the_temperature(operator: type, kernel: str) -> None
     assert worst[-1] <= worst[-2] <= worst[-3] <= max(worst[:3])
 
 
+def _difference(
+    operator: type, args: tuple[float, ...], position: int, t: float, kernel: str
+) -> float:
+    """The partial of a smooth operator by central differences of two steps (Richardson)."""
+
+    def central(step: float) -> float:
+        moved = [list(args), list(args)]
+        moved[0][position] -= step
+        moved[1][position] += step
+        low, high = (float(smooth(operator, tuple(m), t, kernel)[0][0]) for m in moved)
+        return (high - low) / (2 * step)
+
+    step = 1e-6 * max(1.0, abs(args[position])) * t
+    return (4 * central(step / 2) - central(step)) / 3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_partials_of_many_periods_agree_with_differences(kernel: str) -> None:
+    """Thousands of periods of a remainder: the steps are not small beside one."""
+    args = (2549.6015625, 0.5)
+    _, (partial, _) = smooth(expr.FloorMod, args, 0.2, kernel)
+    assert _difference(expr.FloorMod, args, 0, 0.2, kernel) == pytest.approx(partial[0], rel=2e-3)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda op: op.__name__)
 @settings(max_examples=60, deadline=None)
@@ -104,12 +128,7 @@ def test_partials_agree_with_differences(
     value, partials = smooth(operator, args, t, kernel)
     for position, partial in enumerate(partials):
         assert np.isfinite(partial).all()
-        step = 1e-6 * max(1.0, abs(args[position])) * t
-        moved = [list(args), list(args)]
-        moved[0][position] -= step
-        moved[1][position] += step
-        low, high = (smooth(operator, tuple(m), t, kernel)[0][0] for m in moved)
-        difference = (high - low) / (2 * step)
+        difference = _difference(operator, args, position, t, kernel)
         tolerance = 2e-3 * (abs(difference) + abs(partial[0])) + 1e-4 * max(1, abs(value[0]))
         assert abs(difference - partial[0]) <= tolerance, (args, difference, partial)
 
