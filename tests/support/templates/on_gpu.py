@@ -30,7 +30,8 @@ def check(task: Task, templates: Sequence[Template]) -> None:
     programs = [program for made in templates for program in random_programs(made)]
     with local.LocalPool(task, OPTIONS) as pool:
         results = pool.measure(programs)
-    assert [result.message for result in results if not (result.ok and result.checked)] == []
+    messages = [result.message for result in results if not (result.ok and result.checked)]
+    assert not messages, messages
 
 
 def random_programs(made: Template) -> list[GeneratedProgram]:

@@ -23,7 +23,7 @@ from felix.templates.template import Parameter
 
 ARCH = "sm_90a"
 #: Increased whenever the same decisions make another program.
-VERSION = 2
+VERSION = 3
 
 _BLOCK_M = (64, 128, 192, 256)
 #: Of int8 products multiples of 16 above 32, of the others any multiple of 8.

@@ -32,7 +32,7 @@ template <class Operand> __device__ __forceinline__ void copy_share(
     for (int panel = 0; panel < Operand::PANELS; ++panel) {
       const int block = k / CHANNEL_BLOCK + panel, tap = block / BLOCKS_OF_TAP;
       const bool is_read = has_pixels && tap < TAPS;
-      const int channel = is_read ? block % BLOCKS_OF_TAP * CHANNEL_BLOCK : CHANNELS;
+      const int channel = is_read ? block % BLOCKS_OF_TAP * CHANNEL_BLOCK : NO_CHANNEL;
       const Offsets offsets = offsets_of(is_read ? tap : 0);
       const u32 address = to + panel * Operand::PANEL_BYTES + share * Operand::SHARE_BYTES;
       if (Operand::SHARERS > 1)
@@ -126,13 +126,17 @@ def _copies(name: str, mode: str, parameters: str, places: list[str], moves: lis
 
 
 def _constants(pixels: Pixels, weights: Weights) -> str:
-    """Numbers of the sum, and where copies of pixels start and how taps move them."""
+    """Numbers of the sum, and where copies of pixels start and how taps move them.
+
+    A copy of no channel begins where a block could: a copy that begins at channel 3 of 16-bit
+    pixels fails.
+    """
     blocks, gather = weights.blocks, pixels.gather
     values = {
         "TAPS": blocks.taps,
-        "CHANNELS": blocks.channels,
         "CHANNEL_BLOCK": blocks.block,
         "BLOCKS_OF_TAP": blocks.of_tap,
+        "NO_CHANNEL": blocks.of_tap * blocks.block,
         "PIXELS": gather.rows,
     }
     starts, moves = [], []
