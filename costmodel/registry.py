@@ -6,7 +6,7 @@ for every CPU (fine-tuning calibrates the machine) and "cuda-<arch>" for GPUs, w
 not carry over.
 
 Without a checkpoint traces have the analytic prior with a network to train, and templates their
-own estimate of the time.
+own estimate of the time. So have products without tensor cores, of which no checkpoint saw any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.data import replay as replaying
-from costmodel.models import analytic, analytic_time, checkpoint, feature_columns
+from costmodel.models import (
+    analytic,
+    analytic_time,
+    checkpoint,
+    feature_columns,
+    within_training,
+)
 from felix import errors
 from felix.features.kind import FeatureKind
 
@@ -44,7 +50,7 @@ ANALYTIC_TIMES = (
 
 
 #: What `load_for` gives.
-Predictor = checkpoint.Predictor | analytic_time.AnalyticTime
+Predictor = checkpoint.Predictor | analytic_time.AnalyticTime | within_training.WithinTraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,8 @@ def load_for(
             shipped, metadata = checkpoint.load(file, feature_names, features_version)
             replay = _replay_beside(file, feature_names, features_version)
             name = file if path is not None else f"{device_key(target)} (shipped)"
-            return shipped, ModelInfo("checkpoint", f"cost model {name}", file, metadata, replay)
+            info = ModelInfo("checkpoint", f"cost model {name}", file, metadata, replay)
+            return _within_training(shipped, feature_names, kind), info
         except errors.CheckpointError as error:
             if path is not None:
                 raise
@@ -137,6 +144,16 @@ def _analytic(
     if kind is FeatureKind.TEMPLATE:
         return analytic_time.AnalyticTime(feature_names, TEMPLATE_TIME)
     return analytic.corrected(feature_names, analytic_options(feature_names), seed=seed)
+
+
+def _within_training(
+    shipped: checkpoint.Predictor, feature_names: Sequence[str], kind: FeatureKind
+) -> Predictor:
+    """What predicts kernels that a network for templates was not trained on as well."""
+    if kind is not FeatureKind.TEMPLATE:
+        return shipped
+    formula = analytic_time.AnalyticTime(feature_names, TEMPLATE_TIME)
+    return within_training.WithinTraining(shipped, formula, feature_names).eval()
 
 
 def analytic_baseline(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from costmodel import registry
-from costmodel.models import analytic_time, checkpoint, segment_mlp
+from costmodel.models import analytic_time, checkpoint, segment_mlp, within_training
 from costmodel.online import finetune, gaussian_process
 from felix import errors, target
 from felix.features.kind import FeatureKind
@@ -69,10 +69,27 @@ def test_a_checkpoint_is_found_by_device_and_kind(tmp_path: pathlib.Path) -> Non
     (folder / "templates").mkdir()
     checkpoint.save(folder / "templates" / "model.safetensors", network, metadata)
     module, info = _load(tmp_path)
-    assert isinstance(module, segment_mlp.SegmentSumMLP) and info.source == "checkpoint"
+    assert isinstance(module, within_training.WithinTraining) and info.source == "checkpoint"
+    assert isinstance(module.network, segment_mlp.SegmentSumMLP)
     assert "cuda-sm_90" in info.message
     of_traces = registry.pretrained(TARGET.split()[0], tmp_path)
     assert of_traces is None
+
+
+def test_products_without_tensor_cores_have_the_formula() -> None:
+    network = segment_mlp.seeded(spec.NAMES, segment_mlp.ModelOptions(hidden=8, blocks=1), 0)
+    both = within_training.WithinTraining(network, _model(), spec.NAMES)
+    rows, mask = torch.rand(3, 2, len(spec.NAMES)), torch.tensor([[1.0, 1.0], [1, 1], [1, 0]])
+    multiplies, on_cores = (spec.NAMES.index(n) for n in ("problem_ops", "tensor_instructions"))
+    rows[0, 1, [multiplies, on_cores]] = torch.zeros(2)  # a kernel that adds partial sums
+    rows[1, 1, on_cores] = 0.0
+    rows[2, 1, on_cores] = 0.0  # of a row that is not there
+    rows.requires_grad_(True)
+    predicted = both(rows, mask)
+    assert predicted[1] == _model()(rows, mask)[1]
+    torch.testing.assert_close(predicted[[0, 2]], network(rows, mask)[[0, 2]])
+    (gradient,) = torch.autograd.grad(predicted.sum(), rows)
+    assert gradient.isfinite().all() and gradient[0].count_nonzero() > gradient[1].count_nonzero()
 
 
 def test_kinds_follow_the_target() -> None:

@@ -12,7 +12,7 @@ import torch
 from costmodel import __main__ as cli
 from costmodel import registry
 from costmodel.data import replay
-from costmodel.models import analytic_time, checkpoint, segment_mlp
+from costmodel.models import analytic_time, checkpoint, segment_mlp, within_training
 from costmodel.online import finetune
 from costmodel.training import metrics, model_card
 from felix import target
@@ -58,9 +58,11 @@ def test_the_search_loads_it(trained: pathlib.Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(registry, "PRETRAINED", trained / "pretrained")
     h200 = target.parse("h200")
     loaded = cost_model.load(None, h200, 0, FeatureKind.TEMPLATE)
-    assert isinstance(loaded.module, segment_mlp.SegmentSumMLP) and "shipped" in loaded.message
-    assert loaded.module.options.prior == "analytic_us"
-    assert loaded.module.options.prior_reduce == "sum"
+    assert isinstance(loaded.module, within_training.WithinTraining)
+    network = loaded.module.network
+    assert isinstance(network, segment_mlp.SegmentSumMLP) and "shipped" in loaded.message
+    assert network.options.prior == "analytic_us"
+    assert network.options.prior_reduce == "sum"
     assert loaded.info is not None and loaded.info.replay is not None
     sample = loaded.info.replay
     predicted = loaded.module(torch.from_numpy(sample.rows), torch.from_numpy(sample.mask))
