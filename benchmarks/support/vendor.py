@@ -66,7 +66,7 @@ def in_turns_us(
     """
     import torch
 
-    from felix.cli.comparison import cuda_calls
+    from felix.measure.calls import cuda_calls
 
     each = {(layout, kind): call for layout, kinds in by_layout.items()
             for kind, call in kinds.items()}  # fmt: skip

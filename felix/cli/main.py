@@ -137,6 +137,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--compare", type=_libraries, default=libraries.DEFAULT, metavar="LIBRARIES",
         help="what the best schedules are compared with: numpy, torch, inductor (torch.compile), "
         "joined by +, or none (default: numpy+torch)")  # fmt: skip
+    add("--no-pytorch", action="store_true",
+        help="of a network: no group runs PyTorch's operators")  # fmt: skip
+    add("--improve", action="store_true", help="of a network: tune known tasks further")
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
 

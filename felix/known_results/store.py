@@ -41,6 +41,16 @@ CREATE INDEX IF NOT EXISTS by_family ON outcomes (family, updated_s);
 """
 
 
+#: Contenders of a task that were timed side by side; of outcomes it changes nothing.
+_COMPARISONS = """
+CREATE TABLE IF NOT EXISTS comparisons (
+    task_key TEXT NOT NULL, device TEXT NOT NULL, versions TEXT NOT NULL,
+    contenders TEXT NOT NULL, comparison TEXT NOT NULL,
+    PRIMARY KEY (task_key, device, versions, contenders)
+)
+"""
+
+
 def default_path() -> pathlib.Path:
     """Where results are kept unless a place is named."""
     return pathlib.Path(os.environ.get(VARIABLE) or files.cache_folder() / "known-results.sqlite")
@@ -83,7 +93,7 @@ class Store:
                 "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
             )
             row = connection.execute(query, self._key(task)).fetchone()
-            merged = result if row is None else _merged(_from_json(row[0]), result)
+            merged = result if row is None else faster(_from_json(row[0]), result)
             values = (*self._key(task), outcome.family(task), task.to_json(), merged.tuned_us,
                       json.dumps(dataclasses.asdict(merged)), time.time())  # fmt: skip
             connection.execute(
@@ -122,6 +132,37 @@ class Store:
             ).fetchall()
         return [(task, _from_json(text)) for task, text in rows]
 
+    def find_comparison(self, task: Task, contenders: str) -> dict[str, Any] | None:
+        """What was measured of a task's contenders, which a text identifies; None if nothing was.
+
+        Raises:
+            RecordError: the file cannot be read.
+        """
+        query = (
+            "SELECT comparison FROM comparisons WHERE task_key = ? AND device = ? AND "
+            "versions = ? AND contenders = ?"
+        )
+        with self._connection() as connection:
+            connection.execute(_COMPARISONS)
+            row = connection.execute(query, (*self._key(task), contenders)).fetchone()
+        try:
+            return None if row is None else dict(json.loads(row[0]))
+        except ValueError as error:
+            raise errors.RecordError(f"a known comparison is malformed: {error}") from error
+
+    def add_comparison(self, task: Task, contenders: str, comparison: dict[str, Any]) -> None:
+        """Store what was measured of a task's contenders; the last one stays.
+
+        Raises:
+            RecordError: the file cannot be written.
+        """
+        with self._connection() as connection:
+            connection.execute(_COMPARISONS)
+            connection.execute(
+                "INSERT OR REPLACE INTO comparisons VALUES (?, ?, ?, ?, ?)",
+                (*self._key(task), contenders, json.dumps(comparison)),
+            )
+
     def _key(self, task: Task) -> tuple[str, str, str]:
         return task.key, target.hardware(task.target).name, self._versions
 
@@ -158,7 +199,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _merged(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
+def faster(earlier: outcome.Outcome, later: outcome.Outcome) -> outcome.Outcome:
     """The faster schedule of two results of a task, and the later of everything else."""
     default_us = earlier.default_us if later.default_us is None else later.default_us
     is_earlier_faster = earlier.tuned_us is not None and (

@@ -1,7 +1,8 @@
 """Putting tuned programs back: a lowered network whose calls run the programs that ship.
 
 A scheduled module takes the place of its group's PrimFuncs, so it is compiled with the rest. A
-generated kernel is a module of its own: the group's calls become calls of a packed function. What
+generated kernel is a module of its own: the group's calls become calls of a packed function, as do
+those of a group that PyTorch runs. What
 ships is the program that was measured, not its trace applied again: a task's program has narrower
 indices and sometimes other windows than the network's.
 """
@@ -16,14 +17,16 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import expr_functor
 
+from felix.frontend.torch_calls.form import TorchForm
 from felix.measure import build
 from felix.measure.payload import Program
 from felix.network import groups
+from felix.network.pytorch import registration
 from felix.task import Task
 from felix.templates.generated import GeneratedProgram
 
 #: What a group runs; None: its PrimFunc as TVM schedules it.
-Runs: TypeAlias = Program | None
+Runs: TypeAlias = Program | TorchForm | None
 
 
 def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]) -> tvm.IRModule:
@@ -41,6 +44,8 @@ def assemble(lowered: tvm.IRModule, shipped: Sequence[tuple[groups.Group, Runs]]
             name = f"felix_group{number}"
             modules.append(_module(runs, group.task, name))
             packed.update(dict.fromkeys(group.symbols, name))
+        elif isinstance(runs, TorchForm):
+            packed.update(dict.fromkeys(group.symbols, registration.register(runs)))
         elif runs is not None:
             for symbol in group.symbols:
                 _replace(mod, symbol, runs["main"])
@@ -68,7 +73,9 @@ def _with_packed_calls(mod: tvm.IRModule, packed: Mapping[str, str]) -> tvm.IRMo
     mutator = _PackedCalls(mod, packed)
     changed = mutator.visit_expr(mod["main"])
     mutator.builder_.update_func(mod.get_global_var("main"), changed)
-    return relax.transform.DeadCodeElimination(["main"])(mutator.builder_.finalize())
+    # One program stays, called or not: a library without any machine code cannot be linked.
+    roots = ["main", next(iter(packed))]
+    return relax.transform.DeadCodeElimination(roots)(mutator.builder_.finalize())
 
 
 @expr_functor.mutator

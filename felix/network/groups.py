@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 
 from felix import frontend
+from felix.frontend.torch_calls import forms
+from felix.frontend.torch_calls.form import TorchForm
 from felix.task import Task
 
 
@@ -27,6 +29,7 @@ class Group:
         calls: how often a call of the network calls it.
         task: what is tuned; None if Felix cannot tune it.
         reason: why there is no task; None if there is one.
+        form: the functions of PyTorch that compute the same, or why there are none.
     """
 
     name: str
@@ -34,12 +37,14 @@ class Group:
     calls: int
     task: Task | None
     reason: str | None
+    form: TorchForm | str
 
 
 def of(lowered: tvm.IRModule, full: tvm.target.Target) -> list[Group]:
     """The groups of a lowered network, most float operations first, then those without a task."""
     counts = calls(lowered)
     read = frontend.model_tasks(lowered, full)
+    known = forms.read(lowered)
     tuned = [
         Group(
             name=each.task.name,
@@ -47,19 +52,29 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target) -> list[Group]:
             calls=sum(counts[symbol] for symbol in each.functions),
             task=each.task,
             reason=None,
+            form=_form(each.functions, known),
         )
         for each in read.tasks
     ]
     refused = [
-        Group(name=symbol, symbols=(symbol,), calls=counts[symbol], task=None, reason=reason)
+        Group(
+            name=symbol, symbols=(symbol,), calls=counts[symbol], task=None, reason=reason,
+            form=_form([symbol], known),
+        )
         for symbol, reason in sorted(read.refused.items())
-    ]
+    ]  # fmt: skip
     return [*tuned, *refused]
 
 
 def tasks(groups: Sequence[Group]) -> list[Task]:
     """What is tuned, each task with the number of its calls as its weight."""
     return [group.task for group in groups if group.task is not None]
+
+
+def _form(symbols: Sequence[str], known: Mapping[str, TorchForm | str]) -> TorchForm | str:
+    """The form of any of some programs that compute the same, or why none has one."""
+    every = [known.get(symbol, "it is no call of a program") for symbol in symbols]
+    return next((each for each in every if not isinstance(each, str)), every[0])
 
 
 def calls(lowered: tvm.IRModule) -> collections.Counter[str]:

@@ -29,6 +29,7 @@ from felix.known_results import store
 from felix.network import (
     agreement,
     assembly,
+    contest,
     executable,
     groups,
     imported,
@@ -38,7 +39,6 @@ from felix.network import (
 )
 from felix.network import report as reports
 from felix.tuning import options as tune_options
-from felix.tuning import results
 
 #: Seconds of tuning when neither seconds nor trials are given.
 DEFAULT_SECONDS = 300.0
@@ -60,6 +60,8 @@ def optimize(
     seed: int = 0,
     options: tune_options.TuneOptions | None = None,
     on_event: tune_options.OnEvent | None = None,
+    pytorch: bool = True,
+    improve: bool = False,
 ) -> optimized.OptimizedNetwork:
     """Tune a model's programs and build it from the fastest ones.
 
@@ -79,6 +81,8 @@ def optimize(
         seed: everything random follows from it.
         options: details of tuning.
         on_event: called with what happens (`felix.events`).
+        pytorch: whether PyTorch's own operators run the groups in which they are the fastest.
+        improve: whether known tasks are tuned further, from their best schedules on.
 
     Returns:
         A callable with the model's signature. Its outputs agreed with the model's on the
@@ -97,6 +101,8 @@ def optimize(
         options=options or tune_options.TuneOptions(),
         out=None if out is None else pathlib.Path(out),
         on_event=on_event,
+        pytorch=pytorch,
+        improve=improve,
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     network = imported.read(model, tuple(args), dict(kwargs or {}), _parse(target), shapes)
@@ -112,7 +118,8 @@ def _optimized(
 ) -> optimized.OptimizedNetwork:
     every = groups.of(network.lowered, network.target)
     gathered = outcomes.gather(groups.tasks(every), known, request)
-    shipped = [_shipped(group, gathered) for group in every]
+    contenders = contest.Contest(network, known, request.pytorch)
+    shipped = [_shipped(group, gathered, contenders) for group in every]
     built = _built(network, shipped)
     expected = network.expected or _plain_outputs(network)
     limit = agreement.tolerance(imported.torch_dtypes(network.imported))
@@ -120,44 +127,39 @@ def _optimized(
         network=network.name,
         target=str(network.target.kind.name),
         groups=shipped,
+        n_compared=contenders.n_timed,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
         max_error=agreement.check(built(list(network.examples)), expected, limit),
         timing=None
-        if gathered.reason is None
+        if gathered.reason is None and not contenders.n_timed
         else optimized.timing(network, built, network.call_model),
     )
     return optimized.OptimizedNetwork(network, built, summary)
 
 
-def _shipped(group: groups.Group, gathered: outcomes.Outcomes) -> shipping.Shipped:
+def _shipped(
+    group: groups.Group, gathered: outcomes.Outcomes, contenders: contest.Contest
+) -> shipping.Shipped:
     key = None if group.task is None else group.task.key
     outcome = None if key is None else gathered.by_key.get(key)
-    return shipping.choose(group, outcome, is_known=key in gathered.known)
+    compared = contenders.held(group, outcome)
+    return shipping.choose(group, outcome, compared, is_known=key in gathered.known)
 
 
 def _built(
     network: imported.Network, shipped: Sequence[shipping.Shipped]
 ) -> executable.Executable:
     """The network with what ships, compiled and loaded."""
-    runs = [(each.group, _runs(each)) for each in shipped]
+    runs = [
+        (each.group, contest.program(each.contender, each.group, each.outcome)) for each in shipped
+    ]
     mod = assembly.assemble(network.lowered, runs)
     return executable.Executable(
         executable.compile_network(mod, network.target),
         network.imported.parameters,
         executable.device(network.target),
     )
-
-
-def _runs(shipped: shipping.Shipped) -> assembly.Runs:
-    """The program of what ships; None for TVM's own on a CPU, or if nothing was measured."""
-    if shipped.contender is shipping.Contender.FELIX:
-        assert shipped.outcome is not None  # it has the latency that was the lowest
-        return shipped.outcome.read_program()
-    task = shipped.group.task
-    if task is None or not shipped.latencies_us or task.target.kind.name != "cuda":
-        return None
-    return results.unscheduled(task).mod
 
 
 def _plain_outputs(network: imported.Network) -> list[torch.Tensor]:

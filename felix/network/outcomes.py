@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """How the unknown tasks of a network are tuned; fields as those of `felix.tune`."""
+    """How the unknown tasks of a network are tuned; fields as those of `felix.tune`.
+
+    With `improve` known tasks are tuned, too, from their best schedule on. `pytorch`: whether
+    PyTorch's operators contend with what tuning gives.
+    """
 
     trials: int | None
     seconds: float | None
@@ -32,6 +36,8 @@ class Request:
     options: tune_options.TuneOptions
     out: pathlib.Path | None
     on_event: tune_options.OnEvent | None
+    improve: bool = False
+    pytorch: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
         FelixError: tuning cannot start, or a file cannot be read or written.
     """
     stored = {task.key: result for task in tasks if (result := known.find(task)) is not None}
-    unknown = [task for task in tasks if task.key not in stored]
+    unknown = [task for task in tasks if request.improve or task.key not in stored]
     if not unknown:
         return Outcomes(stored, frozenset(stored), None, 0.0)
     folder = request.out or _session_folder(known, unknown, request.seed)
@@ -68,6 +74,11 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
         }
         if request.out is None:
             shutil.rmtree(folder, ignore_errors=True)
+    else:
+        tuned = {
+            key: store.faster(stored[key], result) if key in stored else result
+            for key, result in tuned.items()
+        }
     return Outcomes({**stored, **tuned}, frozenset(stored), reason, elapsed_s)
 
 
@@ -84,7 +95,9 @@ def _tune(
     """(outcomes by key, why tuning ended, seconds) of tasks that get trials."""
 
     def first(task: Task, sketches: Sequence[Sketch]) -> Sequence[tuple[str, Sequence[int]]]:
-        return adapt.first_schedules(known.similar(task), sketches)
+        own = known.find(task)
+        every = [*([] if own is None else [own]), *known.similar(task)]
+        return adapt.first_schedules(every, sketches)
 
     chosen = request.options
     if chosen.first_schedules is None:

@@ -32,6 +32,7 @@ class Report:
         network: the model's name.
         target: what it is built for.
         groups: every group, the largest first.
+        n_compared: groups whose contenders were timed side by side now; the others' were known.
         reason: why tuning ended ("trials", "seconds", ...); None if nothing had to be tuned.
         tuning_s: seconds that tuning took.
         max_error: largest difference of the outputs from the model's, relative to the
@@ -42,6 +43,7 @@ class Report:
     network: str
     target: str
     groups: Sequence[shipping.Shipped]
+    n_compared: int
     reason: str | None
     tuning_s: float
     max_error: float
@@ -69,6 +71,7 @@ class Report:
             "target": self.target,
             "reason": self.reason,
             "tuning_s": self.tuning_s,
+            "n_compared": self.n_compared,
             "max_error": self.max_error,
             "latency_us": self.latency_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
@@ -100,13 +103,16 @@ class Report:
     def _notes(self) -> list[str]:
         notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
         if self.reason is None:
-            notes.append("everything was known: nothing was measured")
+            known = "nothing was measured" if not self.n_compared else "nothing was tuned"
+            notes.append(f"everything was known: {known}")
         else:
             notes.append(f"tuning ended after {self.tuning_s:.0f} s: {self.reason}")
+        if self.n_compared:
+            notes.append(f"contenders timed side by side: of {self.n_compared} groups")
         return notes
 
 
-_HEAD = ("group", "calls", "felix us", "tvm us", "ships", "why")
+_HEAD = ("group", "calls", "felix us", "tvm us", "pytorch us", "ships", "why")
 
 
 def _row(each: shipping.Shipped) -> tuple[str, ...]:
@@ -128,6 +134,7 @@ def _group_json(each: shipping.Shipped) -> dict[str, Any]:
         "reason": each.reason,
         "latencies_us": {str(name): value for name, value in each.latencies_us.items()},
         "untuned": each.untuned,
+        "without_pytorch": each.without_pytorch,
         "known": each.is_known,
         "trials": 0 if each.outcome is None else each.outcome.n_trials,
     }

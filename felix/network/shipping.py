@@ -1,8 +1,8 @@
 """What each group of a network runs: the fastest that was measured.
 
-Contenders are Felix's best program and the program as TVM schedules it by default. Both are timed
-on this machine with cold caches. Within `TIE` of each other they are equally fast, and Felix's
-ships.
+Contenders are Felix's best program, the program as TVM schedules it by default, and PyTorch's own
+operators. All are timed on this machine with cold caches; where PyTorch has operators for a group,
+side by side (`contest`). Within `TIE` of each other they are equally fast, and Felix's ships.
 """
 
 from __future__ import annotations
@@ -24,6 +24,18 @@ class Contender(enum.StrEnum):
 
     FELIX = "felix"
     TVM = "tvm"
+    PYTORCH = "pytorch"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Contenders of a group that were timed side by side.
+
+    `without_pytorch` is why PyTorch's operators are none of them; None if they are.
+    """
+
+    latencies_us: Mapping[Contender, float]
+    without_pytorch: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,7 @@ class Shipped:
         reason: why this one ships, in a line.
         outcome: what is known of the group's task; None if it has none or was never tuned.
         is_known: whether the outcome is from an earlier run.
+        without_pytorch: why PyTorch's operators are no contender; None if they are one.
     """
 
     group: groups.Group
@@ -45,6 +58,7 @@ class Shipped:
     reason: str
     outcome: Outcome | None
     is_known: bool
+    without_pytorch: str | None
 
     @property
     def latency_us(self) -> float | None:
@@ -61,13 +75,18 @@ class Shipped:
         return self.outcome.failure
 
 
-def choose(group: groups.Group, outcome: Outcome | None, is_known: bool) -> Shipped:
-    """The fastest contender of a group; TVM's program where nothing was measured."""
-    latencies_us = _latencies_us(outcome)
+def choose(
+    group: groups.Group, outcome: Outcome | None, compared: Compared, is_known: bool
+) -> Shipped:
+    """The fastest contender of a group; TVM's program where nothing was measured.
+
+    What was timed side by side counts, not what tuning measured before.
+    """
+    latencies_us = {**_latencies_us(outcome), **compared.latencies_us}
     contender = _fastest(latencies_us)
     shipped = Shipped(
         group=group, contender=contender, latencies_us=latencies_us, reason="",
-        outcome=outcome, is_known=is_known,
+        outcome=outcome, is_known=is_known, without_pytorch=compared.without_pytorch,
     )  # fmt: skip
     return dataclasses.replace(shipped, reason=_reason(shipped))
 

@@ -20,8 +20,9 @@ from benchmarks import measure_throughput, search_efficiency, unrolling
 from benchmarks.pages import statements
 from benchmarks.support import efficiency, subgraphs, vendor, winners
 from felix import workloads
-from felix.cli.comparison import cuda_calls, torch_child
+from felix.cli.comparison import torch_child
 from felix.measure import protocol, testing
+from felix.measure.calls import cuda_calls
 from felix.measure.pool import local
 from felix.tuning import online_model
 from felix.workloads import catalogue

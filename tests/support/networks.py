@@ -73,6 +73,7 @@ def optimize(
         "target": TARGET,
         "known_results": folder / "known.sqlite",
         "options": tune_options(pool or Pool()),
+        "pytorch": False,
     }
     return felix.optimize(model, inputs, **(defaults | arguments))
 

@@ -73,6 +73,8 @@ def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> O
                     should_stop=signals.noted,
                 ),
                 on_event=on_event,
+                pytorch=not arguments.no_pytorch,
+                improve=arguments.improve,
             )
         except pacing.Stopped:  # before there was anything to report
             raise KeyboardInterrupt from None

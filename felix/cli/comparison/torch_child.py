@@ -80,12 +80,12 @@ def compiled(call: Call, device: str) -> Call:
 def median_us(call: Call, inputs: Sequence[torch.Tensor], device: str) -> float:
     """The median latency with cold inputs, in us."""
     if device == "cuda":
-        from felix.cli.comparison import cuda_calls
+        from felix.measure.calls import cuda_calls
 
         return cuda_calls.median_us(lambda: call(*inputs))
     import tvm
 
-    from felix.cli.comparison import cpu_calls
+    from felix.measure.calls import cpu_calls
 
     flat = [tvm.runtime.from_dlpack(_as_stored(tensor)) for tensor in inputs]
     return cpu_calls.median_us(lambda: call(*inputs), flat)

@@ -14,6 +14,7 @@ from tvm import relax
 from felix import errors
 from felix.frontend import imported, memory
 from felix.frontend.programs import expansion, groups, outlining, transposed
+from felix.frontend.torch_calls import annotation, forms
 from felix.tir import grammar
 
 
@@ -36,7 +37,7 @@ def lowered(model: imported.ImportedModel, full: tvm.target.Target) -> tvm.IRMod
     Raises:
         WorkloadError: see `grouped`.
     """
-    return _passed(lambda: relax.transform.FuseTIR()(_grouped(model.mod)), full)
+    return _passed(lambda: _fused(_grouped(model.mod)), full)
 
 
 def build_pipeline() -> Any:
@@ -44,12 +45,16 @@ def build_pipeline() -> Any:
     return relax.get_pipeline("default_build")
 
 
+def _fused(grouped: tvm.IRModule) -> tvm.IRModule:
+    return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
+
+
 def _grouped(mod: tvm.IRModule) -> tvm.IRModule:
     mod = relax.transform.DecomposeOpsForInference()(expansion.expand_attention(mod))
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = transposed.fuse_transposes(mod)
     passes = [
-        relax.transform.LegalizeOps(),
+        relax.transform.LegalizeOps(annotation.legalizations()),
         relax.transform.FoldConstant(),
         relax.transform.RewriteDataflowReshape(),
         relax.transform.AnnotateTIROpPattern(),

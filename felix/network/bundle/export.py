@@ -7,6 +7,8 @@ examples.bin     inputs of a call, and the model's outputs on them
 run.py           loads the network, checks it against the examples and times it; a program that
                  imports it calls `Network(folder)(*inputs)`
 report.txt       the report as people read it
+torch_functions.py  runs the groups that PyTorch's operators run, if there are any; then torch is
+                 needed, too
 
 The two `.bin` files are what `tvm.runtime.save_param_dict` writes.
 """
@@ -29,12 +31,14 @@ import tvm
 from felix import errors, files, records, target
 from felix.artifact import export as task_artifact
 from felix.measure import build
-from felix.network import agreement, executable, imported, report
+from felix.network import agreement, executable, imported, report, shipping
 from felix.network.bundle import run_script
+from felix.network.pytorch import functions, registration
 
 #: Version of the folder's layout.
 FORMAT = 1
 LIBRARY, PARAMETERS, EXAMPLES = "network.so", "parameters.bin", "examples.bin"
+FUNCTIONS = "torch_functions.py"
 
 
 def write(
@@ -58,15 +62,26 @@ def write(
         _save(path / EXAMPLES, _named("input", network.examples) | _named("output", expected))
         shutil.copyfile(run_script.__file__, path / "run.py")
         (path / "report.txt").write_text(f"{summary}\n")
+        forms = _forms(summary)
+        names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]
+        if forms:
+            shutil.copyfile(functions.__file__, path / FUNCTIONS)
+            names.append(FUNCTIONS)
         manifest = _manifest(network, len(built.parameters), summary, expected)
-        manifest["files"] = {
-            name: _sha256(path / name)
-            for name in (LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt")
-        }
+        manifest["pytorch"] = forms
+        manifest["files"] = {name: _sha256(path / name) for name in names}
         files.write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise errors.OutputError(f"cannot write to {path}: {error.strerror}") from error
     return path
+
+
+def _forms(summary: report.Report) -> dict[str, str]:
+    """What PyTorch runs: by the name that the library calls, the form as text."""
+    forms = [
+        each.group.form for each in summary.groups if each.contender is shipping.Contender.PYTORCH
+    ]
+    return {registration.name(form): form.to_json() for form in forms if not isinstance(form, str)}
 
 
 def _library(built: executable.Executable, path: pathlib.Path) -> None:

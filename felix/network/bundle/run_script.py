@@ -1,7 +1,8 @@
 """Load, check and time a tuned network: `python run.py` in its folder.
 
-Needs TVM and numpy, not Felix. It verifies the files against the manifest, runs the network on the
-stored inputs, compares the outputs with the stored ones, then times calls with warm caches. Exit
+Needs TVM and numpy, not Felix; torch, too, where PyTorch's operators run a part of the network. It
+verifies the files against the manifest, runs the network on the stored inputs, compares the
+outputs with the stored ones, then times calls with warm caches. Exit
 status: 0 if everything agrees, 1 with one line on stderr otherwise.
 
 In a program of your own, with tensors of TVM or of PyTorch:
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -51,6 +53,7 @@ class Network:
         self.device = tvm.runtime.device("cpu" if kind == "llvm" else kind, 0)
         if not self.device.exist:
             raise Failure(f"this network needs a {kind} device and there is none here")
+        _register(tvm, self._folder, self.manifest.get("pytorch", {}))
         try:
             library = tvm.runtime.load_module(str(self._folder / "network.so"))
         except (RuntimeError, ValueError, OSError) as error:
@@ -127,6 +130,27 @@ def _runtime() -> tuple[Any, Any]:
     except ImportError as error:
         raise Failure(f"TVM is needed: pip install apache-tvm ({error})") from None
     return tvm, relax
+
+
+def _register(tvm: Any, folder: pathlib.Path, forms: dict[str, str]) -> None:
+    """Make what PyTorch runs known to TVM."""
+    if not forms:
+        return
+    try:
+        import torch
+    except ImportError as error:
+        raise Failure(
+            f"PyTorch's operators run a part of this network: pip install torch ({error})"
+        ) from None
+    del torch
+    path = folder / "torch_functions.py"
+    spec = importlib.util.spec_from_file_location("torch_functions", path)
+    if spec is None or spec.loader is None:
+        raise Failure(f"{path} cannot be loaded")
+    functions = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(functions)
+    for name, form in forms.items():
+        tvm.register_global_func(name, functions.packed(form), override=True)
 
 
 def _manifest(folder: pathlib.Path) -> dict[str, Any]:

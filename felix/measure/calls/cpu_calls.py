@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tvm
 
 from felix.measure.cpu import timing
 
+_Name = TypeVar("_Name", bound=Hashable)
+
 MAX_REPEATS, BURST, PAUSE_S = 32, 4, 0.1
 MAX_TOTAL_S = 2.0
+#: Seconds that a burst takes at most, if one call does not take longer.
+MAX_BURST_S = 0.25
 #: Twice this is written where the CPU's cache lines cannot be flushed one by one.
 CACHE_BYTES = 128 << 20
 
@@ -39,3 +44,32 @@ def median_us(call: Callable[[], object], inputs: Sequence[tvm.runtime.Tensor]) 
             time.sleep(PAUSE_S)
         latencies_us.append(cold_us())
     return statistics.median(latencies_us)
+
+
+def in_turns_us(
+    calls: Mapping[_Name, Callable[[], object]],
+    inputs: Sequence[Any],
+    turns: int,
+    burst: int,
+) -> dict[_Name, list[float]]:
+    """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
+
+    All read `inputs`, which are cold. The first calls do not count. A burst of long calls is
+    shorter (`MAX_BURST_S`).
+    """
+    flush = timing.flusher(CACHE_BYTES)
+    for call in calls.values():
+        call()
+    latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            end = time.perf_counter() + MAX_BURST_S
+            for _ in range(burst):
+                flush(*inputs)
+                begin = time.perf_counter()
+                call()
+                finish = time.perf_counter()
+                latencies_us[name].append((finish - begin) * 1e6)
+                if finish > end:
+                    break
+    return latencies_us

@@ -1,0 +1,98 @@
+"""Programs that know which function of PyTorch they stand for.
+
+A program has the attribute `ATTRIBUTE`: a `TorchCall` as JSON whose operands number the tensors
+that the program reads, in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from felix.frontend.rewriting import operator_name
+from felix.frontend.torch_calls import conversions
+from felix.frontend.torch_calls.form import Operand, TorchCall
+
+ATTRIBUTE = "felix.torch_call"
+
+
+def legalizations() -> Mapping[str, Callable[[relax.BlockBuilder, Any], Any]]:
+    """TVM's own ways to lower operators, with programs that are annotated, for one module."""
+    variables: dict[tuple[str, int], Any] = {}
+    return {
+        f"relax.{name}": _annotating(f"relax.{name}", variables)
+        for name in conversions.CONVERSIONS
+    }
+
+
+def attributes(function: str, n_operands: int, dtype: str) -> dict[str, str]:
+    """Attributes of a program that a function of PyTorch computes from its operands in order."""
+    return {ATTRIBUTE: _text(TorchCall(function, list(range(n_operands)), {}, dtype))}
+
+
+def _annotating(
+    name: str, variables: dict[tuple[str, int], Any]
+) -> Callable[[relax.BlockBuilder, Any], Any]:
+    """TVM's way to lower an operator, annotated; `variables` has those of equal programs."""
+    lower = tvm.ir.Op.get(name).get_attr("FLegalize")
+
+    def legalize(builder: relax.BlockBuilder, call: Any) -> Any:
+        result = lower(builder, call)
+        torch_call = _torch_call(call, result)
+        if torch_call is None:
+            return result
+        variable, text = result.args[0], _text(torch_call)
+        plain = builder.get()[variable].without_attr(ATTRIBUTE)
+        key = text, tvm_ffi.structural_hash(plain)
+        if key not in variables:
+            is_free = variable not in variables.values()
+            func = plain.with_attr(ATTRIBUTE, text)
+            if is_free:
+                builder.update_func(variable, func)
+            variables[key] = variable if is_free else builder.add_func(func, variable.name_hint)
+        operands = [variables[key], *result.args[1:]]
+        return relax.Call(result.op, operands, result.attrs, result.ty_args)
+
+    return legalize
+
+
+def _torch_call(call: Any, lowered: Any) -> TorchCall | None:
+    """What an operator's program stands for; None if that is not known."""
+    if operator_name(lowered) != "call_tir" or len(lowered.args) != 2:
+        return None
+    draft = conversions.draft(call)
+    (result,) = lowered.ty_args
+    if draft is None or not isinstance(result, relax.TensorType):
+        return None
+    function, operands, options = draft
+    tensors = list(lowered.args[1].fields)
+    numbered = [_operand(each, tensors) for each in operands]
+    if any(each is None for each in numbered):
+        return None
+    return TorchCall(function, [each for each in numbered if each is not None], options,
+                     str(result.dtype))  # fmt: skip
+
+
+def _operand(value: Any, tensors: Sequence[Any]) -> Operand | None:
+    """An operand as the number of a tensor, or a constant that is in the program itself."""
+    if isinstance(value, list):
+        numbers = [_number(each, tensors) for each in value]
+        return None if None in numbers else [each for each in numbers if each is not None]
+    number = _number(value, tensors)
+    if number is None and isinstance(value, tvm.ir.GenericConst) and not value.value.shape:
+        return {"constant": value.value.numpy().item()}
+    return number
+
+
+def _number(value: Any, tensors: Sequence[Any]) -> int | None:
+    return next((i for i, each in enumerate(tensors) if each.same_as(value)), None)
+
+
+def _text(call: TorchCall) -> str:
+    return json.dumps(dataclasses.asdict(call), sort_keys=True)

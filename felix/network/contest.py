@@ -1,0 +1,245 @@
+"""Contenders of a group timed side by side, each as the network runs it.
+
+A contender runs in a network of one call, built as the whole one is. All get the same inputs,
+which are cold (`measure.calls`), and take turns. On a CPU PyTorch has as many threads as the
+target has cores. PyTorch's operators contend if they agree with the other contender within the
+tolerance of networks (`agreement`). What was timed is stored beside the known results; equal
+contenders of an equal group on an equal device are not timed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from felix.frontend.torch_calls.form import TorchForm
+from felix.known_results import store
+from felix.known_results.outcome import Outcome
+from felix.measure import reference
+from felix.measure.calls import cpu_calls, cuda_calls
+from felix.measure.pool import device_lock
+from felix.network import agreement, assembly, executable, groups, imported
+from felix.network.shipping import Compared, Contender
+from felix.task import Task
+from felix.tuning import results
+from felix.workloads import torch_forms
+
+#: Turns of each contender, and timed calls in a turn.
+TURNS, BURST = 3, 8
+#: A program that tuning found so many times as slow as another one is not timed again.
+_HOPELESS = 2.0
+#: What PyTorch's functions raise for arguments that they do not take, or without memory for them.
+_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
+_SEED = 0
+_Calls = dict[Contender, Callable[[], object]]
+
+
+def program(contender: Contender, group: groups.Group, outcome: Outcome | None) -> assembly.Runs:
+    """What a group runs if a contender ships; None: as TVM schedules it when it is built."""
+    if contender is Contender.PYTORCH:
+        assert not isinstance(group.form, str)  # else PyTorch is no contender
+        return group.form
+    if contender is Contender.FELIX:
+        assert outcome is not None  # it has Felix's latency
+        return outcome.read_program()
+    task = group.task
+    if task is None or task.target.kind.name != "cuda" or outcome is None:
+        return None
+    return None if outcome.default_us is None else results.unscheduled(task).mod
+
+
+class Contest:
+    """Compares the contenders of a network's groups.
+
+    Args:
+        network: whose groups they are.
+        known: where comparisons are stored.
+        pytorch: whether PyTorch contends at all.
+
+    Attributes:
+        n_timed: groups that were timed, and not known.
+    """
+
+    def __init__(self, network: imported.Network, known: store.Store, pytorch: bool) -> None:
+        self.n_timed = 0
+        self._network = network
+        self._known = known
+        self._pytorch = pytorch
+
+    def held(self, group: groups.Group, outcome: Outcome | None) -> Compared:
+        """The latencies of a group's contenders, side by side, or why PyTorch is none.
+
+        Raises:
+            MeasureError: a contender cannot be compiled here.
+            RecordError: the known results cannot be used.
+        """
+        if not self._pytorch:
+            return Compared(latencies_us={}, without_pytorch="it was not asked for")
+        if isinstance(group.form, str):
+            return Compared(latencies_us={}, without_pytorch=group.form)
+        if group.task is None:
+            return Compared(latencies_us={}, without_pytorch="the group is no task: not compared")
+        contenders = _text(group.task, group.form, outcome)
+        stored = self._known.find_comparison(group.task, contenders)
+        if stored is None:
+            self.n_timed += 1
+            compared = _timed(self._network, group, group.task, outcome)
+            self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))
+            return compared
+        latencies_us = {Contender(name): us for name, us in stored["latencies_us"].items()}
+        return Compared(latencies_us=latencies_us, without_pytorch=stored["without_pytorch"])
+
+
+def _text(task: Task, form: TorchForm, outcome: Outcome | None) -> str:
+    """Identifies contenders: another program, form or version is another text."""
+    text = "" if outcome is None or outcome.program is None else outcome.program
+    return json.dumps({
+        "felix": hashlib.sha256(text.encode()).hexdigest(),
+        "tvm": _is_hopeful(outcome),
+        "form": form.key,
+        "torch": torch.__version__,
+        "threads": _threads(task),
+    }, sort_keys=True)  # fmt: skip
+
+
+def _is_hopeful(outcome: Outcome | None) -> bool:
+    """Whether TVM's program may be the fastest, by what tuning measured."""
+    if outcome is None or outcome.tuned_us is None or outcome.default_us is None:
+        return True
+    return outcome.default_us <= _HOPELESS * outcome.tuned_us
+
+
+def _timed(
+    network: imported.Network, group: groups.Group, task: Task, outcome: Outcome | None
+) -> Compared:
+    inputs = _inputs(task)
+    chosen = [Contender.TVM] if _is_hopeful(outcome) else []
+    if outcome is not None and outcome.program is not None:
+        chosen.insert(0, Contender.FELIX)
+    alone = _alone(network.lowered, group.symbols[0])
+    calls: _Calls = {}
+    for contender in [*chosen, Contender.PYTORCH]:
+        runs = program(contender, group, outcome)
+        calls[contender] = _call(alone, group, runs, network.target, inputs)
+    with _same_threads(task), _alone_on(task):
+        without_pytorch = _difference(calls, chosen[0], inputs)
+        if without_pytorch is not None:
+            del calls[Contender.PYTORCH]
+        is_gpu = task.target.kind.name == "cuda"
+        flushed = [] if is_gpu else [tvm.runtime.from_dlpack(each) for each in inputs]
+        latencies_us = (
+            cuda_calls.in_turns_us(calls, TURNS, BURST)
+            if is_gpu
+            else cpu_calls.in_turns_us(calls, flushed, TURNS, BURST)
+        )
+    medians_us = {name: statistics.median(each) for name, each in latencies_us.items()}
+    return Compared(latencies_us=medians_us, without_pytorch=without_pytorch)
+
+
+def _inputs(task: Task) -> list[torch.Tensor]:
+    """Random inputs of a task, on its device."""
+    arguments = reference.arguments(task.mod)
+    arrays = reference.inputs(arguments, _SEED, positive=False)
+    place = imported.device_of(task.target)
+    return [
+        executable.as_stored(torch_forms.tensor(array).to(place))
+        for array, argument in zip(arrays, arguments, strict=True)
+        if argument.is_input
+    ]
+
+
+def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
+    """A network that is one call of a program."""
+    (call, *_) = [
+        binding.value
+        for block in lowered["main"].body.blocks
+        for binding in block.bindings
+        if groups.called(binding.value) == symbol
+    ]
+    variable = call.args[0]
+    builder = relax.BlockBuilder(tvm.IRModule({variable: lowered[variable]}))
+    operands = [
+        relax.Var(f"x{number}", each.ty) for number, each in enumerate(call.args[1].fields)
+    ]
+    with builder.function("main", operands):
+        with builder.dataflow():
+            call = relax.Call(call.op, [variable, relax.Tuple(operands)], None, call.ty_args)
+            result = builder.emit_output(call)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _call(
+    alone: tvm.IRModule,
+    group: groups.Group,
+    runs: assembly.Runs,
+    full: tvm.target.Target,
+    inputs: Sequence[torch.Tensor],
+) -> Callable[[], Any]:
+    """A call of a network of one call that runs a contender."""
+    one = dataclasses.replace(group, symbols=group.symbols[:1])
+    built = executable.compile_network(assembly.assemble(alone, [(one, runs)]), full)
+    main = relax.VirtualMachine(built, executable.device(full))["main"]
+    return lambda: main(*inputs)
+
+
+def _difference(
+    calls: Mapping[Contender, Callable[[], Any]],
+    first: Contender,
+    inputs: Sequence[torch.Tensor],
+) -> str | None:
+    """Why PyTorch's operators are no contender; None if they agree with the first one."""
+    expected = _as_tensor(calls[first]())
+    try:
+        actual = _as_tensor(calls[Contender.PYTORCH]())
+    except _TORCH_ERRORS as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        return f"PyTorch does not run it: {line}"
+    limit = agreement.tolerance({expected.dtype, *(each.dtype for each in inputs)})
+    distance = agreement.difference(actual, expected)
+    return (
+        None if distance <= limit else f"PyTorch's result differs: relative error {distance:.1e}"
+    )
+
+
+def _as_tensor(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)
+
+
+def _threads(task: Task) -> int:
+    """Threads of PyTorch: the target's cores, whose number programs are measured with."""
+    return int(task.target.attrs.get("num-cores", torch.get_num_threads()))
+
+
+@contextlib.contextmanager
+def _same_threads(task: Task) -> Iterator[None]:
+    """PyTorch has as many threads as the target has cores, until the block ends."""
+    earlier = torch.get_num_threads()
+    torch.set_num_threads(_threads(task))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(earlier)
+
+
+@contextlib.contextmanager
+def _alone_on(task: Task) -> Iterator[None]:
+    """Nobody else measures on the GPU meanwhile."""
+    if task.target.kind.name != "cuda":
+        yield
+        return
+    lock = device_lock.for_device("cuda")
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,1 @@
+"""Groups that PyTorch's own operators run."""

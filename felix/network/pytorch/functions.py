@@ -1,0 +1,173 @@
+"""The functions of PyTorch that a group may be made of, and how a form runs them.
+
+Needs torch and nothing of Felix: an artifact has this file as `torch_functions.py`. A form is what
+`felix.frontend.torch_calls.form` writes: values are numbered, inputs first, then the result of
+each call.
+
+On a GPU everything is put on PyTorch's current stream, and nothing waits. Products of float32 are
+computed in float32, whatever the process allows (TF32), and autocast changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+Function = Callable[..., torch.Tensor]
+
+#: Those that write their result where `out` says.
+WRITING: Mapping[str, Function] = {
+    "abs": torch.abs, "ceil": torch.ceil, "cos": torch.cos, "cosh": torch.cosh, "erf": torch.erf,
+    "exp": torch.exp, "floor": torch.floor, "log": torch.log, "logical_not": torch.logical_not,
+    "negative": torch.neg, "round": torch.round, "rsqrt": torch.rsqrt, "sigmoid": torch.sigmoid,
+    "sign": torch.sign, "sin": torch.sin, "sinh": torch.sinh, "sqrt": torch.sqrt,
+    "square": torch.square, "tan": torch.tan, "tanh": torch.tanh, "add": torch.add,
+    "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div, "power": torch.pow,
+    "maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "not_equal": torch.ne,
+    "greater": torch.gt, "greater_equal": torch.ge, "less": torch.lt, "less_equal": torch.le,
+    "logical_and": torch.logical_and, "logical_or": torch.logical_or,
+    "logical_xor": torch.logical_xor, "bitwise_and": torch.bitwise_and,
+    "bitwise_or": torch.bitwise_or, "floor_divide": torch.floor_divide,
+    "relu": lambda x, **out: torch.clamp_min(x, 0, **out),
+    "clamp": torch.clamp, "matmul": torch.matmul,
+    "matmul_transposed": lambda a, b, **out: torch.matmul(a, b.transpose(-1, -2), **out),
+    "sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "amin": torch.amin,
+    "cat": torch.cat,
+}  # fmt: skip
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x @ weight^T + bias in one call; the bias has leading extents of 1."""
+    return functional.linear(x, weight, bias.reshape(-1))
+
+
+def _convolution(call: Function) -> Function:
+    """A convolution whose bias, if there is one, has extents of 1 around its channels."""
+
+    def with_bias(
+        x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor, **options: Any
+    ) -> Any:
+        return call(x, weight, *(each.reshape(-1) for each in bias), **options)
+
+    return with_bias
+
+
+def _variance(call: Function) -> Function:
+    return lambda x, **options: call(x, correction=0, **options)
+
+
+#: Those that make a tensor of their own.
+MAKING: Mapping[str, Function] = {
+    "silu": functional.silu, "gelu": functional.gelu, "selu": functional.selu,
+    "leaky_relu": functional.leaky_relu, "softplus": functional.softplus,
+    "where": torch.where, "to": lambda x: x, "var": _variance(torch.var),
+    "std": _variance(torch.std), "argmax": torch.argmax, "argmin": torch.argmin,
+    "softmax": torch.softmax, "log_softmax": torch.log_softmax,
+    "layer_norm": lambda x, weight, bias, normalized_shape, eps: functional.layer_norm(
+        x, normalized_shape, weight, bias, eps
+    ),
+    "rms_norm": lambda x, weight, normalized_shape, eps: functional.rms_norm(
+        x, normalized_shape, weight, eps
+    ),
+    "group_norm": lambda x, weight, bias, num_groups, eps: functional.group_norm(
+        x, num_groups, weight, bias, eps
+    ),
+    "linear": _linear,
+    "conv1d": _convolution(functional.conv1d), "conv2d": _convolution(functional.conv2d),
+    "conv3d": _convolution(functional.conv3d),
+    "conv_transpose1d": _convolution(functional.conv_transpose1d),
+    "conv_transpose2d": _convolution(functional.conv_transpose2d),
+    "conv_transpose3d": _convolution(functional.conv_transpose3d),
+    "max_pool1d": functional.max_pool1d, "max_pool2d": functional.max_pool2d,
+    "max_pool3d": functional.max_pool3d, "avg_pool1d": functional.avg_pool1d,
+    "avg_pool2d": functional.avg_pool2d, "avg_pool3d": functional.avg_pool3d,
+    "adaptive_avg_pool1d": functional.adaptive_avg_pool1d,
+    "adaptive_avg_pool2d": functional.adaptive_avg_pool2d,
+    "adaptive_avg_pool3d": functional.adaptive_avg_pool3d,
+    "reshape": torch.reshape, "permute": torch.permute,
+    "expand": lambda x, shape: x.expand(shape),
+    "embedding": lambda table, indices: functional.embedding(indices, table),
+}  # fmt: skip
+
+
+def packed(text: str) -> Callable[..., None]:
+    """A function of tensors that support DLPack: a form's inputs, then the place of its result.
+
+    Args:
+        text: the form.
+    """
+    form = json.loads(text)
+    calls = [(call["function"], call["operands"], call["options"], getattr(torch, call["dtype"]))
+             for call in form["calls"]]  # fmt: skip
+
+    def call(*arguments: Any) -> None:
+        *inputs, out = map(torch.utils.dlpack.from_dlpack, arguments)
+        with _as_measured(out):
+            values = list(inputs)
+            for function, operands, options, dtype in calls[:-1]:
+                result = _function(function)(*_operands(operands, values), **options)
+                values.append(result.to(dtype))
+            _write(calls[-1], values, out)
+
+    return call
+
+
+def _write(call: tuple[str, Any, Any, Any], values: Sequence[torch.Tensor], out: Any) -> None:
+    """The last call, its result in `out`."""
+    name, operands, options, _ = call
+    resolved = _operands(operands, values)
+    tensors = [each for each in resolved if isinstance(each, torch.Tensor)]
+    if name in WRITING and all(each.dtype == out.dtype for each in tensors):
+        WRITING[name](*resolved, **options, out=out)
+    else:
+        out.copy_(_function(name)(*resolved, **options))
+
+
+def _operands(operands: Sequence[Any], values: Sequence[torch.Tensor]) -> list[Any]:
+    """The values that a call reads."""
+    resolved: list[Any] = []
+    for each in operands:
+        if isinstance(each, dict):
+            resolved.append(each["constant"])
+        elif isinstance(each, list):
+            resolved.append([values[number] for number in each])
+        else:
+            resolved.append(values[each])
+    return resolved
+
+
+def _function(name: str) -> Function:
+    return WRITING[name] if name in WRITING else MAKING[name]
+
+
+@contextlib.contextmanager
+def _as_measured(out: torch.Tensor) -> Iterator[None]:
+    """No autocast, gradients or TF32 inside."""
+    with contextlib.ExitStack() as stack:
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        if torch.is_autocast_enabled(out.device.type):
+            stack.enter_context(torch.autocast(out.device.type, enabled=False))
+        if out.is_cuda:
+            stack.enter_context(_without_tf32())
+        yield
+
+
+@contextlib.contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Products and convolutions of float32 in float32."""
+    cudnn: Any = torch.backends.cudnn
+    places: tuple[Any, Any] = torch.backends.cuda.matmul, cudnn.conv
+    precisions = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, precision in zip(places, precisions, strict=True):
+            place.fp32_precision = precision

@@ -1,0 +1,143 @@
+"""PyTorch's own operators as contenders of groups."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import tvm
+from torch import nn
+
+import felix
+from felix.known_results import store
+from felix.measure.calls import cpu_calls
+from felix.network import cuda_graph
+from felix.network.shipping import Contender
+from tests.support import networks
+
+
+def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
+    """Contenders that were timed; PyTorch's take so long, others 10 us."""
+    log: list[set[Contender]] = []
+
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int) -> Any:
+        log.append(set(calls))
+        for call in calls.values():
+            call()
+        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
+
+    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+    return log
+
+
+def _close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_faster_pytorch_ships(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _timed(monkeypatch, 1.0)
+    torch.manual_seed(0)
+    model, x = networks.Convolutions().eval(), torch.randn(1, 3, 6, 6)
+    fast = networks.optimize(model, (x,), tmp_path, pytorch=True)
+    assert {each.contender for each in fast.report.groups} == {Contender.PYTORCH}
+    assert log and "pytorch us" in str(fast.report)
+    assert "felix takes 10.00 times as long" in str(fast.report)
+    other = torch.randn(1, 3, 6, 6)
+    with torch.no_grad():
+        expected = model(other)
+    for output, reference in zip(fast(other), expected, strict=True):
+        _close(output, reference)
+    for each in fast.report.groups:  # known results stay Felix's
+        assert each.group.task is not None
+        known = store.Store(tmp_path / "known.sqlite").find(each.group.task)
+        assert known is None or known.tuned_us in (None, 10.0)
+    n_timed = len(log)
+    networks.optimize(model, (x,), tmp_path, pytorch=True, trials=1)
+    again = networks.optimize(model, (x,), tmp_path, pytorch=True)
+    log_length = len(log)
+    final = networks.optimize(model, (x,), tmp_path, pytorch=True)
+    assert len(log) == log_length >= n_timed and final.report.n_compared == 0
+    assert again.report.groups[0].contender is Contender.PYTORCH
+    plain = networks.optimize(model, (x,), tmp_path)
+    assert Contender.PYTORCH not in {each.contender for each in plain.report.groups}
+    folder = fast.export(tmp_path / "net")
+    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["max_error"] <= 1e-3
+
+
+def test_slower_or_wrong_pytorch_does_not_ship(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _timed(monkeypatch, 99.0)
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    fast = networks.optimize(model, (x,), tmp_path, pytorch=True)
+    (shipped,) = fast.report.groups
+    assert shipped.contender is Contender.FELIX
+    assert shipped.latencies_us[Contender.PYTORCH] == 99.0
+    from felix.network.pytorch import functions
+
+    monkeypatch.setitem(functions.MAKING, "linear", lambda x, w, b: nn.functional.linear(x, w))
+    wider = nn.Linear(8, 16)
+    fast = networks.optimize(wider, (x,), tmp_path, pytorch=True)
+    (shipped,) = fast.report.groups
+    assert "differs" in (shipped.without_pytorch or "")
+    assert Contender.PYTORCH not in shipped.latencies_us
+
+
+@pytest.mark.parametrize("pytorch_us", [1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_transformer(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, pytorch_us: float, dtype: torch.dtype
+) -> None:
+    _timed(monkeypatch, pytorch_us)
+    torch.manual_seed(0)
+    model = networks.Block().to(dtype).eval()
+    tokens = torch.tensor([[1, 2, 3, 10, 0]])
+    fast = networks.optimize(model, tokens, tmp_path, trials=1, pytorch=True)
+    shipped = [each for each in fast.report.groups if each.contender is Contender.PYTORCH]
+    assert len(shipped) >= len(fast.report.groups) - 3
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = fast(tokens.flip(1))
+    with torch.no_grad():
+        expected = model(tokens.flip(1))
+    limit = 1e-4 if dtype is torch.float32 else 0.1
+    torch.testing.assert_close(actual, expected, rtol=limit, atol=limit)
+
+
+def test_improving_tunes_known_tasks(tmp_path: pathlib.Path) -> None:
+    model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    networks.optimize(model, (x,), tmp_path)
+    pool = networks.Pool(lambda program, task: 5.0)
+    better = networks.optimize(model, (x,), tmp_path, pool, improve=True)
+    assert pool.n_measured > 0
+    assert better.report.groups[0].latencies_us[Contender.FELIX] == 5.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_pytorch_in_a_captured_graph(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from felix.measure.calls import cuda_calls
+
+    def in_turns_us(calls: Any, turns: int, burst: int) -> Any:
+        return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}
+
+    monkeypatch.setattr(cuda_calls, "in_turns_us", in_turns_us)
+    model = networks.Convolutions(8).cuda().eval()
+    x, other = torch.randn(2, 1, 3, 16, 16, device="cuda")
+    known = tmp_path / "known.sqlite"
+    fast = felix.optimize(model, (x,), trials=2, target="cuda", known_results=known)
+    assert Contender.PYTORCH in {each.contender for each in fast.report.groups}
+    captured = cuda_graph.CapturedNetwork(fast.executable, [x])
+    with torch.no_grad():
+        expected = model(other)
+    for output, reference in zip(captured([other]), expected, strict=True):
+        torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
