@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,18 +111,43 @@ def _optimized(
     network: imported.Network, known: store.Store, request: outcomes.Request
 ) -> optimized.OptimizedNetwork:
     every = groups.of(network.lowered, network.target)
-    gathered = outcomes.gather(groups.tasks(every), known, request)
+    return from_outcomes(network, every, outcomes.gather(groups.tasks(every), known, request))
+
+
+def from_outcomes(
+    network: imported.Network,
+    every: Sequence[groups.Group],
+    gathered: outcomes.Outcomes,
+    begin_step: Callable[[str], None] = lambda step: None,
+) -> optimized.OptimizedNetwork:
+    """Build a network from what is known of its groups' tasks, check it and time it.
+
+    Args:
+        network: the network.
+        every: its groups (`groups.of`).
+        gathered: what is known of their tasks.
+        begin_step: called with what is done from now on.
+
+    Raises:
+        TuningError: outputs differ from the model's.
+        MeasureError: a program cannot be compiled here.
+    """
     shipped = [_shipped(group, gathered) for group in every]
+    begin_step("building the network")
     built = _built(network, shipped)
+    begin_step("running the network as the model does")
     expected = network.expected or _plain_outputs(network)
+    begin_step("checking the network")
     limit = agreement.tolerance(imported.torch_dtypes(network.imported))
+    max_error = agreement.check(built(list(network.examples)), expected, limit)
+    begin_step("timing the network")
     summary = reports.Report(
         network=network.name,
         target=str(network.target.kind.name),
         groups=shipped,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
-        max_error=agreement.check(built(list(network.examples)), expected, limit),
+        max_error=max_error,
         timing=None
         if gathered.reason is None
         else optimized.timing(network, built, network.call_model),
