@@ -212,8 +212,12 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("--tag", action="append", metavar="TAG", help="may be given several times")
     add("--priority", type=int, help="higher goes first (default 0)")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
-    add("--no-network", dest="network", action="store_false",
-        help="tune the programs of an ONNX file, but do not build the network")
+    add(
+        "--no-network",
+        dest="network",
+        action="store_false",
+        help="tune the programs of an ONNX file, but do not build the network",
+    )
     add("--no-reuse", dest="reuse", action="store_false",
         help="begin anew, whatever earlier jobs measured of this workload")  # fmt: skip
     add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")

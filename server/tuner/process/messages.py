@@ -48,8 +48,8 @@ class Verb(enum.StrEnum):
 
 #: Verbs whose arguments are plain values.
 PLAIN = frozenset({
-    "programs", "tasks", "model_file", "known_schedules", "known_imports", "begin", "load", "started", "opened",
-    "baseline", "round_started", "chosen", "trained", "warn",
+    "programs", "tasks", "model_file", "known_schedules", "known_imports", "begin", "load",
+    "started", "opened", "baseline", "round_started", "chosen", "trained", "warn",
 })  # fmt: skip
 
 
