@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ import pydantic
 from server import errors, job_actions
 from server.parsing import databases
 from server.parsing import parser as parsing
-from server.store import artifacts, jobs, workers
+from server.store import artifacts, jobs, networks, workers
 from server.store.across_jobs import imports, retention, reuse
 from server.web import auth, dependencies, request_bodies, uploads
 
@@ -32,6 +33,12 @@ DEFAULT_TRIALS = 64
 
 #: Requests that may wait for their turn to be parsed.
 MAX_WAITING = 32
+
+#: Why files of `torch.export.save` are refused.
+PICKLED = (
+    "a .pt2 file has pickled objects, which the service does not load: export the model to ONNX "
+    "(torch.onnx.export), or tune it on your machine (felix tune)"
+)
 
 
 class Busy(errors.ServiceError):
@@ -66,8 +73,14 @@ def from_json(body: request_bodies.NewJob, idempotency_key: str | None) -> Submi
 
 
 def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submission:
-    """The submission of a received file."""
+    """The submission of a received file.
+
+    Raises:
+        InvalidRequest: it is of a kind that is not read here.
+    """
     body = upload.body
+    if upload.name.lower().endswith(".pt2"):
+        raise errors.InvalidRequest(PICKLED)
     workload = parsing.Workload(kind=body.kind, name=upload.name, shapes=body.shapes)
     stored = {
         "file": upload.name,
@@ -120,6 +133,8 @@ def _idempotency(
     content = body.model_dump(mode="json")
     if content["reuse"]:  # the default: requests hash as they did before there was a choice
         del content["reuse"]
+    if content.get("network") is None:
+        content.pop("network", None)
     text = json.dumps([content, content_sha256], sort_keys=True)
     return jobs.IdempotencyKey(key=key, request_sha256=hashlib.sha256(text.encode()).hexdigest())
 
@@ -232,6 +247,8 @@ def _parse_and_make(
             if upload is not None:
                 retention.keep_content(tx, services.blobs, upload.sha256, upload.path)
                 artifacts.attach(tx, made.job.id, _input(upload))
+                if upload.body.is_network:
+                    networks.create(tx, made.job.id, _network(upload.name, parsed))
             caller.audit(tx, "job.create", f"job {made.job.id}", op=new.op, target=new.target)
             if submission.body.reuse:
                 alive = workers.alive_keys(tx, services.settings.stale_s)
@@ -279,6 +296,11 @@ def _new_job(submission: Submission, parsed: parsing.Parsed, quota: jobs.Quota) 
         tags=tuple(body.tags),
         **body.model_dump(include=as_requested),
     )
+
+
+def _network(file_name: str, parsed: parsing.Parsed) -> networks.New:
+    """The network of a model's file, named after it."""
+    return networks.New(name=pathlib.PurePath(file_name).stem, groups=parsed.groups)
 
 
 def _input(upload: uploads.Upload) -> artifacts.NewArtifact:

@@ -215,6 +215,12 @@ def _submit(parser: argparse.ArgumentParser) -> None:
     add("--tag", action="append", metavar="TAG", help="may be given several times")
     add("--priority", type=int, help="higher goes first (default 0)")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
+    add(
+        "--no-network",
+        dest="network",
+        action="store_false",
+        help="tune the programs of an ONNX file, but do not build the network",
+    )
     add("--no-reuse", dest="reuse", action="store_false",
         help="begin anew, whatever earlier jobs measured of this workload")  # fmt: skip
     add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")
@@ -235,6 +241,7 @@ def _get(parser: argparse.ArgumentParser) -> None:
     add("job", type=_natural)
     add("--out", default=".", metavar="DIR", help="where it goes (default: here)")
     add("--name", help="of the artifact (default: the bundle)")
+    add("--network", action="store_true", help="the network that the job built")
     add("--list", action="store_true", help="list the artifacts instead")
 
 

@@ -91,6 +91,7 @@ class Client(_teams.Teams, _administration.Administration):
         *,
         kind: str | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        network: bool | None = None,
         idempotency_key: str | None = None,
         **settings: Any,
     ) -> _rows.Job:
@@ -100,6 +101,7 @@ class Client(_teams.Teams, _administration.Administration):
             path: the file.
             kind: onnx or tir; None: by the name's end (`.onnx`, `.json`).
             shapes: of ONNX inputs whose extents the file leaves open.
+            network: whether the whole network is built when tuning ends; None: that of ONNX is.
             idempotency_key: see `submit`.
             settings: see `submit`.
         """
@@ -107,6 +109,8 @@ class Client(_teams.Teams, _administration.Administration):
         job = {"kind": kind or ("tir" if path.suffix == ".json" else "onnx"), **settings}
         if shapes is not None:
             job["shapes"] = {name: list(shape) for name, shape in shapes.items()}
+        if network is not None:
+            job["network"] = network
         headers = {"Idempotency-Key": idempotency_key or secrets.token_urlsafe(16)}
         try:
             content = path.read_bytes()
@@ -231,7 +235,12 @@ class Client(_teams.Teams, _administration.Administration):
         return [_rows.of(_rows.Artifact, item) for item in page["items"]]
 
     def download(
-        self, job_id: int, folder: str | pathlib.Path = ".", name: str | None = None
+        self,
+        job_id: int,
+        folder: str | pathlib.Path = ".",
+        name: str | None = None,
+        *,
+        network: bool = False,
     ) -> pathlib.Path:
         """Write an artifact into a folder, checked against its sha256; its path.
 
@@ -239,12 +248,13 @@ class Client(_teams.Teams, _administration.Administration):
             job_id: the job.
             folder: made if it is not there.
             name: of the artifact; None: the bundle.
+            network: without a name, the network that the job built.
 
         Raises:
             RemoteError: there is no such artifact, or it arrived damaged.
             OutputError: the folder cannot be written.
         """
-        artifact = self._find_artifact(job_id, name)
+        artifact = self._find_artifact(job_id, name, "network" if network else "bundle")
         folder, file_name = pathlib.Path(folder), pathlib.PurePosixPath(artifact.name).name
         if file_name != artifact.name or file_name in ("", ".", "..") or "\\" in file_name:
             raise errors.RemoteError(
@@ -307,17 +317,20 @@ class Client(_teams.Teams, _administration.Administration):
     def _do(self, job_id: int, verb: str) -> _rows.Job:
         return _rows.of(_rows.Job, self._http.send("POST", f"/v1/jobs/{job_id}/{verb}").json())
 
-    def _find_artifact(self, job_id: int, name: str | None) -> _rows.Artifact:
+    def _find_artifact(self, job_id: int, name: str | None, kind: str) -> _rows.Artifact:
         matching = [
             artifact
             for artifact in self.artifacts(job_id)
-            if (artifact.kind == "bundle" if name is None else artifact.name == name)
+            if (artifact.kind == kind if name is None else artifact.name == name)
         ]
         if not matching:
             if name is not None:
                 raise errors.RemoteError(f"job {job_id} has no artifact {name!r}")
-            state = self.job(job_id).state
-            raise errors.RemoteError(f"job {job_id} has no artifact to download: it is {state}")
+            job = self.job(job_id)
+            failure = (job.network or {}).get("failure") if kind == "network" else None
+            why = f"it is {job.state}" if failure is None else str(failure)
+            what = "network" if kind == "network" else "artifact"
+            raise errors.RemoteError(f"job {job_id} has no {what} to download: {why}")
         return matching[0]
 
     def _fetch(self, job_id: int, artifact: _rows.Artifact, file: BinaryIO) -> None:

@@ -62,18 +62,16 @@ class Contest:
 
     Args:
         network: whose groups they are.
-        known: where comparisons are stored.
-        pytorch: whether PyTorch contends at all.
+        known: where comparisons are stored; None if PyTorch is no contender.
 
     Attributes:
         n_timed: groups that were timed, and not known.
     """
 
-    def __init__(self, network: imported.Network, known: store.Store, pytorch: bool) -> None:
+    def __init__(self, network: imported.Network, known: store.Store | None) -> None:
         self.n_timed = 0
         self._network = network
         self._known = known
-        self._pytorch = pytorch
 
     def held(self, group: groups.Group, outcome: Outcome | None) -> Compared:
         """The latencies of a group's contenders, side by side, or why PyTorch is none.
@@ -82,7 +80,7 @@ class Contest:
             MeasureError: a contender cannot be compiled here.
             RecordError: the known results cannot be used.
         """
-        if not self._pytorch:
+        if self._known is None:
             return Compared(latencies_us={}, without_pytorch="it was not asked for")
         if isinstance(group.form, str):
             return Compared(latencies_us={}, without_pytorch=group.form)

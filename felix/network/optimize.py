@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,11 +118,39 @@ def _optimized(
 ) -> optimized.OptimizedNetwork:
     every = groups.of(network.lowered, network.target)
     gathered = outcomes.gather(groups.tasks(every), known, request)
-    contenders = contest.Contest(network, known, request.pytorch)
+    contenders = contest.Contest(network, known if request.pytorch else None)
+    return from_outcomes(network, every, gathered, contenders)
+
+
+def from_outcomes(
+    network: imported.Network,
+    every: Sequence[groups.Group],
+    gathered: outcomes.Outcomes,
+    contenders: contest.Contest,
+    begin_step: Callable[[str], None] = lambda step: None,
+) -> optimized.OptimizedNetwork:
+    """Build a network from what is known of its groups' tasks, check it and time it.
+
+    Args:
+        network: the network.
+        every: its groups (`groups.of`).
+        gathered: what is known of their tasks.
+        contenders: compares what a group may run.
+        begin_step: called with what is done from now on.
+
+    Raises:
+        TuningError: outputs differ from the model's.
+        MeasureError: a program cannot be compiled here.
+    """
     shipped = [_shipped(group, gathered, contenders) for group in every]
+    begin_step("building the network")
     built = _built(network, shipped)
+    begin_step("running the network as the model does")
     expected = network.expected or _plain_outputs(network)
+    begin_step("checking the network")
     limit = agreement.tolerance(imported.torch_dtypes(network.imported))
+    max_error = agreement.check(built(list(network.examples)), expected, limit)
+    begin_step("timing the network")
     summary = reports.Report(
         network=network.name,
         target=str(network.target.kind.name),
@@ -130,7 +158,7 @@ def _optimized(
         n_compared=contenders.n_timed,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
-        max_error=agreement.check(built(list(network.examples)), expected, limit),
+        max_error=max_error,
         timing=None
         if gathered.reason is None and not contenders.n_timed
         else optimized.timing(network, built, network.call_model),

@@ -112,12 +112,13 @@ def _tune(
             raise
         # the only task cannot be tuned: no error here, TVM's schedule ships
         return {tasks[0].key: Outcome(failure=str(error))}, "failed", 0.0
-    outcomes = {}
-    for result in network.results:
-        outcome = _outcome(result)
-        if outcome is not None:
-            outcomes[result.task.key] = outcome
-    return outcomes, network.reason, network.breakdown.total_s
+    return of_results(network.results), network.reason, network.breakdown.total_s
+
+
+def of_results(tuned: Sequence[results.TuneResult]) -> dict[str, Outcome]:
+    """What tuning says of tasks, by key; those whose turn never came are left out."""
+    outcomes = {result.task.key: _outcome(result) for result in tuned}
+    return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
 
 
 def _outcome(result: results.TuneResult) -> Outcome | None:

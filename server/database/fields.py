@@ -252,6 +252,21 @@ class Event:
     to_state: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
 
 
+class Network:
+    """The network that a job puts together."""
+
+    job_id: orm.Mapped[int] = owned_by_job(primary_key=True)
+    name: orm.Mapped[str]
+    #: [{name, calls, task, untuned, felix_us, tvm_us, ships, reason}]: `server.store.networks`
+    groups: orm.Mapped[list[Any]]
+    #: a whole call by wall clock; NULL before it is built
+    call_us: orm.Mapped[float | None]
+    #: largest relative difference from its build without tuning
+    max_error: orm.Mapped[float | None]
+    #: why it was not built
+    failure: orm.Mapped[str | None]
+
+
 class Artifact:
     """A file of a job in the blob store; the blob is written before the row."""
 

@@ -210,6 +210,12 @@ class Checkpoint(Base):
     tensors: orm.Mapped[bytes | None]
 
 
+class Network(fields.Network, Base):
+    """The network that a job puts together: an ONNX file with the best program of each group."""
+
+    __tablename__ = "networks"
+
+
 class Artifact(fields.Artifact, Base):
     """A file of a job in the blob store; the blob is written before the row."""
 

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix import errors, frontend, records, workloads
+from felix import errors, frontend, names, records, workloads
 from felix import target as targets
 from felix.frontend import memory
 from felix.measure import limits
+from felix.network import groups as network_groups
 from felix.processes import confine, fork_loop, policy
 from felix.task import Task
 from felix.tir import sandbox
@@ -69,7 +70,7 @@ def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
         return child_database.read(content, request["name"])
     notes = _Notes()
     logging.getLogger("felix.frontend").addHandler(notes)
-    tasks = _tasks(request, content)
+    tasks, groups = _tasks(request, content)
     if not tasks:
         raise errors.WorkloadError("the model has no program that Felix can tune")
     return {
@@ -87,27 +88,49 @@ def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
         "target_key": devices.key_of(request["target"]),
         "notes": notes.lines,
         "versions": records.versions(),
+        "groups": groups,
     }
 
 
-def _tasks(request: dict[str, Any], content: bytes) -> list[Task]:
+def _tasks(request: dict[str, Any], content: bytes) -> tuple[list[Task], list[dict[str, Any]]]:
+    """The tasks of a workload, and of a model the groups that it calls."""
     name = request["name"]
     target = targets.describe(targets.parse_of_client(request["target"]))
     capacity = devices.capacity(request["target"], request.get("devices", ()))
+    groups: list[dict[str, Any]] = []
     match request["kind"]:
         case "operator":
             tasks = [workloads.build(name, request["params"], target)]
         case "tir":
             tasks = [_tir(content, target)]
         case "onnx":
-            tasks = frontend.extract_tasks_onnx(content, target, shapes=request["shapes"] or None)
+            tasks, groups = _model(content, target, request["shapes"] or None)
         case other:
             raise errors.WorkloadError(f"unknown kind of workload {other!r}")
     for task in tasks:
         limits.check(task, capacity)
         if request["kind"] != "operator":
             sandbox.rehearse(task.func, task.target)
-    return tasks
+    return tasks, groups
+
+
+def _model(
+    content: bytes, target: str, shapes: Mapping[str, Sequence[int]] | None
+) -> tuple[list[Task], list[dict[str, Any]]]:
+    """The tasks of an ONNX model, and its groups as `server.store.networks` has them."""
+    full = targets.parse(target)
+    every = network_groups.of(frontend.lowered(frontend.import_onnx(content, shapes), full), full)
+    tasks = network_groups.tasks(every)
+    numbers = {task.key: number for number, task in enumerate(tasks)}
+    return tasks, [
+        {
+            "name": names.derived(group.name),
+            "calls": group.calls,
+            "task": None if group.task is None else numbers[group.task.key],
+            "untuned": None if group.reason is None else names.derived(group.reason),
+        }
+        for group in every
+    ]
 
 
 def _tir(content: bytes, target: str) -> Task:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from felix.processes import confine, fork_server
 from server import errors
 from server.parsing import databases
-from server.store import jobs
+from server.store import jobs, networks
 from server.store.across_jobs import imports
 
 Kind = Literal["operator", "onnx", "tir"]
@@ -63,6 +63,8 @@ class Parsed:
     notes: tuple[str, ...]
     #: software that latencies depend on
     versions: Mapping[str, str]
+    #: what a model calls, those with a task first; none of an operator or a program
+    groups: tuple[networks.Group, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,7 @@ class Parser:
             target_key=reply["target_key"],
             notes=tuple(reply["notes"]),
             versions=reply["versions"],
+            groups=tuple(networks.Group(**group) for group in reply["groups"]),
         )
 
     def parse_database(self, name: str, database: databases.Database) -> ParsedDatabase:

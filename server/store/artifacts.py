@@ -18,7 +18,7 @@ class NewArtifact:
     """A file whose content is in the blob store already."""
 
     name: str
-    #: `bundle` is what a finished job has; `input` a user's file
+    #: `bundle` is what a finished job has, `network` the network it built; `input` a user's file
     kind: str
     media_type: str
     sha256: str

@@ -19,7 +19,7 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from server import errors, states
 from server.database import database
-from server.store import events, jobs, leases, progress, rows, trials
+from server.store import artifacts, blobs, events, jobs, leases, progress, rows, trials
 from server.store.across_jobs import reuse
 from server.tuner import heartbeat
 
@@ -41,6 +41,7 @@ class ClaimedJob:
         claim: the job and the right to write to it.
         monitor: of the job's lease; has the instruction for the tuner.
         leaving: set when the tuner process has to end.
+        store: has the file that the job was made from.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class ClaimedJob:
         claim: leases.Claim,
         monitor: heartbeat.LeaseMonitor,
         leaving: threading.Event,
+        store: blobs.BlobStore,
     ) -> None:
         self.job: rows.Job = claim.job
         self.fence = claim.fence
         self._db, self._monitor, self._leaving = db, monitor, leaving
+        self._store = store
         self._n_infrastructure = 0
         self._has_progress = False
 
@@ -164,6 +167,19 @@ class ClaimedJob:
     def tasks(self) -> list[rows.Task]:
         """The job's tasks, in order, with what is known of them."""
         return self.read(lambda tx: jobs.tasks(tx, self.job.id))
+
+    def model_file(self) -> bytes:
+        """The file that the job was made from.
+
+        Raises:
+            NotFound: there is none, or it was removed.
+            BlobError: it cannot be read.
+        """
+        files = self.read(lambda tx: artifacts.of_job(tx, self.job.id))
+        source = next((file for file in files if file.kind == "input"), None)
+        if source is None:
+            raise errors.NotFound(f"job {self.job.id} has no file that it was made from")
+        return b"".join(self._store.read(source.sha256))
 
     def known_schedules(self, task: int) -> list[str]:
         """Records that an earlier job has of a task's program, fastest first."""

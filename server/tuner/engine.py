@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.store import progress, rows, trials
+from server.store import networks, progress, rows, trials
 from server.tuner import claimed_job
 
 
@@ -41,6 +41,10 @@ class JobAccess(Protocol):
 
     def tasks(self) -> list[rows.Task]:
         """The job's tasks, in order, with what is known of them."""
+        ...
+
+    def model_file(self) -> bytes:
+        """The file that the job was made from."""
         ...
 
     def known_schedules(self, task: int) -> list[str]:
@@ -169,6 +173,18 @@ class Engine(Protocol):
             LeaseLost
             Cancelled: the job is to be cancelled, so nobody needs it.
             Exception: as `run`.
+        """
+        ...
+
+    def build_network(
+        self, claimed: claimed_job.ClaimedJob, outcome: Outcome, path: pathlib.Path
+    ) -> networks.Built:
+        """Build the job's network, check it, and write its artifact, a zip file, to `path`.
+
+        Raises:
+            LeaseLost
+            Cancelled
+            Exception: the network cannot be built; the message says why.
         """
         ...
 

@@ -18,7 +18,15 @@ from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.tuner import earlier_jobs, engine, event_recorder, job_artifact, warm_pools
+from server.store import networks
+from server.tuner import (
+    earlier_jobs,
+    engine,
+    event_recorder,
+    job_artifact,
+    network_artifact,
+    warm_pools,
+)
 from server.tuner import session as tuner_session
 
 if TYPE_CHECKING:
@@ -100,6 +108,12 @@ class FelixEngine:
         """See `engine.Engine`."""
         result: results.NetworkResult = outcome.result
         return job_artifact.write(result, claimed.job, path, claimed.begin_step)
+
+    def build_network(
+        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+    ) -> networks.Built:
+        """See `engine.Engine`."""
+        return network_artifact.write(outcome.result, claimed, path)
 
     def close(self) -> None:
         """End all processes."""

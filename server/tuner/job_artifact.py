@@ -63,7 +63,7 @@ def write(
             export.export(result.results[0], folder, about={"job": describe(job, result)})
         else:
             where = _several(result, job, folder, begin_step)
-        _zip(folder, path)
+        write_zip(folder, path)
         return [
             _code(number, place)
             for number, place in enumerate(where)
@@ -160,7 +160,8 @@ def _text(path: pathlib.Path) -> str:
     return text if len(text) <= MAX_CODE else text[:MAX_CODE] + "\n... cut here\n"
 
 
-def _zip(folder: pathlib.Path, path: pathlib.Path) -> None:
+def write_zip(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """Write a folder as a zip file."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file():

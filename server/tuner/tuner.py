@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from server import errors, reaper, settings, states
 from server.database import database
-from server.store import artifacts, blobs, leases, rows, workers
+from server.store import artifacts, blobs, leases, networks, rows, workers
 from server.store.across_jobs import retention
 from server.tuner import claimed_job, engine, heartbeat, retry
 
@@ -94,7 +94,7 @@ class Tuner:
         if claim is None:
             return False
         with self._heartbeat.monitor(claim.fence, self._sharing(claim.job)) as monitor:
-            self._work(claimed_job.ClaimedJob(self._db, claim, monitor, self.leaving))
+            self._work(claimed_job.ClaimedJob(self._db, claim, monitor, self.leaving, self._store))
         return True
 
     def _sharing(self, job: rows.Job) -> heartbeat.Sharing:
@@ -147,6 +147,8 @@ class Tuner:
                     lambda tx: leases.fail(tx, claimed.fence, "no_schedule", failure, None)
                 )
             self._deliver(claimed, outcome)
+            if claimed.read(lambda tx: networks.name_of(tx, claimed.job.id)) is not None:
+                self._deliver_network(claimed, outcome)
         except errors.Cancelled:
             return self._release(claimed)
         except (errors.LeaseLost, sa.exc.SQLAlchemyError):
@@ -170,14 +172,7 @@ class Tuner:
         with tempfile.TemporaryDirectory(prefix="felix-artifact-") as scratch:
             path = pathlib.Path(scratch, f"felix-job-{claimed.job.id}.zip")
             codes = self._engine.export(claimed, outcome, path)
-            stored = self._store.put(path)
-            new = artifacts.NewArtifact(
-                name=path.name,
-                kind="bundle",
-                media_type="application/zip",
-                sha256=stored.sha256,
-                size_bytes=stored.size_bytes,
-            )
+            new = self._stored(path, "bundle")
 
             def write(tx: Any) -> None:
                 for code in codes:
@@ -188,6 +183,42 @@ class Tuner:
                 artifacts.add(tx, claimed.fence, new)
 
             claimed.write(write)
+
+    def _deliver_network(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> None:
+        """Build the network; one that cannot be built costs nothing but its artifact."""
+        with tempfile.TemporaryDirectory(prefix="felix-artifact-") as scratch:
+            path = pathlib.Path(scratch, f"felix-job-{claimed.job.id}-network.zip")
+            try:
+                built = self._engine.build_network(claimed, outcome, path)
+            except (errors.Cancelled, errors.LeaseLost, sa.exc.SQLAlchemyError):
+                raise
+            except Exception as error:  # the edge between a job and the process
+                failure = str(error) or type(error).__name__
+                _log.warning(
+                    "job %d: no network: %s", claimed.job.id, failure,
+                    extra={"action": "network_failed", "job": claimed.job.id},
+                )  # fmt: skip
+                claimed.write(lambda tx: networks.fail(tx, claimed.fence, failure))
+                return
+            new = self._stored(path, "network")
+
+            def write(tx: Any) -> None:
+                retention.keep_content(tx, self._store, new.sha256, path)
+                artifacts.add(tx, claimed.fence, new)
+                networks.finish(tx, claimed.fence, built)
+
+            claimed.write(write)
+
+    def _stored(self, path: pathlib.Path, kind: str) -> artifacts.NewArtifact:
+        """A zip as an artifact whose content is in the blob store."""
+        stored = self._store.put(path)
+        return artifacts.NewArtifact(
+            name=path.name,
+            kind=kind,
+            media_type="application/zip",
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+        )
 
     def _failed(self, claimed: claimed_job.ClaimedJob, error: Exception) -> states.State:
         decision = retry.decide(error, claimed.attempts, self._settings.max_attempts)

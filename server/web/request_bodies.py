@@ -238,6 +238,22 @@ class UploadedJob(JobSettings):
     shapes: Shapes = pydantic.Field(
         default={}, description="of ONNX inputs whose extents the file leaves open"
     )
+    network: bool | None = pydantic.Field(
+        default=None,
+        description="build the whole network from the best programs when tuning ends; default: "
+        "true for ONNX, false for TIR",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _network_of_onnx(self) -> UploadedJob:
+        if self.network and self.kind != "onnx":
+            raise ValueError("network: only an ONNX file is a network; a TIR file is one program")
+        return self
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the job builds a network."""
+        return self.kind == "onnx" and self.network is not False
 
 
 class Changes(RequestBody):

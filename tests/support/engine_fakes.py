@@ -14,7 +14,7 @@ from typing import Any
 
 from felix import errors
 from felix.processes import policy
-from server.store import progress
+from server.store import networks, progress
 from server.tuner import engine
 from server.tuner.process import messages
 from tests.support import service_fakes
@@ -75,6 +75,30 @@ class Engine:
             compute_forever()
         path.write_bytes(f"artifact of job {claimed.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
+
+    def build_network(
+        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+    ) -> networks.Built:
+        """See `engine.Engine`; the option `network` says what goes wrong."""
+        claimed.begin_step("building the network")
+        match claimed.job.options.get("network"):
+            case "deaf":
+                path.with_name(BEGUN).touch()
+                compute_forever()
+            case "die":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "hoard":
+                hoard = [os.urandom(1) * BLOCK_BYTES for _ in range(64)]
+                time.sleep(60 + len(hoard))
+            case "differs":
+                raise errors.TuningError("output 0 differs")
+            case "false report":
+                path.write_bytes(b"network")
+                built = {"call_us": "fast", "max_error": 0.0, "groups": []}
+                messages.send(claimed._connection, messages.Verb.BUILT, built)  # type: ignore[attr-defined]
+                compute_forever()
+        path.write_bytes(b"network")
+        return service_fakes.built_network()
 
     def close(self) -> None:
         """See `engine.Engine`."""

@@ -17,7 +17,7 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import blobs, jobs, leases, progress, rows, trials, workers
+from server.store import blobs, jobs, leases, networks, progress, rows, trials, workers
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
@@ -63,6 +63,21 @@ def bundle(job_id: int = 1, name: str = "a job") -> bytes:
             info.external_attr = mode << 16
             archive.writestr(info, text)
     return out.getvalue()
+
+
+def built_network() -> networks.Built:
+    """A network of a group with a task and one without."""
+    tuned = networks.Group(name="fused_gemm", calls=2, task=0, felix_us=10.0, tvm_us=50.0,
+                           ships="felix", reason="tvm takes 5.00 times as long")  # fmt: skip
+    sort = networks.Group(name="sort", calls=1, untuned="it sorts", ships="tvm", reason="-")
+    return networks.Built(call_us=31.0, max_error=1e-6, groups=(tuned, sort))
+
+
+def network() -> networks.New:
+    """The network of `built_network` before it is built."""
+    groups = (networks.Group(name="fused_gemm", calls=2, task=0),
+              networks.Group(name="sort", calls=1, untuned="it sorts"))  # fmt: skip
+    return networks.New(name="net", groups=groups)
 
 
 def new_job(n_tasks: int = 1, **changes: Any) -> jobs.NewJob:
@@ -133,7 +148,7 @@ def claim_next(db: database.Database) -> claimed_job.ClaimedJob:
         next_claim = leases.claim(tx, worker_row(tx), [*TARGET_KEYS, "llvm/x/fake"], 60.0)
     assert next_claim is not None
     monitor = heartbeat.LeaseMonitor(next_claim.fence, 60.0)
-    return claimed_job.ClaimedJob(db, next_claim, monitor, threading.Event())
+    return claimed_job.ClaimedJob(db, next_claim, monitor, threading.Event(), MemoryStore())
 
 
 def add(db: database.Database, fence: leases.Fence, new: trials.NewTrial) -> trials.Written:
@@ -152,6 +167,8 @@ class Engine:
     latency_of: Callable[[int], float | None] = lambda number: 100.0 / (number + 1)
     pause_s: float = 0.0
     failure: str | None = None
+    #: why the network cannot be built
+    network_error: Exception | None = None
     error: Exception | None = None
     #: before the error
     n_before_error: int = 1
@@ -197,6 +214,14 @@ class Engine:
     ) -> list[engine.Code]:
         path.write_bytes(f"artifact of job {at.job.id}".encode())
         return [engine.Code(task=0, schedule="def main(): ...", source="; llvm")]
+
+    def build_network(
+        self, at: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
+    ) -> networks.Built:
+        if self.network_error is not None:
+            raise self.network_error
+        path.write_bytes(b"network")
+        return built_network()
 
     def close(self) -> None:
         self.closed = True

@@ -23,6 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
                 name = display.printable(artifact.name)
                 print(f"{name}  {artifact.size_bytes} bytes  sha256 {artifact.sha256}")
             return 0
-        path = service.download(arguments.job, arguments.out, arguments.name)
+        path = service.download(
+            arguments.job, arguments.out, arguments.name, network=arguments.network
+        )
     print(json.dumps({"path": str(path)}) if arguments.json else str(path))
     return 0

@@ -42,10 +42,11 @@ def _line(job: client.Job) -> str:
 def _submit(service: client.Client, arguments: argparse.Namespace) -> client.Job:
     text, settings = arguments.workload, _settings(arguments)
     path = pathlib.Path(text)
-    is_file = path.suffix in (".onnx", ".json") or ("/" in text and ":" not in text)
+    is_file = path.suffix in (".onnx", ".pt2", ".json") or ("/" in text and ":" not in text)
     if is_file:
         shapes = dict(_shape(each) for each in arguments.shape or ()) or None
-        return service.submit_file(path, shapes=shapes, **settings)
+        network = None if arguments.network else False
+        return service.submit_file(path, shapes=shapes, network=network, **settings)
     from felix.workloads import catalogue  # loads TVM
 
     name, params = catalogue.parse_params(text)

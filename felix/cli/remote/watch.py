@@ -93,6 +93,10 @@ def line(event: client.Event) -> str | None:
         case "reused":
             jobs = ", ".join(str(number) for number in payload.get("jobs", ()))
             text = f"takes what was measured by job {jobs}"
+        case "network" if payload.get("failure"):
+            text = f"the network could not be built: {payload['failure']}"
+        case "network":
+            text = f"a call of the network: {report.duration(payload.get('call_us'))}"
         case "artifact":
             text = f"artifact {payload.get('name')}"
         case "warning":

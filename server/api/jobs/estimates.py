@@ -6,7 +6,7 @@ import fastapi
 from sqlalchemy import orm
 
 from server import job_actions, states, submission
-from server.store import jobs, rows
+from server.store import jobs, networks, rows
 from server.store.across_jobs import queue
 from server.web import auth, dependencies, request_bodies, response_bodies
 
@@ -35,8 +35,12 @@ async def estimate(
 def job_body(
     tx: orm.Session, services: dependencies.Services, job: rows.Job
 ) -> response_bodies.Job:
-    """A job as a response; one that is queued with its estimate."""
+    """A job as a response: with its network, and while it is queued with its estimate."""
     body = response_bodies.Job.model_validate(job)
+    network = networks.of_job(tx, job.id, jobs.tasks(tx, job.id)) if job.kind == "onnx" else None
+    if network is not None:
+        of_job = response_bodies.Network.model_validate(network)
+        body = body.model_copy(update={"network": of_job})
     if job.state is not states.State.QUEUED:
         return body
     names = ("target_key", "trials", "seconds", "n_trials", "elapsed_s", "priority", "key_id")

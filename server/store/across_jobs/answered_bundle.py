@@ -52,17 +52,18 @@ def make(
     Args:
         tx: writes the artifact's row, too.
         job: as it will be when it has ended.
-        source: the earlier job's bundle.
+        source: the earlier job's bundle, or its network.
 
     Raises:
         BlobError: the store cannot be read or written.
     """
+    name = f"felix-job-{job.id}" + ("-network" if source.kind == "network" else "")
     with tempfile.TemporaryDirectory(prefix="felix-bundle-") as folder:
         original, copy = pathlib.Path(folder, "original"), pathlib.Path(folder, "copy")
         try:
             with open(original, "wb") as file:
                 file.writelines(store.read(source.sha256))
-            rewrite(original, copy, f"felix-job-{job.id}", artifacts.description(job))
+            rewrite(original, copy, name, artifacts.description(job))
         except _DAMAGE as error:
             _log.warning(
                 "the artifact of job %d is damaged: %s", source.job_id, error,
@@ -72,7 +73,7 @@ def make(
         stored = store.put(copy)
         retention.keep_content(tx, store, stored.sha256, copy)
     return artifacts.NewArtifact(
-        name=f"felix-job-{job.id}.zip",
+        name=f"{name}.zip",
         kind=source.kind,
         media_type=source.media_type,
         sha256=stored.sha256,

@@ -3,7 +3,8 @@
 Three things may happen to a new job, tried in this order:
 
 - It is *answered*: an earlier job of the same programs, target, strategy, seed and versions spent
-  at least its budget, so it ends at once with that job's artifact, made its own.
+  at least its budget, so it ends at once with that job's artifact, made its own. A network is
+  answered by one of the same file, whose parameters are the same, with both artifacts.
 - It *starts* from measurements: those of its tasks that jobs of the same versions measured on one
   device are copied and count as its trials. A task whose share of the budget they cover is
   settled: it costs nothing more.
@@ -23,7 +24,16 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import columns, models
-from server.store import artifacts, blobs, events, jobs, rows, transitions, trials
+from server.store import (
+    artifacts,
+    blobs,
+    events,
+    jobs,
+    networks,
+    rows,
+    transitions,
+    trials,
+)
 from server.store.across_jobs import answered_bundle
 
 #: Software whose versions must be equal for latencies to be comparable.
@@ -163,8 +173,11 @@ def _is_comparable(earlier: models.Job, request: Request) -> bool:
 
 def _answer(
     tx: orm.Session, request: Request, same: Sequence[_Earlier]
-) -> tuple[models.Job, models.Artifact] | None:
+) -> tuple[models.Job, list[models.Artifact]] | None:
     """The newest job of exactly these tasks that spent at least the new one's budget."""
+    kinds = ["bundle"]
+    if networks.name_of(tx, request.job_id) is not None:
+        kinds.append("network")
     expected = [(task.program_key, task.weight) for task in request.new.tasks]
     for job in {each.job.id: each.job for each in same}.values():
         if job.state != _S.SUCCEEDED or not _is_enough(job, request.new):
@@ -177,14 +190,17 @@ def _answer(
         )
         if [tuple(row) for row in tx.execute(query.order_by(models.Task.number))] != expected:
             continue
-        bundle = tx.scalar(
-            sa.select(models.Artifact).where(
-                models.Artifact.job_id == job_id, models.Artifact.kind == "bundle"
-            )
-        )
-        if bundle is not None:
-            return job, bundle
+        made = models.Artifact
+        files = sa.select(made).where(made.job_id == job_id, made.kind.in_(kinds))
+        made_files = list(tx.scalars(files.order_by(made.kind)))
+        if len(made_files) == len(kinds) and (len(kinds) == 1 or _same_model(job, request.new)):
+            return job, made_files
     return None
+
+
+def _same_model(job: models.Job, new: jobs.NewJob) -> bool:
+    """Whether two jobs are of one file, read for the same shapes: so the parameters are equal."""
+    return all(job.workload.get(name) == new.workload.get(name) for name in ("sha256", "shapes"))
 
 
 def _lock(tx: orm.Session, job_ids: Collection[int]) -> bool:
@@ -203,20 +219,26 @@ def _is_enough(job: models.Job, new: jobs.NewJob) -> bool:
 
 
 def _finish(
-    tx: orm.Session, request: Request, source: models.Job, bundle: models.Artifact
+    tx: orm.Session, request: Request, source: models.Job, files: Sequence[models.Artifact]
 ) -> bool:
-    """End a queued job with the results and the artifact of an earlier one, if that is usable."""
+    """End a queued job with the results and artifacts of an earlier one, if they are usable."""
     job_id = request.job_id
     same = ("target_key", "resolved_target", "best_us", "unscheduled_us", "n_unscheduled",
             "versions", "model")  # fmt: skip
     changes: dict[str, Any] = {name: getattr(source, name) for name in same}
     changes["reason"] = "reused"
     ended = rows.Job(**vars(jobs.get(tx, job_id)) | changes | {"reused_from": source.id})
-    copied = answered_bundle.make(tx, request.store, ended, rows.Artifact.of(bundle))
-    if copied is None:
+    copied = [
+        answered_bundle.make(tx, request.store, ended, rows.Artifact.of(file)) for file in files
+    ]
+    usable = [file for file in copied if file is not None]
+    if len(usable) < len(files):
         return False
     _copy_tasks(tx, job_id, source.id)
-    artifacts.attach(tx, job_id, copied)
+    if len(files) > 1:
+        networks.copy(tx, job_id, source.id)
+    for file in usable:
+        artifacts.attach(tx, job_id, file)
     events.append(tx, job_id, events.Type.REUSED, {"jobs": [source.id], "n_trials": 0})
     job = transitions.lock(tx, job_id)
     transitions.move(tx, job, _S.STOPPING, started_at=columns.db_now(), reused_from=source.id)

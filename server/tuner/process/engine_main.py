@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from server.store import rows
+from server.store import networks, rows
 from server.tuner import engine
 from server.tuner.process import messages, remote_job
 
@@ -35,6 +36,12 @@ class RemoteEngine(Protocol):
     def export(
         self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> list[engine.Code]:
+        """See `engine.Engine`."""
+        ...
+
+    def build_network(
+        self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
+    ) -> networks.Built:
         """See `engine.Engine`."""
         ...
 
@@ -71,6 +78,8 @@ class _Requests:
                     self._run(job)
                 case ("export", job, path):
                     self._export(job, path)
+                case ("network", job, path):
+                    self._build_network(job, path)
                 case ("stop" | "yield",):
                     pass  # for a run that had just ended
         except (BrokenPipeError, EOFError):
@@ -93,6 +102,12 @@ class _Requests:
         codes = self._engine.export(claimed, self._outcome, path)
         plain = [[code.task, code.schedule, code.source, code.assembly] for code in codes]
         messages.send(self._connection, messages.Verb.EXPORTED, plain)
+
+    def _build_network(self, job: rows.Job, path: pathlib.Path) -> None:
+        assert self._outcome is not None
+        claimed = remote_job.RemoteJob(self._connection, job)
+        built = self._engine.build_network(claimed, self._outcome, path)
+        messages.send(self._connection, messages.Verb.BUILT, dataclasses.asdict(built))
 
 
 def _next(connection: Connection) -> tuple[Any, ...] | None:

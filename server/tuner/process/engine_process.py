@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from felix.measure.pool import rights
 from felix.processes import policy
 from server import errors, states
+from server.store import networks
 from server.tuner import claimed_job, engine
 from server.tuner.process import confinement, messages, untrusted_file, zygote
 from server.tuner.process import limits as job_limits
@@ -26,6 +27,8 @@ from server.tuner.process import limits as job_limits
 _log = logging.getLogger(__name__)
 _Verb = messages.Verb
 
+#: The last message of an engine by what it writes.
+_LAST = {"export": _Verb.EXPORTED, "network": _Verb.BUILT}
 #: The engine that is served.
 FACTORY = "server.tuner.felix_engine:FelixEngine"
 #: How long the first engine may take to become ready, in seconds.
@@ -118,6 +121,23 @@ class EngineProcess:
             for task, schedule, source, assembly in codes
         ]
 
+    def build_network(
+        self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
+    ) -> networks.Built:
+        """See `engine.Engine`; the engine has read a client's file and run it, so it ends."""
+        made = self._child.folder / path.name
+        try:
+            built = self._converse(claimed, ("network", claimed.job, made))
+            untrusted_file.copy(made, path)
+        except job_limits.Deaf:
+            if claimed.instruction is states.Instruction.LEASE_LOST:
+                raise errors.LeaseLost() from None
+            raise errors.Cancelled() from None
+        finally:
+            if self._has_worked:
+                self._replace()
+        return networks.checked(*built.arguments)
+
     def close(self) -> None:
         """End all processes."""
         self._zygote.close()
@@ -202,10 +222,10 @@ class _Conversation:
         request: tuple[Any, ...],
     ) -> None:
         self._child, self._claimed = child, claimed
-        is_export = request[0] == "export"
+        is_export = request[0] in _LAST
         self._monitor = job_limits.EngineMonitor(limits, claimed, child, is_export)
         self._may_yield = self._can_stop = not is_export
-        self._last = _Verb.EXPORTED if is_export else _Verb.ENDED
+        self._last = _LAST.get(request[0], _Verb.ENDED)
         #: what ended the run here
         self.raised: Exception | None = None
         child.send(*request)

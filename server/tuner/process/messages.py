@@ -4,7 +4,7 @@ An engine computes on programs of clients, so nothing that comes from it is unpi
 is a JSON text, `[verb, argument, ...]`, and an attachment of bytes. A tuner is trusted and sends
 pickled tuples:
 
-    ("run", job)  ("export", job, path)  ("yield",)  ("stop",)
+    ("run", job)  ("export", job, path)  ("network", job, path)  ("yield",)  ("stop",)
     ("value", value)  ("refused", message)
 
 A verb of `engine.JobAccess` waits for `value` or `refused`; those of `Verb` do not.
@@ -42,12 +42,14 @@ class Verb(enum.StrEnum):
     EXPORTED = "exported"
     #: class, message
     FAILED = "failed"
+    #: `networks.Built` as JSON
+    BUILT = "built"
 
 
 #: Verbs whose arguments are plain values.
 PLAIN = frozenset({
-    "programs", "tasks", "known_schedules", "known_imports", "begin", "load", "started", "opened",
-    "baseline", "round_started", "chosen", "trained", "warn",
+    "programs", "tasks", "model_file", "known_schedules", "known_imports", "begin", "load",
+    "started", "opened", "baseline", "round_started", "chosen", "trained", "warn",
 })  # fmt: skip
 
 

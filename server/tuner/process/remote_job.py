@@ -54,6 +54,11 @@ class RemoteJob:
         """The job's tasks, in order."""
         return list(self._ask("tasks"))
 
+    def model_file(self) -> bytes:
+        """The file that the job was made from."""
+        content: bytes = self._ask("model_file")
+        return content
+
     def known_schedules(self, task: int) -> list[str]:
         """Records that an earlier job has of a task's program, fastest first."""
         return list(self._ask("known_schedules", task))

@@ -25,6 +25,41 @@ class Estimate(common.ResponseBody):
     )
 
 
+class Group(common.ResponseBody):
+    """A program that a network calls."""
+
+    name: str
+    calls: int = pydantic.Field(description="how often a call of the network calls it")
+    task: int | None = pydantic.Field(description="the job's task; null: Felix cannot tune it")
+    untuned: str | None = pydantic.Field(description="why there is no schedule of Felix")
+    felix_us: float | None = pydantic.Field(description="a call of Felix's best program")
+    tvm_us: float | None = pydantic.Field(description="as TVM schedules it by default")
+    ships: str | None = pydantic.Field(
+        description="felix or tvm: whose program the network runs; null before it is built"
+    )
+    reason: str | None = pydantic.Field(description="why that one")
+    latency_us: float | None = pydantic.Field(
+        description="a call of what ships; before that is known, of the fastest"
+    )
+
+
+class Network(common.ResponseBody):
+    """The network that a job builds from the best programs."""
+
+    name: str = pydantic.Field(examples=["resnet50"])
+    latency_us: float | None = pydantic.Field(
+        description="sum of calls x latency over groups with a task; null while one has none"
+    )
+    call_us: float | None = pydantic.Field(
+        description="median of a whole call, with warm caches; null before it is built"
+    )
+    max_error: float | None = pydantic.Field(
+        description="largest relative difference from its build without tuning"
+    )
+    failure: str | None = pydantic.Field(description="why it was not built")
+    groups: list[Group]
+
+
 class Job(common.ResponseBody):
     """What a user wants tuned, and how far it is."""
 
@@ -90,6 +125,9 @@ class Job(common.ResponseBody):
     )
     estimate: Estimate | None = pydantic.Field(
         default=None, description="of a queued job, where one job is asked for"
+    )
+    network: Network | None = pydantic.Field(
+        default=None, description="of an ONNX file, where one job is asked for"
     )
 
 

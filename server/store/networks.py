@@ -1,0 +1,205 @@
+"""The network of a job: its groups, what ships of each, and what a call takes.
+
+A group is a program that the network calls. A row has the groups as the model was read. While the
+job is tuned their latencies are those of its tasks; once the network was built they are those that
+it was built by. Latencies in microseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from felix import names
+from server.database import models
+from server.store import events, leases, rows
+
+#: Groups of a network at most.
+MAX_GROUPS = 10_000
+#: Why a network was not built is cut after so many characters.
+MAX_FAILURE = 2000
+
+
+def _plain(text: str) -> str:
+    if problem := names.text_problem(text):
+        raise ValueError(f"has text that {problem}")
+    return text
+
+
+_Text: TypeAlias = Annotated[str, pydantic.Field(max_length=500), pydantic.AfterValidator(_plain)]
+_Latency: TypeAlias = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+_Count: TypeAlias = Annotated[int, pydantic.Field(ge=0, le=2**31 - 1)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A program that a network calls.
+
+    Attributes:
+        name: of the program.
+        calls: how often a call of the network calls it.
+        task: number of the job's task; None if Felix cannot tune it.
+        untuned: why there is no schedule of Felix; None if there is one, or may come.
+        felix_us: latency of a call of Felix's best program.
+        tvm_us: of the program as TVM schedules it by default.
+        ships: whose program the network runs; None before it is built.
+        reason: why that one, in a line.
+    """
+
+    name: _Text
+    calls: _Count
+    task: _Count | None = None
+    untuned: _Text | None = None
+    felix_us: _Latency | None = None
+    tvm_us: _Latency | None = None
+    ships: Literal["felix", "tvm"] | None = None
+    reason: _Text | None = None
+
+    @property
+    def latency_us(self) -> float | None:
+        """Of a call of what ships; before that is known, of the fastest."""
+        if self.ships is not None:
+            return self.felix_us if self.ships == "felix" else self.tvm_us
+        return min((us for us in (self.felix_us, self.tvm_us) if us is not None), default=None)
+
+    @property
+    def total_us(self) -> float | None:
+        """Of all its calls."""
+        return None if self.latency_us is None else self.calls * self.latency_us
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The network of a job.
+
+    Attributes:
+        name: of the model.
+        groups: those with a task first, in the order of the tasks.
+        call_us: median of a whole call by wall clock; None before it is built.
+        max_error: largest relative difference of its outputs from those of its build without
+            tuning.
+        failure: why it was not built.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    call_us: float | None
+    max_error: float | None
+    failure: str | None
+
+    @property
+    def latency_us(self) -> float | None:
+        """Sum of calls x latency over groups with a task; None while one of them has none."""
+        totals = [group.total_us for group in self.groups if group.task is not None]
+        return None if None in totals else math.fsum(total for total in totals if total)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class New:
+    """The network that a job is to put together."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a built network is; `checked` makes one of what an engine's process says."""
+
+    call_us: _Latency
+    max_error: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    groups: Annotated[tuple[Group, ...], pydantic.Field(max_length=MAX_GROUPS)]
+
+
+_BUILT = pydantic.TypeAdapter(Built)
+
+
+def checked(content: Any) -> Built:
+    """What an engine's process says of a network it built, read as values of the right kinds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _BUILT.validate_python(content)
+
+
+def create(tx: orm.Session, job_id: int, new: New) -> None:
+    """Note the network that a new job is to put together."""
+    tx.add(models.Network(job_id=job_id, name=new.name, groups=_json(new.groups)))
+    tx.flush()
+
+
+def of_job(tx: orm.Session, job_id: int, tasks: Sequence[rows.Task]) -> Network | None:
+    """The network of a job with these tasks; None if it puts none together."""
+    stored = tx.get(models.Network, job_id, populate_existing=True)
+    if stored is None:
+        return None
+    every = tuple(Group(**group) for group in stored.groups)
+    if stored.call_us is None:
+        by_number = {task.number: task for task in tasks}
+        every = tuple(_measured(group, by_number) for group in every)
+    return Network(
+        name=stored.name, groups=every, call_us=stored.call_us, max_error=stored.max_error,
+        failure=stored.failure,
+    )  # fmt: skip
+
+
+def name_of(tx: orm.Session, job_id: int) -> str | None:
+    """Name of the network of a job; None if it puts none together."""
+    return tx.scalar(sa.select(models.Network.name).where(models.Network.job_id == job_id))
+
+
+def finish(tx: orm.Session, fence: leases.Fence, built: Built) -> None:
+    """The network is built: what ships of each group, and what a call takes.
+
+    Raises:
+        LeaseLost
+    """
+    values = {"call_us": built.call_us, "max_error": built.max_error, "failure": None}
+    _change(tx, fence, values | {"groups": _json(built.groups)}, values)
+
+
+def fail(tx: orm.Session, fence: leases.Fence, failure: str) -> None:
+    """The network could not be built; what was measured and its files stay.
+
+    Raises:
+        LeaseLost
+    """
+    line = " ".join(failure.split())[:MAX_FAILURE]
+    _change(tx, fence, {"failure": line}, {"failure": line})
+
+
+def copy(tx: orm.Session, job_id: int, source_id: int) -> None:
+    """Take what another job built of the same model; the name stays."""
+    source, own = (tx.get_one(models.Network, number) for number in (source_id, job_id))
+    own.groups, own.call_us, own.max_error = source.groups, source.call_us, source.max_error
+    tx.flush()
+
+
+def _change(
+    tx: orm.Session, fence: leases.Fence, values: Mapping[str, Any], payload: Mapping[str, Any]
+) -> None:
+    leases.lock_job(tx, fence)
+    row = models.Network
+    statement = sa.update(row).where(row.job_id == fence.job_id).values(**values)
+    tx.execute(statement.execution_options(synchronize_session=False))
+    events.append(tx, fence.job_id, events.Type.NETWORK, payload)
+
+
+def _json(groups: Sequence[Group]) -> list[Any]:
+    return [dataclasses.asdict(group) for group in groups]
+
+
+def _measured(group: Group, tasks: Mapping[int, rows.Task]) -> Group:
+    """A group with the latencies of its task, as they are now."""
+    task = None if group.task is None else tasks.get(group.task)
+    if task is None:
+        return group
+    felix_us = None if task.ships_unscheduled else task.best_us
+    return dataclasses.replace(group, felix_us=felix_us, tvm_us=task.unscheduled_us)

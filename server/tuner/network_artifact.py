@@ -1,0 +1,86 @@
+"""The network of a job: built from the best program of each task, checked, written as a zip.
+
+The zip has what `OptimizedNetwork.export` writes, and runs without Felix. The entry `job` of its
+manifest has what the user submitted and how the run ended, as in the job's other artifact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import tempfile
+
+from felix import errors, files, names
+from felix.network import contest, groups, imported, optimize, outcomes, report, shipping
+from felix.tuning import results
+from server.store import networks
+from server.tuner import engine, job_artifact
+
+
+def write(
+    result: results.NetworkResult, claimed: engine.JobAccess, path: pathlib.Path
+) -> networks.Built:
+    """Build the network and write the zip to `path`; what the network is.
+
+    Args:
+        result: of the run.
+        claimed: the job; it has the ONNX file.
+        path: of the zip; scratch files go beside it.
+
+    Raises:
+        WorkloadError: the file cannot be read.
+        TuningError: the network's outputs differ from those of its build without tuning.
+        FelixError: it cannot be compiled or written here.
+    """
+    job = claimed.job
+    claimed.begin_step("reading the model")
+    shapes = job.workload.get("shapes") or None
+    full = result.results[0].task.target
+    network = imported.read(claimed.model_file(), (), {}, full, shapes)
+    network = dataclasses.replace(network, name=pathlib.PurePath(job.op).stem)
+    every = groups.of(network.lowered, full)
+    fast = optimize.from_outcomes(
+        network, every, _outcomes(result), contest.Contest(network, None), claimed.begin_step
+    )
+    claimed.begin_step("writing the network")
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        folder = fast.export(pathlib.Path(scratch, f"felix-job-{job.id}-network"))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["job"] = job_artifact.describe(job, result)
+        text = json.dumps(manifest, indent=2) + "\n"
+        files.write_atomically(folder / "manifest.json", text)
+        job_artifact.write_zip(folder, path)
+    return _built(fast.report, result)
+
+
+def _outcomes(result: results.NetworkResult) -> outcomes.Outcomes:
+    """What the run says of the tasks; nothing else is known of them here."""
+    by_key = outcomes.of_results(result.results)
+    reason = "stopped" if result.reason == "interrupted" else result.reason
+    return outcomes.Outcomes(by_key, frozenset(), reason, result.breakdown.total_s)
+
+
+def _built(summary: report.Report, result: results.NetworkResult) -> networks.Built:
+    if summary.timing is None:
+        raise errors.TuningError("the network was not timed")
+    numbers = {each.task.key: number for number, each in enumerate(result.results)}
+    return networks.Built(
+        call_us=summary.timing.network_us,
+        max_error=summary.max_error,
+        groups=tuple(_group(each, numbers) for each in summary.groups),
+    )
+
+
+def _group(shipped: shipping.Shipped, numbers: dict[str, int]) -> networks.Group:
+    group, latencies_us = shipped.group, shipped.latencies_us
+    return networks.Group(
+        name=names.derived(group.name),
+        calls=group.calls,
+        task=None if group.task is None else numbers.get(group.task.key),
+        untuned=None if shipped.untuned is None else names.derived(shipped.untuned),
+        felix_us=latencies_us.get(shipping.Contender.FELIX),
+        tvm_us=latencies_us.get(shipping.Contender.TVM),
+        ships="felix" if shipped.contender is shipping.Contender.FELIX else "tvm",
+        reason=names.derived(shipped.reason),
+    )
