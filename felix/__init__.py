@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from felix import errors
 from felix.errors import FelixError, InvalidSchedule
 from felix.version import __version__ as __version__
+
+#: sympy reads it when it is imported. Formulas of a task have some ten thousand subexpressions, of
+#: which sympy's default of 1000 forgets most before they come again.
+os.environ.setdefault("SYMPY_CACHE_SIZE", "20000")
 
 #: Public modules.
 _MODULES = frozenset({"events", "frontend", "metaschedule", "records", "workloads"})

@@ -66,9 +66,10 @@ class Moves:
     def around(self, row: Sequence[int]) -> list[tuple[int, ...]]:
         """All rows one small change away."""
         rows = []
+        start = [int(v) for v in row]
         for group in self.movable:
-            for chosen in self._steps([int(v) for v in row], group):
-                moved = [int(v) for v in row]
+            for chosen in self._steps(start, group):
+                moved = start.copy()
                 for position, value in zip(group, chosen, strict=True):
                     moved[position] = value
                 rows.append(tuple(moved))

@@ -113,9 +113,9 @@ class Pool:
         fresh: dict[tuple[int, ...], None] = {}
         for row in rows:
             self.n_considered += 1
-            decisions = tuple(int(v) for v in row)
+            decisions = tuple(map(int, row))
             key = (sketch_index, decisions)
-            if not (key in self.past or key in self.candidates or key in self.fallback):
+            if not (key in self.candidates or key in self.fallback or key in self.past):
                 fresh[decisions] = None
         if not fresh:
             return

@@ -57,6 +57,9 @@ REINTERPRET = "tirx.reinterpret"
 TVM_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ArithmeticError,
               RecursionError, MemoryError)  # fmt: skip
 
+#: What primitives and rules of TVM raise; an AttributeError would be a mistake in rules of ours.
+SCHEDULE_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, MemoryError)
+
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; its type where it has none."""

@@ -49,7 +49,7 @@ def generate(
     try:
         schedules = context.generate_design_space()
         sound = all(soundness.is_sound(schedule.mod) for schedule in schedules)
-    except grammar.TVM_ERRORS:
+    except grammar.SCHEDULE_ERRORS:
         sound = False
     if not sound:
         context = tune_context(mod, target, name=name, seed=seed, guarded=True)
@@ -66,7 +66,7 @@ def generate_variants(
         context = tune_context(program, target, name=name)
         try:
             schedules = _generate_variant(program, context, prefix)
-        except grammar.TVM_ERRORS as error:
+        except grammar.SCHEDULE_ERRORS as error:
             _LOGGER.debug("%s of %s fails: %s", prefix.variant, name, grammar.first_line(error))
             continue
         accepted = (each for each in schedules if prefix.accepts(each))
@@ -87,7 +87,7 @@ def _generate_variant(
 def _generate_guarded(context: ms.TuneContext) -> list[tvm.s_tir.Schedule]:
     try:
         return list(context.generate_design_space())
-    except grammar.TVM_ERRORS:
+    except grammar.SCHEDULE_ERRORS:
         return [tvm.s_tir.Schedule(context.mod, debug_mask="none")]
 
 

@@ -53,7 +53,7 @@ def on_gpu(mod: tvm.IRModule) -> s_tir.Schedule:
             )
         try:
             _bind(schedule, name, _is_reduced(realize))
-        except grammar.TVM_ERRORS as error:
+        except grammar.SCHEDULE_ERRORS as error:
             raise errors.UnsupportedSchedule(
                 f"block {name} has no default schedule: {grammar.first_line(error)}"
             ) from error

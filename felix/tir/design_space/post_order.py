@@ -75,5 +75,5 @@ def _applied(
         return [schedule]
     try:
         return list(rule(schedule.copy(), block))
-    except grammar.TVM_ERRORS:
+    except grammar.SCHEDULE_ERRORS:
         return [schedule]

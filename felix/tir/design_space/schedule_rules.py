@@ -56,7 +56,7 @@ class _Guarded(PyScheduleRule):  # type: ignore[misc]
         for rule in self._rules:
             try:
                 results = list(rule.apply(sch.copy(), block))
-            except grammar.TVM_ERRORS as error:
+            except grammar.SCHEDULE_ERRORS as error:
                 _LOGGER.debug("%s fails: %s", rule, grammar.first_line(error))
                 continue
             if all(soundness.is_sound(result.mod) for result in results):

@@ -32,7 +32,7 @@ def check_reductions(mod: tvm.IRModule) -> None:
     """
     try:
         lowered = s_tir.transform.LowerCrossThreadReduction()(mod)
-    except grammar.TVM_ERRORS as error:
+    except grammar.SCHEDULE_ERRORS as error:
         raise errors.UnsupportedSchedule(
             "TVM cannot spread the reduction over threads, by its operator or what it starts from"
         ) from error

@@ -61,6 +61,6 @@ def _made(prefix: Prefix, mod: tvm.IRModule) -> tvm.IRModule | None:
     schedule = tvm.s_tir.Schedule(mod if prefix.mod is None else prefix.mod, debug_mask="none")
     try:
         prefix.apply(schedule)
-    except grammar.TVM_ERRORS:
+    except grammar.SCHEDULE_ERRORS:
         return None
     return schedule.mod
