@@ -81,3 +81,9 @@ def test_a_slice_of_a_shape_is_a_constant():
     assert_agrees(run(imported, frontend.lowered(imported), [x]), x.reshape(4, 3, 2), 0)
     with pytest.raises(errors.WorkloadError, match="Slice"):
         frontend.import_onnx(_sliced(0, 3, 0))
+
+
+def test_two_inputs_of_one_name_are_refused():
+    node = helper.make_node("Relu", ["x"], ["y"])
+    with pytest.raises(errors.WorkloadError, match="two inputs of the name 'x'"):
+        frontend.import_onnx(model([node], [("x", FLOAT, [2]), ("x", FLOAT, [2])]))
