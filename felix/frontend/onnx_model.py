@@ -28,7 +28,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from felix import errors, names
-from felix.frontend import memory, onnx_inputs, onnx_shapes
+from felix.frontend import memory, onnx_inputs, onnx_operators, onnx_shapes
 
 MAX_NODES = 50_000
 #: The largest value of a model, inputs and weights among them.
@@ -87,7 +87,7 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
         keep_params_in_input=True,
     )
     originals = {new: name for name, new in renamed.items()}
-    importer._convert_operator = _converter(importer._convert_operator, originals)
+    importer._convert_operator = _converter(importer, originals)
     try:
         # TVM prints the inputs of what it cannot convert, and warns with names.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -255,13 +255,15 @@ def _rename(proto: Any) -> dict[str, str]:
     return renamed
 
 
-def _converter(convert: Callable[..., Any], originals: Mapping[str, str]) -> Callable[..., Any]:
-    """TVM's conversion of one operator, with errors that name it and its node."""
+def _converter(importer: Any, originals: Mapping[str, str]) -> Callable[..., Any]:
+    """Our conversion of one operator or TVM's, with errors that name it and its node."""
+    convert = importer._convert_operator
 
     def named(operator: str, inputs: Any, attributes: dict[str, Any], opset: int) -> Any:
         name = str(attributes["tvm_custom"]["name"])
         try:
-            return convert(operator, inputs, attributes, opset)
+            result = onnx_operators.convert(importer, operator, inputs, attributes)
+            return convert(operator, inputs, attributes, opset) if result is None else result
         except Exception as error:  # TVM's converters raise bare Exceptions, too
             reason = "cannot be imported with these inputs and attributes"
             if memory.is_short(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,11 @@ def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
     """
     constants = {tensor.name for tensor in graph.initializer}
     inputs = {item.name: item for item in graph.input if item.name not in constants}
+    repeated = Counter(item.name for item in graph.input) - Counter(inputs.keys() | constants)
+    if repeated:
+        raise errors.WorkloadError(
+            f"the ONNX model has two inputs of the name {listed(repeated)}; a name is one value"
+        )
     for name in shapes:
         if name not in inputs:
             raise errors.WorkloadError(

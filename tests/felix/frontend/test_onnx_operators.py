@@ -1,0 +1,89 @@
+"""ONNX operators that Felix converts itself, run on the CPU against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("onnx", reason="onnx is an optional extra")
+
+import torch
+from onnx import TensorProto, helper
+from torch.nn import functional
+
+from felix import errors, frontend
+from tests.felix.frontend.test_networks import assert_agrees, run
+
+FLOAT, BOOL, INT64 = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64
+
+
+def model(nodes, inputs, constants=(), opset=23):
+    """The bytes of a model with the output y."""
+    values = [helper.make_tensor_value_info(*item) for item in inputs]
+    output = helper.make_tensor_value_info("y", FLOAT, None)
+    graph = helper.make_graph(nodes, "g", values, [output], list(constants))
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return made.SerializeToString()
+
+
+def attention(heads, mask=(), inputs=("q", "k", "v"), **attributes):
+    names = [*inputs, *(["m"] if mask else [])]
+    node = helper.make_node("Attention", names, ["y"], **attributes)
+    shapes = {"q": [2, 4, 5, 8], "k": [2, heads, 6, 8], "v": [2, heads, 6, 8]}
+    values = [(name, FLOAT, shapes[name]) for name in inputs if name]
+    return model([node], values + ([("m", *mask)] if mask else []))
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": 1}, {"scale": 0.3}, {"mask": (BOOL, [5, 6])},
+                {"mask": (FLOAT, [2, 1, 5, 6])}],
+)  # fmt: skip
+def test_attention_of_onnx_is_pytorchs(heads, options):
+    torch.manual_seed(0)
+    args = [torch.randn(2, n, rows, 8) for n, rows in ((4, 5), (heads, 6), (heads, 6))]
+    mask = None
+    if "mask" in options:
+        kind, shape = options["mask"]
+        mask = torch.rand(shape) > 0.3 if kind == BOOL else torch.randn(shape)
+        if kind == BOOL:
+            mask[:, 0] = True
+        args.append(mask)
+    imported = frontend.import_onnx(attention(heads, **options))
+    reference = functional.scaled_dot_product_attention(
+        *args[:3], attn_mask=mask, is_causal=bool(options.get("is_causal")),
+        scale=options.get("scale"), enable_gqa=heads != 4,
+    )  # fmt: skip
+    assert_agrees(run(imported, frontend.lowered(imported), args), reference, 2e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": 2.0}, {"inputs": ("q", "k")}, {"inputs": ("q", "", "v")}]
+)
+def test_attention_that_is_not_supported_is_refused(options):
+    with pytest.raises(errors.WorkloadError, match="Attention"):
+        frontend.import_onnx(attention(4, **options))
+
+
+def _sliced(start, end, step):
+    bounds = [helper.make_tensor(name, INT64, [1], [number])
+              for name, number in (("a", start), ("b", end), ("c", 0), ("d", step))]  # fmt: skip
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "a", "b", "c", "d"], ["t"]),
+        helper.make_node("Reshape", ["x", "t"], ["y"]),
+    ]
+    return model(nodes, [("x", FLOAT, [2, 3, 4])], bounds, 17)
+
+
+def test_a_slice_of_a_shape_is_a_constant():
+    x = torch.randn(2, 3, 4)
+    imported = frontend.import_onnx(_sliced(-1, -(2**62), -1))
+    assert_agrees(run(imported, frontend.lowered(imported), [x]), x.reshape(4, 3, 2), 0)
+    with pytest.raises(errors.WorkloadError, match="Slice"):
+        frontend.import_onnx(_sliced(0, 3, 0))
+
+
+def test_two_inputs_of_one_name_are_refused():
+    node = helper.make_node("Relu", ["x"], ["y"])
+    with pytest.raises(errors.WorkloadError, match="two inputs of the name 'x'"):
+        frontend.import_onnx(model([node], [("x", FLOAT, [2]), ("x", FLOAT, [2])]))
