@@ -95,8 +95,8 @@ def _tune(
     """(outcomes by key, why tuning ended, seconds) of tasks that get trials."""
 
     def first(task: Task, sketches: Sequence[Sketch]) -> Sequence[tuple[str, Sequence[int]]]:
-        own = known.find(task)
-        every = [*([] if own is None else [own]), *known.similar(task)]
+        same = known.find(task)
+        every = [*([] if same is None else [same]), *known.similar(task)]
         return adapt.first_schedules(every, sketches)
 
     chosen = request.options

@@ -177,8 +177,8 @@ def fail(tx: orm.Session, fence: leases.Fence, failure: str) -> None:
 
 def copy(tx: orm.Session, job_id: int, source_id: int) -> None:
     """Take what another job built of the same model; the name stays."""
-    source, own = (tx.get_one(models.Network, number) for number in (source_id, job_id))
-    own.groups, own.call_us, own.max_error = source.groups, source.call_us, source.max_error
+    source, target = (tx.get_one(models.Network, number) for number in (source_id, job_id))
+    target.groups, target.call_us, target.max_error = source.groups, source.call_us, source.max_error
     tx.flush()
 
 
