@@ -178,7 +178,8 @@ def fail(tx: orm.Session, fence: leases.Fence, failure: str) -> None:
 def copy(tx: orm.Session, job_id: int, source_id: int) -> None:
     """Take what another job built of the same model; the name stays."""
     source, target = (tx.get_one(models.Network, number) for number in (source_id, job_id))
-    target.groups, target.call_us, target.max_error = source.groups, source.call_us, source.max_error
+    target.groups = source.groups
+    target.call_us, target.max_error = source.call_us, source.max_error
     tx.flush()
 
 
