@@ -1,4 +1,7 @@
-"""The shipped `llvm` checkpoint: it fits these features, its data and its recorded scores."""
+"""The shipped `llvm` checkpoint: it fits these features, its data and its recorded scores.
+
+What holds of the files of every checkpoint is here, too.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,13 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "data" / "llvm"
 SHIPPED = ROOT / "costmodel" / "pretrained" / "llvm"
 SCORED = ROOT / "data" / "pretrained" / "llvm"
+_ALL, _SCORES = ROOT / "costmodel" / "pretrained", ROOT / "data" / "pretrained"
+#: Folders of the shipped checkpoints, and those of their scores.
+CHECKPOINTS = {
+    SHIPPED: SCORED,
+    _ALL / "cuda-sm_90": _SCORES / "cuda-sm_90",
+    _ALL / "cuda-sm_90" / "templates": _SCORES / "cuda-sm_90-templates",
+}
 #: Test workloads whose features are quick to compute.
 FEW = ("gemm_16x1376x512_bias", "global_avg_pool2d_1x7x7x2048", "reduce_max_128x1009_over1")
 
@@ -53,16 +63,18 @@ def test_data_are_enough_and_are_those_of_the_checkpoint() -> None:
     assert machines[0].l1_bytes > 0 and machines[0].peak_fp32_gflops > 0
 
 
-def test_shipped_files_are_few_and_small() -> None:
-    sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir()}
+@pytest.mark.parametrize("shipped", CHECKPOINTS)
+def test_shipped_files_are_few_and_small(shipped: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in shipped.iterdir() if path.is_file()}
     assert set(sizes) == {registry.FILE_NAME, replay.FILE_NAME, model_card.FILE_NAME}
     assert max(sizes.values()) <= 1 << 20
 
 
-def test_card_tells_where_the_scores_are() -> None:
-    model, metadata = checkpoint.load(SHIPPED / registry.FILE_NAME)
-    folder = f"{SCORED.relative_to(ROOT)}/"
-    card = (SHIPPED / model_card.FILE_NAME).read_text()
+@pytest.mark.parametrize("shipped", CHECKPOINTS)
+def test_card_tells_where_the_scores_are(shipped: Path) -> None:
+    model, metadata = checkpoint.load(shipped / registry.FILE_NAME)
+    folder = f"{CHECKPOINTS[shipped].relative_to(ROOT)}/"
+    card = (shipped / model_card.FILE_NAME).read_text()
     assert card == model_card.render(registry.FILE_NAME, model, metadata, folder)
 
 

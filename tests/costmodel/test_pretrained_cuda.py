@@ -11,8 +11,7 @@ import pytest
 
 import costmodel
 from benchmarks.support import subgraphs
-from costmodel import registry
-from costmodel.data import dataset, felix_bridge, replay
+from costmodel.data import dataset, felix_bridge
 from costmodel.data import features as task_features
 from costmodel.models import checkpoint
 from costmodel.training import evaluate, metrics, model_card
@@ -47,19 +46,6 @@ def test_data_are_those_of_the_checkpoint_and_small() -> None:
     assert metadata.data["digest"] == data.digest
     assert sum(path.stat().st_size for path in DATA.rglob("*.parquet")) < 20 << 20
     assert {record.source for record in data.records} == {"random", "neighbour", "descent"}
-
-
-def test_shipped_files_are_few_and_small() -> None:
-    sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir() if path.is_file()}
-    assert set(sizes) == {registry.FILE_NAME, replay.FILE_NAME, model_card.FILE_NAME}
-    assert max(sizes.values()) <= 1 << 20
-
-
-def test_card_tells_where_the_scores_are() -> None:
-    model, metadata = checkpoint.load(SHIPPED / registry.FILE_NAME)
-    folder = f"{SCORED.relative_to(ROOT)}/"
-    card = (SHIPPED / model_card.FILE_NAME).read_text()
-    assert card == model_card.render(registry.FILE_NAME, model, metadata, folder)
 
 
 def test_benchmarked_subgraphs_are_not_in_the_data() -> None:

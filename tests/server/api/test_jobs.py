@@ -75,6 +75,30 @@ def test_an_onnx_model_becomes_a_job(service: Service, tmp_path: pathlib.Path) -
     assert len(service.files()) == 1
 
 
+def test_an_onnx_model_has_a_network_unless_it_is_refused(service: Service) -> None:
+    def upload(name: str, content: bytes, job: str = "{}") -> Any:
+        files = {"file": (name, content)}
+        return service.client.post("/v1/jobs/upload", files=files, data={"job": job})
+
+    content = onnx_models.matmul_relu()
+    made = upload("net.onnx", content).json()
+    network = service.client.get(f"/v1/jobs/{made['id']}").json()["network"]
+    assert network["name"] == "net" and network["failure"] is None
+    assert network["latency_us"] is None and network["call_us"] is None  # nothing was measured
+    tasks = {group["task"] for group in network["groups"] if group["task"] is not None}
+    assert tasks == set(range(made["n_tasks"]))
+    assert all(group["calls"] >= 1 and group["ships"] is None for group in network["groups"])
+    plain = upload("net.onnx", content, '{"network": false}').json()
+    assert service.client.get(f"/v1/jobs/{plain['id']}").json()["network"] is None
+    n_jobs = len(service.client.get("/v1/jobs").json()["items"])
+    program = workloads.build("softmax", {"shape": [8, 16]}).to_json().encode()
+    refused = upload("soft.json", program, '{"kind": "tir", "network": true}')
+    assert refused.status_code == 422 and "one program" in refused.text
+    refused = upload("net.pt2", content)
+    assert refused.status_code == 422 and "export the model to ONNX" in refused.text
+    assert len(service.client.get("/v1/jobs").json()["items"]) == n_jobs
+
+
 def test_a_repeated_request_makes_one_job(service: Service) -> None:
     headers = {"Idempotency-Key": "once"}
     first = service.client.post("/v1/jobs", json=GEMM, headers=headers)
