@@ -31,6 +31,9 @@ is in any of these times, but those of processes that stock starts itself. Felix
 chance find measuring workers that run, as a tuner of the service keeps them; what starting them
 took beforehand is reported apart (`pool_s`). The formula cache is empty for each.
 
+With --lanes two processes do the pieces of Felix and of the libraries at a time: see
+`benchmarks/support/lanes/pieces.py` for what they share, which is the CPU and not the GPU.
+
 Pieces that are done stay in the work folder and are not run again, so the benchmark can be made
 in parts; the results file and picture are rewritten from all pieces at the end, and --restore
 takes pieces of a former results file into the new one. A piece says where it was measured:
@@ -52,18 +55,23 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks.support import common, efficiency, subgraphs, winners
 from benchmarks.support.generated import first_choice
+from benchmarks.support.lanes import device, lane, overlap, pieces
+
+if TYPE_CHECKING:
+    from server.tuner import warm_pools
 
 TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
 TRIALS = {"felix": 128, "evolution": 128, "random": 64, "stock": 64}
 FAILED_US = 1e9
+TIME_IS_UP = "time is up; the same command goes on"
 #: Candidates of a batch of `ms.tune_tir`.
 TVM_BATCH = 64
 #: What stock could build must not be lost when it is built again.
@@ -95,17 +103,7 @@ class Report(Protocol):
 def search(args: argparse.Namespace, report: Report, benchmark: str = "search_efficiency") -> int:
     """Run the missing pieces of parsed arguments, and report all; returns 1 if one failed."""
     restore(args.work, args.out, args.restore)
-    started, failed = time.monotonic(), []
-    for name, seed, strategy in _pieces(args):
-        path = _path(args.work, name, seed, strategy)
-        label = f"{name}:{seed}:{strategy}"
-        if path.exists() or not any(fnmatch.fnmatch(label, pattern) for pattern in args.only):
-            continue
-        if args.limit_s is not None and time.monotonic() - started > args.limit_s:
-            print("time is up; the same command goes on")
-            break
-        if not _run(args, name, seed, strategy, path):
-            failed.append(label)
+    failed = (_in_lanes if args.lanes else _after_each_other)(args)
     data = collect(args, benchmark)
     if data["runs"]:
         common.write(args.out, data)
@@ -117,6 +115,70 @@ def search(args: argparse.Namespace, report: Report, benchmark: str = "search_ef
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _after_each_other(args: argparse.Namespace) -> list[str]:
+    """Run missing pieces, each in a process of its own; labels of those that failed."""
+    started, failed = time.monotonic(), []
+    for name, seed, strategy in _pieces(args):
+        path = _path(args.work, name, seed, strategy)
+        if path.exists() or not _is_chosen(args, name, seed, strategy):
+            continue
+        if args.limit_s is not None and time.monotonic() - started > args.limit_s:
+            print(TIME_IS_UP)
+            break
+        if not _run(args, name, seed, strategy, path):
+            failed.append(_label(name, seed, strategy))
+    return failed
+
+
+def _in_lanes(args: argparse.Namespace) -> list[str]:
+    """Run missing pieces of Felix and of the libraries at a time; labels of those that failed."""
+    args.work.mkdir(parents=True, exist_ok=True)
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
+    run = overlap.Overlap(
+        lane.Lane(args.tuning_worker, PRELOADED), lane.Lane(args.libraries_worker, PRELOADED),
+        say=lambda text: print(f"{common.now()} {text}", flush=True),
+    )  # fmt: skip
+    if not run.run(missing_shapes(args), args.limit_s):
+        print(TIME_IS_UP)
+    return run.failed
+
+
+def missing_shapes(args: argparse.Namespace) -> list[overlap.Shape]:
+    """What is missing of each subgraph and seed, for two lanes.
+
+    A search whose programs are not in the work folder is made again where the libraries are to be
+    timed beside them.
+    """
+    shapes: dict[tuple[str, int], overlap.Shape] = {}
+    chosen = [piece for piece in _pieces(args) if _is_chosen(args, *piece)]
+    missing = {piece for piece in chosen if not _path(args.work, *piece).exists()}
+    for name, seed, strategy in chosen:
+        path = _path(args.work, name, seed, strategy)
+        is_alone = path.exists() and not path.with_suffix(winners.SUFFIX).exists()
+        again = is_alone and strategy in overlap.TUNING and (name, seed, "vendor") in missing
+        if (name, seed, strategy) not in missing and not again:
+            continue
+        shape = shapes.setdefault((name, seed), overlap.Shape(name, {}))
+        request = _request(args, name, seed, strategy, path) | {
+            "log": str(path.with_suffix(".log")), "lanes": True,
+        }  # fmt: skip
+        if strategy in overlap.TUNING:
+            shape.tuning[_label(name, seed, strategy)] = request
+        else:
+            phases = [request | {"phase": phase} for phase in ("prepare", "time")]
+            label = _label(name, seed, strategy)
+            shapes[name, seed] = dataclasses.replace(shape, libraries=(label, *phases))
+    return list(shapes.values())
+
+
+def _label(name: str, seed: int, strategy: str) -> str:
+    return f"{name}:{seed}:{strategy}"
+
+
+def _is_chosen(args: argparse.Namespace, name: str, seed: int, strategy: str) -> bool:
+    return any(fnmatch.fnmatch(_label(name, seed, strategy), pattern) for pattern in args.only)
 
 
 def restore(work: pathlib.Path, results: pathlib.Path, patterns: Sequence[str]) -> None:
@@ -188,7 +250,12 @@ def _arguments() -> argparse.Namespace:
         "--restore", nargs="+", default=[], metavar="SUBGRAPH:SEED:STRATEGY",
         help="take these pieces from the results file that is there (default: none)",
     )  # fmt: skip
-    parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        help="begin no further piece (with --lanes: shape) after this long",
+    )
+    add_lanes(parser)
     work = common.PARTS / "search_efficiency"
     parser.add_argument("--work", type=pathlib.Path, default=work)
     out = common.RESULTS / "gpu-search" / "search_efficiency-h200.json"
@@ -196,7 +263,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
     args = parser.parse_args()
     args.trials = TRIALS | dict(args.trials)
+    others = set(args.strategies) - {*overlap.TUNING, "vendor"}
+    if args.lanes and others:
+        parser.error(f"--lanes is for felix and vendor; run without it: {', '.join(others)}")
     return args
+
+
+def add_lanes(parser: argparse.ArgumentParser) -> None:
+    """Options of runs in two lanes."""
+    parser.add_argument(
+        "--lanes", action="store_true",
+        help="tune and prepare libraries at a time, in two processes that share the CPU's cores",
+    )  # fmt: skip
+    parser.set_defaults(tuning_worker=pieces.tuning, libraries_worker=pieces.libraries)
 
 
 def _trials(text: str) -> tuple[str, int]:
@@ -222,14 +301,20 @@ def _path(work: pathlib.Path, name: str, seed: int, strategy: str) -> pathlib.Pa
     return work / f"{name}-s{seed}-{strategy}.json"
 
 
+def _request(
+    args: argparse.Namespace, name: str, seed: int, strategy: str, path: pathlib.Path
+) -> dict[str, Any]:
+    workload = args.workload or subgraphs.EVERY[name]
+    return {"name": name, "workload": workload, "seed": seed, "strategy": strategy,
+            "trials": args.trials.get(strategy), "target": args.target, "model": args.model,
+            "max_compile_s": args.max_compile_s, "path": str(path)}  # fmt: skip
+
+
 def _run(
     args: argparse.Namespace, name: str, seed: int, strategy: str, path: pathlib.Path
 ) -> bool:
     """One piece in a fresh fork of a process that has everything imported."""
-    workload = args.workload or subgraphs.EVERY[name]
-    request = {"name": name, "workload": workload, "seed": seed, "strategy": strategy,
-               "trials": args.trials.get(strategy), "target": args.target, "model": args.model,
-               "max_compile_s": args.max_compile_s, "path": str(path)}  # fmt: skip
+    request = _request(args, name, seed, strategy, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"{common.now()} {name} seed {seed}: {strategy} ...", flush=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
@@ -251,7 +336,7 @@ def _piece(request: dict[str, Any], log: str) -> None:
     with open(log, "w") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
-    strategy, path = request["strategy"], pathlib.Path(request["path"])
+    strategy = request["strategy"]
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["FELIX_CACHE_DIR"] = scratch
         if strategy == "vendor":
@@ -263,12 +348,17 @@ def _piece(request: dict[str, Any], log: str) -> None:
         elif strategy == "stock":
             results = _stock(request, scratch)
         else:
-            results = _tune(request)
-    settings = {key: value for key, value in request.items() if key != "path"}
+            results = _tune_alone(request)
+    write_piece(request, results)
+
+
+def write_piece(request: dict[str, Any], results: dict[str, Any]) -> None:
+    """Write the results of a request, with its settings and where it was measured."""
+    settings = {key: request[key] for key in request if key not in ("path", "log", "phase")}
     where = _where(request["target"])
     command = where.pop("command")
     common.write(
-        path,
+        pathlib.Path(request["path"]),
         {**settings, "date": where["date"], "command": command, "measured_on": where, **results},
     )
 
@@ -288,11 +378,28 @@ def _where(target: str) -> dict[str, Any]:
     return facts
 
 
-def _tune(request: dict[str, Any]) -> dict[str, Any]:
+def _tune_alone(request: dict[str, Any]) -> dict[str, Any]:
+    from server.tuner import warm_pools
+
+    waits = device.Waits()
+    with waits.counted(), warm_pools.Pools() as pools:
+        return tune(request, pools, waits, _warm_us)
+
+
+def tune(
+    request: dict[str, Any],
+    pools: warm_pools.Pools,
+    waits: device.Waits,
+    warm_us: Callable[[Any, Any], float | None],
+) -> dict[str, Any]:
+    """Results of a search that measures by `pools`; `warm_us` times its winner with a warm L2.
+
+    `lock_wait_s` is how long its candidates waited for others on the GPU, which is in `wall_s` as
+    far as nothing else went on meanwhile.
+    """
     import felix
     from felix import workloads
     from felix.tuning import options
-    from server.tuner import warm_pools
 
     settings = options.TuneOptions(baseline=False)
     if request["strategy"] == "evolution":
@@ -300,20 +407,19 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     elif request["strategy"] == "felix":
         settings = dataclasses.replace(settings, search=_gradient(request["max_compile_s"]))
     task = workloads.parse(request["workload"], target=request["target"])
-    with warm_pools.Pools() as pools:
-        start = time.perf_counter()
-        pools.warm(request["target"])
-        pool_s, start = time.perf_counter() - start, time.perf_counter()
-        result = felix.tune(
-            task, trials=request["trials"], seed=request["seed"], model=request["model"],
-            strategy=TUNED[request["strategy"]],
-            options=dataclasses.replace(settings, pool=pools.take),
-        )  # fmt: skip
-        wall_s = time.perf_counter() - start
+    start = time.perf_counter()
+    pools.warm(request["target"])
+    pool_s, start, waited_s = time.perf_counter() - start, time.perf_counter(), waits.seconds
+    result = felix.tune(
+        task, trials=request["trials"], seed=request["seed"], model=request["model"],
+        strategy=TUNED[request["strategy"]],
+        options=dataclasses.replace(settings, pool=pools.take),
+    )  # fmt: skip
+    wall_s = time.perf_counter() - start
     failures = [r.measurement for r in result.records if not r.measurement.ok]
-    piece = {"pool_s": pool_s, "wall_s": wall_s, "curve": result.curve,
-             "finals": remeasured(result), "n_measured": len(result.records),
-             "n_ran": len(result.records) - len(failures),
+    piece = {"pool_s": pool_s, "wall_s": wall_s, "lock_wait_s": waits.seconds - waited_s,
+             "curve": result.curve, "finals": remeasured(result),
+             "n_measured": len(result.records), "n_ran": len(result.records) - len(failures),
              "failures": collections.Counter(f"{m.error}: {m.message[:40]}" for m in failures),
              "breakdown": dataclasses.asdict(result.breakdown),
              "build_s": mean_build_s(result.records)}  # fmt: skip
@@ -322,7 +428,7 @@ def _tune(request: dict[str, Any]) -> dict[str, Any]:
     if best:
         piece |= {"variant": result.best.variant, "flops": task.flops}
     if request["strategy"] == "felix" and best:
-        piece["best_warm_us"] = _warm_us(task, best[0])
+        piece["best_warm_us"] = warm_us(task, best[0])
     return piece
 
 
@@ -369,14 +475,19 @@ def _patient(**more: Any) -> Any:
 
 def _warm_us(task: Any, mod: Any) -> float | None:
     """Latency of a schedule with a warm L2, by Felix's pool."""
-    from felix.measure import timing
     from felix.measure.pool import local
 
-    warm = timing.TimingOptions(flush=False, max_repeats=5, min_repeat_ms=20)
-    options = _patient(builders=1, timing=warm, check=False)
-    with local.LocalPool(task, options) as pool:
+    with local.LocalPool(task, warm_options()) as pool:
         (measured,) = pool.measure([mod])
     return measured.latency_us
+
+
+def warm_options() -> Any:
+    """Options of a pool that times with a warm L2."""
+    from felix.measure import timing
+
+    warm = timing.TimingOptions(flush=False, max_repeats=5, min_repeat_ms=20)
+    return _patient(builders=1, timing=warm, check=False)
 
 
 def _stock(request: dict[str, Any], scratch: str) -> dict[str, Any]:
@@ -429,6 +540,14 @@ def _winners(request: dict[str, Any]) -> dict[str, Any]:
 def _vendor(request: dict[str, Any]) -> dict[str, Any]:
     """The libraries, and what Felix's pieces of this seed wrote, in turns."""
     from benchmarks.support import vendor
+
+    by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), felix_calls(request))
+    return {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
+
+
+def felix_calls(request: dict[str, Any], turn: device.Turn | None = None) -> dict[str, Any]:
+    """The programs that Felix's pieces of a subgraph and seed wrote, on the GPU."""
+    from benchmarks.support import vendor
     from felix import workloads
 
     task = workloads.parse(request["workload"], target=request["target"])
@@ -438,9 +557,8 @@ def _vendor(request: dict[str, Any]) -> dict[str, Any]:
         piece = _path(work, request["name"], request["seed"], strategy)
         programs = winners.read_one(piece) if piece.exists() else []
         if programs:
-            felix[strategy] = vendor.tuned(task, programs[0])
-    by_layout = vendor.in_turns_us(vendor.calls(request["workload"]), felix)
-    return {"latency_us": vendor.best(by_layout), "by_layout_us": by_layout}
+            felix[strategy] = vendor.tuned(task, programs[0], turn)
+    return felix
 
 
 def _watch() -> Any:

@@ -2,9 +2,9 @@
 
     python benchmarks/tensor_cores.py [--set gemms fused] [--shapes square-1024 ...]
     python benchmarks/tensor_cores.py --limit-s 500 --picture tensor-cores.svg
-    python benchmarks/tensor_cores.py --restore '*' --limit-s 500
+    python benchmarks/tensor_cores.py --lanes --first gemms fused --restore '*' --limit-s 500
 
-For every shape three pieces, each in a process of its own:
+For every shape three pieces, each in a process of its own, or with --lanes in two that overlap:
   felix        `felix.tune` as it is, with running measuring workers and an empty formula cache
   first        the kernel that the cost model prefers when nothing was measured
                (`benchmarks/support/generated/first_choice.py`)
@@ -14,9 +14,11 @@ For every shape three pieces, each in a process of its own:
 Shapes of `fused` have a bias and a GELU: eager runs them as kernels of their own, inductor and
 Felix in the epilogue. Convolutions are in bfloat16 with channels last; the libraries are timed
 with channels first as well, and their better layout counts. The sets take turns, so that a run
-that is short of time has some of each. Pieces that are done stay in the work folder and are not
-run again; --restore takes the shapes that a results file has whole, so that a run can be continued
-where the work folder is gone.
+that is short of time has some of each; those of --first take their turns before the others. With
+--lanes Felix tunes while the libraries of the shape are prepared, so tuning seconds are with
+shared cores of the CPU (`benchmarks/support/lanes/pieces.py`); whoever times has the GPU alone.
+Pieces that are done stay in the work folder and are not run again; --restore takes the shapes that
+a results file has whole, so that a run can be continued where the work folder is gone.
 Durations in seconds, latencies in microseconds; ratios are the faster library's latency over
 Felix's.
 """
@@ -76,6 +78,13 @@ def in_turns(sets: Sequence[Sequence[str]]) -> list[str]:
     """The shapes of several sets, one of each, then the next of each."""
     turns = itertools.zip_longest(*sets)
     return list(dict.fromkeys(name for turn in turns for name in turn if name is not None))
+
+
+def in_order(sets: Sequence[str], first: Sequence[str] = ()) -> list[str]:
+    """The shapes of sets in turns, those of some sets before the others."""
+    before = [list(SETS[each]) for each in sets if each in first]
+    after = [list(SETS[each]) for each in sets if each not in first]
+    return list(dict.fromkeys([*in_turns(before), *in_turns(after)]))
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -186,18 +195,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--restore", nargs="+", default=[], metavar="SHAPE",
                         help="take these of the results file, like '*' (none)")  # fmt: skip
-    parser.add_argument("--limit-s", type=float, help="start no further piece after this long")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        help="begin no further piece (with --lanes: shape) after this long",
+    )
+    parser.add_argument("--first", nargs="+", choices=list(SETS), default=[], metavar="SET",
+                        help="sets whose shapes come before those of others (none)")  # fmt: skip
+    search_efficiency.add_lanes(parser)
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "tensor_cores")
     out = common.RESULTS / "gpu-search" / "tensor-cores-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
     parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
     args = parser.parse_args()
-    chosen = args.shapes or in_turns([list(SETS[each]) for each in args.set])
+    chosen = args.shapes or in_order(args.set, args.first)
     return argparse.Namespace(
         set=[], subgraphs=chosen, strategies=STRATEGIES, seeds=1, target="cuda",
         trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
         restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
-        picture=args.picture,
+        picture=args.picture, lanes=args.lanes, tuning_worker=args.tuning_worker,
+        libraries_worker=args.libraries_worker,
     )  # fmt: skip
 
 

@@ -7,26 +7,31 @@ layouts are timed in all of them, not only in that of the workload; the best one
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from benchmarks.support.lanes import device
     from felix.measure.payload import Program
     from felix.task import Task
 
 Call = Callable[[], object]
 #: Bursts of each call, and timed calls in a burst.
 TURNS, BURST = 10, 8
+#: Where the libraries run.
+DEVICE = "cuda"
 #: What the only variant of an operator without layouts is called.
 ONLY = "as it is"
 
 
-def calls(workload: str) -> dict[str, dict[str, Call]]:
+def calls(workload: str, turn: device.Turn | None = None) -> dict[str, dict[str, Call]]:
     """The workload by each library on the GPU: layout -> "eager" and "inductor" -> call.
 
-    The first call of an "inductor" compiles and chooses kernels.
+    The first call of an "inductor" compiles and chooses kernels. What was compiled for others is
+    forgotten. With a `turn` the GPU is used when this process has it.
     """
     import torch
 
@@ -36,8 +41,10 @@ def calls(workload: str) -> dict[str, dict[str, Call]]:
     torch.compiler.reset()
     made = {}
     for layout, (operator, params) in variants(workload).items():
-        form, inputs = program(operator, params, "cuda")
-        compiled = torch_child.compiled(form, "cuda")
+        form, drawn = program(operator, params, "cpu")
+        with _alone(turn):
+            inputs = [tensor.to(DEVICE) for tensor in drawn]
+        compiled = torch_child.compiled(form, DEVICE)
         made[layout] = {
             "eager": functools.partial(form, *inputs),
             "inductor": functools.partial(compiled, *inputs),
@@ -45,15 +52,31 @@ def calls(workload: str) -> dict[str, dict[str, Call]]:
     return made
 
 
-def tuned(task: Task, program: Program) -> Call:
+def prepare(by_layout: Mapping[str, Mapping[str, Call]], turn: device.Turn) -> None:
+    """Make the first call of each, which compiles and chooses kernels, as `in_turns_us` calls."""
+    import torch
+
+    with torch.inference_mode(), turn.taken():
+        for kinds in by_layout.values():
+            for call in kinds.values():
+                call()
+
+
+def tuned(task: Task, program: Program, turn: device.Turn | None = None) -> Call:
     """A program of the task on the GPU, on the stream that PyTorch uses, too."""
     import tvm
 
     from felix.measure import build, reference
 
+    main = build.module_of_task(program, task)["main"]
     arrays = reference.inputs(reference.arguments(task.mod), 0, positive=False)
-    tensors = [tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays]
-    return functools.partial(build.module_of_task(program, task)["main"], *tensors)
+    with _alone(turn):
+        return functools.partial(main, *(tvm.runtime.tensor(each, tvm.cuda(0)) for each in arrays))
+
+
+def _alone(turn: device.Turn | None) -> contextlib.AbstractContextManager[None]:
+    """The GPU is this process's: by the turn, or because nobody else is there."""
+    return contextlib.nullcontext() if turn is None else turn.taken()
 
 
 def in_turns_us(

@@ -7,15 +7,17 @@ timed in turns with the best of a run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.support import winners
 
 if TYPE_CHECKING:
+    from felix.measure import protocol
     from felix.search import interface
     from felix.sketch.template_sketch import TemplateSketch
     from felix.task import Task
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
 SUGGESTIONS = 16
 
 
-def piece(request: dict[str, Any]) -> dict[str, Any]:
-    """Results of the strategy "first": the choice, its latency or error, and what it took."""
+def piece(
+    request: dict[str, Any], measurer: Callable[[Task], protocol.Measurer] | None = None
+) -> dict[str, Any]:
+    """Results of the strategy "first": the choice, its latency or error, and what it took.
+
+    It is measured by a task's `measurer`; None: by a pool of its own.
+    """
     from felix import workloads
     from felix.measure.pool import local
 
@@ -39,7 +46,8 @@ def piece(request: dict[str, Any]) -> dict[str, Any]:
         return {"wall_s": wall_s}
     sketch, suggestion, model = chosen
     program = sketch.program(suggestion.decisions)
-    with local.LocalPool(task, local.LocalOptions(builders=1)) as pool:
+    opened = measurer or (lambda task: local.LocalPool(task, local.LocalOptions(builders=1)))
+    with contextlib.closing(opened(task)) as pool:
         (measured,) = pool.measure([program])
     winners.write(path, task, [program] if measured.ok else [])
     return {
