@@ -118,8 +118,8 @@ def test_wrong_results_are_recorded_and_what_has_no_template_is_left_out(
 
     pool = made_up_data.Pool(answer)
     monkeypatch.setattr(felix_bridge, "pool_for", lambda task, builders: pool)
-    strided = "conv_transpose2d:1,8,8,32,16,4,dtype=bfloat16"
-    lines = f"{strided}\n{BFLOAT16}\n{FLOAT32}\n"
+    depthwise = "depthwise_conv2d:1,8,8,32,3,padding=1,dtype=bfloat16"
+    lines = f"{depthwise}\n{BFLOAT16}\n{FLOAT32}\n"
     assert _collect(tmp_path, lines, "--per-workload", "12", "--descend", "0") == 0
     output = capsys.readouterr()
     assert "no generated kernel" in output.err and "12 of 36" in output.out

@@ -8,7 +8,7 @@ from typing import Any
 
 from felix.templates.gemm.stages import require
 from felix.tir import evaluation, grammar
-from felix.tir.ranges import Linear, Scope
+from felix.tir.ranges import Linear, Remainder, Scope
 
 _ORDERS = ("LT", "LE", "GT", "GE")
 
@@ -19,6 +19,43 @@ class Padded:
 
     condition: Any
     value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Multiple:
+    """A form that is a multiple of the divisor."""
+
+    form: Linear
+    divisor: int
+
+    def divides(self, form: Linear) -> bool:
+        """Whether another form is a multiple of the divisor exactly where this one is."""
+        difference = form - self.form
+        numbers = (difference.constant, *(k for _, k in difference.terms))
+        return all(number % self.divisor == 0 for number in numbers)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guards:
+    """What holds where a value is read; elsewhere it is 0.
+
+    Attributes:
+        bounds: forms that are 0 or more.
+        multiples: of cells that are spread, with zeros between them.
+    """
+
+    bounds: frozenset[Linear] = frozenset()
+    multiples: frozenset[Multiple] = frozenset()
+
+    def __or__(self, other: Guards) -> Guards:
+        return Guards(self.bounds | other.bounds, self.multiples | other.multiples)
+
+    def __bool__(self) -> bool:
+        return bool(self.bounds or self.multiples)
+
+
+#: Of what is nowhere 0.
+EVERYWHERE = Guards()
 
 
 def of(expr: Any) -> Padded | None:
@@ -35,14 +72,15 @@ def of(expr: Any) -> Padded | None:
     return Padded(condition, value) if is_number and float(otherwise.value) == 0 else None
 
 
-def guards(padded: Padded, scope: Scope, values: Mapping[Any, Linear]) -> frozenset[Linear]:
-    """Forms that are all 0 or more where the condition holds; those that always are left out.
+def guards(padded: Padded, scope: Scope, values: Mapping[Any, Linear]) -> Guards:
+    """What the condition says; bounds that always hold are left out.
 
     Raises:
-        NotPlain: the condition is not one of bounds of iterators.
+        NotPlain: the condition is not one of bounds and multiples of iterators.
     """
     evaluate = evaluation.Evaluation(scope, values)
     forms: set[Linear] = set()
+    multiples: set[Multiple] = set()
     pending = [padded.condition]
     while pending:
         condition = pending.pop()
@@ -53,20 +91,35 @@ def guards(padded: Padded, scope: Scope, values: Mapping[Any, Linear]) -> frozen
         if kind == "Call" and grammar.function_name(condition) == "likely":
             pending.append(condition.args[0])
             continue
-        is_remainder = kind in ("EQ", "NE")
         require(
-            not is_remainder,
-            "its data have zeros between them, as those of a transposed convolution: traces "
-            "compute it by phases",
-        )
-        require(
-            kind in _ORDERS and not _reads(condition),
+            kind in (*_ORDERS, "EQ") and not _reads(condition),
             "an operand of the product is 0 under a condition that is no bound of its indices",
         )
+        if kind == "EQ":
+            difference = evaluate.linear(condition.a) - evaluate.linear(condition.b)
+            if any(isinstance(atom, Remainder) for atom, _ in difference.terms):
+                multiples.add(_multiple(difference))
+            elif difference != Linear(0):
+                forms |= {difference, difference.scaled(-1)}
+            continue
         ((form,),) = evaluate.cases(condition, True)
         if scope.interval(form).low < 0:
             forms.add(form)
-    return frozenset(forms)
+    return Guards(frozenset(forms), frozenset(multiples))
+
+
+def _multiple(difference: Linear) -> Multiple:
+    """What is a multiple where the difference of a remainder and a number is 0."""
+    atoms = [(atom, k) for atom, k in difference.terms if isinstance(atom, Remainder)]
+    require(
+        len(atoms) == len(difference.terms) == 1 and abs(atoms[0][1]) == 1,
+        "an operand of the product is 0 under an equality that says of no index what it is a "
+        "multiple of",
+    )
+    remainder, sign = atoms[0]
+    residue = -sign * difference.constant
+    require(0 <= residue < remainder.divisor, "an operand of the product is always 0")
+    return Multiple(remainder.dividend.shifted(-residue), remainder.divisor)
 
 
 def _reads(condition: Any) -> bool:

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
+
+from felix.templates.gemm.phases import Phases
 
 Strides = tuple[int, int, int]
 
@@ -166,6 +169,7 @@ class GemmProblem:
         batch: matrices of C, of both batch axes together.
         accumulator: the dtype of sums, float32 or int32.
         inner_batch: extent of the inner of two batch axes; None where there is one.
+        phases: of a transposed convolution; the inner batch axis is the group.
     """
 
     batch: int
@@ -179,6 +183,40 @@ class GemmProblem:
     epilogue: Epilogue
     n_params: int
     inner_batch: int | None = None
+    phases: Phases | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def identity(self) -> str:
+        """The problem as text, the same in every process."""
+        return repr(self) if self.phases is None else f"{self!r}|{self.phases!r}"
+
+    @property
+    def lengths(self) -> Counter[int]:
+        """Of the sums; how many matrices of C have which."""
+        if self.phases is None:
+            return Counter({self.k: self.batch})
+        groups = self.batch_extents[1]
+        of_phases = self.phases.lengths(self.k).items()
+        return Counter({length: count * groups for length, count in of_phases})
+
+    @property
+    def stored_elements(self) -> int:
+        """Of the result."""
+        if self.phases is None:
+            return self.batch * self.m * self.n
+        others = self.n if self.phases.pixels == 1 else self.m
+        return self.batch_extents[1] * others * math.prod(self.phases.extents)
+
+    @property
+    def products(self) -> int:
+        """Of two elements that the result is the sum of; those with padding are counted."""
+        if self.phases is None:
+            return self.batch * self.m * self.n * self.k
+        data, others = (self.a, self.n) if self.phases.pixels == 1 else (self.b, self.m)
+        assert data.gather is not None
+        pairs = math.prod(axis.pairs for axis in self.phases.axes)
+        of_column = self.phases.images * data.gather.channels * pairs
+        return self.batch_extents[1] * others * of_column
 
     @property
     def batch_extents(self) -> tuple[int, int]:
@@ -199,6 +237,11 @@ class GemmProblem:
     def distinct_elements(self, read: Read) -> int:
         """Elements of a read that differ."""
         _, row, column = read.strides
+        if self.phases is not None:
+            number = self.epilogue.reads.index(read)
+            pixels = zip(self.phases.extents, self.phases.reads[number], strict=True)
+            others = (self.n if column else 1) if self.phases.pixels == 1 else self.m if row else 1
+            return self.matrices(read) * others * math.prod(e for e, s in pixels if s)
         return self.matrices(read) * (self.m if row else 1) * (self.n if column else 1)
 
     @property
@@ -223,4 +266,5 @@ class GemmProblem:
             b=self.a,
             output=dataclasses.replace(self.output, strides=turned(self.output.strides)),
             epilogue=dataclasses.replace(self.epilogue, reads=reads, places=places),
+            phases=self.phases and dataclasses.replace(self.phases, pixels=3 - self.phases.pixels),
         )

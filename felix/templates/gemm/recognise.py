@@ -9,7 +9,8 @@ Indices may be any that become linear once iterators are split, so reshapes, tra
 broadcasts before and after the product are a matter of strides. Operands may be cast to wider
 types. A program that sums in a narrow float is recognised as one that sums in float32, which is
 at least as near to the exact result. Convolutions are products with a gathered operand
-(`convolution`). What is not recognised is left to trace sketches.
+(`convolution`), transposed ones a convolution for each phase (`transposed`). What is not
+recognised is left to trace sketches.
 
 Notation: iterators of the output's store and of the sum are the axes (`axes.Axis`); a tensor is
 read where a linear form of them says.
@@ -30,7 +31,9 @@ from felix.templates.gemm.axes import Axis, Group
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.spatial import MAX_BATCH_AXES, Spatial
 from felix.templates.gemm.stages import NotPlain, Program, program_of, require
+from felix.templates.gemm.transposed import convolution as transposed
 from felix.tir import grammar
+from felix.tir.ranges import Linear
 
 #: Times that an axis may be split.
 _MAX_SPLITS = 16
@@ -63,9 +66,12 @@ def _problem(program: Program) -> GemmProblem:
     reduced = {axis.variable: made.new(axis.extent) for axis in program.product.reduced}
     for _ in range(_MAX_SPLITS):
         accesses = walk.accesses_of(program, made, spatial, reduced)
-        if not any(made.split(tensor.offset) for tensor in accesses.tensors):
+        if not any(made.split(form) for form in _forms(accesses)):
             break
     parts = made.all_parts(spatial.values()), made.all_parts(reduced.values())
+    phased = transposed.of_accesses(accesses, *parts)
+    if phased is not None:
+        return _transposed(program, accesses, phased)
     try:
         plain = _product(program, accesses, *parts)
     except NotPlain:
@@ -78,6 +84,12 @@ def _problem(program: Program) -> GemmProblem:
     )
     sliding = _sliding(accesses, *parts) if has_batch else None
     return _convolution(program, accesses, sliding) if sliding else plain
+
+
+def _forms(accesses: walk.Accesses) -> list[Linear]:
+    """What is to be linear in axes: offsets, but not where data are spread by a stride."""
+    of_spread = [index for t in accesses.tensors if t.multiples for index in t.plain_indices]
+    return [*(t.offset for t in accesses.tensors if not t.multiples), *of_spread]
 
 
 def _sliding(
@@ -127,6 +139,24 @@ def _convolution(
     if b.gather is None:
         _require_adjacent(b, made.n, made.k)
     return made.swapped if _is_turned(made) else made
+
+
+def _transposed(
+    program: Program, accesses: walk.Accesses, phased: transposed.Transposed
+) -> GemmProblem:
+    """The product of all phases; rows and weights are gathered."""
+    made = _assembled(program, accesses, phased.spatial, phased.k, phased.data)
+    a, b = (
+        dataclasses.replace(
+            operand, strides=(operand.strides[0], 0, 0), gather=gather, offset=offset
+        )
+        for operand, gather, offset in zip(
+            (made.a, made.b), phased.gathers, (0, phased.weights_offset), strict=True
+        )
+    )
+    made = dataclasses.replace(made, a=a, b=b, phases=phased.phases)
+    is_turned = made.n > 1 and made.output.strides[2] != 1
+    return made.swapped if is_turned else made
 
 
 def _assembled(

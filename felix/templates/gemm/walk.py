@@ -27,6 +27,7 @@ class Access:
     Attributes:
         indices: of each dimension; `extents` are those of the tensor.
         guards: of an operand, which is 0 unless each of these is 0 or more.
+        multiples: of an operand, which is 0 unless all of these hold as well.
     """
 
     param: int
@@ -34,6 +35,21 @@ class Access:
     indices: tuple[Linear, ...]
     extents: tuple[int, ...]
     guards: frozenset[Linear] = frozenset()
+    multiples: frozenset[padding.Multiple] = frozenset()
+
+    @property
+    def plain_indices(self) -> list[Linear]:
+        """Those that are no quotient of what a guard says is a multiple."""
+
+        def is_spread(index: Linear) -> bool:
+            quotients = [atom for atom, _ in index.terms if isinstance(atom, ranges.Quotient)]
+            return any(
+                each.divisor == multiple.divisor and multiple.divides(each.dividend)
+                for each in quotients
+                for multiple in self.multiples
+            )
+
+        return [index for index in self.indices if not is_spread(index)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +122,7 @@ class _Walk:
         return epilogue.joined(self._statements, text)
 
     def operand(
-        self, expr: Any, values: Values, guards: frozenset[Linear] = frozenset()
+        self, expr: Any, values: Values, guards: padding.Guards = padding.EVERYWHERE
     ) -> Access:
         """The element behind an operand, through copies, reshapes, padding and widening casts."""
         while (padded := padding.of(expr)) or (type(expr).__name__ == "Cast" and _widens(expr)):
@@ -126,7 +142,7 @@ class _Walk:
         return tuple(evaluate.linear(index) for index in indices)
 
     def access(
-        self, buffer: Any, indices: Sequence[Linear], guards: frozenset[Linear] = frozenset()
+        self, buffer: Any, indices: Sequence[Linear], guards: padding.Guards = padding.EVERYWHERE
     ) -> Access:
         """The element of a parameter at these indices, which guards may keep inside."""
         offset = Linear(0)
@@ -136,7 +152,8 @@ class _Walk:
             require(is_inside, f"it reads {buffer.name} where a condition holds, not everywhere")
             offset = offset.scaled(extent) + index
         extents = tuple(grammar.shape(buffer))
-        return Access(self._program.param(buffer), offset, tuple(indices), extents, guards)
+        param = self._program.param(buffer)
+        return Access(param, offset, tuple(indices), extents, guards.bounds, guards.multiples)
 
     def _text(self, expr: Any, values: Values) -> str:
         """C++ of an expression where iterators have these values."""

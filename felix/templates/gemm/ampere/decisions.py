@@ -124,8 +124,9 @@ class Grid:
     Attributes:
         tiles_m, tiles_n: tiles that cover C.
         blocks: that are launched; batches and parts counted.
-        steps: of the whole sum over k.
+        steps: of the whole sum over k, the longest if they differ.
         part_steps: of one part of it, the last may have fewer.
+        tile_steps: of all blocks; parts together have all steps of a tile once.
     """
 
     tiles_m: Value
@@ -133,6 +134,7 @@ class Grid:
     blocks: Value
     steps: Value
     part_steps: Value
+    tile_steps: Value
 
 
 def grid(problem: GemmProblem, d: Decisions) -> Grid:
@@ -141,7 +143,11 @@ def grid(problem: GemmProblem, d: Decisions) -> Grid:
     tiles_n = expr.CeilDiv(problem.n, d.block_n)
     steps = expr.CeilDiv(problem.k, d.block_k)
     blocks = tiles_m * tiles_n * problem.batch * d.split_k
-    return Grid(tiles_m, tiles_n, blocks, steps, expr.CeilDiv(steps, d.split_k))
+    of_matrices = sum(
+        count * expr.CeilDiv(length, d.block_k) for length, count in problem.lengths.items()
+    )
+    part_steps = expr.CeilDiv(steps, d.split_k)
+    return Grid(tiles_m, tiles_n, blocks, steps, part_steps, tiles_m * tiles_n * of_matrices)
 
 
 def shared_bytes(problem: GemmProblem, d: Decisions) -> Value:

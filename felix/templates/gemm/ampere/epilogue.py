@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from felix.templates.gemm import indexing
-from felix.templates.gemm.ampere import dtypes
+from felix.templates.gemm.ampere import dtypes, phases
 from felix.templates.gemm.problem import GemmProblem, Output, Read
 
 _PAIRS = {1: "u16", 2: "u32", 4: "u64"}
@@ -22,7 +22,7 @@ def arguments(problem: GemmProblem) -> str:
     return "Reads{" + ", ".join(f"{read.name}_data" for read in problem.epilogue.reads) + "}"
 
 
-_TEXT = """
+_FINISHED = """
 typedef {c_type} Out;
 struct Reads {{
 {fields}}};
@@ -30,36 +30,88 @@ __device__ __forceinline__ Out finished(Sum x{typed}) {{
   const auto value = {expression};
   return {narrow};
 }}
+"""
+_PAIR = """\
 // Stores what becomes of the sums of columns `column` (even) and `column + 1`, those inside of C.
 __device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads& reads,
                                            long long batch, long long row, long long column,
                                            Sum x0, Sum x1) {{
   if (row >= M || column >= N) return;
-{loads}  const Out y0 = finished(x0{first}), y1 = finished(x1{second});
+{pixel}{loads}  const Out y0 = finished(x0{first}), y1 = finished(x1{second});
   Out* const to = output + {offset};
 {stores}}}
+"""
+#: Where columns are pixels by phases, two that follow are no neighbours in memory.
+_APART = """\
+__device__ __forceinline__ void store_one(Out* __restrict__ output, const Reads& reads,
+                                          long long batch, long long row, long long column,
+                                          Sum x) {{
+  if (row >= M || column >= N) return;
+{pixel}{loads}  output[{offset}] = finished(x{values});
+}}
+__device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads& reads,
+                                           long long batch, long long row, long long column,
+                                           Sum x0, Sum x1) {{
+  store_one(output, reads, batch, row, column, x0);
+  store_one(output, reads, batch, row, column + 1, x1);
+}}
 """
 
 
 def functions(problem: GemmProblem) -> str:
     """`Reads`, `Out` and `store_pair` of the problem."""
-    reads, places, output = problem.epilogue.reads, problem.epilogue.places, problem.output
-    storage = dtypes.STORAGE[output.dtype]
-    return _TEXT.format(
+    is_apart = problem.phases is not None and problem.phases.pixels == 2
+    return _finished(problem) + (_apart(problem) if is_apart else _pairs(problem))
+
+
+def _finished(problem: GemmProblem) -> str:
+    reads, places = problem.epilogue.reads, problem.epilogue.places
+    storage = dtypes.STORAGE[problem.output.dtype]
+    return _FINISHED.format(
         c_type=storage.c_type,
         fields="".join(f"  const {_c_type(read)}* {read.name};\n" for read in reads),
         typed="".join(f", {dtypes.arithmetic(read.dtype)} {read.name}" for read in reads)
         + "".join(f", int {place.name}" for place in places),
         expression=problem.epilogue.expression,
         narrow=storage.narrow.format("value"),
+    )
+
+
+def _pairs(problem: GemmProblem) -> str:
+    reads, places = problem.epilogue.reads, problem.epilogue.places
+    return _PAIR.format(
+        pixel=phases.pixel(problem) if problem.phases else "",
         loads="".join(_pair_load(read, problem) for read in reads),
         first="".join(f", {read.name}_0" for read in reads)
         + "".join(f", {indexing.place(place)}" for place in places),
         second="".join(f", {read.name}_1" for read in reads)
         + "".join(f", {indexing.place(place, column='(column + 1)')}" for place in places),
-        offset=indexing.offset(output, problem.inner_batch),
+        offset=_offset(problem.output, problem),
         stores=_pair_store(problem),
     )
+
+
+def _apart(problem: GemmProblem) -> str:
+    reads = problem.epilogue.reads
+    return _APART.format(
+        pixel=phases.pixel(problem),
+        loads="".join(_load(read, problem) for read in reads),
+        offset=_offset(problem.output, problem),
+        values="".join(f", {read.name}_0" for read in reads),
+    )
+
+
+def _offset(tensor: Output | Read, problem: GemmProblem, column: str = "column") -> str:
+    """The index of an element in its tensor."""
+    of_axes = indexing.offset(tensor, problem.inner_batch, column=column)
+    return of_axes + (phases.offset(tensor, problem) if problem.phases else "")
+
+
+def _load(read: Read, problem: GemmProblem) -> str:
+    """The value of a read for the first column."""
+    kind, storage = dtypes.arithmetic(read.dtype), dtypes.STORAGE[read.dtype]
+    at = f"*(reads.{read.name} + {_offset(read, problem)})"
+    return f"  const {kind} {read.name}_0 = {storage.widen.format(at)};\n"
 
 
 def _c_type(read: Read) -> str:
@@ -69,7 +121,7 @@ def _c_type(read: Read) -> str:
 def _pair_load(read: Read, problem: GemmProblem) -> str:
     """Both values of a read for two columns; as one vector where they are one."""
     kind, name, storage = dtypes.arithmetic(read.dtype), read.name, dtypes.STORAGE[read.dtype]
-    at = f"reads.{name} + {indexing.offset(read, problem.inner_batch)}"
+    at = f"reads.{name} + {_offset(read, problem)}"
     if _are_pairs_aligned(read, problem):
         pair = _PAIRS[storage.size_bytes]
         both = f"{name}_both"
@@ -79,11 +131,11 @@ def _pair_load(read: Read, problem: GemmProblem) -> str:
             f"  {both}.vector = *reinterpret_cast<const {pair}*>({at});\n"
             f"  const {kind} {name}_0 = {low}, {name}_1 = {high};\n"
         )
-    first = f"  const {kind} {name}_0 = {storage.widen.format(f'*({at})')};\n"
+    first = _load(read, problem)
     if read.strides[2] == 0 or problem.n == 1:
         return f"{first}  const {kind} {name}_1 = {name}_0;\n"
     beyond = f"column + 1 < N ? column + 1 : {problem.n - 1}"
-    at_last = indexing.offset(read, problem.inner_batch, column=f"({beyond})")
+    at_last = _offset(read, problem, column=f"({beyond})")
     last = f"reads.{name}[{at_last}]"
     return f"{first}  const {kind} {name}_1 = {storage.widen.format(last)};\n"
 
@@ -102,4 +154,6 @@ def _pair_store(problem: GemmProblem) -> str:
 
 
 def _are_pairs_aligned(tensor: Output | Read, problem: GemmProblem) -> bool:
+    if problem.phases and any(stride % 2 for stride in phases.strides_of(tensor, problem)):
+        return False
     return indexing.are_pairs_aligned(tensor, problem.batch, problem.m, problem.n)

@@ -9,7 +9,7 @@ import sympy
 from felix.symbolic import expr
 from felix.target import Hardware
 from felix.templates.gemm.ampere import decisions, dtypes, layout, packing, program, times
-from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions, Value
+from felix.templates.gemm.ampere.decisions import MMA_M, MMA_N, Decisions
 from felix.templates.gemm.ampere.times import Row
 from felix.templates.gemm.problem import GemmProblem
 
@@ -59,20 +59,14 @@ def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
     }
 
 
-def _tile_steps(problem: GemmProblem, d: Decisions) -> Value:
-    """Steps of all blocks; parts together have all steps of a tile once."""
-    work = decisions.grid(problem, d)
-    return work.tiles_m * work.tiles_n * problem.batch * work.steps
-
-
 def _work(problem: GemmProblem, d: Decisions) -> Row:
     k = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype].k
     of_step = expr.FloorDiv(d.block_m, MMA_M) * expr.FloorDiv(d.block_n, MMA_N)
-    instructions = _tile_steps(problem, d) * of_step * expr.FloorDiv(d.block_k, k)
+    instructions = decisions.grid(problem, d).tile_steps * of_step * expr.FloorDiv(d.block_k, k)
     return {
         "tensor_instructions": instructions,
         "tensor_ops": instructions * (2 * MMA_M * MMA_N * k),
-        "problem_ops": 2 * problem.batch * problem.m * problem.n * problem.k,
+        "problem_ops": 2 * problem.products,
         "instruction_columns": MMA_N,
         "tile_rows": d.block_m,
         "tile_columns": d.block_n,
@@ -85,22 +79,23 @@ def _work(problem: GemmProblem, d: Decisions) -> Row:
 def _ring(problem: GemmProblem, d: Decisions, f: Row) -> Row:
     stage = d.block_k * _element_bytes(problem) * (d.block_m + d.block_n)
     a, b = layout.matrices(problem)
+    work = decisions.grid(problem, d)
     chunk_bytes = d.block_k * _element_bytes(problem)
     copies = expr.FloorDiv(chunk_bytes * d.block_m, a.copy_bytes or layout.CHUNK_BYTES)
     copies += expr.FloorDiv(chunk_bytes * d.block_n, b.copy_bytes or layout.CHUNK_BYTES)
     return {
-        "steps": decisions.grid(problem, d).part_steps,
+        "steps": work.part_steps,
         "stages": d.stages,
         "stage_bytes": stage,
         "in_flight_bytes": d.stages * stage * f["blocks_per_sm"],
-        "copy_instructions": _tile_steps(problem, d) * copies,
+        "copy_instructions": work.tile_steps * copies,
     }
 
 
 def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     p, size = problem, _element_bytes(problem)
-    work, steps = decisions.grid(p, d), _tile_steps(p, d)
-    step_bytes = d.block_k * size
+    work = decisions.grid(p, d)
+    steps, step_bytes = work.tile_steps, d.block_k * size
     copied = steps * step_bytes * (d.block_m + d.block_n)
     # Each warp loads its rows and columns, and once more ahead of its last step's end.
     loaded_k_bytes = steps * step_bytes + work.blocks * dtypes.INSTRUCTION_K_BYTES
@@ -109,12 +104,12 @@ def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     sums = program.workspace_bytes(p, d.split_k)
     stored = expr.Select(is_split, sums, _output_bytes(p))
     a, b = layout.matrices(p)
-    operands = size * sum(p.matrices(each.operand) * each.distinct_elements for each in (a, b))
+    operands = size * (a.distinct_elements + b.distinct_elements)
     reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
         "copied_bytes": copied,
         "shared_traffic": copied + loaded,
-        "l2_bytes": p.batch * size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
+        "l2_bytes": size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
         "dram_bytes": operands + reads + stored,
         "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
         "stored_bytes": stored,
@@ -169,13 +164,12 @@ def _element_bytes(problem: GemmProblem) -> int:
 
 def _output_bytes(problem: GemmProblem) -> int:
     size = dtypes.STORAGE[problem.output.dtype].size_bytes
-    return size * problem.batch * problem.m * problem.n
+    return size * problem.stored_elements
 
 
 def _read_bytes(problem: GemmProblem) -> int:
-    elements = problem.batch * problem.m * problem.n
     sizes = [dtypes.STORAGE[read.dtype].size_bytes for read in problem.epilogue.reads]
-    return elements * sum(sizes)
+    return problem.stored_elements * sum(sizes)
 
 
 def _unique_read_bytes(problem: GemmProblem) -> int:

@@ -8,11 +8,13 @@ once in a kernel, places of k once in a step, for all rows of a thread.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
-from felix.templates.gemm.ampere import dtypes
-from felix.templates.gemm.problem import Gather, Operand, Window
+from felix.templates.gemm.ampere import dtypes, phases
+from felix.templates.gemm.phases import Phases
+from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
 
 #: Bits of the widest mask.
 MOST_BITS = 64
@@ -31,13 +33,16 @@ struct Gathered : Tile {
 
   struct Source {
     const Element* data;
+    const int batch;
     typename G::Offset first[COPIES];
     typename G::Mask inside[COPIES];
 
-    __device__ __forceinline__ Source(const Element* matrix, int row) : data(matrix) {
+    __device__ __forceinline__ Source(const Element* matrix, int b, int row)
+        : data(matrix), batch(b) {
+      const int first_row = row + int(threadIdx.x / Tile::CHUNKS);
       #pragma unroll
       for (int i = 0; i < COPIES; ++i)
-        first[i] = G::first_tap(row + int(threadIdx.x / Tile::CHUNKS) + i * PITCH, inside[i]);
+        first[i] = G::first_tap(batch, first_row + i * PITCH, inside[i]);
     }
 
     // Copies the tile at a value of k; zeros beyond the operand and beyond the data.
@@ -47,8 +52,8 @@ struct Gathered : Tile {
       for (int unit = 0; unit < CHUNK; unit += UNIT) {
         const int place = k + int(chunk) * CHUNK + unit;
         typename G::Mask taps;
-        const Element* const from = data + G::place(place, taps);
-        const bool is_summed = K % BLOCK_K == 0 || place < K;
+        const Element* const from = data + G::place(batch, place, taps);
+        const bool is_summed = LENGTHS_ARE_STEPS || place < length_of(batch);
         #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
           const u32 line = threadIdx.x / Tile::CHUNKS + i * PITCH;
@@ -69,13 +74,13 @@ struct {name} {{
   typedef {mask} Mask;
   static constexpr int COPY_BYTES = {copy_bytes};
 
-  static __device__ __forceinline__ Offset first_tap(int row, Mask& inside) {{
-    int rest = row;
+  static __device__ __forceinline__ Offset first_tap(int batch, int row, Mask& inside) {{
+{phases}    int rest = row;
 {outputs}    inside = Mask(row < {rows});
 {inside}    return {first};
   }}
-  static __device__ __forceinline__ Offset place(int k, Mask& taps) {{
-    int rest = k / {channels};
+  static __device__ __forceinline__ Offset place(int batch, int k, Mask& taps) {{
+{uneven}    int rest = k / {channels};
 {digits}    taps = {bits};
     return k % {channels}{place};
   }}
@@ -94,48 +99,74 @@ def copy_bytes(operand: Operand, gather: Gather, batch_strides: Sequence[int]) -
     return next(fits, None)
 
 
-def mask_bits(gather: Gather) -> int:
+def mask_bits(gather: Gather, of_phases: Phases | None) -> int:
     """Bits of a row."""
-    return 1 + sum(window.taps for window in gather.windows if not window.is_inside)
+    every = zip(gather.windows, moves_of(gather, of_phases), strict=True)
+    return 1 + sum(window.taps for window, moves in every if not _is_inside(window, moves))
 
 
-def distinct_elements(gather: Gather) -> int:
+def moves_of(gather: Gather, of_phases: Phases | None) -> tuple[tuple[int, ...], ...]:
+    """Of each window, how far it reads further on in each phase."""
+    return of_phases.moves if of_phases else ((0,),) * len(gather.windows)
+
+
+def _is_inside(window: Window, moves: Sequence[int]) -> bool:
+    """Whether no tap of any output lies outside in any phase."""
+    moved = (dataclasses.replace(window, before=window.before - move) for move in moves)
+    return all(each.is_inside for each in moved)
+
+
+def distinct_elements(gather: Gather, of_phases: Phases | None) -> int:
     """Elements of the data that a group reads."""
-    places = math.prod(len(set(_places(window))) for window in gather.windows)
+    places = math.prod(len(set(each)) for each in _places(gather, of_phases))
     return gather.images * gather.channels * places
 
 
-def inside_elements(gather: Gather) -> int:
-    """Elements of the operand, rows times k, that are inside of the data."""
-    places = math.prod(len(_places(window)) for window in gather.windows)
+def inside_elements(gather: Gather, of_phases: Phases | None) -> int:
+    """Elements of the operand, rows times k of all phases, that are inside of the data."""
+    places = math.prod(len(each) for each in _places(gather, of_phases))
     return gather.images * gather.channels * places
 
 
-def _places(window: Window) -> list[int]:
-    """Of all outputs and taps, inside of the dimension."""
-    every = (
-        output * window.stride + tap * window.dilation - window.before
-        for output in range(window.outputs)
-        for tap in range(window.taps)
-    )
-    return [place for place in every if 0 <= place < window.extent]
+def _places(gather: Gather, of_phases: Phases | None) -> list[list[int]]:
+    """Of each window those of all phases, outputs and taps, inside of the dimension."""
+    result = []
+    for number, w in enumerate(gather.windows):
+        axis = of_phases.axes[number] if of_phases else None
+        moved = zip(axis.moves, axis.phase_taps, strict=True) if axis else [(0, w.taps)]
+        every = (
+            output * w.stride + tap * w.dilation - w.before + move
+            for move, taps in moved
+            for output in range(w.outputs)
+            for tap in range(taps)
+        )
+        result.append([place for place in every if 0 <= place < w.extent])
+    return result
 
 
-def places(name: str, gather: Gather, bytes_of_copy: int) -> str:
+def places(name: str, problem: GemmProblem, gather: Gather, bytes_of_copy: int) -> str:
     """The class of these rows and places of k."""
     windows = list(enumerate(gather.windows))
+    moves = moves_of(gather, problem.phases)
+    inner_batch = problem.batch_extents[1]
+    of_batch = phases.of_batch(problem.phases, inner_batch) if problem.phases else ""
+    counts = [str(w.taps) for _, w in windows]
+    counts = phases.tap_counts(problem.phases) if problem.phases else counts
+    is_uneven = not all(map(str.isdigit, counts))
     outputs, digits, inside = "", "", ""
     first, place = f"Offset(rest) * {gather.image_stride}", ""
     bits, bit = ["Mask(1)"], 1
     for i, w in reversed(windows):
-        outputs += f"    const int at{i} = rest % {w.outputs} * {w.stride} - {w.before};\n"
+        move = f" + {phases.stepped(moves[i], f'phase{i}')}" if problem.phases else ""
+        outputs += f"    const int at{i} = rest % {w.outputs} * {w.stride} - {w.before}{move};\n"
         outputs += f"    rest /= {w.outputs};\n"
-        digits += f"    const int tap{i} = {f'rest % {w.taps}' if i else 'rest'};\n"
-        digits += f"    rest /= {w.taps};\n" if i else ""
+        taps = counts[i]
+        digits += f"    const int tap{i} = {f'rest % {taps}' if i else 'rest'};\n"
+        digits += f"    rest /= {taps};\n" if i else ""
     for i, w in windows:
         first += f" + Offset(at{i}) * {w.element_stride}"
         place += f" + Offset(tap{i}) * {w.dilation * w.element_stride}"
-        if not w.is_inside:
+        if not _is_inside(w, moves[i]):
             inside += (
                 f"    #pragma unroll\n    for (int t = 0; t < {w.taps}; ++t)\n"
                 f"      inside |= Mask(u32(at{i} + t * {w.dilation}) < {w.extent}u) << "
@@ -144,17 +175,19 @@ def places(name: str, gather: Gather, bytes_of_copy: int) -> str:
             bits.append(f"Mask(1) << ({bit} + tap{i})")
             bit += w.taps
     return _PLACES.format(
-        name=name, offset=_offset(gather), mask="u32" if bit <= 32 else "u64",
-        copy_bytes=bytes_of_copy, outputs=outputs, rows=gather.rows,
-        inside=inside, first=first, channels=gather.channels, digits=digits,
+        name=name, offset=_offset(gather, moves), phases=of_batch,
+        uneven=of_batch if is_uneven else "",
+        mask="u32" if bit <= 32 else "u64", copy_bytes=bytes_of_copy, outputs=outputs,
+        rows=gather.rows, inside=inside, first=first, channels=gather.channels, digits=digits,
         bits=" | ".join(bits), place=place,
     )  # fmt: skip
 
 
-def _offset(gather: Gather) -> str:
+def _offset(gather: Gather, moves: Sequence[Sequence[int]]) -> str:
     """The narrowest type of offsets in a group's data, those of padding included."""
     span = gather.images * gather.image_stride + gather.channels
-    for w in gather.windows:
+    for w, of_window in zip(gather.windows, moves, strict=True):
         reach = w.outputs * w.stride + w.taps * w.dilation + abs(w.before) + w.extent
+        reach += max(map(abs, of_window))
         span += reach * w.element_stride
     return "int" if span <= _LARGEST_INT else "long long"

@@ -71,7 +71,7 @@ struct Operand {
   struct Source {
     const Element* matrix;
     const int row;
-    __device__ __forceinline__ Source(const Element* m, int r) : matrix(m), row(r) {}
+    __device__ __forceinline__ Source(const Element* m, int, int r) : matrix(m), row(r) {}
     __device__ __forceinline__ void copy(u8* tile, int k) const {
       Operand::copy(tile, matrix, row, k);
     }
@@ -96,8 +96,6 @@ struct Operand {
 
 SUM_TILE = """
 constexpr int TILES_M = (M + BLOCK_M - 1) / BLOCK_M, TILES_N = (N + BLOCK_N - 1) / BLOCK_N;
-constexpr int STEPS = (K + BLOCK_K - 1) / BLOCK_K;
-constexpr int PART_STEPS = (STEPS + SPLIT_K - 1) / SPLIT_K;
 constexpr int STAGE_BYTES = TileA::BYTES + TileB::BYTES;
 constexpr int MMAS_M = WARP_M / 16, MMAS_N = WARP_N / 8, MMAS_K = BLOCK_K / INSTRUCTION_K;
 
@@ -125,12 +123,12 @@ __device__ __forceinline__ void multiply(Sum (&sums)[MMAS_M][MMAS_N][4], const F
 
 // Adds the products of steps [first, first + count) of the tile at (row, column).
 __device__ __forceinline__ void sum_tile(Sum (&sums)[MMAS_M][MMAS_N][4], u8* stages,
-                                         const Element* a, const Element* b, int row, int column,
-                                         int first, int count) {
+                                         const Element* a, const Element* b, int batch, int row,
+                                         int column, int first, int count) {
   const u32 warp = threadIdx.x / 32;
   const u32 warp_row = warp % WARPS_M * WARP_M, warp_column = warp / WARPS_M * WARP_N;
-  const typename TileA::Source source_a(a, row);
-  const typename TileB::Source source_b(b, column);
+  const typename TileA::Source source_a(a, batch, row);
+  const typename TileB::Source source_b(b, batch, column);
   auto copy = [&](int step, int slot) {
     if (step < count) {
       u8* const stage = stages + slot * STAGE_BYTES;
@@ -180,6 +178,9 @@ gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __re
   const int rows = min(TILES_M - group * GROUP_M, GROUP_M);
   const int row = (group * GROUP_M + within % rows) * BLOCK_M, column = within / rows * BLOCK_N;
 
+  const int steps = (length_of(batch) + BLOCK_K - 1) / BLOCK_K;
+  const int part_steps = (steps + SPLIT_K - 1) / SPLIT_K;
+
   Sum sums[MMAS_M][MMAS_N][4];
   #pragma unroll
   for (int i = 0; i < MMAS_M; ++i)
@@ -188,8 +189,8 @@ gemm(const Element* __restrict__ a, const ElementB* __restrict__ b, Target* __re
       #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
   sum_tile(sums, stages, a + start_of_A(batch),
-           reinterpret_cast<const Element*>(b) + start_of_B(batch), row, column,
-           part * PART_STEPS, min(STEPS - part * PART_STEPS, PART_STEPS));
+           reinterpret_cast<const Element*>(b) + start_of_B(batch), batch, row, column,
+           part * part_steps, min(steps - part * part_steps, part_steps));
 
   const Reads reads = READ_ARGUMENTS;
   const u32 warp = threadIdx.x / 32;

@@ -47,14 +47,22 @@ class Matrix:
     Attributes:
         operand: its parameter, dtype and strides.
         rows: of A, or columns of B.
-        k: length of the sum.
-        batch_strides: of the outer and the inner batch axis; 0 where one matrix serves all.
+        problem: whose operand it is.
     """
 
     operand: Operand
     rows: int
-    k: int
-    batch_strides: tuple[int, int]
+    problem: GemmProblem
+
+    @property
+    def k(self) -> int:
+        """Length of the sum, of the longest if they differ."""
+        return self.problem.k
+
+    @property
+    def batch_strides(self) -> tuple[int, int]:
+        """Of the outer and the inner batch axis; 0 where one matrix serves all."""
+        return self.problem.batch_strides(self.operand)
 
     @property
     def element_bytes(self) -> int:
@@ -67,15 +75,23 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        """Of one matrix, those outside of gathered data left out."""
+        """That the products have, of all matrices; those outside of gathered data left out."""
         of = self.operand.gather
-        return gather.inside_elements(of) if of else self.rows * self.k
+        if of is None:
+            lengths = self.problem.lengths
+            return self.rows * sum(length * count for length, count in lengths.items())
+        phases = self.problem.phases
+        count = phases.count if phases else 1
+        return self.problem.batch // count * gather.inside_elements(of, phases)
 
     @property
     def distinct_elements(self) -> int:
-        """Of one matrix, each counted once."""
-        of = self.operand.gather
-        return gather.distinct_elements(of) if of else self.rows * self.k
+        """Of all matrices, each counted once."""
+        of, matrices = self.operand.gather, self.problem.matrices(self.operand)
+        if of is not None:
+            return matrices * gather.distinct_elements(of, self.problem.phases)
+        is_of_phases = self.problem.phases is not None and self.operand.outer_stride
+        return self.elements if is_of_phases else matrices * self.rows * self.k
 
     def swizzle(self, block: int, block_k: int) -> Swizzle:
         """Of a tile of `block` rows and `block_k` of k."""
@@ -106,7 +122,4 @@ class Matrix:
 
 def matrices(problem: GemmProblem) -> tuple[Matrix, Matrix]:
     """A and B."""
-    return (
-        Matrix(problem.a, problem.m, problem.k, problem.batch_strides(problem.a)),
-        Matrix(problem.b, problem.n, problem.k, problem.batch_strides(problem.b)),
-    )
+    return Matrix(problem.a, problem.m, problem), Matrix(problem.b, problem.n, problem)

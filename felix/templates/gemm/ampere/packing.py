@@ -4,7 +4,8 @@ cp.async copies pieces of 4 bytes or more, so channels have to be neighbours in 
 many as fill pieces. Where they are not (channels first, or three of them), the data are copied to
 a workspace [batch][image][place][channel] with channels filled up with zeros, and the weights to
 one [batch][column][tap][channel]. Weights are copied as well where they are not contiguous along
-k and ldmatrix cannot transpose them.
+k and ldmatrix cannot transpose them. Those of transposed convolutions always are: to
+[phase][group][column][tap][channel], with zeros for the taps that a phase has less than others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 from felix.launch_plan import Launch
 from felix.templates.gemm.ampere import dtypes, gather
+from felix.templates.gemm.phases import Phases
 from felix.templates.gemm.problem import Gather, GemmProblem, Operand, Window
 
 #: Of a block; each copies one piece.
@@ -23,31 +25,8 @@ THREADS = 256
 #: Channels are filled up to a multiple of so many: 4 bytes at least, of any type.
 _CHANNELS = 4
 
-_COPY = """
-// Copies {n} channels of an operand; neighbouring threads read neighbours in memory.
-__device__ __forceinline__ void {name}(long long index, const {element}* __restrict__ from,
-                                       {element}* __restrict__ to) {{
-  if (index >= {total}ll) return;
-  union {{ {vector} whole; {element} values[{n}]; }} piece;
-  const int channel = int({channel}) * {n}, place = int({place});
-  const long long row = index / {of_row};
-  const long long batch = row / {rows};
-  const {element}* const source = from + {offset}ll + batch / {inner} * {outer_stride}ll
-      + batch % {inner} * {inner_stride}ll + row % {rows} * {row_stride}ll
-      + place * {place_stride}ll + channel * {channel_stride}ll;
-  #pragma unroll
-  for (int i = 0; i < {n}; ++i)
-    piece.values[i] = channel + i < {channels} ? source[i * {channel_stride}ll]
-                                               : static_cast<{element}>(0);
-  *reinterpret_cast<{vector}*>(to + (row * {places} + place) * {padded} + channel) = piece.whole;
-}}
-"""
-_KERNEL = """
-extern "C" __global__ void __launch_bounds__({threads}) pack({parameters}) {{
-  int block = int(blockIdx.x);
-{calls}}}
-"""
-_VECTORS = {16: "uint4", 8: "u64", 4: "u32"}
+#: Types of pieces, by their bytes.
+VECTORS = {16: "uint4", 8: "u64", 4: "u32"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +38,8 @@ class Copy:
         batches: of the outer and the inner batch axis; 1 where one matrix serves all.
         offset: of the source's first element.
         padded: channels of the copy.
+        taps: of weights that phases share: their windows, of which `places` are the taps.
+        phases: which are the outer batch axis of the copy.
     """
 
     param: int
@@ -74,6 +55,8 @@ class Copy:
     channels: int
     channel_stride: int
     padded: int
+    taps: tuple[Window, ...] = ()
+    phases: Phases | None = None
 
     @property
     def elements(self) -> int:
@@ -100,13 +83,17 @@ class Copy:
     @property
     def read_bytes(self) -> int:
         """Of the source."""
-        return self.bytes // self.padded * self.channels
+        if self.phases is None:
+            return self.bytes // self.padded * self.channels
+        taps = math.prod(sum(axis.phase_taps) for axis in self.phases.axes)
+        size = dtypes.STORAGE[self.dtype].size_bytes
+        return self.batches[1] * self.rows * taps * self.channels * size
 
     @property
     def piece_bytes(self) -> int:
         """That a thread writes at once."""
         size = dtypes.STORAGE[self.dtype].size_bytes
-        return next(b for b in _VECTORS if self.padded * size % b == 0)
+        return next(b for b in VECTORS if self.padded * size % b == 0)
 
     @property
     def blocks(self) -> int:
@@ -129,10 +116,9 @@ class Packed:
 def packed(problem: GemmProblem) -> Packed:
     """The problem on copies of the operands that have to be copied."""
     a, b = problem.a, problem.b
-    of_data = [o for o in (a, b) if o.gather and any(w.outputs > 1 for w in o.gather.windows)]
-    if not (a.gather or b.gather):
+    data = _data(problem)
+    if data is None:
         return Packed(problem)
-    data = of_data[0] if of_data else (a if a.gather else b)
     weights = b if data is a else a
     assert data.gather is not None
     channels = data.gather.channels
@@ -156,8 +142,20 @@ def packed(problem: GemmProblem) -> Packed:
     return Packed(changed, tuple(copies))
 
 
+def _data(problem: GemmProblem) -> Operand | None:
+    """The operand whose rows are pixels; None if nothing is gathered."""
+    a, b = problem.a, problem.b
+    if problem.phases:
+        return a if problem.phases.pixels == 1 else b
+    gathered = [operand for operand in (a, b) if operand.gather]
+    moving = [o for o in gathered if o.gather and any(w.outputs > 1 for w in o.gather.windows)]
+    return next(iter(moving or gathered), None)
+
+
 def _suits(problem: GemmProblem, weights: Operand) -> bool:
     """Whether weights can be read where they lie."""
+    if problem.phases:
+        return False
     if weights.gather:
         strides = problem.batch_strides(weights)
         return gather.copy_bytes(weights, weights.gather, strides) is not None
@@ -208,6 +206,8 @@ def _of_weights(
     problem: GemmProblem, weights: Operand, data: Gather, columns: int, channels: int, number: int
 ) -> Copy | None:
     """None where their taps are not one axis."""
+    if problem.phases:
+        return _of_phases(problem, weights, channels, number)
     _, row_stride, k_stride = weights.strides
     place_stride, channel_stride = data.channels * k_stride, k_stride
     if weights.gather:
@@ -224,6 +224,19 @@ def _of_weights(
     )  # fmt: skip
 
 
+def _of_phases(problem: GemmProblem, weights: Operand, channels: int, number: int) -> Copy:
+    """The weights of a transposed convolution, the taps of each phase by themselves."""
+    of, of_result = weights.gather, problem.phases
+    assert of is not None and of_result is not None
+    _, inner_stride = problem.batch_strides(weights)
+    return Copy(
+        weights.param, problem.n_params + number, weights.dtype,
+        (of_result.count, problem.batch_extents[1] if inner_stride else 1), (0, inner_stride),
+        weights.offset, of.images, of.image_stride, math.prod(w.taps for w in of.windows), 0,
+        of.channels, of.channel_stride, channels, of.windows, of_result,
+    )  # fmt: skip
+
+
 def _packed_weights(weights: Operand, copy: Copy) -> Operand:
     """The weights where they are copied to: contiguous along k."""
     k = copy.places * copy.padded
@@ -235,36 +248,3 @@ def launch(of: Packed) -> Launch:
     """The kernel that copies."""
     args = tuple(arg for copy in of.copies for arg in (copy.param, copy.workspace))
     return Launch("pack", (of.blocks, 1, 1, THREADS, 1, 1), 0, args)
-
-
-def source(of: Packed) -> str:
-    """Its text."""
-    parameters, calls, text = [], "", ""
-    for number, copy in enumerate(of.copies):
-        name, element = f"copy{number}", dtypes.STORAGE[copy.dtype].c_type
-        parameters += [f"const {element}* from{number}", f"{element}* to{number}"]
-        index = f"block * {THREADS}ll + threadIdx.x"
-        calls += (
-            f"  if (block < {copy.blocks}) return {name}({index}, from{number}, to{number});\n"
-        )
-        calls += f"  block -= {copy.blocks};\n"
-        text += _copy_text(name, copy)
-    return text + _KERNEL.format(threads=THREADS, parameters=", ".join(parameters), calls=calls)
-
-
-def _copy_text(name: str, copy: Copy) -> str:
-    storage = dtypes.STORAGE[copy.dtype]
-    n = copy.piece_bytes // storage.size_bytes
-    pieces, places = copy.padded // n, copy.places
-    is_last = copy.channel_stride == 1
-    return _COPY.format(
-        name=name, n=n, element=storage.c_type, vector=_VECTORS[copy.piece_bytes],
-        total=copy.elements // n,
-        channel=f"index % {pieces}" if is_last else f"index / {places} % {pieces}",
-        place=f"index / {pieces} % {places}" if is_last else f"index % {places}",
-        of_row=pieces * places, rows=copy.rows, places=places, padded=copy.padded,
-        channels=copy.channels, offset=copy.offset, inner=copy.batches[1],
-        outer_stride=copy.batch_strides[0], inner_stride=copy.batch_strides[1],
-        row_stride=copy.row_stride,
-        place_stride=copy.place_stride, channel_stride=copy.channel_stride,
-    )  # fmt: skip

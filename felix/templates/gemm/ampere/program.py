@@ -12,6 +12,8 @@ from felix.templates.gemm.ampere import (
     kernel_text,
     layout,
     packing,
+    packing_text,
+    phases,
     ptx,
 )
 from felix.templates.gemm.ampere.decisions import Decisions
@@ -88,13 +90,13 @@ def source(problem: GemmProblem, d: Decisions) -> str:
         epilogue.functions(problem),
         kernel_text.TILES,
         gather.TEXT if problem.a.gather or problem.b.gather else "",
-        _tile("TileA", layout.matrices(problem)[0], "M", d.block_m, d.block_k),
-        _tile("TileB", layout.matrices(problem)[1], "N", d.block_n, d.block_k),
+        _tile(problem, "TileA", d),
+        _tile(problem, "TileB", d),
         kernel_text.SUM_TILE,
         kernel_text.STORE_PARTIAL if is_split else kernel_text.STORE_RESULT,
         kernel_text.KERNEL,
         kernel_text.REDUCTION if is_split else "",
-        packing.source(packed) if packed.copies else "",
+        packing_text.source(packed) if packed.copies else "",
     ]
     text = "".join(parts)
     text = text.replace("READ_PARAMETERS", epilogue.parameters(problem))
@@ -118,13 +120,17 @@ def _constants(problem: GemmProblem, d: Decisions) -> str:
         function = f"__device__ __forceinline__ long long start_of_{name}(int batch)"
         text += f"{function} {{ return {start}; }}\n"
     sums = "float" if problem.accumulator == "float32" else "int"
+    text += phases.length(problem)
     return f"{text}typedef {a} Element;\ntypedef {b} ElementB;\ntypedef {sums} Sum;\n"
 
 
-def _tile(name: str, matrix: layout.Matrix, axis: str, block: int, block_k: int) -> str:
-    """The type of the tiles of an operand, whose rows are an axis of C."""
+def _tile(problem: GemmProblem, name: str, d: Decisions) -> str:
+    """The type of the tiles of A or B, whose rows are an axis of C."""
+    is_a = name == "TileA"
+    matrix = layout.matrices(problem)[0 if is_a else 1]
+    axis, block = ("M", d.block_m) if is_a else ("N", d.block_n)
     along_k = "true" if matrix.is_along_k else "false"
-    group = matrix.swizzle(block, block_k).group
+    group = matrix.swizzle(block, d.block_k).group
     tile = (
         f"Operand<{along_k}, {axis}, BLOCK_{axis}, {matrix.line_stride}, "
         f"{matrix.copy_bytes or 0}, {group}>"
@@ -132,5 +138,5 @@ def _tile(name: str, matrix: layout.Matrix, axis: str, block: int, block_k: int)
     if matrix.operand.gather is None:
         return f"typedef {tile} {name};\n"
     bytes_of_copy = matrix.copy_bytes or 0
-    places = gather.places(f"{name}Places", matrix.operand.gather, bytes_of_copy)
+    places = gather.places(f"{name}Places", problem, matrix.operand.gather, bytes_of_copy)
     return f"{places}typedef Gathered<{tile}, {name}Places> {name};\n"

@@ -37,10 +37,11 @@ def unsuited(problem: GemmProblem) -> str | None:
             return f"it has a tensor of {dtype}, which is not converted"
     problem = packing.packed(problem).problem
     for operand in (problem.a, problem.b):
-        if operand.gather and gather.mask_bits(operand.gather) > gather.MOST_BITS:
+        of = operand.gather
+        if of and gather.mask_bits(of, problem.phases) > gather.MOST_BITS:
             return f"its padded windows have more than {gather.MOST_BITS - 1} taps"
         strides = problem.batch_strides(operand)
-        if operand.gather and gather.copy_bytes(operand, operand.gather, strides) is None:
+        if of and gather.copy_bytes(operand, of, strides) is None:
             return "the places of its convolution's data are not one axis in memory"
     matrices = layout.matrices(problem)
     if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):
@@ -86,7 +87,7 @@ class AmpereGemm:
 
     @property
     def key(self) -> str:
-        text = f"{NAME}|{VERSION}|{self._problem!r}|{self._arch}|{self._limits!r}"
+        text = f"{NAME}|{VERSION}|{self._problem.identity}|{self._arch}|{self._limits!r}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

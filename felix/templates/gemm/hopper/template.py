@@ -51,7 +51,9 @@ class HopperGemm:
 
     @property
     def key(self) -> str:
-        content = [VERSION, self.name, dataclasses.asdict(self.problem)]
+        fields = dataclasses.asdict(self.problem)
+        del fields["phases"]  # which no problem of the template has
+        content = [VERSION, self.name, fields]
         content.append([self.hardware.cores, self.hardware.shared_bytes_per_block])
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
@@ -161,6 +163,8 @@ def unsuited(problem: GemmProblem) -> str | None:
     a, b = problem.a.dtype, problem.b.dtype
     if a != b or (a, problem.accumulator) not in dtypes.PRODUCTS:
         return f"tensor cores have no product of {a} and {b} summed in {problem.accumulator}"
+    if problem.phases is not None:
+        return "the copy engine does not gather transposed convolutions"
     reason = suits.unsuited(problem)
     if reason:
         return reason

@@ -17,6 +17,7 @@ from felix.tir.design_space.variants import (
     padded_extents,
     padded_windows,
     phases,
+    row_chains,
     row_groups,
     split_columns,
     split_reductions,
@@ -40,6 +41,7 @@ def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
         *split_columns.prefixes(mod, machine),
         *_with_splits(padded, mod, machine),
         *row_groups.prefixes(mod, machine),
+        *row_chains.prefixes(mod, machine),
         *packed_operands.prefixes(mod, machine),
     ]
 

@@ -1,0 +1,1 @@
+"""Transposed convolutions as products: one convolution for each phase of the result."""

@@ -1,0 +1,353 @@
+"""Transposed convolutions as products: recognised, run on the CPU, counted, compiled.
+
+What TVM builds of the program is the reference.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+import torch
+import tvm
+from tvm import te, tirx
+
+import felix
+from felix import errors, target, workloads
+from felix.measure import reference
+from felix.measure.cuda import nvrtc
+from felix.templates import registry
+from felix.templates.gemm.ampere import decisions, packing, program, template
+from felix.templates.gemm.ampere.decisions import Decisions
+from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.recognise import NotRecognised, recognise
+from tests.support.templates import cubin, host_gpu, transposed_programs
+from tests.support.templates.transposed_programs import Dimension
+
+A100 = target.hardware(target.parse("cuda -arch sm_80"))
+SMALL = {"warp_m": 16, "warp_n": 16, "warps_m": 1, "warps_n": 1, "block_k": 32, "stages": 2,
+         "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
+BIG = {"warp_m": 64, "warp_n": 32, "warps_m": 2, "warps_n": 4, "block_k": 32, "stages": 4,
+       "split_k": 1, "group_m": 8, "blocks_per_sm": 1}  # fmt: skip
+
+
+def _workload(*sizes: int, **options: Any) -> tvm.IRModule:
+    options = {"dtype": "bfloat16"} | options
+    return workloads.conv_transpose2d(*sizes, target="llvm", **options).mod
+
+
+def _made(*args: Any, **options: Any) -> tvm.IRModule:
+    return transposed_programs.program(*args, **options)
+
+
+CASES: dict[str, tuple[tvm.IRModule, dict[str, int]]] = {
+    "four_taps": (_workload(2, 4, 5, 16, 16), SMALL),
+    "three_taps": (
+        _workload(1, 4, 5, 16, 20, 3, output_padding=1, epilogue=("bias", "gelu", "residual")),
+        SMALL | {"warps_m": 2, "stages": 3},
+    ),
+    "odd_result": (_workload(2, 4, 5, 24, 16, 3, dtype="float16"), SMALL | {"split_k": 3}),
+    "few_taps": (_workload(1, 4, 3, 8, 16, 2, stride=3, padding=0), SMALL),
+    "one_axis": (_workload(1, 4, 5, 8, 16, 3, stride=(1, 2)), SMALL | {"warps_n": 2}),
+    "dense": (_workload(1, 6, 5, 8, 16, 3, stride=1), SMALL),
+    "odd_channels": (_workload(2, 4, 5, 3, 7), SMALL),
+    "tf32": (_workload(1, 4, 5, 6, 16, dtype="float32"), SMALL | {"block_k": 16}),
+    "first": (
+        _workload(2, 4, 5, 16, 24, layout="NCHW", epilogue=("bias", "relu", "residual")),
+        SMALL | {"warps_m": 2, "split_k": 2},
+    ),
+    "first_1x1_data": (
+        _workload(2, 1, 1, 20, 16, stride=1, padding=0, layout="NCHW", dtype="float16"), SMALL,
+    ),
+    "first_odd_result": (
+        _workload(1, 4, 5, 8, 16, 3, stride=3, padding=2, layout="NCHW"), SMALL | {"warp_n": 32},
+    ),
+    "line": (_made([Dimension(9, 5, 3)], 8, 16, images=3), SMALL | {"warp_m": 32}),
+    "volume": (_made([Dimension(3, 3)] * 3, 8, 16, epilogue=True), SMALL | {"warps_m": 2}),
+    "groups": (
+        _made([Dimension(4), Dimension(5, 3)], 8, 12, groups=2, images=2, epilogue=True),
+        SMALL | {"stages": 3},
+    ),
+    "first_groups": (
+        _made([Dimension(4), Dimension(5)], 6, 8, groups=2, images=2, first=True, epilogue=True),
+        SMALL,
+    ),
+    "dilated": (_made([Dimension(5, 3, 3, 2), Dimension(4, 3, 2, 3)], 8, 16), SMALL),
+    "backwards": (
+        _made([Dimension(5, 4, 2), Dimension(4, 3, 3, 2)], 8, 16, flipped=False), SMALL,
+    ),
+    "flipped_weights": (_made([Dimension(9, 2, 1, before=0)], 8, 16), SMALL),
+    "backwards_of_stride_1": (
+        _made([Dimension(5, 3, 1, 2)], 8, 16, first=True, flipped=False), SMALL,
+    ),
+    "groups_of_as_many_columns_as_the_stride": (
+        _made([Dimension(4), Dimension(5, 3)], 16, 2, groups=2), SMALL,
+    ),
+    "one_cell_of_larger_stride": (
+        _made([Dimension(1, 2, 3, before=0), Dimension(4)], 8, 16), SMALL,
+    ),
+    "result_below_stride": (_made([Dimension(1, 3, 4, 1, 0)], 8, 16), SMALL),
+    **{name: (made(), SMALL) for name, made in transposed_programs.TOPI.items()},
+}  # fmt: skip
+
+
+def _problem(mod: tvm.IRModule) -> GemmProblem:
+    made = recognise(mod)
+    assert isinstance(made, GemmProblem), made
+    assert made.phases is not None and template.unsuited(made) is None
+    return made
+
+
+def _checked(
+    mod: tvm.IRModule, values: dict[str, int], folder: pathlib.Path
+) -> tuple[GemmProblem, host_gpu.Counts]:
+    """The problem, computed by the text of its kernels as by the program; counts of one run."""
+    p = _problem(mod)
+    generated = program.program(p, Decisions.of(values), "sm_80")
+    library = host_gpu.build(generated, p, folder)
+    args = reference.arguments(mod)
+    number = p.output.param
+    expected = reference.on_cpu(mod, tvm.target.Target("llvm"), args)(1, False)[number]
+    for late in (True, False):
+        arrays = reference.inputs(args, 1, positive=False)
+        output = np.zeros(expected.size + 64, expected.dtype)
+        output.view(np.uint8).fill(0x5A)
+        arrays[number] = output
+        before = host_gpu.counts(library)
+        assert host_gpu.run(library, generated, arrays, late=late) == 0
+        actual = output[:-64].reshape(expected.shape)
+        assert reference.mismatch(actual, expected, 1e-2) is None
+        assert (output[-64:].view(np.uint8) == 0x5A).all()
+    after = dataclasses.astuple(host_gpu.counts(library))
+    pairs = zip(after, dataclasses.astuple(before), strict=True)
+    return p, host_gpu.Counts(*(a - b for a, b in pairs))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_computes_the_program_and_features_count_it(
+    case: str, tmp_path: pathlib.Path
+) -> None:
+    mod, values = CASES[case]
+    p, done = _checked(mod, values, tmp_path)
+    f = _features(p, values)["gemm"]
+    assert f["tensor_instructions"] == done.mma
+    assert f["copied_bytes"] == done.copied_bytes
+    assert f["shared_traffic"] == done.copied_bytes + done.loaded_bytes
+    assert f["copy_instructions"] == done.copies
+
+
+def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Features at these decisions, by kernel and name."""
+    symbols = dataclasses.astuple(Decisions.symbols())
+    numbers = dataclasses.astuple(Decisions.of(values))
+    made = template.AmpereGemm(p, A100, "sm_80")
+    return {
+        kernel: {
+            name: float(sympy.lambdify(symbols, value, modules=[_PYTHON])(*numbers))
+            for name, value in row.items()
+        }
+        for kernel, row in made.rows().items()
+    }
+
+
+_PYTHON = {
+    "FloorDiv": lambda a, b: a // b,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Maximum": max,
+    "Minimum": min,
+    "Less": lambda a, b: int(a < b),
+    "Select": lambda condition, a, b: a if condition else b,
+}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_and_decisions(seed: int, tmp_path: pathlib.Path) -> None:
+    rng = random.Random(seed)
+    while not _has_phases(mod := transposed_programs.random_program(rng)):
+        pass
+    made = template.AmpereGemm(_problem(mod), A100, "sm_80")
+    _checked(mod, _random_decisions(rng, made), tmp_path)
+
+
+def _has_phases(mod: tvm.IRModule) -> bool:
+    """Not where data are neither spread nor flipped, as of one tap."""
+    made = recognise(mod)
+    assert isinstance(made, GemmProblem), made
+    return made.phases is not None
+
+
+def _random_decisions(rng: random.Random, made: template.AmpereGemm) -> dict[str, int]:
+    """Legal ones of few threads, which the CPU runs quickly."""
+    while True:
+        values = {p.name: rng.choice(p.domain) for p in made.parameters}
+        if values["warps_m"] * values["warps_n"] > 4 or values["warp_m"] * values["warp_n"] > 2048:
+            continue
+        try:
+            made.generate(values)
+        except errors.DecisionError:
+            continue
+        return values
+
+
+def test_phases_of_four_taps() -> None:
+    """Taps 1 and 3 meet data in even pixels, 0 and 2 in odd ones; none is multiplied by zeros."""
+    p = _problem(_workload(2, 4, 5, 16, 24, dtype="float16"))
+    assert (p.batch, p.m, p.n, p.k) == (4, 2 * 4 * 5, 24, 2 * 2 * 16)
+    assert p.phases is not None and p.phases.extents == (2, 8, 10)
+    assert p.products == 2 * 8 * 10 * 24 * 4 * 16
+    assert p.stored_elements == 2 * 8 * 10 * 24
+    turned = _problem(_workload(2, 4, 5, 16, 24, layout="NCHW")).phases
+    assert turned is not None and turned.pixels == 2
+
+
+def test_one_cell_meets_one_tap_in_each_pixel() -> None:
+    p = _problem(_workload(8, 1, 1, 100, 64, stride=1, padding=0, layout="NCHW"))
+    assert (p.batch, p.k, p.products) == (16, 100, 8 * 16 * 64 * 100)
+    uneven = _problem(_workload(8, 1, 6, 16, 64, 3, stride=1))
+    assert (uneven.batch, uneven.k) == (1, 9 * 16)
+
+
+def test_phases_have_sums_of_their_taps() -> None:
+    """Of three taps, phases of stride 2 have one and two."""
+    p = _problem(_workload(1, 4, 4, 16, 24, 3, output_padding=1))
+    assert p.products == 8 * 8 * 24 * 16 * 9 // 4
+    assert p.lengths == {16: 1, 32: 2, 64: 1} and p.k == 64
+    steps = {"block_k": 32, "split_k": 2}
+    f = _features(p, SMALL | steps)["gemm"]
+    assert f["tensor_instructions"] == 1 * 2 * (2 * 2) * (1 + 1 + 1 + 2)
+
+
+def test_bytes() -> None:
+    """The data once for all phases, weights once for each."""
+    p = _problem(_workload(2, 4, 5, 16, 24, epilogue=("bias", "residual")))
+    rows = _features(p, SMALL)
+    result = 2 * (2 * 8 * 10 * 24)
+    weights = 2 * (16 * 16 * 24)
+    data = 2 * (2 * 4 * 5 * 16)
+    assert rows["gemm"]["dram_bytes"] == data + weights + 2 * result + 2 * 24
+    assert rows["gemm"]["stored_bytes"] == result
+    assert rows["pack"]["dram_bytes"] == 2 * weights
+    launches = program.plan(p, Decisions.of(SMALL)).launches
+    assert [launch.kernel for launch in launches] == ["pack", "gemm"]
+    assert rows["pack"]["grid_blocks"] == launches[0].extents[0]
+    assert rows["gemm"]["grid_blocks"] == launches[1].extents[0]
+    # of a dimension, both phases read 2 * 4 - 1 and 2 * 5 - 1 cells of the data by their taps
+    inside = (2 * 7) * (2 * 9)
+    tiles_m, tiles_n = -(-40 // 16), -(-24 // 16)
+    assert rows["gemm"]["l2_bytes"] == 2 * 2 * inside * 16 * tiles_n + weights * tiles_m
+
+
+def test_other_problems_have_the_keys_that_they_had() -> None:
+    task = workloads.conv2d(1, 6, 6, 16, 16, 3, dtype="bfloat16", target="llvm")
+    made = recognise(task.mod)
+    assert isinstance(made, GemmProblem) and made.phases is None
+    assert made.identity == repr(made) and "phases" not in made.identity
+    p = _problem(_workload(1, 4, 4, 8, 8))
+    other = dataclasses.replace(p, phases=dataclasses.replace(p.phases, images=2))  # type: ignore[type-var]
+    keys = {template.AmpereGemm(each, A100, "sm_80").key for each in (p, other)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a"])
+def test_kernels_compile_without_spills(arch: str) -> None:
+    programs = [
+        (_workload(8, 8, 8, 512, 256, epilogue=("bias", "relu")), BIG),
+        (_workload(8, 16, 16, 256, 128, layout="NCHW", dtype="float16"), BIG),
+        (_workload(2, 28, 28, 64, 64, 3, output_padding=1), BIG | {"split_k": 2}),
+        (_workload(64, 1, 1, 100, 512, stride=1, padding=0, layout="NCHW"), BIG),
+        (_made([Dimension(8, 3)] * 3, 64, 64, groups=2, epilogue=True), BIG),
+    ]
+    for mod, values in programs:
+        p = _problem(mod)
+        hardware = target.hardware(target.parse(f"cuda -arch {arch}"))
+        generated = template.AmpereGemm(p, hardware, arch).generate(values)
+        binary = nvrtc.compile_cubin(generated.source, arch)
+        for launch in generated.plan.launches:
+            assert cubin.stack_bytes(binary, launch.kernel) == 0
+        estimate = decisions.registers(packing.packed(p).problem, Decisions.of(values))
+        assert cubin.registers(binary, "gemm") <= 1.25 * estimate
+
+
+def _upsampled() -> tvm.IRModule:
+    """A convolution of data that are repeated, with no zeros between."""
+    x, w = te.placeholder((8, 4), "float16", "x"), te.placeholder((3, 4, 5), "float16", "w")
+    zero = tirx.const(0.0, "float16")
+    cell = te.compute((18, 4), lambda i, c: tirx.if_then_else(
+        tirx.all(i >= 1, i < 17), x[tirx.floordiv(i - 1, 2), c], zero))  # fmt: skip
+    r, c = te.reduce_axis((0, 3), "r"), te.reduce_axis((0, 4), "c")
+    y = te.compute((16, 5), lambda i, j: te.sum(
+        cell[i + r, c].astype("float32") * w[r, c, j].astype("float32"), [r, c]))  # fmt: skip
+    return transposed_programs.module(x, w, y)
+
+
+@pytest.mark.parametrize(
+    "mod, reason",
+    [
+        (_made([Dimension(5, 3, 2, 2)], 8, 8), "have a common divisor"),
+        (_made([Dimension(5), Dimension(5)], 1, 1, groups=8), "mostly multiply zeros"),
+        (_upsampled(), "has an axis"),
+    ],
+    ids=["dilation", "depthwise", "upsampled"],
+)
+def test_what_is_not_recognised_says_why(mod: tvm.IRModule, reason: str) -> None:
+    made = recognise(mod)
+    assert isinstance(made, NotRecognised) and reason in made.reason
+
+
+DCGAN = {
+    "first": (torch.nn.ConvTranspose2d(20, 16, 4, 1, 0, bias=False), (2, 20, 1, 1)),
+    "middle": (torch.nn.ConvTranspose2d(16, 8, 4, 2, 1), (2, 16, 4, 4)),
+    "odd": (torch.nn.ConvTranspose2d(6, 8, 3, 2, 1, output_padding=1), (1, 6, 5, 4)),
+    "groups": (torch.nn.ConvTranspose2d(8, 12, 4, 2, 1, groups=2), (1, 8, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("layer", DCGAN)
+def test_layers_of_torch(layer: str, tmp_path: pathlib.Path) -> None:
+    """As they are imported: channels first; the kernel computes what PyTorch does."""
+    module, shape = DCGAN[layer]
+    module = copy.deepcopy(module).half()
+    (task,) = (
+        task
+        for task in felix.extract_tasks(module, (torch.zeros(shape).half(),), "llvm")
+        if "transpose" in task.name
+    )
+    p = _problem(task.mod)
+    generated = program.program(p, Decisions.of(SMALL), "sm_80")
+    library = host_gpu.build(generated, p, tmp_path)
+    arrays = reference.inputs(reference.arguments(task.mod), 3, positive=False)
+    assert host_gpu.run(library, generated, arrays, late=True) == 0
+    tensors = [torch.from_numpy(array).float() for array in arrays]
+    data, weights = tensors[p.a.param], tensors[p.b.param]
+    if p.phases is not None and p.phases.pixels == 2:
+        data, weights = weights, data
+    rest = [tensors[read.param].reshape(-1) for read in p.epilogue.reads]
+    expected = torch.nn.functional.conv_transpose2d(
+        data, weights, *(rest or [None]), module.stride, module.padding, module.output_padding,
+        module.groups,
+    )  # fmt: skip
+    actual = arrays[p.output.param].astype(np.float32)
+    assert reference.mismatch(actual, expected.detach().numpy(), 1e-2) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90a"])
+def test_fused_layers_of_a_generator_have_templates(arch: str) -> None:
+    generator = torch.nn.Sequential(
+        torch.nn.ConvTranspose2d(100, 64, 4, 1, 0, bias=False),
+        torch.nn.BatchNorm2d(64),
+        torch.nn.ReLU(),
+        torch.nn.ConvTranspose2d(64, 3, 4, 2, 1),
+        torch.nn.Tanh(),
+    )
+    example = (torch.zeros(4, 100, 1, 1, dtype=torch.bfloat16),)
+    tasks = felix.extract_tasks(generator.eval().bfloat16(), example, f"cuda -arch {arch}")
+    assert len(tasks) == 2
+    for task in tasks:
+        matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
+        assert [made.name for made in matching.templates] == ["gemm-mma"], matching.reasons

@@ -1,0 +1,47 @@
+"""Programs whose rows have an operand that is the same for all of them."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import te, tirx, topi
+
+from felix.task import Task
+
+
+def masked_softmax(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
+    """softmax(x / 8 + mask), a mask [columns] for all rows."""
+    x, mask = _rows(rows, columns, dtype), te.placeholder((columns,), dtype, "mask")
+    scores = topi.add(topi.multiply(x, tirx.const(0.125, dtype)), mask)
+    return _task([x, mask, topi.nn.softmax(scores, axis=1)], target, "masked_softmax")
+
+
+def biased_layer_norm(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
+    """layer_norm(x + bias) * gamma + beta, all three vectors [columns]."""
+    x = _rows(rows, columns, dtype)
+    bias, gamma, beta = (te.placeholder((columns,), dtype, n) for n in ("bias", "gamma", "beta"))
+    result = topi.nn.layer_norm(topi.add(x, bias), gamma, beta, [1], 1e-5)
+    return _task([x, bias, gamma, beta, result], target, "biased_layer_norm")
+
+
+def biased_rms_norm(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
+    """rms_norm(x + bias) * gamma, both vectors [columns]."""
+    x = _rows(rows, columns, dtype)
+    bias, gamma = (te.placeholder((columns,), dtype, name) for name in ("bias", "gamma"))
+    result = topi.nn.rms_norm(topi.add(x, bias), gamma, [1], 1e-5)
+    return _task([x, bias, gamma, result], target, "biased_rms_norm")
+
+
+#: Each takes rows, columns, a target and an element type.
+PROGRAMS = {
+    "softmax": masked_softmax,
+    "layer_norm": biased_layer_norm,
+    "rms_norm": biased_rms_norm,
+}
+
+
+def _rows(rows: int, columns: int, dtype: str) -> te.Tensor:
+    return te.placeholder((rows, columns), dtype, "x")
+
+
+def _task(tensors: list[tvm.te.Tensor], target: str, name: str) -> Task:
+    return Task.from_te(tensors, target, name)
