@@ -112,7 +112,11 @@ def _add(
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("workload", metavar="WORKLOAD", nargs="+", help="one or several (tuned together)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("workload", metavar="WORKLOAD", nargs="*", default=[],
+        help="one or several (tuned together)")  # fmt: skip
+    what.add_argument("--queued", action="store_true",
+        help="tune what torch.compile(..., backend=\"felix\") met unknown")  # fmt: skip
     add("--target", help="what to tune for (default: llvm, this CPU, or what a file says)")
     add("--trials", type=_positive(int), default=None, metavar="N",
         help="candidates to measure (default: 64 a workload, or until --seconds; a network: "
@@ -140,6 +144,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--no-pytorch", action="store_true",
         help="of a network: no group runs PyTorch's operators")  # fmt: skip
     add("--improve", action="store_true", help="of a network: tune known tasks further")
+    add("--fusion", choices=("rules", "fuseops", "planned"),
+        help="how the operators of a network are grouped: by fixed rules, by TVM's FuseOps, or by "
+        "what groups cost (default: what felix.optimize does)")  # fmt: skip
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
 

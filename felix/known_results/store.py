@@ -74,8 +74,8 @@ class Store:
             RecordError: the file cannot be read.
         """
         query = "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
-        with self._connection() as connection:
-            row = connection.execute(query, self._key(task)).fetchone()
+        with self.connection() as connection:
+            row = connection.execute(query, self.key(task)).fetchone()
         return None if row is None else _from_json(row[0])
 
     def add(self, task: Task, result: outcome.Outcome) -> outcome.Outcome:
@@ -87,14 +87,14 @@ class Store:
         Raises:
             RecordError: the file cannot be written.
         """
-        with self._connection() as connection:
+        with self.connection() as connection:
             connection.execute("BEGIN IMMEDIATE")  # what is read may not change until the write
             query = (
                 "SELECT outcome FROM outcomes WHERE task_key = ? AND device = ? AND versions = ?"
             )
-            row = connection.execute(query, self._key(task)).fetchone()
+            row = connection.execute(query, self.key(task)).fetchone()
             merged = result if row is None else faster(_from_json(row[0]), result)
-            values = (*self._key(task), outcome.family(task), task.to_json(), merged.tuned_us,
+            values = (*self.key(task), outcome.family(task), task.to_json(), merged.tuned_us,
                       json.dumps(dataclasses.asdict(merged)), time.time())  # fmt: skip
             connection.execute(
                 "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
@@ -114,9 +114,9 @@ class Store:
             "AND NOT (task_key = ? AND device = ? AND versions = ?) "
             "ORDER BY updated_s DESC LIMIT ?"
         )
-        with self._connection() as connection:
+        with self.connection() as connection:
             rows = connection.execute(
-                query, (outcome.family(task), *self._key(task), limit)
+                query, (outcome.family(task), *self.key(task), limit)
             ).fetchall()
         return [_from_json(text) for (text,) in rows]
 
@@ -126,7 +126,7 @@ class Store:
         Raises:
             RecordError: the file cannot be read.
         """
-        with self._connection() as connection:
+        with self.connection() as connection:
             rows = connection.execute(
                 "SELECT task, outcome FROM outcomes ORDER BY updated_s"
             ).fetchall()
@@ -142,9 +142,9 @@ class Store:
             "SELECT comparison FROM comparisons WHERE task_key = ? AND device = ? AND "
             "versions = ? AND contenders = ?"
         )
-        with self._connection() as connection:
+        with self.connection() as connection:
             connection.execute(_COMPARISONS)
-            row = connection.execute(query, (*self._key(task), contenders)).fetchone()
+            row = connection.execute(query, (*self.key(task), contenders)).fetchone()
         try:
             return None if row is None else dict(json.loads(row[0]))
         except ValueError as error:
@@ -156,19 +156,24 @@ class Store:
         Raises:
             RecordError: the file cannot be written.
         """
-        with self._connection() as connection:
+        with self.connection() as connection:
             connection.execute(_COMPARISONS)
             connection.execute(
                 "INSERT OR REPLACE INTO comparisons VALUES (?, ?, ?, ?, ?)",
-                (*self._key(task), contenders, json.dumps(comparison)),
+                (*self.key(task), contenders, json.dumps(comparison)),
             )
 
-    def _key(self, task: Task) -> tuple[str, str, str]:
+    def key(self, task: Task) -> tuple[str, str, str]:
+        """What rows of a task have: its key, its device's name, the versions."""
         return task.key, target.hardware(task.target).name, self._versions
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection whose changes are written when the block ends without an error."""
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection whose changes are written when the block ends without an error.
+
+        Raises:
+            RecordError: the file cannot be used.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(self.path, timeout=TIMEOUT_S, isolation_level=None)

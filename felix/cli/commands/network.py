@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> OptimizedNetwork:
+    from felix import frontend
     from felix.network import optimize
 
     model, shapes = _read(path, arguments.shape)
@@ -75,6 +76,7 @@ def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> O
                 on_event=on_event,
                 pytorch=not arguments.no_pytorch,
                 improve=arguments.improve,
+                fusion=arguments.fusion or frontend.DEFAULT_FUSION,
             )
         except pacing.Stopped:  # before there was anything to report
             raise KeyboardInterrupt from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, progress, report
-from felix.cli.commands import inputs
+from felix.cli.commands import inputs, queued
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
 from felix.tuning import options, pacing, results
@@ -27,7 +27,9 @@ DEFAULT_TRIALS = 64
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tune the workloads, or the network; the exit code."""
+    """Tune the workloads, the network or what is queued; the exit code."""
+    if arguments.queued:
+        return queued.run(arguments)
     if network_command.is_network(arguments.workload):
         return network_command.run(arguments)
     tasks = [inputs.task(text, arguments.target) for text in arguments.workload]

@@ -32,6 +32,8 @@ _MUTATIONS = {
     graph_signature.OutputKind.PARAMETER_MUTATION: "the parameter",
     graph_signature.OutputKind.USER_INPUT_MUTATION: "the input",
 }
+#: What errors of importing begin with.
+MESSAGE = "the PyTorch model cannot be imported: "
 #: What torch.export raises for modules that it cannot trace.
 EXPORT_ERRORS = (
     *grammar.TVM_ERRORS, AssertionError, NotImplementedError, ImportError,
@@ -72,7 +74,7 @@ def import_message(error: BaseException) -> str:
             "the PyTorch model cannot be imported: its control flow depends on values of tensors; "
             "use torch.where in place of branches, and fixed numbers of iterations"
         )
-    return f"the PyTorch model cannot be imported: {grammar.first_line(error)}"
+    return f"{MESSAGE}{grammar.first_line(error)}"
 
 
 def _refuse_control_flow(program: ExportedProgram) -> None:

@@ -38,7 +38,7 @@ def import_torch(
     leaves = export.drop_constant_inputs(program)
     constants = export.drop_constant_outputs(program)
     parameters = export.parameters(program)
-    mod = _to_relax(program)
+    mod = to_relax(program)
     variables = list(imported.main_of(mod).params)
     inputs = {
         spec.name: spec
@@ -50,7 +50,7 @@ def import_torch(
         parameters=tuple(value for _, value in parameters.values()),
         parameter_names=tuple(name for name, _ in parameters.values()),
         inputs=tuple(inputs.values()),
-        outputs=tuple(_output_spec(node) for node in output.args[0]),
+        outputs=tuple(output_spec(node) for node in output.args[0]),
         calling=calling.TorchCalling(
             forward=model.forward,
             arguments=pytree.tree_structure((bound_args, bound_kwargs)),
@@ -62,7 +62,12 @@ def import_torch(
     return folding.fold(raw)
 
 
-def _to_relax(program: torch.export.ExportedProgram) -> tvm.IRModule:
+def to_relax(program: torch.export.ExportedProgram) -> tvm.IRModule:
+    """TVM's import of a program, whose parameters stay inputs.
+
+    Raises:
+        WorkloadError: TVM cannot import an operator.
+    """
     try:
         mod = tvm_torch.from_exported_program(
             program,
@@ -76,6 +81,7 @@ def _to_relax(program: torch.export.ExportedProgram) -> tvm.IRModule:
     return mod
 
 
-def _output_spec(node: torch.fx.Node) -> imported.TensorSpec:
+def output_spec(node: torch.fx.Node) -> imported.TensorSpec:
+    """The spec of a node's value."""
     value = node.meta["val"]
     return imported.TensorSpec(node.name, tuple(value.shape), calling.dtype_name(value.dtype))

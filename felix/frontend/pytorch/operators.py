@@ -23,7 +23,7 @@ Converter = Callable[[torch.fx.Node, Any], Any]
 _HALF = frozenset({"float16", "bfloat16"})
 #: Operators of one tensor that PyTorch computes in float32 for tensors of 16 bits.
 _IN_FLOAT32 = (
-    "cos.default", "elu.default", "erf.default", "exp.default", "gelu.default",
+    "cos.default", "erf.default", "exp.default", "gelu.default",
     "hardsigmoid.default", "hardswish.default", "leaky_relu.default", "log.default",
     "log_softmax.int", "_log_softmax.default", "mean.dim", "mean.default", "pow.Tensor_Scalar",
     "reciprocal.default", "rsqrt.default", "selu.default", "sigmoid.default", "silu.default",
@@ -48,6 +48,9 @@ def convert_map() -> dict[str, Converter]:
         "layer_norm.default": _layer_norm,
         "rms_norm.default": _rms_norm,
         "hardtanh.default": _hardtanh,
+        "elu.default": _elu,
+        "native_group_norm.default": _group_norm,
+        "_native_batch_norm_legit_no_training.default": _batch_norm,
         "scaled_dot_product_attention.default": attention.convert,
         **{name: _in_float32(name, defaults) for name in _IN_FLOAT32},
     }
@@ -172,6 +175,29 @@ def _layer_norm(node: torch.fx.Node, importer: Any) -> Any:
     return _cast(importer, result, dtype)
 
 
+def _batch_norm(node: torch.fx.Node, importer: Any) -> Any:
+    """With running statistics; the statistics and factors may be of a wider type than x."""
+    x, gamma, beta, mean, variance, _, epsilon = _arguments(node, importer, 7)
+    n_channels, dtype = int(x.ty.shape[1]), str(x.ty.dtype)
+    types = {str(each.ty.dtype) for each in (gamma, beta, mean, variance) if each is not None}
+    wide = dtype if types <= {dtype} else _accumulator(dtype)
+    result = importer.block_builder.emit(
+        relax.op.nn.batch_norm(
+            _cast(importer, x, wide),
+            _scale(importer, gamma, [n_channels], wide, np.ones),
+            _scale(importer, beta, [n_channels], wide, np.zeros),
+            _cast(importer, mean, wide),
+            _cast(importer, variance, wide),
+            axis=1,
+            epsilon=epsilon,
+            training=False,
+        )
+    )
+    normalised = importer.block_builder.emit(relax.TupleGetItem(result, 0))
+    empty = [importer.block_builder.emit(relax.TupleGetItem(result, number)) for number in (1, 2)]
+    return relax.Tuple([_cast(importer, normalised, dtype), *empty])
+
+
 def _rms_norm(node: torch.fx.Node, importer: Any) -> Any:
     x, shape, weight, epsilon = _arguments(node, importer, 4)
     dtype = str(x.ty.dtype)
@@ -192,6 +218,49 @@ def _scale(importer: Any, value: Any, shape: Sequence[int], dtype: str, fill: An
     if value is None:
         return relax.const(fill([int(extent) for extent in shape], dtype), dtype)
     return _cast(importer, value, dtype)
+
+
+def _group_norm(node: torch.fx.Node, importer: Any) -> Any:
+    """The normalised tensor; means and factors of the groups are not given."""
+    x, gamma, beta, _, channels, _, groups, epsilon = _arguments(node, importer, 8)
+    dtype = str(x.ty.dtype)
+    wide = _accumulator(dtype)
+    result = importer.block_builder.emit(
+        relax.op.nn.group_norm(
+            _cast(importer, x, wide),
+            _scale(importer, gamma, [channels], wide, np.ones),
+            _scale(importer, beta, [channels], wide, np.zeros),
+            num_groups=groups,
+            channel_axis=1,
+            axes=list(range(2, len(x.ty.shape))),
+            epsilon=epsilon,
+        )
+    )
+    return relax.Tuple([_cast(importer, result, dtype)])
+
+
+def _elu(node: torch.fx.Node, importer: Any) -> Any:
+    """scale * x where x > 0, else alpha * scale * (exp(x * input_scale) - 1)."""
+    x, alpha, scale, input_scale = _arguments(node, importer, 4)
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    wide = _accumulator(dtype)
+    x = _cast(importer, x, wide)
+    alpha, scale, input_scale = (
+        1.0 if each is None else float(each) for each in (alpha, scale, input_scale)
+    )
+
+    def times(value: Any, factor: float) -> Any:
+        if factor == 1.0:
+            return value
+        return emit(relax.op.multiply(value, relax.const(factor, wide)))
+
+    # Where x is positive the exponential is not read, and may not overflow.
+    least = emit(relax.op.minimum(x, relax.const(0.0, wide)))
+    below = emit(relax.op.exp(times(least, input_scale)))
+    below = emit(relax.op.subtract(below, relax.const(1.0, wide)))
+    is_positive = emit(relax.op.greater(x, relax.const(0.0, wide)))
+    result = emit(relax.op.where(is_positive, times(x, scale), times(below, alpha * scale)))
+    return _cast(importer, result, dtype)
 
 
 def _hardtanh(node: torch.fx.Node, importer: Any) -> Any:

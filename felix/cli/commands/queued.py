@@ -1,0 +1,73 @@
+"""`felix tune --queued`: the tasks that `torch.compile(..., backend="felix")` met unknown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from felix import errors
+from felix.cli import interrupts, progress
+from felix.tuning import options, pacing
+
+if TYPE_CHECKING:
+    from felix.network.backend.queued import Summary
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tune what is queued and report; the exit code."""
+    if arguments.target is not None or arguments.shape:
+        raise errors.TargetError("queued tasks have their targets and shapes: leave them out")
+    if arguments.strategy != "gradient" or arguments.model is not None:
+        raise errors.TuningError("the queue is tuned by gradient search with the shipped model")
+    summary = _worked_off(arguments)
+    from felix.network.backend import queued
+
+    if arguments.json:
+        print(json.dumps(queued.to_json(summary), indent=1))
+    if not arguments.quiet or not arguments.json:
+        print(_text(summary), file=sys.stderr if arguments.json else sys.stdout)
+    if summary.reason == "interrupted":
+        return interrupts.EXIT_CODE
+    if summary.left and not summary.done:
+        name, reason = summary.left[0]
+        raise errors.TuningError(f"no queued task was tuned: {name}: {reason}")
+    return 0
+
+
+def _worked_off(arguments: argparse.Namespace) -> Summary:
+    from felix.known_results import store
+    from felix.network import outcomes
+    from felix.network.backend import queued
+
+    with progress.reporter(quiet=arguments.quiet) as on_event, interrupts.Interrupts() as signals:
+        request = outcomes.Request(
+            trials=arguments.trials,
+            seconds=arguments.seconds,
+            seed=arguments.seed,
+            options=options.TuneOptions(
+                round_size=arguments.round,
+                patience_rounds=arguments.patience,
+                devices=arguments.devices,
+                should_stop=signals.noted,
+            ),
+            out=None,
+            on_event=on_event,
+        )
+        try:
+            return queued.work_off(store.Store(), request)
+        except pacing.Stopped:  # before there was anything to report
+            raise KeyboardInterrupt from None
+
+
+def _text(summary: Summary) -> str:
+    if not summary.done and not summary.left:
+        return "nothing is queued"
+    lines = [
+        f"{each.name} ({each.n_requests} requests): {each.shipped.contender}: "
+        f"{each.shipped.untuned or each.shipped.reason}"
+        for each in summary.done
+    ]
+    lines += [f"{name}: still queued: {reason}" for name, reason in summary.left]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""The backend of `torch.compile`: start reading at `entry`, then `graphs`."""

@@ -1,0 +1,260 @@
+"""A graph of `torch._dynamo` and what runs it.
+
+    graph -> functional graph (`tracing`) -> parts (`partition`) -> groups (`selection`)
+          -> networks (`tuned`), compared with PyTorch by the first call (`part`)
+
+A graph with dynamic sizes is built anew for each choice of them, up to a limit; more sizes run in
+PyTorch. Where no part runs by Felix, the graph itself runs in PyTorch, not its functional form.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import tvm
+from torch._dynamo import convert_frame
+
+from felix import errors
+from felix import target as targets
+from felix.known_results import store
+from felix.network.backend import part, partition, settings, tracing, tuned
+from felix.network.backend.report import GraphReport, PartReport, SizesReport
+from felix.tir import grammar
+
+#: A frame of a stack as Python prints it.
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+#: What programs are built for where tensors lie on such a device.
+_TARGETS = {"cpu": "llvm", "cuda": "cuda"}
+
+
+class CompiledGraph:
+    """A graph as `torch.compile` calls it.
+
+    Args:
+        graph: of `torch._dynamo`.
+        chosen: options.
+        number: of the graph, for people.
+        reason: why PyTorch runs it; None if Felix may.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        chosen: settings.Settings,
+        number: int,
+        reason: str | None = None,
+    ) -> None:
+        self._graph = graph
+        self._settings = chosen
+        self._number = number
+        self._reason = reason
+        self._varying = _varying(graph)
+        self._by_sizes: dict[Any, _Specialised] = {}
+        self._n_more_sizes = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's outputs."""
+        if self._reason is not None:
+            return self._graph(*args)
+        key = tuple(_size(args[position]) for position in self._varying)
+        specialised = self._by_sizes.get(key)
+        if specialised is not None:
+            return specialised.call(*args)
+        with convert_frame.compile_lock:  # tracing changes what PyTorch's compiler looks at
+            if key not in self._by_sizes:
+                if _is_capturing():
+                    return self._graph(*args)
+                if len(self._by_sizes) == self._settings.max_sizes:
+                    self._n_more_sizes += 1
+                    return self._graph(*args)
+                self._by_sizes[key] = _Specialised(self._graph, self._settings, args)
+            return self._by_sizes[key].first_call(args)
+
+    def report(self) -> GraphReport:
+        """What runs the graph."""
+        return GraphReport(
+            number=self._number,
+            name=_name(self._graph),
+            sizes=[each.report() for each in self._by_sizes.values()],
+            n_more_sizes=self._n_more_sizes,
+            reason=self._reason,
+        )
+
+
+class _Specialised:
+    """A graph for one choice of sizes."""
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, chosen: settings.Settings, args: Sequence[Any]
+    ) -> None:
+        self.call: Callable[..., Any] = graph.forward
+        self._graph = graph
+        self._settings = chosen
+        self._functional: _FunctionalGraph | None = None
+        self._reason = tracing.unfit(args)
+        self._label = ", ".join(
+            "x".join(map(str, each.shape)) or "scalar"
+            for each in args
+            if isinstance(each, torch.Tensor) and not tracing.is_parameter(each)
+        )
+
+    def first_call(self, args: Sequence[Any]) -> Any:
+        """Build the graph and call it; later calls are `call`'s."""
+        if self._reason is None and self._functional is None:
+            self._trace(args)
+        result = self.call(*args)
+        if self._functional is not None and not self._functional.is_tuned:
+            self.call = self._graph.forward
+        return result
+
+    def _trace(self, args: Sequence[Any]) -> None:
+        try:
+            full = _target(self._settings, args)
+            self.call = tracing.trace(self._graph, args, self._compiler(full, args))
+        except errors.TargetError as error:
+            self._reason = str(error)
+        except tracing.ERRORS as error:
+            self._reason = f"it cannot be traced: {grammar.first_line(error)}"
+
+    def _compiler(self, full: tvm.target.Target, args: Sequence[Any]) -> tracing.Compiler:
+        own_tensors = (*self._graph.parameters(), *self._graph.buffers())
+        parameters = {id(each) for each in args if tracing.is_parameter(each)}
+        parameters |= {id(each) for each in own_tensors}
+
+        def compile_graph(functional: torch.fx.GraphModule) -> _FunctionalGraph:
+            self._functional = _FunctionalGraph(functional, parameters, full, self._settings)
+            return self._functional
+
+        return compile_graph
+
+    def report(self) -> SizesReport:
+        functional = self._functional
+        reason = self._reason
+        return SizesReport(
+            sizes=self._label,
+            parts=() if functional is None else functional.reports(),
+            pytorch={} if functional is None else functional.pytorch,
+            reason=reason,
+        )
+
+
+class _FunctionalGraph:
+    """Runs a functional graph; the first call builds its parts.
+
+    Attributes:
+        pytorch: operators outside parts, with the reason.
+    """
+
+    def __init__(
+        self,
+        functional: torch.fx.GraphModule,
+        parameters: set[int],
+        full: tvm.target.Target,
+        chosen: settings.Settings,
+    ) -> None:
+        self.pytorch: dict[str, str] = {}
+        self._parts: list[part.Part] = []
+        self._graph = functional
+        self._is_built = False
+        self._parameters = parameters
+        self._target = full
+        self._settings = chosen
+        self._written = tracing.take_writes(functional)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether Felix runs a part."""
+        return any(each.is_tuned for each in self._parts)
+
+    def reports(self) -> list[PartReport]:
+        return [each.report for each in self._parts]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if not self._is_built:
+            self._build(args)
+        results = self._graph(*args)
+        if not self._written:
+            return list(results)
+        n_outputs = len(results) - len(self._written)
+        for position, value in zip(self._written, results[n_outputs:], strict=True):
+            args[position].copy_(value)
+        return list(results[:n_outputs])
+
+    def _build(self, args: Sequence[Any]) -> None:
+        self._is_built = True
+        changing = tracing.changes_inputs(self._graph)
+        if changing is not None:
+            self.pytorch = {changing: "it changes a tensor in place: PyTorch runs the whole graph"}
+            return
+        tracing.separate_views(self._graph)
+        bound = {
+            position: value
+            for position, value in enumerate(args)
+            if id(value) in self._parameters
+            and position not in self._written
+            and tuned.can_follow(value)
+        }
+        cuts = partition.split(self._graph, bound, self._target)
+        self._graph, self.pytorch = cuts.graph, dict(cuts.pytorch)
+        known = store.Store(self._settings.known_results)
+        for cut in cuts.parts:
+            built = part.Part(cut, self._settings, known)
+            self._graph.set_submodule(cut.name, built)
+            self._parts.append(built)
+
+
+def _target(chosen: settings.Settings, args: Sequence[Any]) -> tvm.target.Target:
+    """What to build for.
+
+    Raises:
+        TargetError: there is no target for the device of the inputs.
+    """
+    if chosen.target is not None:
+        return targets.parse(chosen.target)
+    devices = [each.device.type for each in args if isinstance(each, torch.Tensor)]
+    device = next((each for each in devices if each != "cpu"), "cpu")
+    if device not in _TARGETS:
+        raise errors.TargetError(f"Felix has no target for the device {device}")
+    return targets.parse(_TARGETS[device])
+
+
+def _varying(graph: torch.fx.GraphModule) -> list[int]:
+    """Positions of the inputs that are numbers, or tensors whose shapes vary."""
+    positions = []
+    for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor):
+            if any(isinstance(each, torch.SymInt) for each in (*value.shape, *_strides(value))):
+                positions.append(position)
+        else:
+            positions.append(position)
+    return positions
+
+
+def _strides(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.stride() if value.layout == torch.strided else ()
+
+
+def _size(value: Any) -> Any:
+    """What identifies a varying input."""
+    return (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
+
+
+def _is_capturing() -> bool:
+    """Whether calls are recorded as a CUDA graph: nothing may be built meanwhile."""
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return is_used and torch.cuda.is_current_stream_capturing()
+
+
+def _name(graph: torch.fx.GraphModule) -> str:
+    """The function that a graph begins in, as "forward (net.py:12)"."""
+    for node in graph.graph.nodes:
+        frame = _FRAME.search(node.meta.get("stack_trace") or "")
+        if frame is not None:
+            file, line, function = frame.groups()
+            return f"{function} ({pathlib.PurePath(file).name}:{line})"
+    return "a function"

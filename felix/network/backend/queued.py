@@ -1,0 +1,198 @@
+"""Working off the queue of unknown tasks: `felix tune --queued`.
+
+Tasks of a target are tuned together, weighted by how often they were met, and their results are
+stored. Then they are compared with PyTorch's operators, side by side. What was tuned and compared
+leaves the queue; the next compilation uses it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import tvm
+from tvm import relax
+
+from felix import errors
+from felix.frontend.torch_calls import form as forms
+from felix.known_results import queue, store
+from felix.known_results.outcome import Outcome
+from felix.measure import reference
+from felix.network import contest, groups, optimize, outcomes, shipping
+from felix.task import Task
+from felix.tir import grammar
+
+#: The program's name in a network of one call.
+_SYMBOL = "queued"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A task that left the queue: what is the fastest now, and why."""
+
+    name: str
+    device: str
+    n_requests: int
+    shipped: shipping.Shipped
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What became of the queue.
+
+    Attributes:
+        done: tasks that left it.
+        left: names of those that wait still, with the reason.
+        reason: why tuning ended: "interrupted", or None.
+    """
+
+    done: Sequence[Done]
+    left: Sequence[tuple[str, str]]
+    reason: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OneCall:
+    """A network of one call, for comparing what may run it."""
+
+    lowered: tvm.IRModule
+    target: tvm.target.Target
+
+
+def work_off(known: store.Store, request: outcomes.Request) -> Summary:
+    """Tune what is queued, most requested first where time or trials do not suffice for all.
+
+    Args:
+        known: the known results, whose queue it is.
+        request: how to tune. Seconds (300 if neither they nor trials are given) and trials are
+            shared out among targets by their numbers of tasks.
+
+    Raises:
+        RecordError: the file of known results cannot be used.
+    """
+    if request.trials is None and request.seconds is None:
+        request = dataclasses.replace(request, seconds=optimize.DEFAULT_SECONDS)
+    waiting = queue.tasks(known)
+    by_target: dict[str, list[tuple[queue.QueuedTask, Task]]] = collections.defaultdict(list)
+    left: list[tuple[str, str]] = []
+    for entry in waiting:
+        try:
+            task = Task.from_json(entry.task, trusted=True)
+        except errors.FelixError as error:  # of another version
+            queue.remove(known, [entry])
+            left.append((entry.task_key, f"it cannot be read and is dropped: {error}"))
+            continue
+        task = dataclasses.replace(task, weight=task.weight * entry.n_requests)
+        by_target[f"{entry.device} {task.target}"].append((entry, task))
+    n_tasks = sum(map(len, by_target.values()))
+    done: list[Done] = []
+    for entries in by_target.values():
+        share = len(entries) / n_tasks
+        try:
+            reason = _tuned(known, entries, _shared(request, share), done, left)
+        except errors.FelixError as error:
+            left += [(task.name, str(error)) for _, task in entries]
+            continue
+        if reason == "interrupted":
+            return Summary(done=done, left=left, reason=reason)
+    return Summary(done=done, left=left, reason=None)
+
+
+def _shared(request: outcomes.Request, share: float) -> outcomes.Request:
+    return dataclasses.replace(
+        request,
+        seconds=None if request.seconds is None else request.seconds * share,
+        trials=None if request.trials is None else max(1, round(request.trials * share)),
+    )
+
+
+def _tuned(
+    known: store.Store,
+    entries: Sequence[tuple[queue.QueuedTask, Task]],
+    request: outcomes.Request,
+    done: list[Done],
+    left: list[tuple[str, str]],
+) -> str | None:
+    """Tune and compare tasks of one target; why tuning ended."""
+    gathered = outcomes.gather([task for _, task in entries], known, request)
+    for entry, task in entries:
+        outcome = gathered.by_key.get(task.key)
+        if outcome is None or gathered.reason == "interrupted":
+            left.append((task.name, "time or trials were used up before its turn"))
+            continue
+        try:
+            shipped = _compared(known, entry, task, outcome, gathered.known)
+        except grammar.TVM_ERRORS as error:
+            left.append((task.name, f"it cannot be compared: {grammar.first_line(error)}"))
+            continue
+        queue.remove(known, [entry])
+        done.append(
+            Done(
+                name=task.name,
+                device=entry.device,
+                n_requests=entry.n_requests,
+                shipped=shipped,
+            )
+        )
+    return gathered.reason
+
+
+def _compared(
+    known: store.Store,
+    entry: queue.QueuedTask,
+    task: Task,
+    outcome: Outcome,
+    earlier: frozenset[str],
+) -> shipping.Shipped:
+    form = "PyTorch has no operators for it"
+    group = groups.Group(
+        name=task.name,
+        symbols=(_SYMBOL,),
+        calls=1,
+        task=task,
+        reason=None,
+        form=form if entry.form is None else forms.form_from_json(entry.form),
+    )
+    contenders = contest.Contest(_OneCall(_one_call(task), task.target), known)
+    compared = contenders.held(group, outcome)
+    return shipping.choose(group, outcome, compared, is_known=task.key in earlier)
+
+
+def _one_call(task: Task) -> tvm.IRModule:
+    """A network that calls a task's program once."""
+    arguments = reference.arguments(task.mod)
+    tensors = {each.name: relax.TensorType(each.shape, each.dtype) for each in arguments}
+    operands = [relax.Var(each.name, tensors[each.name]) for each in arguments if each.is_input]
+    results = [tensors[each.name] for each in arguments if each.is_output]
+    builder = relax.BlockBuilder()
+    func = task.func.without_attr("global_symbol")
+    variable = builder.add_func(func, _SYMBOL)
+    with builder.function("main", operands):
+        with builder.dataflow():
+            call = relax.call_tir(variable, operands, results if len(results) > 1 else results[0])
+            output = builder.emit_output(call)
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def to_json(summary: Summary) -> Mapping[str, object]:
+    """The summary as JSON."""
+    return {
+        "reason": summary.reason,
+        "done": [
+            {
+                "task": each.name,
+                "device": each.device,
+                "requests": each.n_requests,
+                "fastest": str(each.shipped.contender),
+                "reason": each.shipped.reason,
+                "latencies_us": {
+                    str(name): value for name, value in each.shipped.latencies_us.items()
+                },
+                "untuned": each.shipped.untuned,
+            }
+            for each in summary.done
+        ],
+        "left": [{"task": name, "reason": reason} for name, reason in summary.left],
+    }

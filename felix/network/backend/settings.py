@@ -1,0 +1,76 @@
+"""What `torch.compile(..., backend="felix", options={...})` may say."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from felix import errors
+
+#: Sizes of a graph with dynamic shapes that get programs, unless options say otherwise.
+MAX_SIZES = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Options of the backend.
+
+    Attributes:
+        known_results: the file of known results; the default one if None.
+        target: what to build for; by default the device of a graph's inputs.
+        max_sizes: so many sizes of a graph with dynamic shapes get programs; the others run in
+            PyTorch.
+        never_slower: whether a part is timed beside PyTorch and runs only where it is not slower.
+        queue: whether tasks of which nothing is known are queued for tuning.
+    """
+
+    known_results: str | os.PathLike[str] | None = None
+    target: str | None = None
+    max_sizes: int = MAX_SIZES
+    never_slower: bool = True
+    queue: bool = True
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "known_results": (str, os.PathLike),
+    "target": (str,),
+    "max_sizes": (int,),
+    "never_slower": (bool,),
+    "queue": (bool,),
+}
+
+
+def read(mode: str | None, options: Mapping[str, Any] | None) -> Settings:
+    """The settings of a call of `torch.compile`.
+
+    Raises:
+        TuningError: a mode, an unknown option, or a value of the wrong type.
+    """
+    if mode is not None:
+        raise errors.TuningError(
+            f"the backend felix has no modes, got mode={mode!r}: leave it out"
+        )
+    chosen = dict(options or {})
+    for name, value in chosen.items():
+        _check(name, value)
+    return Settings(**chosen)
+
+
+def _check(name: str, value: Any) -> None:
+    if name not in _TYPES:
+        near = difflib.get_close_matches(str(name), _TYPES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise errors.TuningError(
+            f"the backend felix has no option {name!r}{hint} (its options: {', '.join(_TYPES)})"
+        )
+    kinds = _TYPES[name]
+    is_right = isinstance(value, kinds) and not (kinds == (int,) and isinstance(value, bool))
+    if not is_right:
+        names = " or ".join({"PathLike": "a path"}.get(kind.__name__, kind.__name__)
+                            for kind in kinds)  # fmt: skip
+        raise errors.TuningError(f"the option {name!r} is {names}, got {value!r}")
+    if name == "max_sizes" and value < 1:
+        raise errors.TuningError(f"the option 'max_sizes' is at least 1, got {value}")

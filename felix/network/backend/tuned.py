@@ -1,0 +1,125 @@
+"""A part as Felix runs it: a network whose parameters are those of the model at each call.
+
+Folding makes parameters of its own out of the model's (batch norm, casts), and those that are
+passed on may lie in copies. So each call compares where the model's parameters lie and their
+version counters, which PyTorch raises at every change in place, with those that the network was
+made from. After a change the parameters are folded again, `MAX_REFRESHES` times at most: a model
+whose parameters change all the time is faster in PyTorch. A change in place through `.data` has a
+counter of its own and is not noticed.
+
+Outputs have PyTorch's layouts and memory of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+import tvm
+from tvm import relax
+
+from felix.frontend import folding
+from felix.network import assembly, contest, executable, shipping
+from felix.network.backend import partition
+
+#: Parameters are folded again so often.
+MAX_REFRESHES = 8
+
+
+class TunedPart:
+    """A part as a network.
+
+    Args:
+        program: the part.
+        shipped: what its groups run.
+        parameters: its inputs that are parameters, by position.
+        outputs: what PyTorch's operators give: (fake) tensors, for their layouts.
+
+    Raises:
+        MeasureError: a program cannot be compiled here.
+    """
+
+    def __init__(
+        self,
+        program: partition.PartProgram,
+        shipped: Sequence[shipping.Shipped],
+        parameters: Mapping[int, torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        runs = [
+            (each.group, contest.program(each.contender, each.group, each.outcome))
+            for each in shipped
+        ]
+        self._raw = program.raw
+        self._network = executable.Executable(
+            executable.compile_network(assembly.assemble(program.lowered, runs), program.target),
+            program.folded.parameters,
+            executable.device(program.target),
+        )
+        self._positions = sorted(parameters)
+        self._stamps = [_stamp(parameters[position]) for position in self._positions]
+        self._n_refreshes = 0
+        self._strides = [None if each.is_contiguous() else each.stride() for each in outputs]
+        self._shared = _shared_outputs(program.lowered)
+
+    def follow(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Take the parameters as they are now; False if they change too often."""
+        parameters = [inputs[position] for position in self._positions]
+        stamps = [_stamp(each) for each in parameters]
+        if stamps == self._stamps:
+            return True
+        if self._n_refreshes == MAX_REFRESHES:
+            return False
+        self._n_refreshes += 1
+        values = tuple(each.detach() for each in parameters)
+        self._raw = dataclasses.replace(self._raw, parameters=values)
+        self._network.replace_parameters(folding.fold(self._raw).parameters)
+        self._stamps = stamps
+        return True
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs of one call."""
+        positions = set(self._positions)
+        passed = [each for position, each in enumerate(inputs) if position not in positions]
+        results = self._network(passed)
+        return [self._as_in_pytorch(number, result) for number, result in enumerate(results)]
+
+    def _as_in_pytorch(self, number: int, result: torch.Tensor) -> torch.Tensor:
+        """An output with memory of its own, in the layout that PyTorch gives it."""
+        strides = self._strides[number]
+        if strides is not None:
+            place = torch.empty_strided(
+                result.shape, strides, dtype=result.dtype, device=result.device
+            )
+            return place.copy_(result)
+        return result.clone() if number in self._shared else result
+
+
+def can_follow(parameter: torch.Tensor) -> bool:
+    """Whether changes of a parameter can be noticed."""
+    return not parameter.is_inference()
+
+
+def _stamp(parameter: torch.Tensor) -> tuple[int, int]:
+    return parameter.data_ptr(), parameter._version
+
+
+def _shared_outputs(lowered: tvm.IRModule) -> set[int]:
+    """Outputs that are an input, a parameter or an earlier output, by number."""
+    main = lowered["main"]
+    values = {
+        binding.var: binding.value for block in main.body.blocks for binding in block.bindings
+    }
+    result = main.body.body
+    while result in values and not isinstance(values[result], relax.Call):
+        result = values[result]
+    shared: set[int] = set()
+    earlier = list(main.params)
+    for number, output in enumerate(getattr(result, "fields", [result])):
+        while isinstance(values.get(output), relax.Var):
+            output = values[output]
+        if any(output.same_as(each) for each in earlier):
+            shared.add(number)
+        earlier.append(output)
+    return shared

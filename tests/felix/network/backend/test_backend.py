@@ -1,0 +1,555 @@
+"""What users of `torch.compile` rely on, with tuned programs running."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pathlib
+import warnings
+import weakref
+from concurrent import futures
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import testing
+from torch._dynamo.backends import debugging
+
+import felix
+from felix.network.backend import entry, part, tuned
+from tests.support import backend, networks
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_with_batch_norm(everything_known: pathlib.Path) -> None:
+    model, x = networks.Convolutions().train(), torch.randn(2, 3, 6, 6)
+    model(x)  # running statistics that are not 0 and 1
+    fast = backend.compiled(model.eval(), everything_known, fullgraph=True)
+    with torch.no_grad():
+        for output, reference in zip(fast(x), model(x), strict=True):
+            _close(output, reference)
+    (only,) = backend.parts()
+    assert only.is_tuned and not entry.backend_report().graphs[0].sizes[0].pytorch
+    # Batch norm is folded into the convolutions: no group of its own.
+    assert len(only.groups) == 3
+    assert all(each.contender == "felix" for each in only.groups)
+
+
+def test_transformer_takes_the_tasks_of_optimize(tmp_path: pathlib.Path) -> None:
+    model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
+    tasks = felix.extract_tasks(model, (tokens,), networks.TARGET)
+    results = backend.known(tmp_path)
+    for task in tasks:
+        results.add(task, backend.outcome(task))
+    fast = backend.compiled(model, tmp_path)
+    with torch.no_grad():
+        _close(fast(tokens.flip(1)), model(tokens.flip(1)))
+    (only,) = backend.parts()
+    assert only.is_tuned and all(each.is_known for each in only.groups)
+    assert len(only.groups) == len(tasks)
+
+
+def test_unsupported_operator_stays_in_pytorch(everything_known: pathlib.Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.first(x))
+            middle, _ = torch.kthvalue(x, 2, dim=1, keepdim=True)
+            return self.second(x - middle)
+
+    model, x = Model(), torch.randn(4, 8)
+    fast = backend.compiled(model, everything_known)
+    with torch.no_grad():
+        _close(fast(x), model(x))
+    (graph,) = entry.backend_report().graphs
+    assert list(graph.sizes[0].pytorch) == ["aten.kthvalue.default"]
+    assert "aten.kthvalue.default: PyTorch: TVM does not import it" in str(entry.backend_report())
+    assert backend.tuned_operators() >= {"linear", "relu"}
+
+
+def test_operator_that_fails_alone_leaves_the_rest(everything_known: pathlib.Path) -> None:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.unfold(torch.relu(x), 3) * 2.0
+
+    x = torch.randn(1, 2, 5, 5)
+    _close(backend.compiled(call, everything_known)(x), call(x))
+    assert backend.tuned_operators() == {"relu", "mul"}
+
+
+class TestTraining:
+    def test_runs_in_pytorch_with_one_warning(self, everything_known: pathlib.Path) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).train()
+        fast = backend.compiled(model, everything_known)
+        other = backend.compiled(nn.Linear(4, 2), everything_known)
+        x = torch.randn(3, 4)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            fast(x).sum().backward()
+            fast(x).sum().backward()
+            other(x).sum().backward()
+        assert sum("computes gradients" in str(each.message) for each in caught) == 1
+        assert model[0].weight.grad is not None
+        assert int(model[2].num_batches_tracked) == 2
+        assert all("gradients" in (g.reason or "") for g in entry.backend_report().graphs)
+
+    def test_gradients_are_those_of_the_model(self, everything_known: pathlib.Path) -> None:
+        model, x = networks.Convolutions(), torch.randn(2, 3, 6, 6)
+        gradients = []
+        for call in (model, backend.compiled(model, everything_known)):
+            model.zero_grad()
+            call(x)[1].sum().backward()
+            gradients.append([each.grad.clone() for each in model.parameters()])  # type: ignore[union-attr]
+        for actual, expected in zip(*gradients, strict=True):
+            _close(actual, expected)
+
+    def test_no_grad_inside_the_model(self, everything_known: pathlib.Path) -> None:
+        linear, x = nn.Linear(4, 4), torch.randn(3, 4)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                return linear(x)
+
+        out = backend.compiled(call, everything_known)(x)
+        assert not out.requires_grad and backend.tuned_operators() == {"linear"}
+        _close(out, linear(x))
+
+    def test_training_then_inference(self, everything_known: pathlib.Path) -> None:
+        """The modes are separate graphs; inference has the parameters that training left."""
+        model, x = nn.Linear(4, 2), torch.randn(3, 4)
+        fast = backend.compiled(model, everything_known)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(3):
+            with torch.no_grad():
+                _close(fast(x), model(x))
+            optimizer.zero_grad()
+            fast(x).square().sum().backward()
+            optimizer.step()
+        assert backend.tuned_operators() == {"linear"}
+
+
+class TestParameters:
+    @pytest.fixture
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+        model(torch.randn(4, 2, 5, 5))
+        return model.eval()
+
+    def test_load_state_dict(self, model: nn.Module, everything_known: pathlib.Path) -> None:
+        fast, x = backend.compiled(model, everything_known), torch.randn(1, 2, 5, 5)
+        with torch.no_grad():
+            before = fast(x)
+            model.load_state_dict({
+                name: value + 1 if value.is_floating_point() else value
+                for name, value in model.state_dict().items()
+            })  # fmt: skip
+            after = fast(x)
+            _close(after, model(x))
+        assert not torch.allclose(before, after)
+        assert backend.tuned_operators() and len(entry.backend_report().graphs) == 1
+
+    def test_data_replaced(self, model: nn.Module, everything_known: pathlib.Path) -> None:
+        fast, x = backend.compiled(model, everything_known), torch.randn(1, 2, 5, 5)
+        with torch.no_grad():
+            fast(x)
+            model[0].weight.data = model[0].weight.data * 3
+            _close(fast(x), model(x))
+            model[0].weight = nn.Parameter(model[0].weight * 2)
+            _close(fast(x), model(x))
+        assert backend.tuned_operators()
+
+    def test_too_many_changes(self, model: nn.Module, everything_known: pathlib.Path) -> None:
+        fast, x = backend.compiled(model, everything_known), torch.randn(1, 2, 5, 5)
+        with torch.no_grad():
+            for _ in range(tuned.MAX_REFRESHES + 2):
+                _close(fast(x), model(x))
+                model[1].running_mean.add_(0.5)
+        (only,) = backend.parts()
+        assert not only.is_tuned and only.reason == "its parameters change too often"
+
+    def test_made_in_inference_mode(self, everything_known: pathlib.Path) -> None:
+        """Such parameters have no version counters: they are inputs of every call."""
+        with torch.inference_mode():
+            model, x = nn.Linear(4, 3), torch.randn(2, 4)
+            fast = backend.compiled(model, everything_known)
+            _close(fast(x), model(x))
+            model.weight.mul_(2)
+            _close(fast(x), model(x))
+        assert backend.tuned_operators() == {"linear"}
+
+
+class TestStructure:
+    def test_keywords_none_and_nested_outputs(self, everything_known: pathlib.Path) -> None:
+        model, x = networks.Perceptron(), torch.randn(4, 16)
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad():
+            for skip in (True, False):
+                scale = torch.tensor(0.5)
+                out, expected = (call(x, scale=scale, skip=skip) for call in (fast, model))
+                assert out.keys() == expected.keys() and out["state"][1] is None
+                _close(out["y"], expected["y"])
+                _close(out["state"][0], expected["state"][0])
+        assert backend.tuned_operators() >= {"linear", "gelu", "mul"}
+
+    def test_graph_break(self, everything_known: pathlib.Path) -> None:
+        first, second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            x = torch.tanh(first(x))
+            torch._dynamo.graph_break()
+            return second(x)
+
+        fast, x = backend.compiled(call, everything_known), torch.randn(3, 4)
+        with torch.no_grad():
+            _close(fast(x), call(x))
+        assert len(entry.backend_report().graphs) == 2
+        assert [each.is_tuned for each in backend.parts()] == [True, True]
+
+    def test_branch_by_data(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            y = torch.exp(x)
+            return y * 2 if y.sum() > 6 else y - 1
+
+        fast = backend.compiled(call, everything_known)
+        for x in (torch.zeros(4), torch.ones(4)):
+            _close(fast(x), call(x))
+
+    def test_numbers_as_arguments(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor, scale: float, n: int) -> torch.Tensor:
+            return torch.relu(x * scale) + n
+
+        fast, x = backend.compiled(call, everything_known), torch.randn(4)
+        for scale, n in ((0.5, 2), (0.25, 3), (2.0, 4)):
+            _close(fast(x, scale, n), call(x, scale, n))
+
+
+class TestMemory:
+    def test_input_changed_in_place(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.mul_(2).add_(1)
+            return torch.relu(x - y)
+
+        tensors = [torch.randn(3, 4) for _ in range(2)]
+        copies = [each.clone() for each in tensors]
+        fast = backend.compiled(call, everything_known)
+        for _ in range(2):
+            _close(fast(*tensors), call(*copies))
+            _close(tensors[0], copies[0])
+        assert backend.tuned_operators() >= {"mul", "add"}
+
+    def test_buffer_changed_by_the_model(self, everything_known: pathlib.Path) -> None:
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+                self.register_buffer("total", torch.zeros(4))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.total: torch.Tensor
+                self.total.add_(1.0)
+                return self.linear(x) * self.total
+
+        model, reference, x = Counting(), Counting(), torch.randn(2, 4)
+        reference.load_state_dict(model.state_dict())
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad():
+            for number in range(tuned.MAX_REFRESHES + 3):
+                _close(fast(x), reference(x))
+                assert torch.equal(model.total, torch.full((4,), number + 1.0))
+        assert "linear" in backend.tuned_operators()  # the buffer is no parameter of a part
+
+    def test_outputs_that_alias(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = torch.relu(x)
+            return x, x.t(), y, y.view(-1), y[0], y.t() @ y, y.clone(), x.clone(), x.split(2)[1]
+
+        x = torch.randn(3, 4)
+        outputs, expected = backend.compiled(call, everything_known)(x), call(x)
+        assert backend.tuned_operators()
+        for output, reference in zip(outputs, expected, strict=True):
+            _close(output, reference)
+            assert output.stride() == reference.stride()
+        x.add_(1)  # what aliases the input follows it, copies do not
+        for output, reference in zip(outputs, expected, strict=True):
+            _close(output, reference)
+        for each in (outputs, expected):
+            each[2].zero_()
+        for output, reference in zip(outputs, expected, strict=True):
+            _close(output, reference)
+
+    def test_earlier_outputs_stay(self, everything_known: pathlib.Path) -> None:
+        model, x = nn.Linear(4, 4), torch.randn(3, 4)
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad():
+            first = fast(x)
+            copy = first.clone()
+            fast(x * 2)
+        assert torch.equal(first, copy)
+
+    def test_inputs_as_views(self, everything_known: pathlib.Path) -> None:
+        model = nn.Linear(4, 2)
+        fast, base = backend.compiled(model, everything_known), torch.randn(4 * 6 + 1)
+        with torch.no_grad():
+            for view in (base[:-1].view(4, 6).t(), base[1:].view(6, 4), base[0].expand(3, 4)):
+                _close(fast(view), model(view))
+        assert backend.tuned_operators() == {"linear"}
+
+    def test_layouts_are_those_of_pytorch(self, everything_known: pathlib.Path) -> None:
+        x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        out = backend.compiled(lambda x: torch.relu(x) * 2, everything_known)(x)
+        assert backend.tuned_operators()
+        assert out.stride() == x.stride() and torch.equal(out, torch.relu(x) * 2)
+
+    def test_the_same_output_twice(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = torch.sigmoid(x)
+            return y, y
+
+        first, second = backend.compiled(call, everything_known)(torch.randn(4))
+        assert first is second and backend.tuned_operators() == {"sigmoid"}
+
+    def test_empty_tensors(self, everything_known: pathlib.Path) -> None:
+        fast = backend.compiled(torch.relu, everything_known, dynamic=False)
+        assert fast(torch.randn(0, 3)).shape == (0, 3)
+
+    def test_complex_numbers(self, everything_known: pathlib.Path) -> None:
+        x = torch.randn(4, dtype=torch.complex64)
+        fast = backend.compiled(lambda x: torch.view_as_real(x * 2) + 1, everything_known)
+        _close(fast(x), torch.view_as_real(x * 2) + 1)
+        assert "aten.mul.Tensor" in entry.backend_report().graphs[0].sizes[0].pytorch
+
+
+class TestSizes:
+    @pytest.mark.parametrize("dynamic", [None, True])
+    def test_batches(self, everything_known: pathlib.Path, dynamic: bool | None) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+        fast = backend.compiled(model, everything_known, dynamic=dynamic, max_sizes=2)
+        with torch.no_grad():
+            for batch in (3, 5, 7, 9, 5, 9):
+                x = torch.randn(batch, 4)
+                _close(fast(x), model(x))
+        graphs = entry.backend_report().graphs
+        sizes = [[each.sizes for each in graph.sizes] for graph in graphs]
+        assert sizes == ([["3x4", "5x4"]] if dynamic else [["3x4"], ["5x4", "7x4"]])
+        assert graphs[-1].n_more_sizes == (3 if dynamic else 2)
+        assert all(each.is_tuned for each in backend.parts())
+        assert "more sizes than the limit" in str(entry.backend_report())
+
+    def test_sizes_in_the_computation(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x).reshape(x.shape[0] * 2, -1) * x.shape[0]
+
+        fast = backend.compiled(call, everything_known, dynamic=True)
+        for batch in (2, 3, 4):
+            x = torch.randn(batch, 6)
+            _close(fast(x), call(x))
+        assert "relu" in backend.tuned_operators()
+
+
+class TestModes:
+    def test_inference_mode(self, everything_known: pathlib.Path) -> None:
+        model, x = networks.Convolutions().eval(), torch.randn(1, 3, 6, 6)
+        fast = backend.compiled(model, everything_known)
+        with torch.inference_mode():
+            for output, reference in zip(fast(x), model(x), strict=True):
+                _close(output, reference)
+                output.add_(1)
+        assert all(each.is_tuned for each in backend.parts())
+
+    def test_autocast_of_a_network(self, everything_known: pathlib.Path) -> None:
+        model, x = networks.Convolutions().eval(), torch.randn(1, 3, 6, 6)
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            outputs, expected = fast(x), model(x)
+        for output, reference in zip(outputs, expected, strict=True):
+            assert output.dtype == reference.dtype == torch.bfloat16
+            torch.testing.assert_close(output, reference, rtol=0.05, atol=0.05)
+        with torch.no_grad():
+            assert fast(x)[0].dtype == torch.float32
+        (first, _) = entry.backend_report().graphs
+        (only,) = first.sizes[0].parts
+        assert only.is_tuned and len(only.groups) < 8  # casts of parameters are done once
+
+    def test_autocast_inside_the_model(self, everything_known: pathlib.Path) -> None:
+        linear, x = nn.Linear(4, 3), torch.randn(2, 4)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return linear(x)
+
+        with torch.no_grad():
+            out = backend.compiled(call, everything_known)(x)
+            torch.testing.assert_close(out, call(x), rtol=0.05, atol=0.05)
+        assert backend.tuned_operators() >= {"linear"}
+
+    def test_while_a_cuda_graph_is_recorded(
+        self, everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is built or timed then; what was built before is recorded."""
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        recording = [True]
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+        model, x = nn.Linear(4, 3), torch.randn(2, 4)
+        fast = backend.compiled(model, everything_known)
+        with torch.no_grad():
+            _close(fast(x), model(x))
+            assert not backend.parts()
+            recording[0] = False
+            _close(fast(x), model(x))
+            assert backend.tuned_operators() == {"linear"}
+            recording[0] = True
+            _close(fast(x), model(x))
+
+
+class TestWhoIsFaster:
+    @pytest.mark.parametrize("felix_us", [10.0, 30.0])
+    def test_the_faster_runs(
+        self,
+        everything_known: pathlib.Path,
+        monkeypatch: pytest.MonkeyPatch,
+        felix_us: float,
+    ) -> None:
+        latencies_us = itertools.chain([felix_us, 20.0], itertools.repeat(99.0))
+        monkeypatch.setattr(part.optimized, "median_us", lambda *args: next(latencies_us))
+        model, x = nn.Linear(4, 3), torch.randn(2, 4)
+        fast = backend.compiled(model, everything_known, never_slower=True)
+        with torch.no_grad():
+            _close(fast(x), model(x))
+            _close(fast(x), model(x))
+        (only,) = backend.parts()
+        assert (only.felix_us, only.pytorch_us) == (felix_us, 20.0)
+        assert only.is_tuned == (felix_us < 20.0)
+        assert only.is_tuned or only.reason == "it takes 20.0 us, Felix's network 30.0 us"
+
+    def test_wrong_results_do_not_run(
+        self, everything_known: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        call = tuned.TunedPart.__call__
+        monkeypatch.setattr(
+            tuned.TunedPart, "__call__", lambda self, x: [each + 1 for each in call(self, x)]
+        )
+        model, x = nn.Linear(4, 3), torch.randn(2, 4)
+        with torch.no_grad():
+            _close(backend.compiled(model, everything_known)(x), model(x))
+        (only,) = backend.parts()
+        assert not only.is_tuned and "differs from PyTorch" in only.reason
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_size": 3}, "no option 'max_size'; did you mean max_sizes"),
+            ({"max_sizes": 0}, "at least 1"),
+            ({"max_sizes": True}, "is int"),
+            ({"never_slower": 1}, "'never_slower' is bool"),
+            ({"known_results": 5}, "is str or a path"),
+            ({"target": "toaster"}, "'felix' raised:\nTargetError: unknown target 'toaster'"),
+        ],
+    )
+    def test_wrong_options(
+        self, tmp_path: pathlib.Path, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+            backend.compiled(torch.relu, tmp_path, **options)(torch.ones(2))
+
+    def test_modes(self) -> None:
+        fast = torch.compile(torch.relu, backend=entry.backend, mode="max-autotune")
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no modes"):
+            fast(torch.ones(2))
+
+    def test_target_of_another_device(self, everything_known: pathlib.Path) -> None:
+        fast = backend.compiled(torch.relu, everything_known, target="cuda -arch=sm_90")
+        assert torch.equal(fast(torch.ones(2)), torch.ones(2))
+        assert "it works on cpu" in str(entry.backend_report())
+
+    def test_known_results_that_cannot_be_read(self, tmp_path: pathlib.Path) -> None:
+        (tmp_path / "known.sqlite").write_text("this is no database of known results " * 9)
+        with pytest.raises(felix.errors.RecordError, match="cannot be used"):
+            backend.compiled(torch.relu, tmp_path)(torch.ones(2))
+
+
+def test_report_begins_anew(everything_known: pathlib.Path) -> None:
+    assert "no graph" in str(felix.backend_report())
+    fast = backend.compiled(torch.relu, everything_known)
+    fast(torch.ones(3))
+    report = felix.backend_report().to_json()
+    assert report["graphs"][0]["sizes"][0]["parts"][0]["runs"] == "felix"
+    torch._dynamo.reset()
+    assert not felix.backend_report().graphs
+
+
+def test_a_model_that_goes_takes_its_graphs(everything_known: pathlib.Path) -> None:
+    model = nn.Linear(4, 4)
+    weight = weakref.ref(model.weight)
+    with torch.no_grad():
+        backend.compiled(model, everything_known)(torch.randn(2, 4))
+    assert backend.tuned_operators() == {"linear"}
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert weight() is None
+
+
+class TestAsOtherBackends:
+    """What PyTorch's tests ask of any backend."""
+
+    def test_evaluation_with_gradients(self, everything_known: pathlib.Path) -> None:
+        model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Sigmoid()).eval()
+        x = torch.randn(2, 10)
+        assert testing.same(model(x), backend.compiled(model, everything_known)(x), tol=0.01)
+
+    def test_types_that_differ(self, everything_known: pathlib.Path) -> None:
+        def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            x = torch.cos(a)
+            x += b
+            return torch.sin(x)
+
+        a, b = torch.randn(10), torch.randn(10, dtype=torch.float64)
+        assert testing.same(call(a, b), backend.compiled(call, everything_known)(a, b))
+        assert backend.tuned_operators() >= {"cos", "sin"}
+
+    def test_explained(self, everything_known: pathlib.Path) -> None:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            x = torch.sin(x)
+            torch._dynamo.graph_break()
+            return torch.sin(x)
+
+        explained = debugging.ExplainWithBackend(entry.backend)
+        x = torch.randn(5)
+        assert testing.same(torch.compile(call, backend=explained)(x), call(x))
+        assert explained.output().graph_count == 2
+        assert len(entry.backend_report().graphs) == 2
+
+    def test_called_by_another_backend(self, everything_known: pathlib.Path) -> None:
+        def other(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            return entry.backend(graph, inputs, options={"target": networks.TARGET})
+
+        x = torch.randn(3)
+        assert testing.same(torch.compile(torch.exp, backend=other)(x), torch.exp(x))
+
+    def test_other_options_compile_anew(self, everything_known: pathlib.Path) -> None:
+        x = torch.ones(3)
+        backend.compiled(torch.relu, everything_known)(x)
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+            backend.compiled(torch.relu, everything_known, max_sizes=-1)(x)
+
+    def test_several_threads(self, everything_known: pathlib.Path) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        fast, inputs = backend.compiled(model, everything_known), torch.randn(8, 2, 4)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                return fast(x)
+
+        with futures.ThreadPoolExecutor(4) as threads:
+            outputs = list(threads.map(call, inputs))
+        with torch.no_grad():
+            for output, x in zip(outputs, inputs, strict=True):
+                _close(output, model(x))

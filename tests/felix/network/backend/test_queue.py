@@ -1,0 +1,208 @@
+"""From a model that nobody tuned to one that runs tuned programs, by way of the queue."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from felix.cli import main
+from felix.known_results import queue, store
+from felix.measure.calls import cpu_calls
+from felix.network import outcomes
+from felix.network.backend import entry, queued
+from felix.network.shipping import Contender
+from felix.task import Task
+from felix.tuning import options
+from tests.support import backend, networks
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1)).eval()
+
+
+def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> None:
+    """PyTorch's operators take so long, others 10 us."""
+
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int) -> Any:
+        for call in calls.values():
+            call()
+        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
+
+    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+
+
+def _request(pool: networks.Pool, trials: int = 8) -> outcomes.Request:
+    return outcomes.Request(
+        trials=trials, seconds=None, seed=0, options=networks.tune_options(pool), out=None,
+        on_event=None,
+    )  # fmt: skip
+
+
+def test_unknown_tasks_are_queued_and_run_in_pytorch(tmp_path: pathlib.Path) -> None:
+    model, x = _model(), torch.randn(3, 8)
+    fast = backend.compiled(model, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(fast(x), model(x))  # PyTorch itself
+    (only,) = backend.parts()
+    assert not only.is_tuned and only.reason == "nothing is known of its 3 tasks"
+    waiting = queue.tasks(backend.known(tmp_path))
+    assert len(waiting) == only.n_queued == 3
+    assert {each.n_requests for each in waiting} == {1}
+    assert all(each.form is not None for each in waiting)
+    assert "3 tasks are queued: tune them by felix tune --queued" in str(entry.backend_report())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        backend.compiled(model, tmp_path)(x)
+    assert {each.n_requests for each in queue.tasks(backend.known(tmp_path))} == {2}
+
+
+def test_without_the_queue(tmp_path: pathlib.Path) -> None:
+    backend.compiled(torch.relu, tmp_path, queue=False)(torch.ones(2))
+    assert not queue.tasks(backend.known(tmp_path)) and not entry.backend_report().n_queued
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_worked_off(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, mode: Callable[[], Any]
+) -> None:
+    _timed(monkeypatch, 12.0)
+    model, x = _model(), torch.randn(3, 8)
+    pool, known = networks.Pool(), backend.known(tmp_path)
+    with mode():
+        backend.compiled(model, tmp_path)(x)
+        summary = queued.work_off(known, _request(pool))
+        assert len(summary.done) == 3 and not summary.left and pool.n_measured >= 3
+        assert {each.shipped.contender for each in summary.done} == {Contender.FELIX}
+        assert not queue.tasks(known)
+        torch._dynamo.reset()
+        fast = backend.compiled(model, tmp_path)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-6)
+    (only,) = backend.parts()
+    assert only.is_tuned and only.n_queued == 0
+    assert all("pytorch takes 1.20 times as long" in each.reason for each in only.groups)
+    assert not queued.work_off(known, _request(pool)).done  # nothing waits
+
+
+def test_pytorch_is_faster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _timed(monkeypatch, 2.0)
+    model, x = _model(), torch.randn(3, 8)
+    with torch.no_grad():
+        backend.compiled(model, tmp_path)(x)
+        queued.work_off(backend.known(tmp_path), _request(networks.Pool()))
+        torch._dynamo.reset()
+        assert torch.equal(backend.compiled(model, tmp_path)(x), model(x))
+    (only,) = backend.parts()
+    assert not only.is_tuned and only.n_queued == 0
+    assert only.reason == "PyTorch's operators are the fastest of each group that is known"
+
+
+def test_some_is_known(tmp_path: pathlib.Path) -> None:
+    """A known program runs; PyTorch's operators do the unknown rest in the same network."""
+    model, x = _model(), torch.randn(3, 8)
+    results = backend.known(tmp_path)
+    with torch.no_grad():
+        backend.compiled(model, tmp_path)(x)
+        for each in queue.tasks(results):
+            task = Task.from_json(each.task, trusted=True)
+            if "softmax" in task.name:
+                results.add(task, backend.outcome(task))
+        torch._dynamo.reset()
+        torch.testing.assert_close(
+            backend.compiled(model, tmp_path)(x), model(x), rtol=1e-4, atol=1e-6
+        )
+    (only,) = backend.parts()
+    assert only.is_tuned and only.reason == "1 of its 3 groups are known"
+    runs = {each.group.name: each.contender for each in only.groups}
+    assert runs.pop("softmax") is Contender.FELIX
+    assert set(runs.values()) == {Contender.PYTORCH}
+
+
+def test_no_time_for_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _timed(monkeypatch, 12.0)
+    known = backend.known(tmp_path)
+    with torch.no_grad():
+        backend.compiled(_model(), tmp_path)(torch.randn(3, 8))
+    summary = queued.work_off(known, _request(networks.Pool(), trials=1))
+    assert summary.done and summary.left
+    assert len(queue.tasks(known)) == len(summary.left) == 3 - len(summary.done)
+
+
+def test_tasks_of_another_version_are_dropped(tmp_path: pathlib.Path) -> None:
+    known = backend.known(tmp_path)
+    backend.compiled(torch.relu, tmp_path)(torch.ones(2))
+    with known.connection() as connection:
+        connection.execute("UPDATE queue SET task = '{}'")
+    summary = queued.work_off(known, _request(networks.Pool()))
+    assert "dropped" in summary.left[0][1] and not queue.tasks(known)
+
+
+@pytest.mark.slow
+def test_many_processes_queue(tmp_path: pathlib.Path) -> None:
+    script = (
+        "import sys; from felix import workloads; from felix.known_results import queue, store;"
+        "known = store.Store(sys.argv[1]);"
+        f"task = workloads.gemm(16, 32, 8, target={networks.TARGET!r});"
+        "[queue.add(known, [(task, None)]) for _ in range(20)]; queue.add(known, [(task, 'f')])"
+    )
+    path = tmp_path / "known.sqlite"
+    writers = [subprocess.Popen([sys.executable, "-c", script, str(path)]) for _ in range(2)]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    (waiting,) = queue.tasks(store.Store(path))
+    assert waiting.n_requests == 42 and waiting.form == "f"
+
+
+class TestCommand:
+    @pytest.fixture
+    def pool(self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> networks.Pool:
+        """What the command measures with; known results are the test's own."""
+        pool = networks.Pool()
+        monkeypatch.setenv(store.VARIABLE, str(tmp_path / "known.sqlite"))
+        monkeypatch.setattr(options.TuneOptions, "open_pool", lambda self, task: pool)
+        return pool
+
+    def test_tunes_what_is_queued(
+        self,
+        pool: networks.Pool,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: pathlib.Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        _timed(monkeypatch, 12.0)
+        backend.compiled(torch.relu, tmp_path)(torch.ones(64))
+        arguments = ["tune", "--queued", "--trials", "2", "--quiet"]
+        assert main.main([*arguments, "--json"]) == 0
+        (done,) = json.loads(capsys.readouterr().out)["done"]
+        assert done["task"] == "relu" and done["fastest"] == "felix" and done["requests"] == 1
+        assert pool.n_measured > 0
+        assert main.main(arguments) == 0
+        assert capsys.readouterr().out == "nothing is queued\n"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--queued", "--target", "llvm"], "leave them out"),
+            (["--queued", "--strategy", "random"], "gradient search"),
+        ],
+    )
+    def test_refused(
+        self,
+        pool: networks.Pool,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        message: str,
+    ) -> None:
+        assert main.main(["tune", *arguments]) == 1
+        assert message in capsys.readouterr().err
+
+    def test_either_workloads_or_the_queue(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit, match="2"):
+            main.main(["tune", "gemm:8,8,8", "--queued"])
+        assert "not allowed with" in capsys.readouterr().err
