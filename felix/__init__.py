@@ -26,6 +26,7 @@ _LAZY = {
     "Task": "felix.task",
     "TuneOptions": "felix.tuning.options",
     "TuneResult": "felix.tuning.results",
+    "backend_report": "felix.network.backend.entry",
     "compile": "felix.tuning.tune",
     "extract_tasks": "felix.frontend",
     "optimize": "felix.network.optimize",
@@ -37,6 +38,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from felix import events, frontend, metaschedule, records, workloads
     from felix.frontend import extract_tasks
+    from felix.network.backend.entry import backend_report
     from felix.network.optimize import optimize
     from felix.sketch.sketch import Sketch, sketches, trace_sketches
     from felix.task import Task
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
     from felix.tuning.tune import compile, tune
 
 __all__ = ["FelixError", "InvalidSchedule", "NetworkResult", "Sketch", "Task", "TuneOptions",
-           "TuneResult", "compile", "errors", "events", "extract_tasks", "frontend",
-           "metaschedule", "optimize", "records", "sketches", "trace_sketches", "tune",
+           "TuneResult", "backend_report", "compile", "errors", "events", "extract_tasks",
+           "frontend", "metaschedule", "optimize", "records", "sketches", "trace_sketches", "tune",
            "workloads"]  # fmt: skip
 
 

@@ -20,14 +20,21 @@ from felix import target as targets
 from felix.frontend.imported import Calling, ImportedModel, TensorSpec
 from felix.frontend.model_tasks import ModelTask, ModelTasks, model_tasks
 from felix.frontend.programs import lowering
-from felix.frontend.programs.lowering import build_pipeline
+from felix.frontend.programs.lowering import (
+    DEFAULT_FUSION,
+    Fusion,
+    Grouping,
+    build_pipeline,
+)
+from felix.frontend.programs.planning.cost import Judgement
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Calling", "ImportedModel", "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline",
-           "extract_tasks", "extract_tasks_onnx", "grouped", "import_onnx", "import_torch",
-           "lowered", "model_tasks"]  # fmt: skip
+__all__ = ["DEFAULT_FUSION", "Calling", "Fusion", "Grouping", "ImportedModel", "Judgement",
+           "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline", "extract_tasks",
+           "extract_tasks_onnx", "grouped", "import_onnx", "import_torch", "lowered",
+           "model_tasks"]  # fmt: skip
 
 
 def extract_tasks(
@@ -115,24 +122,38 @@ def import_onnx(
     return result
 
 
-def grouped(model: ImportedModel, target: targets.TargetLike = "llvm") -> tvm.IRModule:
+def grouped(
+    model: ImportedModel,
+    target: targets.TargetLike = "llvm",
+    grouping: Grouping = Grouping(),  # noqa: B008 - a frozen value
+) -> tvm.IRModule:
     """The lowered module with each group of several calls as a primitive Relax function.
+
+    Args:
+        grouping: how groups are chosen.
 
     Raises:
         WorkloadError: an operator has no program, or its constants need too much memory.
         TargetError: unknown target.
     """
-    return lowering.grouped(model, targets.parse(target))
+    return lowering.grouped(model, targets.parse(target), grouping)
 
 
-def lowered(model: ImportedModel, target: targets.TargetLike = "llvm") -> tvm.IRModule:
+def lowered(
+    model: ImportedModel,
+    target: targets.TargetLike = "llvm",
+    grouping: Grouping = Grouping(),  # noqa: B008 - a frozen value
+) -> tvm.IRModule:
     """The module whose `main` calls one PrimFunc a group; build it with `build_pipeline`.
+
+    Args:
+        grouping: how groups are chosen.
 
     Raises:
         WorkloadError: see `grouped`.
         TargetError: unknown target.
     """
-    return lowering.lowered(model, targets.parse(target))
+    return lowering.lowered(model, targets.parse(target), grouping)
 
 
 def _tasks(model: ImportedModel, full: tvm.target.Target) -> list[task.Task]:

@@ -105,9 +105,9 @@ class _Folding:
         self, rewriter: Rewriter, x: Any, scale: np.ndarray, shift: np.ndarray
     ) -> Any:
         """The normalised result of a convolution that nothing else reads; None if x is none."""
-        y, cast, bias = x, rewriter.value(x, "astype"), np.zeros_like(shift)
+        y, bias = x, np.zeros_like(shift)
         is_private = rewriter.is_read_once(x)
-        if cast is not None:
+        while (cast := rewriter.value(y, "astype")) is not None:
             y = cast.args[0]
             is_private &= rewriter.is_read_once(y)
         added = rewriter.value(y, "add")
@@ -131,7 +131,9 @@ class _Folding:
         dtype = _numpy(str(result.ty.dtype))
         term = self.add((bias * scale + shift).astype(dtype).reshape(shape), f"{name}.bias")
         result = rewriter.emit(relax.op.add(result, term))
-        return result if cast is None else rewriter.emit(relax.op.astype(result, cast.attrs.dtype))
+        target = str(x.ty.dtype)
+        is_same = str(result.ty.dtype) == target
+        return result if is_same else rewriter.emit(relax.op.astype(result, target))
 
     def _elementwise(
         self, rewriter: Rewriter, x: Any, scale: np.ndarray, shift: np.ndarray, axis: int

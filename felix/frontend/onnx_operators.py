@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
-from tvm.relax.frontend.onnx import onnx_frontend
+
+from felix.frontend import onnx_constants
 
 _SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
 #: Attributes of ONNX's attention that must be 0 or left out.
@@ -24,32 +24,13 @@ def convert(importer: Any, operator: str, inputs: Any, attributes: Mapping[str, 
     Raises:
         ValueError: inputs or attributes that are not supported.
     """
-    if operator == "Slice" and isinstance(inputs[0], relax.ShapeExpr):
-        return _slice_of_shape(importer, inputs)
+    folded = onnx_constants.fold(importer, operator, inputs, attributes)
+    if folded is not None:
+        return folded
     # Microsoft's operator of the name must have `num_heads`, ONNX's has no such attribute.
     if operator == "Attention" and "num_heads" not in attributes:
         return importer.bb.normalize(_attention(importer.bb, inputs, attributes))
     return None
-
-
-def _slice_of_shape(importer: Any, inputs: Any) -> Any:
-    """A part of a known shape, as a constant; None where the shape or the part is not known."""
-    extents = list(inputs[0])
-    tables = [importer._nodes, importer._params]
-    bounds = [None if inputs[i] is None else onnx_frontend.get_constant(inputs[i], tables)
-              for i in range(1, 5)]  # fmt: skip
-    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
-        return None
-    if not all(b is None or isinstance(b, tvm.ir.GenericConst) for b in bounds):
-        return None
-    numbers = [None if b is None else b.value.numpy().reshape(-1).tolist() for b in bounds]
-    starts, ends, axes, steps = numbers
-    if starts is None or ends is None:
-        return None
-    if axes not in (None, [0], [-1]) or any(n is not None and len(n) != 1 for n in numbers):
-        raise ValueError("a slice of a shape has one axis")
-    chosen = [int(e) for e in extents][slice(starts[0], ends[0], steps[0] if steps else 1)]
-    return relax.const(np.array(chosen, "int64"), "int64")
 
 
 def _attention(bb: Any, inputs: Any, attributes: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import tvm
@@ -57,8 +57,17 @@ def program(contender: Contender, group: groups.Group, outcome: Outcome | None) 
     return None if outcome.default_us is None else results.unscheduled(task).mod
 
 
+class Programs(Protocol):
+    """Where groups come from: `lowered` has their PrimFuncs, which `main` calls."""
+
+    @property
+    def lowered(self) -> tvm.IRModule: ...
+    @property
+    def target(self) -> tvm.target.Target: ...
+
+
 class Contest:
-    """Compares the contenders of a network's groups.
+    """Compares the contenders of groups.
 
     Args:
         network: whose groups they are.
@@ -68,7 +77,7 @@ class Contest:
         n_timed: groups that were timed, and not known.
     """
 
-    def __init__(self, network: imported.Network, known: store.Store | None) -> None:
+    def __init__(self, network: Programs, known: store.Store | None) -> None:
         self.n_timed = 0
         self._network = network
         self._known = known
@@ -80,32 +89,44 @@ class Contest:
             MeasureError: a contender cannot be compiled here.
             RecordError: the known results cannot be used.
         """
+        compared = self.known(group, outcome)
+        if compared is None:
+            assert self._known is not None and group.task is not None  # else it is known
+            self.n_timed += 1
+            compared = _timed(self._network, group, group.task, outcome)
+            contenders = _text(group, outcome)
+            self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))
+        return compared
+
+    def known(self, group: groups.Group, outcome: Outcome | None) -> Compared | None:
+        """What is known without timing; None if the contenders would have to be timed.
+
+        Raises:
+            RecordError: the known results cannot be used.
+        """
         if self._known is None:
             return Compared(latencies_us={}, without_pytorch="it was not asked for")
         if isinstance(group.form, str):
             return Compared(latencies_us={}, without_pytorch=group.form)
         if group.task is None:
             return Compared(latencies_us={}, without_pytorch="the group is no task: not compared")
-        contenders = _text(group.task, group.form, outcome)
-        stored = self._known.find_comparison(group.task, contenders)
+        stored = self._known.find_comparison(group.task, _text(group, outcome))
         if stored is None:
-            self.n_timed += 1
-            compared = _timed(self._network, group, group.task, outcome)
-            self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))
-            return compared
+            return None
         latencies_us = {Contender(name): us for name, us in stored["latencies_us"].items()}
         return Compared(latencies_us=latencies_us, without_pytorch=stored["without_pytorch"])
 
 
-def _text(task: Task, form: TorchForm, outcome: Outcome | None) -> str:
+def _text(group: groups.Group, outcome: Outcome | None) -> str:
     """Identifies contenders: another program, form or version is another text."""
+    assert isinstance(group.form, TorchForm) and group.task is not None
     text = "" if outcome is None or outcome.program is None else outcome.program
     return json.dumps({
         "felix": hashlib.sha256(text.encode()).hexdigest(),
         "tvm": _is_hopeful(outcome),
-        "form": form.key,
+        "form": group.form.key,
         "torch": torch.__version__,
-        "threads": _threads(task),
+        "threads": _threads(group.task),
     }, sort_keys=True)  # fmt: skip
 
 
@@ -117,7 +138,7 @@ def _is_hopeful(outcome: Outcome | None) -> bool:
 
 
 def _timed(
-    network: imported.Network, group: groups.Group, task: Task, outcome: Outcome | None
+    network: Programs, group: groups.Group, task: Task, outcome: Outcome | None
 ) -> Compared:
     inputs = _inputs(task)
     chosen = [Contender.TVM] if _is_hopeful(outcome) else []
@@ -186,7 +207,7 @@ def _call(
     """A call of a network of one call that runs a contender."""
     one = dataclasses.replace(group, symbols=group.symbols[:1])
     built = executable.compile_network(assembly.assemble(alone, [(one, runs)]), full)
-    main = relax.VirtualMachine(built, executable.device(full))["main"]
+    main = executable.call(relax.VirtualMachine(built, executable.device(full)))
     return lambda: main(*inputs)
 
 

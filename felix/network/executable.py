@@ -2,14 +2,14 @@
 
 Parameters are converted once. Inputs go in and outputs come out without copies (DLPack); an input
 that is not contiguous, or does not begin at a multiple of `ALIGNMENT_BYTES`, is copied. Memory for
-intermediate values is planned when the network is built and reused by every call. On a GPU the
+intermediate values is planned when the network is built, and made once (`workspace`). On a GPU the
 kernels run on PyTorch's current stream, and nothing waits for them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from tvm import relax
 from tvm.s_tir import dlight
 
 from felix.measure.cuda import build as cuda_build
+from felix.network.passes import prepacking, workspace
 
 #: TVM's programs expect tensors to begin at a multiple of this.
 ALIGNMENT_BYTES = 64
@@ -28,7 +29,8 @@ class Executable:
 
     Args:
         built: the compiled network.
-        parameters: the inputs of its `main` behind those of a call.
+        parameters: the inputs of its `main` behind those of a call; before they are prepacked, if
+            the network was (`felix.network.passes.prepacking`).
         device: where it runs.
     """
 
@@ -39,23 +41,60 @@ class Executable:
         device: tvm.runtime.Device,
     ) -> None:
         self.built = built
-        self._parameters = [_on_device(each, device) for each in parameters]
-        self._machine = relax.VirtualMachine(built, device)
-        self._main = self._machine["main"]
+        machine = relax.VirtualMachine(built, device)
+        self._main = call(machine)
+        self._device = device
+        self._prepack = (
+            machine[prepacking.TRANSFORM]
+            if machine.module.implements_function(prepacking.TRANSFORM)
+            else None
+        )
+        self.replace_parameters(parameters)
         self._lock = threading.Lock()
+        self._is_gpu = device != tvm.cpu()
+        self._stream: torch.cuda.Stream | None = None
 
     @property
     def parameters(self) -> list[tvm.runtime.Tensor]:
-        """The parameters as they are passed."""
+        """The parameters as they are passed, after prepacking."""
         return self._parameters
+
+    def replace_parameters(self, parameters: Sequence[Any]) -> None:
+        """Let later calls have other values of the parameters.
+
+        A graph that was captured before has those of its capture: capture again.
+        """
+        passed = [_on_device(each, self._device) for each in parameters]
+        self._parameters = passed if self._prepack is None else list(self._prepack(tuple(passed)))
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs of one call."""
         ready = [as_stored(each) for each in inputs]
         with self._lock:
+            if self._is_gpu and not torch.cuda.is_current_stream_capturing():
+                self._follow(torch.cuda.current_stream())
             outputs = self._main(*ready, *self._parameters)
         flat = [outputs] if isinstance(outputs, torch.Tensor | tvm.runtime.Tensor) else outputs
         return [_tensor(each) for each in flat]
+
+    def _follow(self, stream: torch.cuda.Stream) -> None:
+        """The call on this stream begins when the last one, on another stream, has ended."""
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
+
+
+def call(machine: relax.VirtualMachine) -> Callable[..., Any]:
+    """A network's `main`, with memory for its intermediate values that is its own.
+
+    It is not safe to be called again before the earlier call's kernels have ended or are queued
+    on the same stream.
+    """
+    main: Callable[..., Any] = machine["main"]
+    if not machine.module.implements_function(workspace.FUNCTION):
+        return main
+    storages = tuple(machine[workspace.FUNCTION]())
+    return lambda *tensors: main(*tensors, *storages)
 
 
 def compile_network(mod: tvm.IRModule, full: tvm.target.Target) -> relax.VMExecutable:
@@ -88,6 +127,7 @@ def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
             relax.transform.RemovePurityChecking(),
             relax.transform.CallTIRRewrite(),
             relax.transform.StaticPlanBlockMemory(),
+            workspace.Lift(),
             relax.transform.LowerAllocTensor(),
             relax.transform.KillAfterLastUse(),
             relax.transform.LowerRuntimeBuiltin(),

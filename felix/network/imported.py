@@ -53,6 +53,7 @@ def read(
     kwargs: Mapping[str, Any],
     full: tvm.target.Target,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    grouping: frontend.Grouping = frontend.Grouping(),  # noqa: B008 - a frozen value
 ) -> Network:
     """Import and lower a model.
 
@@ -62,12 +63,13 @@ def read(
             inputs need none.
         full: what to build for.
         shapes: of inputs whose extents an ONNX file leaves open.
+        grouping: how groups of operators are chosen.
 
     Raises:
         WorkloadError: torch cannot export the model, or TVM cannot import or lower it.
     """
     if isinstance(model, str | pathlib.Path | bytes):
-        return _of_onnx(model, args, kwargs, full, shapes)
+        return _of_onnx(model, args, kwargs, full, shapes, grouping)
     if shapes is not None:
         raise errors.WorkloadError("shapes are for ONNX files: give example inputs instead")
     if not isinstance(model, torch.nn.Module | torch.export.ExportedProgram):
@@ -75,7 +77,7 @@ def read(
             "optimize takes a torch.nn.Module, a torch.export.ExportedProgram or an ONNX file, "
             f"got {type(model).__name__}"
         )
-    return _of_torch(model, args, kwargs, full)
+    return _of_torch(model, args, kwargs, full, grouping)
 
 
 def device_of(full: tvm.target.Target) -> str:
@@ -125,6 +127,7 @@ def _of_torch(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     full: tvm.target.Target,
+    grouping: frontend.Grouping,
 ) -> Network:
     name = type(model).__name__
     if isinstance(model, torch.export.ExportedProgram):
@@ -138,7 +141,7 @@ def _of_torch(
     return Network(
         name=name,
         imported=read,
-        lowered=frontend.lowered(read, full),
+        lowered=frontend.lowered(read, full, grouping),
         target=full,
         examples=tuple(read.calling.flatten(args, kwargs)),
         expected=tuple(_tensors(expected)),
@@ -152,6 +155,7 @@ def _of_onnx(
     kwargs: Mapping[str, Any],
     full: tvm.target.Target,
     shapes: Mapping[str, Sequence[int]] | None,
+    grouping: frontend.Grouping,
 ) -> Network:
     read = frontend.import_onnx(model, shapes)
     has_examples = bool(args) or bool(kwargs)
@@ -159,7 +163,7 @@ def _of_onnx(
     return Network(
         name="ONNX model" if isinstance(model, bytes) else pathlib.Path(model).stem,
         imported=read,
-        lowered=frontend.lowered(read, full),
+        lowered=frontend.lowered(read, full, grouping),
         target=full,
         examples=tuple(torch.as_tensor(each) for each in examples),
         expected=None,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import tvm
 
-from felix import target
+from felix import errors, frontend, target
 from felix.known_results import store
 from felix.network import (
     agreement,
@@ -33,11 +33,13 @@ from felix.network import (
     executable,
     groups,
     imported,
+    judging,
     optimized,
     outcomes,
     shipping,
 )
 from felix.network import report as reports
+from felix.network.passes import prepacking
 from felix.tuning import options as tune_options
 
 #: Seconds of tuning when neither seconds nor trials are given.
@@ -62,6 +64,7 @@ def optimize(
     on_event: tune_options.OnEvent | None = None,
     pytorch: bool = True,
     improve: bool = False,
+    fusion: str = frontend.DEFAULT_FUSION,
 ) -> optimized.OptimizedNetwork:
     """Tune a model's programs and build it from the fastest ones.
 
@@ -83,13 +86,15 @@ def optimize(
         on_event: called with what happens (`felix.events`).
         pytorch: whether PyTorch's own operators run the groups in which they are the fastest.
         improve: whether known tasks are tuned further, from their best schedules on.
+        fusion: how operators are grouped: "rules", fixed ones; "planned", by what groups cost;
+            "fuseops", by TVM's pass.
 
     Returns:
         A callable with the model's signature. Its outputs agreed with the model's on the
         examples (`felix.network.agreement` has the tolerance).
 
     Raises:
-        WorkloadError: the model cannot be exported, imported or lowered.
+        WorkloadError: the model cannot be exported, imported or lowered, or `fusion` is unknown.
         TargetError: unknown target.
         TuningError: tuning cannot start, or outputs differ from the model's.
         FelixError: a file cannot be read or written.
@@ -105,8 +110,18 @@ def optimize(
         improve=improve,
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
-    network = imported.read(model, tuple(args), dict(kwargs or {}), _parse(target), shapes)
-    return _optimized(network, store.Store(known_results), request)
+    known = store.Store(known_results)
+    grouping = _grouping(fusion, known)
+    full = _parse(target)
+    network = imported.read(model, tuple(args), dict(kwargs or {}), full, shapes, grouping)
+    return _optimized(network, known, request)
+
+
+def _grouping(fusion: str, known: store.Store) -> frontend.Grouping:
+    names = [str(each) for each in frontend.Fusion]
+    if fusion not in names:
+        raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
+    return frontend.Grouping(frontend.Fusion(fusion), judging.SketchJudge(known))
 
 
 def _parse(spec: target.TargetLike) -> tvm.target.Target:
@@ -145,11 +160,12 @@ def from_outcomes(
     shipped = [_shipped(group, gathered, contenders) for group in every]
     begin_step("building the network")
     built = _built(network, shipped)
+    runner, calls = optimized.runner(built, network.examples)
     begin_step("running the network as the model does")
     expected = network.expected or _plain_outputs(network)
     begin_step("checking the network")
     limit = agreement.tolerance(imported.torch_dtypes(network.imported))
-    max_error = agreement.check(built(list(network.examples)), expected, limit)
+    max_error = agreement.check(runner(list(network.examples)), expected, limit)
     begin_step("timing the network")
     summary = reports.Report(
         network=network.name,
@@ -159,11 +175,12 @@ def from_outcomes(
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
         max_error=max_error,
+        calls=calls,
         timing=None
         if gathered.reason is None and not contenders.n_timed
-        else optimized.timing(network, built, network.call_model),
+        else optimized.timing(network, runner, network.call_model),
     )
-    return optimized.OptimizedNetwork(network, built, summary)
+    return optimized.OptimizedNetwork(network, built, runner, summary)
 
 
 def _shipped(
@@ -182,7 +199,7 @@ def _built(
     runs = [
         (each.group, contest.program(each.contender, each.group, each.outcome)) for each in shipped
     ]
-    mod = assembly.assemble(network.lowered, runs)
+    mod = prepacking.prepack(assembly.assemble(network.lowered, runs))
     return executable.Executable(
         executable.compile_network(mod, network.target),
         network.imported.parameters,

@@ -7,12 +7,16 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from felix import errors
+from felix.network import cuda_graph, imported, report
 from felix.network import executable as executables
-from felix.network import imported, report
+
+#: What runs a call: the input tensors to the output tensors.
+Runner: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 #: Whole calls are timed so often, and for so long at most.
 REPEATS, BUDGET_S = 30, 1.0
@@ -33,11 +37,13 @@ class OptimizedNetwork:
         self,
         network: imported.Network,
         built: executables.Executable,
+        runner: Runner,
         summary: report.Report,
     ) -> None:
         self.report = summary
         self._network = network
         self._executable = built
+        self._runner = runner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's outputs, as the model returns them.
@@ -46,11 +52,11 @@ class OptimizedNetwork:
             WorkloadError: other shapes, types or structure than those it was optimized for.
         """
         calling = self._network.imported.calling
-        return calling.rebuild(self._executable(calling.flatten(args, kwargs)))
+        return calling.rebuild(self._runner(calling.flatten(args, kwargs)))
 
     @property
     def executable(self) -> executables.Executable:
-        """What runs: lists of tensors in and out."""
+        """The network in TVM's virtual machine: lists of tensors in and out."""
         return self._executable
 
     def export(self, folder: str | os.PathLike[str]) -> pathlib.Path:
@@ -67,9 +73,19 @@ class OptimizedNetwork:
         return f"OptimizedNetwork({self._network.name}, {len(self.report.groups)} groups)"
 
 
+def runner(built: executables.Executable, examples: Sequence[torch.Tensor]) -> tuple[Runner, str]:
+    """What runs calls of a network, and what that is in words: on a GPU one graph if it can be."""
+    if not examples or not all(each.is_cuda for each in examples):
+        return built, "TVM's virtual machine"
+    try:
+        return cuda_graph.CapturedNetwork(built, examples), "one CUDA graph"
+    except errors.TuningError as error:
+        return built, f"TVM's virtual machine: {error}"
+
+
 def timing(
     network: imported.Network,
-    built: executables.Executable,
+    runs: Runner,
     model: Callable[[], object] | None,
     repeats: int = REPEATS,
 ) -> report.Timing:
@@ -77,7 +93,7 @@ def timing(
     inputs = list(network.examples)
     with torch.no_grad():
         return report.Timing(
-            network_us=median_us(lambda: built(inputs), network.examples, repeats),
+            network_us=median_us(lambda: runs(inputs), network.examples, repeats),
             model_us=None if model is None else median_us(model, network.examples, repeats),
             repeats=repeats,
         )

@@ -37,6 +37,7 @@ class Report:
         tuning_s: seconds that tuning took.
         max_error: largest difference of the outputs from the model's, relative to the
             root mean square of each output.
+        calls: what runs a call: "one CUDA graph", or TVM's virtual machine (and why no graph).
         timing: of whole calls; None if everything was known and nothing was timed.
     """
 
@@ -47,6 +48,7 @@ class Report:
     reason: str | None
     tuning_s: float
     max_error: float
+    calls: str
     timing: Timing | None
 
     @property
@@ -73,6 +75,7 @@ class Report:
             "tuning_s": self.tuning_s,
             "n_compared": self.n_compared,
             "max_error": self.max_error,
+            "calls": self.calls,
             "latency_us": self.latency_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
             "groups": [_group_json(each) for each in self.groups],
@@ -91,7 +94,7 @@ class Report:
         return "\n".join([*lines, *self._totals(), *self._notes()])
 
     def _totals(self) -> list[str]:
-        lines = [f"largest error: {self.max_error:.1e}"]
+        lines = [f"largest error: {self.max_error:.1e}", f"a call runs: {self.calls}"]
         if self.latency_us is not None:
             lines.insert(0, f"sum of the groups, cold caches: {self.latency_us:.1f} us")
         if self.timing is not None:

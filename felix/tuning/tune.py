@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overload
 
 from felix import errors, events
@@ -120,7 +120,7 @@ def tune(
     )
     if len(request.tasks) == 1:  # before anything is opened; one of several is skipped later
         limits.check(request.tasks[0], limits.of_this_machine(request.tasks[0]))
-    with contextlib.closing(run_module.Run(request)) as run:
+    with _gradients(), contextlib.closing(run_module.Run(request)) as run:
         run.start()
         try:
             reason = _rounds(run)
@@ -131,6 +131,15 @@ def tune(
             reason = "interrupted"
         result = run.finish(reason)
     return result.results[0] if is_one else result
+
+
+@contextlib.contextmanager
+def _gradients() -> Iterator[None]:
+    """Search and learning compute gradients, whatever mode the caller has PyTorch in."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _rounds(run: run_module.Run) -> str:

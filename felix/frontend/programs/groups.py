@@ -31,7 +31,8 @@ from felix.tir import grammar
 
 #: Calls of a group; a program of many more has no schedule within the limits of a kernel.
 MAX_CALLS = 32
-_ELEMENTWISE, _MOVE, _OPAQUE = 1, 2, 8
+#: TVM's kinds of operators: at most this.
+ELEMENTWISE, MOVE, OPAQUE = 1, 2, 8
 #: Where statements and expressions have others below them.
 _FIELDS = (
     "seq", "body", "block", "then_case", "else_case", "value", "a", "b", "args", "condition",
@@ -64,12 +65,12 @@ class Call:
     @property
     def is_elementwise(self) -> bool:
         """Whether it may follow a reduction."""
-        return self.n_reductions == 0 and self.pattern <= _ELEMENTWISE and self.shape is not None
+        return self.n_reductions == 0 and self.pattern <= ELEMENTWISE and self.shape is not None
 
     @property
     def is_simple(self) -> bool:
         """Whether it is elementwise or a move."""
-        return self.n_reductions == 0 and self.pattern <= _MOVE and self.shape is not None
+        return self.n_reductions == 0 and self.pattern <= MOVE and self.shape is not None
 
 
 def plan(mod: tvm.IRModule) -> list[list[Call]]:
@@ -78,8 +79,13 @@ def plan(mod: tvm.IRModule) -> list[list[Call]]:
     Args:
         mod: with operators lowered, and TVM's kinds of operators on their programs.
     """
-    calls = list(_calls(mod))
-    return _Planner(calls, _readers(mod, calls)).groups()
+    described = calls(mod)
+    return by_rules(described, readers(mod, described))
+
+
+def by_rules(calls: Sequence[Call], readers: dict[Any, set[Any]]) -> list[list[Call]]:
+    """The groups of calls, by what reads the result of each."""
+    return _Planner(calls, readers).groups()
 
 
 class _Planner:
@@ -118,7 +124,7 @@ class _Planner:
     def _may_take(self, call: Call, group: list[Call]) -> bool:
         if call.is_simple:
             return True
-        return call.n_reductions > 0 and not call.is_contraction and call.pattern != _OPAQUE
+        return call.n_reductions > 0 and not call.is_contraction and call.pattern != OPAQUE
 
     def _take_producers(self, group: list[Call]) -> None:
         """Move into a group the groups of simple calls that only it reads, until none is left."""
@@ -157,9 +163,14 @@ class _Planner:
 
 def _takes(anchor: Call, call: Call) -> bool:
     """Whether a simple call may be in the group of a reduction."""
-    if (anchor.pattern == _OPAQUE and anchor.n_reductions < 2) or not call.is_elementwise:
+    if (anchor.pattern == OPAQUE and anchor.n_reductions < 2) or not call.is_elementwise:
         return False
     return call.is_cast or anchor.n_reductions == 1
+
+
+def calls(mod: tvm.IRModule) -> list[Call]:
+    """The calls of programs in `main`, in the order of execution."""
+    return list(_calls(mod))
 
 
 def _calls(mod: tvm.IRModule) -> Iterator[Call]:
@@ -177,7 +188,7 @@ def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
     reductions = [block for block in blocks if block.init is not None]
     is_tensor = isinstance(var.ty, relax.TensorType)
     shape = imported.spec_of_type(var.ty, "").shape if is_tensor else None
-    pattern = int(func.attrs.get("op_pattern", _OPAQUE)) if func.attrs else _OPAQUE
+    pattern = int(func.attrs.get("op_pattern", OPAQUE)) if func.attrs else OPAQUE
     return Call(
         var=var,
         operands=tuple(item for item in value.args[1].fields if isinstance(item, relax.Var)),
@@ -187,6 +198,12 @@ def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
         is_cast=not reductions and _is_cast(func),
         shape=shape,
     )
+
+
+def has_product(func: tirx.PrimFunc) -> bool:
+    """Whether a program sums products of two tensors."""
+    blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
+    return any(block.init is not None and _multiplies_two(block) for block in blocks)
 
 
 def _multiplies_two(block: Any) -> bool:
@@ -205,7 +222,7 @@ def _sources(expr: Any) -> list[Any]:
 
 def _is_cast(func: tirx.PrimFunc) -> bool:
     blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
-    bodies = [block.body for block in blocks if type(block.body).__name__ == "TensorStore"]
+    bodies = [block.body for block in blocks if type(block.body).__name__ == "BufferStore"]
     return len(bodies) == 1 and type(bodies[0].value).__name__ == "Cast"
 
 
@@ -228,13 +245,13 @@ def _is_node(item: Any) -> bool:
     return isinstance(item, tvm_ffi.Object) and not isinstance(item, str)
 
 
-def _readers(mod: tvm.IRModule, calls: Sequence[Call]) -> dict[Any, set[Any]]:
+def readers(mod: tvm.IRModule, calls: Sequence[Call]) -> dict[Any, set[Any]]:
     """The variables whose values read a call's result; other readers than calls, too."""
-    readers: dict[Any, set[Any]] = {call.var: set() for call in calls}
+    by_var: dict[Any, set[Any]] = {call.var: set() for call in calls}
     main = mod["main"]
     items = [(b.var, b.value) for block in main.body.blocks for b in block.bindings]
     for reader, value in [*items, (None, main.body.body)]:
         for var in relax.analysis.free_vars(value):
-            if var in readers:
-                readers[var].add(reader)
-    return readers
+            if var in by_var:
+                by_var[var].add(reader)
+    return by_var

@@ -6,19 +6,55 @@ The signature of `main` stays what it is.
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from typing import Any
 
 import tvm
 from tvm import relax
 
 from felix import errors
+from felix import target as targets
 from felix.frontend import imported, memory
-from felix.frontend.programs import expansion, groups, outlining, transposed
+from felix.frontend.programs import expansion, groups, outlining, splits, transposed
+from felix.frontend.programs.planning import planner, programs
+from felix.frontend.programs.planning.planner import Judge
 from felix.frontend.torch_calls import annotation, forms
 from felix.tir import grammar
 
 
-def grouped(model: imported.ImportedModel, full: tvm.target.Target) -> tvm.IRModule:
+class Fusion(enum.StrEnum):
+    """How groups are chosen."""
+
+    #: By the fixed rules of `groups`.
+    RULES = "rules"
+    #: By TVM's pass FuseOps.
+    FUSEOPS = "fuseops"
+    #: By their cost: `planning`.
+    PLANNED = "planned"
+
+
+#: What is taken unless something else is asked for.
+DEFAULT_FUSION = Fusion.RULES
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grouping:
+    """How groups are chosen, and what is known of candidates.
+
+    Attributes:
+        judge: of planned groups; without one every candidate counts as one kernel.
+    """
+
+    fusion: Fusion = DEFAULT_FUSION
+    judge: Judge | None = None
+
+
+def grouped(
+    model: imported.ImportedModel,
+    full: tvm.target.Target,
+    grouping: Grouping = Grouping(),
+) -> tvm.IRModule:
     """The lowered module with each group of several calls as a Relax function.
 
     Such a function has the attribute "Primitive"; `main` calls it where its last value is made.
@@ -26,10 +62,14 @@ def grouped(model: imported.ImportedModel, full: tvm.target.Target) -> tvm.IRMod
     Raises:
         WorkloadError: an operator has no program, or its constants need too much memory.
     """
-    return _passed(lambda: _grouped(model.mod), full)
+    return _passed(lambda: _grouped(model.mod, full, grouping), full)
 
 
-def lowered(model: imported.ImportedModel, full: tvm.target.Target) -> tvm.IRModule:
+def lowered(
+    model: imported.ImportedModel,
+    full: tvm.target.Target,
+    grouping: Grouping = Grouping(),
+) -> tvm.IRModule:
     """The module whose `main` calls one PrimFunc for each group.
 
     It is built with `build_pipeline`: TVM's own pipelines of targets would group again.
@@ -37,7 +77,7 @@ def lowered(model: imported.ImportedModel, full: tvm.target.Target) -> tvm.IRMod
     Raises:
         WorkloadError: see `grouped`.
     """
-    return _passed(lambda: _fused(_grouped(model.mod)), full)
+    return _passed(lambda: _fused(_grouped(model.mod, full, grouping), grouping), full)
 
 
 def build_pipeline() -> Any:
@@ -45,23 +85,40 @@ def build_pipeline() -> Any:
     return relax.get_pipeline("default_build")
 
 
-def _fused(grouped: tvm.IRModule) -> tvm.IRModule:
-    return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
+def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
+    """Programs of groups, and the views that are left between planned ones."""
+    if grouping.fusion is not Fusion.PLANNED:
+        return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
+    made = forms.attach(grouped, programs.fused(grouped))
+    passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(passes)(made)
 
 
-def _grouped(mod: tvm.IRModule) -> tvm.IRModule:
+def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> tvm.IRModule:
+    if grouping.fusion is Fusion.PLANNED:
+        mod = splits.slice_splits(mod)
     mod = relax.transform.DecomposeOpsForInference()(expansion.expand_attention(mod))
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = transposed.fuse_transposes(mod)
-    passes = [
+    mod = tvm.transform.Sequential(_passes(grouping.fusion))(mod)
+    if grouping.fusion is Fusion.FUSEOPS:
+        return relax.transform.FuseOps()(mod)
+    if grouping.fusion is Fusion.RULES:
+        return outlining.outline(mod, groups.plan(mod))
+    machine = targets.hardware(full)
+    return outlining.outline(mod, planner.plan(mod, full, machine, grouping.judge))
+
+
+def _passes(fusion: Fusion) -> list[Any]:
+    """From operators to programs; planned groups may have views inside."""
+    views = [] if fusion is Fusion.PLANNED else [relax.transform.RewriteDataflowReshape()]
+    return [
         relax.transform.LegalizeOps(annotation.legalizations()),
         relax.transform.FoldConstant(),
-        relax.transform.RewriteDataflowReshape(),
+        *views,
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.DeadCodeElimination(),
     ]
-    mod = tvm.transform.Sequential(passes)(mod)
-    return outlining.outline(mod, groups.plan(mod))
 
 
 def _passed(make: Any, full: tvm.target.Target) -> tvm.IRModule:

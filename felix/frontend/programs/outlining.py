@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -20,12 +20,14 @@ def outline(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> tvm.IRModule
 
     Args:
         mod: with operators lowered.
-        groups: in each the order of execution; only the last value is read from outside.
+        groups: in each the order of execution; the last call gives the value that others read. A
+            call may be in several groups, and is one by itself where others read its value.
     """
     main = mod["main"]
     values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
     several = {group[-1].var: group for group in groups if len(group) > 1}
-    inner = {call.var for group in several.values() for call in group[:-1]}
+    roots = {group[-1].var for group in groups}
+    inner = {call.var for group in several.values() for call in group[:-1]} - roots
     builder = relax.BlockBuilder(mod)
     with builder.function("felix_outlined", list(main.params)):
         with builder.dataflow():
@@ -34,7 +36,7 @@ def outline(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> tvm.IRModule
                     if binding.var in inner:
                         continue
                     if binding.var in several:
-                        call = _outlined(builder, several[binding.var], values)
+                        call = call_of(builder, several[binding.var], values, {})
                         builder.emit_normalized(relax.VarBinding(binding.var, call))
                     else:
                         builder.emit_normalized(binding)
@@ -49,8 +51,18 @@ def outline(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> tvm.IRModule
     return outlined
 
 
-def _outlined(builder: relax.BlockBuilder, group: Sequence[Call], values: dict[Any, Any]) -> Any:
-    """A call of a new primitive function that has the group's calls."""
+def call_of(
+    builder: relax.BlockBuilder,
+    group: Sequence[Call],
+    values: Mapping[Any, Any],
+    renamed: Mapping[Any, Any],
+) -> Any:
+    """A call of a new primitive function that has the group's calls.
+
+    Args:
+        values: what computes each variable of `main`.
+        renamed: what stands for variables from outside; others stand for themselves.
+    """
     members = {call.var for call in group}
     arguments: list[Any] = []
     for call in group:
@@ -73,9 +85,9 @@ def _outlined(builder: relax.BlockBuilder, group: Sequence[Call], values: dict[A
         parameters, relax.SeqExpr([relax.DataflowBlock(bindings)], result), result.ty
     )
     variable = builder.add_func(function.with_attr("Primitive", True), _name(group, values))
-    return builder.normalize(relax.Call(variable, arguments))
+    return builder.normalize(relax.Call(variable, [renamed.get(a, a) for a in arguments]))
 
 
-def _name(group: Sequence[Call], values: dict[Any, Any]) -> str:
+def _name(group: Sequence[Call], values: Mapping[Any, Any]) -> str:
     words = [re.sub(r"\d+$", "", values[call.var].args[0].name_hint) for call in group]
     return f"fused_{'_'.join(words)}"[:_MAX_NAME]

@@ -190,6 +190,22 @@ def _permutation(call: Any) -> Draft:
     return "permute", [x], {"dims": list(map(int, axes))}
 
 
+def _slice(call: Any) -> Draft | None:
+    """A range of one axis, every element of it."""
+    x, *lists = call.args
+    axes, begin, _, *strides = [[_integer(each) for each in values.fields] for values in lists]
+    shape = imported.spec_of(call, "").shape
+    if shape is None or len(axes) != 1 or strides not in ([], [[1]]):
+        return None
+    dim, start = axes[0] % len(shape), begin[0]
+    start += int(x.ty.shape[dim]) if start < 0 else 0
+    return "narrow", [x], {"dim": dim, "start": start, "length": shape[dim]}
+
+
+def _integer(value: Any) -> int:
+    return int(getattr(value, "value", value))
+
+
 def _concatenation(call: Any) -> Draft | None:
     parts = getattr(call.args[0], "fields", None)
     if parts is None or call.attrs.axis is None:
@@ -246,6 +262,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     **{name: _shaped("reshape") for name in ("reshape", "expand_dims", "squeeze", "flatten")},
     "broadcast_to": _shaped("expand"),
     "permute_dims": _permutation,
+    "strided_slice": _slice,
     "concat": _concatenation,
     "take": _take,
 }

@@ -59,7 +59,11 @@ class Network:
         except (RuntimeError, ValueError, OSError) as error:
             lines = str(error).strip().splitlines()
             raise Failure(f"network.so cannot be loaded here: {lines[-1:]}") from None
-        self._main = relax.VirtualMachine(library, self.device)["main"]
+        machine = relax.VirtualMachine(library, self.device)
+        self._main = machine["main"]
+        # Memory for intermediate values, made once: `main` takes it behind all else.
+        has_workspace = machine.module.implements_function("workspace")
+        self._workspace = list(machine["workspace"]()) if has_workspace else []
         stored = self.load("parameters.bin")
         self._parameters = [stored[f"p{i}"] for i in range(self.manifest["n_parameters"])]
 
@@ -67,7 +71,7 @@ class Network:
         """The outputs of one call; inputs as `inputs` in the manifest says."""
         if len(inputs) != len(self.manifest["inputs"]):
             raise Failure(f"the network takes {len(self.manifest['inputs'])} inputs")
-        outputs = self._main(*inputs, *self._parameters)
+        outputs = self._main(*inputs, *self._parameters, *self._workspace)
         return [outputs] if hasattr(outputs, "shape") else list(outputs)
 
     def load(self, name: str) -> dict[str, Any]:

@@ -89,7 +89,7 @@ MAKING: Mapping[str, Function] = {
     "adaptive_avg_pool1d": functional.adaptive_avg_pool1d,
     "adaptive_avg_pool2d": functional.adaptive_avg_pool2d,
     "adaptive_avg_pool3d": functional.adaptive_avg_pool3d,
-    "reshape": torch.reshape, "permute": torch.permute,
+    "reshape": torch.reshape, "permute": torch.permute, "narrow": torch.narrow,
     "expand": lambda x, shape: x.expand(shape),
     "embedding": lambda table, indices: functional.embedding(indices, table),
 }  # fmt: skip

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import warnings
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
-from benchmarks.networks import catalogue
+from benchmarks.networks import catalogue, onnx_files
 from felix import frontend, target
 
 #: Largest difference of outputs by the largest output of PyTorch: rounding of sums in float32;
@@ -52,10 +50,11 @@ def distances_from_float64(model, args, result):
     return [float((x.double() - y).abs().max()) for x, y in pairs]
 
 
+@pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", catalogue.NETWORKS)
-def test_small_networks_agree_with_pytorch(name, dtype):
-    model, args = catalogue.make(name, dtype=dtype, small=True)
+def test_small_networks_agree_with_pytorch(name, dtype, batch):
+    model, args = catalogue.make(name, batch=batch, dtype=dtype, small=True)
     imported = frontend.import_torch(model, args)
     module = frontend.lowered(imported, "llvm")
     result = run(imported, module, args)
@@ -69,15 +68,12 @@ def test_small_networks_agree_with_pytorch(name, dtype):
         raise
 
 
-@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v2", "r3d18", "dcgan"])
-def test_onnx_exports_of_convolution_networks_agree_with_pytorch(name):
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("name", catalogue.NETWORKS)
+def test_onnx_exports_of_networks_agree_with_pytorch(name, batch):
     pytest.importorskip("onnx", reason="onnx is an optional extra")
-    model, args = catalogue.make(name, small=True)
-    exported = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(model, args, exported, dynamo=False, opset_version=17)
-    imported = frontend.import_onnx(exported.getvalue())
+    model, args = catalogue.make(name, batch=batch, small=True)
+    imported = frontend.import_onnx(onnx_files.export(model, args))
     with torch.no_grad():
         reference = pytree.tree_leaves(model(*args))
     result = run(imported, frontend.lowered(imported), args)

@@ -8,10 +8,14 @@ import pytest
 import torch
 import tvm
 from torch import nn
+from torch._subclasses import fake_tensor
+from torch.fx.experimental import proxy_tensor
 
 import felix
 from felix import errors, target
-from felix.network import assembly, cuda_graph, executable, groups, imported
+from felix.known_results import store
+from felix.network import assembly, cuda_graph, executable, groups, imported, outcomes
+from felix.network.backend import entry, partition, queued
 from tests.support import networks
 
 ARCH = "cuda -arch sm_80"
@@ -58,8 +62,90 @@ def test_tuned_and_captured(tmp_path: pathlib.Path) -> None:
     )
     with torch.no_grad():
         expected = model(other)
-    for output, reference in zip(fast(other), expected, strict=True):
-        torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+    assert fast.report.calls == "one CUDA graph"
+    first = fast(other)
+    fast(x)  # overwrites nothing that was returned
     captured = cuda_graph.CapturedNetwork(fast.executable, [x])
-    for output, reference in zip(captured([other]), expected, strict=True):
-        torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        elsewhere = fast(other)
+    torch.cuda.synchronize()
+    for outputs in (first, elsewhere, captured([other]), fast.executable([other])):
+        for output, reference in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+
+
+def test_parts_of_a_compiled_graph_build_for_a_gpu() -> None:
+    """Traced with tensors that are nowhere, partitioned and compiled without a GPU."""
+    full = target.parse(ARCH)
+    model = networks.Convolutions().eval()
+    with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        weights = {
+            name: torch.empty(value.shape, dtype=value.dtype, device="cuda")
+            for name, value in model.state_dict().items()
+        }
+        x = torch.empty(2, 3, 6, 6, device="cuda")
+
+        def call(weights: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+            y, means = torch.func.functional_call(model, weights, (x,))
+            return [y, torch.kthvalue(means, 2)[0]]
+
+        functional = proxy_tensor.make_fx(call)(weights, x)
+    cuts = partition.split(functional, {}, full)
+    assert list(cuts.pytorch) == ["aten.kthvalue.default"]
+    (part,) = cuts.parts
+    assert isinstance(part.program, partition.PartProgram)
+    every = groups.of(part.program.lowered, full)
+    assert all(each.task is not None for each in every)
+    runs: list[tuple[groups.Group, assembly.Runs]] = [(each, None) for each in every]
+    mod = assembly.assemble(part.program.lowered, runs)
+    assert executable.compile_network(mod, full).stats()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = networks.Convolutions(8).cuda().eval()
+    x, other = torch.randn(2, 1, 3, 16, 16, device="cuda")
+    options = {"known_results": str(tmp_path / "known.sqlite"), "never_slower": False}
+    with torch.no_grad():
+        torch.compile(model, backend=entry.backend, options=options)(x)
+        assert entry.backend_report().n_queued
+        request = outcomes.Request(
+            trials=16, seconds=None, seed=0, options=felix.TuneOptions(), out=None, on_event=None
+        )
+        summary = queued.work_off(store.Store(tmp_path / "known.sqlite"), request)
+        assert summary.done and not summary.left
+        torch._dynamo.reset()
+        fast = torch.compile(model, backend=entry.backend, options=options)
+        expected, place = model(other), x.clone()
+        for output, reference in zip(fast(other), expected, strict=True):
+            torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+        fast(place)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = fast(place)
+        place.copy_(other)
+        graph.replay()
+        for output, reference in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_called_while_the_caller_captures(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda().eval()
+    x, other = torch.randn(2, 8, 64, device="cuda")
+    fast = felix.optimize(
+        model, (x,), trials=8, target="cuda", known_results=tmp_path / "known.sqlite"
+    )
+    place, graph = x.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = fast(place) + 1
+    place.copy_(other)
+    graph.replay()
+    with torch.no_grad():
+        torch.testing.assert_close(output, model(other) + 1, rtol=1e-3, atol=1e-4)

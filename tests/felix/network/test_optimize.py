@@ -71,6 +71,7 @@ def test_transformer_with_tied_weights(tmp_path: pathlib.Path) -> None:
     with torch.no_grad():
         _close(fast(tokens.flip(1)), model(tokens.flip(1)))
     text = str(fast.report)
+    assert "a call runs: TVM's virtual machine" in text
     assert all(each.group.name[:40] in text for each in fast.report.groups)
     assert all(f"untuned: {each.group.name}" in text for each in fast.report.untuned)
 

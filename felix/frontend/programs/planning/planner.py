@@ -1,0 +1,174 @@
+"""The cheapest groups of a module.
+
+Every candidate starts with an optimistic cost: one kernel, on tensor cores. What the choice takes
+is made a program and judged: does it have schedules, of how many kernels, on tensor cores or not.
+The choice is made again with what that says, until it takes only candidates that were judged. So
+it is the choice that judging every candidate would give, at the price of few programs.
+
+Where the latency of every group of that choice was measured, the cheapest groups among all that
+were measured are chosen instead. So a model that was tuned before needs no measuring, and what
+tuning showed of other groupings counts.
+
+The groups of the fixed rules and of TVM's FuseOps are candidates, and a choice that costs more
+than either of them is not taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tvm
+from tvm import tirx
+
+from felix import errors
+from felix.frontend.programs import groups
+from felix.frontend.programs.planning import candidates, choice, cost, programs, reading
+from felix.frontend.programs.planning.cost import Judgement
+from felix.frontend.programs.planning.graph import Candidate, Role, candidate
+from felix.target import Hardware
+from felix.task import Task
+
+#: Cost of a candidate that neither rules nor FuseOps make: of equal ones theirs are taken.
+NEW = 1.001
+
+_log = logging.getLogger("felix.frontend")
+
+
+class Judge(Protocol):
+    """What is known of a program as a task."""
+
+    def judge(self, task: Task) -> Judgement:
+        """The schedules of a task."""
+
+    def latency_us(self, task: Task) -> float | None:
+        """The task's latency if it was measured."""
+
+
+def plan(
+    mod: tvm.IRModule, target: tvm.target.Target, machine: Hardware, judge: Judge | None = None
+) -> list[list[groups.Call]]:
+    """The groups of a module's calls, each in the order of execution.
+
+    Args:
+        mod: with operators lowered, and TVM's kinds of operators on its programs.
+        judge: judges what is chosen; without one every candidate is one kernel.
+    """
+    return _Planner(reading.read(mod), mod, target, machine, judge).chosen_groups()
+
+
+class _Planner:
+    """The candidates of a module and what is known of them, by their signatures."""
+
+    def __init__(
+        self,
+        read: reading.Reading,
+        mod: tvm.IRModule,
+        target: tvm.target.Target,
+        machine: Hardware,
+        judge: Judge | None,
+    ) -> None:
+        self.read = read
+        self.mod = mod
+        self.target = target
+        self.machine = machine
+        self.judge = judge
+        self.known = [
+            [candidate(read.graph, group) for group in way]
+            for way in (read.by_rules, read.by_fuseops)
+        ]
+        self.all_known = {each for way in self.known for each in way}
+        every = candidates.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
+        self.signatures = {each: read.signature(each) for each in every}
+        self.judged: dict[Any, Judgement] = {}
+        self.tasks: dict[Any, Task | None] = {}
+
+    def chosen_groups(self) -> list[list[groups.Call]]:
+        self._judge(list(self.all_known))
+        chosen = self._chosen()
+        while self._judge(chosen):
+            chosen = self._chosen()
+        return [self.read.group(each) for each in self._best_measured(chosen) or chosen]
+
+    def _chosen(self) -> list[Candidate]:
+        return choice.choose(self.read.graph, self._estimates_us(), self.known)
+
+    def _estimates_us(self) -> dict[Candidate, float]:
+        """Costs of the candidates that may be chosen."""
+        estimates = {}
+        for each, signature in self.signatures.items():
+            judgement = self.judged.get(signature)
+            has_schedule = judgement is None or judgement.n_kernels is not None
+            if has_schedule or len(each.members) == 1 or each in self.all_known:
+                estimate = cost.projected(self.read.graph, each, self.machine, judgement)
+                factor = 1.0 if each in self.all_known else NEW
+                estimates[each] = factor * estimate.latency_us
+        return estimates
+
+    def _best_measured(self, chosen: Sequence[Candidate]) -> list[Candidate] | None:
+        """The cheapest choice of measured candidates; None if one of `chosen` was not measured."""
+        measured = self._measured_us(chosen)
+        if len(measured) < len(chosen):
+            return None
+        measured = self._measured_us(list(self.signatures))
+        return choice.choose(self.read.graph, measured, [chosen])
+
+    def _measured_us(self, every: Sequence[Candidate]) -> dict[Candidate, float]:
+        """Latencies of those that were measured, and estimates of those that nothing measures."""
+        if self.judge is None:
+            return {}
+        self._make_tasks(every)
+        estimates = self._estimates_us()
+        measured = {}
+        latencies: dict[Any, float | None] = {}
+        for each in every:
+            signature = self.signatures[each]
+            task = self.tasks.get(signature)
+            if signature not in latencies:
+                latencies[signature] = None if task is None else self.judge.latency_us(task)
+            latency_us = latencies[signature]
+            if task is None and each in estimates and len(each.members) == 1:
+                latency_us = estimates[each]
+            if latency_us is not None:
+                measured[each] = latency_us
+        return measured
+
+    def _judge(self, chosen: Sequence[Candidate]) -> bool:
+        """Judge what was not yet; whether there was anything."""
+        if self.judge is None:
+            return False
+        fresh = {self.signatures[each] for each in chosen if not self._is_trivial(each)}
+        fresh -= self.judged.keys()
+        self._make_tasks(chosen)
+        for signature in fresh:
+            task = self.tasks[signature]
+            judgement = Judgement(n_kernels=None) if task is None else self.judge.judge(task)
+            self.judged[signature] = judgement
+            _log.debug("candidate %s: %s", None if task is None else task.name, judgement)
+        return bool(fresh)
+
+    def _make_tasks(self, every: Sequence[Candidate]) -> None:
+        """The tasks of candidates, where Felix can tune their programs."""
+        first: dict[Any, Candidate] = {}
+        for each in every:
+            if self.signatures[each] not in self.tasks and not self._is_trivial(each):
+                first.setdefault(self.signatures[each], each)
+        members = [self.read.group(each) for each in first.values()]
+        made = programs.of_groups(self.mod, members, self.read.values) if first else []
+        for signature, group, func in zip(first, members, made, strict=True):
+            self.tasks[signature] = self._task(group, func)
+
+    def _is_trivial(self, each: Candidate) -> bool:
+        """Whether there is nothing to judge: a view, or an operator that nothing is known of."""
+        roles = {self.read.graph.operators[number].role for number in each.members}
+        return roles <= {Role.VIEW, Role.OPAQUE}
+
+    def _task(self, group: Sequence[groups.Call], func: tirx.PrimFunc) -> Task | None:
+        """A program as the task that it becomes in the lowered module."""
+        names = [str(self.read.values[call.var].args[0].name_hint) for call in group]
+        func = func.without_attr("global_symbol").without_attr("op_pattern")
+        try:
+            return Task.from_prim_func(func, self.target, "_".join(names)[:60], clamp=True)
+        except errors.WorkloadError:
+            return None

@@ -1,0 +1,224 @@
+"""The graph of a lowered module."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from felix.frontend.programs import groups, inlining
+from felix.frontend.programs.planning.graph import Candidate, Graph, Operator, Read, Role
+from felix.tir import cost, grammar
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A module's calls, its graph, and other ways' groups.
+
+    Attributes:
+        calls: in the order of execution; the operators of the graph.
+        values: what computes each variable of `main`.
+        by_rules, by_fuseops: numbers of the calls of each group, in the order of execution, of the
+            fixed rules and of TVM's pass.
+    """
+
+    calls: tuple[groups.Call, ...]
+    values: dict[Any, Any]
+    graph: Graph
+    by_rules: tuple[tuple[int, ...], ...]
+    by_fuseops: tuple[tuple[int, ...], ...]
+
+    def group(self, candidate: Candidate) -> list[groups.Call]:
+        """The calls of a candidate, in the order of execution."""
+        return [self.calls[number] for number in sorted(candidate.members)]
+
+    def signature(self, candidate: Candidate) -> tuple[Any, ...]:
+        """Equal for candidates of the same programs with the same operands."""
+        numbers: dict[Any, str] = {}
+        lines: list[Any] = []
+        for call in self.group(candidate):
+            value = self.values[call.var]
+            operands = []
+            for operand in value.args[1].fields:
+                numbers.setdefault(operand, f"{len(numbers)}:{operand.ty}")
+                operands.append(numbers[operand])
+            lines.append((str(value.args[0].name_hint), *operands))
+            numbers[call.var] = f"of {len(lines)}"
+        return tuple(lines)
+
+
+def read(mod: tvm.IRModule) -> Reading:
+    """The graph of a module with operators lowered, and TVM's kinds of operators on them."""
+    main = mod["main"]
+    values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
+    calls = [_without_views(mod, values, call) for call in groups.calls(mod)]
+    numbers = {call.var: number for number, call in enumerate(calls)}
+    owners = numbers | _items(values, numbers)
+    external: dict[Any, int] = {}
+    operators = [_operator(mod, call, values[call.var], owners, external) for call in calls]
+    readers = groups.readers(mod, calls)
+    outside = _read_outside(mod, numbers, owners)
+    chosen = groups.by_rules(calls, readers)
+    graph = Graph(tuple(operators), frozenset(outside))
+    return Reading(
+        calls=tuple(calls),
+        values=values,
+        graph=graph,
+        by_fuseops=_by_fuseops(mod, graph, {str(var.name): n for var, n in numbers.items()}),
+        by_rules=tuple(tuple(numbers[call.var] for call in group) for group in chosen),
+    )
+
+
+def _by_fuseops(
+    mod: tvm.IRModule, graph: Graph, numbers: Mapping[str, int]
+) -> tuple[tuple[int, ...], ...]:
+    """The groups of FuseOps, which leaves views alone.
+
+    Args:
+        numbers: of the calls, by the names of their variables; those inside of a group keep them.
+    """
+    opaque = {
+        variable: func.with_attr("op_pattern", groups.OPAQUE) if _is_view_func(func) else func
+        for variable, func in mod.functions_items()
+    }
+    made = relax.transform.FuseOps()(tvm.IRModule(opaque, attrs=mod.attrs))
+    several: list[tuple[int, ...]] = []
+    for _, func in made.functions_items():
+        if not isinstance(func, relax.Function) or "Primitive" not in (func.attrs or {}):
+            continue
+        names = [str(b.var.name) for block in func.body.blocks for b in block.bindings]
+        inner = [numbers[name] for name in names[:-1]]
+        (last,) = set().union(*(graph.readers[number] for number in inner)) - set(inner)
+        several.append((*sorted(inner), last))
+    grouped = {number for group in several for number in group}
+    alone = [(number,) for number in range(len(graph.operators)) if number not in grouped]
+    return tuple(sorted([*several, *alone], key=max))
+
+
+def _is_view_func(func: Any) -> bool:
+    return isinstance(func, tirx.PrimFunc) and _is_view(func)
+
+
+def _without_views(mod: tvm.IRModule, values: dict[Any, Any], call: groups.Call) -> groups.Call:
+    """A call as the fixed rules see it, to which a view is a group of its own."""
+    is_view = _is_view(mod[values[call.var].args[0]])
+    return dataclasses.replace(call, pattern=groups.OPAQUE) if is_view else call
+
+
+def _is_view(func: tirx.PrimFunc) -> bool:
+    return bool(relax.analysis.has_reshape_pattern(func))
+
+
+def _items(values: dict[Any, Any], numbers: dict[Any, int]) -> dict[Any, int]:
+    """The calls that items of tuples are results of."""
+    return {
+        var: numbers[value.tuple_value]
+        for var, value in values.items()
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in numbers
+    }
+
+
+def _read_outside(mod: tvm.IRModule, numbers: dict[Any, int], owners: dict[Any, int]) -> set[int]:
+    """Calls whose results something else than a call reads: what the model returns, say."""
+    main = mod["main"]
+    bindings = [b for block in main.body.blocks for b in block.bindings]
+    others = [b.value for b in bindings if b.var not in numbers and b.var not in owners]
+    read = {var for value in (*others, main.body.body) for var in relax.analysis.free_vars(value)}
+    return {owners[var] for var in read if var in owners}
+
+
+def _operator(
+    mod: tvm.IRModule,
+    call: groups.Call,
+    value: Any,
+    owners: dict[Any, int],
+    external: dict[Any, int],
+) -> Operator:
+    func = mod[value.args[0]]
+    role, n_rows = _role(func, call)
+    result_bytes = _bytes(call.var.ty)
+    n_results = math.prod(call.shape) if call.shape is not None else 0
+    reads = []
+    for operand in value.args[1].fields:
+        number = owners.get(operand)
+        if number is None:
+            number = external.setdefault(operand, -1 - len(external))
+        n_bytes = _bytes(operand.ty)
+        if role in (Role.MOVE, Role.ELEMENTWISE, Role.CAST, Role.VIEW):
+            n_bytes = min(n_bytes, n_results * grammar.element_bytes(str(operand.ty.dtype)))
+        reads.append(Read(number, n_bytes))
+    return Operator(role, tuple(reads), call.shape, result_bytes, _flops(func), n_rows)
+
+
+def _role(func: tirx.PrimFunc, call: groups.Call) -> tuple[Role, int]:
+    """What a call does, and the rows that it reduces."""
+    if call.shape is None:
+        return Role.OPAQUE, 0
+    if _is_view(func):
+        return Role.VIEW, 0
+    if call.n_reductions:
+        rows = _rows(func)
+        if rows is not None and not call.is_contraction:
+            return Role.ROWS, rows
+        is_plain = call.n_reductions == 1 and call.pattern != groups.OPAQUE
+        return (Role.CONTRACTION if is_plain else Role.OPAQUE), 0
+    if call.pattern > groups.MOVE:
+        return Role.OPAQUE, 0
+    if call.is_cast:
+        return Role.CAST, 0
+    if len(call.operands) == 1 and _only_moves(func):
+        return Role.MOVE, 0
+    return (Role.ELEMENTWISE if call.pattern <= groups.ELEMENTWISE else Role.GATHER), 0
+
+
+def _only_moves(func: tirx.PrimFunc) -> bool:
+    return all(map(inlining.is_move, (b for b in grammar.blocks(func.body) if len(b.iter_vars))))
+
+
+def _rows(func: tirx.PrimFunc) -> int | None:
+    """Rows that every reduction of a program reduces, along the last axes of what it reads."""
+    counts = set()
+    for block in grammar.blocks(func.body):
+        if block.init is None:
+            continue
+        reduced = {
+            each.var for each in block.iter_vars if each.iter_type == tirx.IterVar.CommReduce
+        }
+        if not _are_last(block, reduced):
+            return None
+        spatial = [int(each.dom.extent) for each in block.iter_vars if each.var not in reduced]
+        counts.add(math.prod(spatial))
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _are_last(block: Any, reduced: set[Any]) -> bool:
+    """Whether variables are the last indices of every tensor that they are an index of."""
+    loads = [
+        item
+        for store in grammar.statements(block.body)
+        if isinstance(store, tirx.BufferStore)
+        for item in grammar.expressions(store.value)
+        if grammar.is_load(item)
+    ]
+    for load in loads:
+        flags = [index in reduced for index in load.indices]
+        if any(flags) and flags != sorted(flags):
+            return False
+    return True
+
+
+def _flops(func: tirx.PrimFunc) -> int:
+    return cost.count(func).flops
+
+
+def _bytes(kind: Any) -> int:
+    if isinstance(kind, relax.TupleType):
+        return sum(_bytes(field) for field in kind.fields)
+    if not isinstance(kind, relax.TensorType) or kind.shape is None:
+        return 0
+    extents: Sequence[Any] = list(kind.shape)
+    return math.prod(map(int, extents)) * grammar.element_bytes(str(kind.dtype))

@@ -1,0 +1,53 @@
+"""What is known of a candidate group: its schedules, and its latency if it was tuned before."""
+
+from __future__ import annotations
+
+import tvm
+
+from felix import errors
+from felix.frontend import Judgement
+from felix.known_results import store
+from felix.sketch import sketch
+from felix.sketch.trace_sketch import TraceSketch
+from felix.task import Task
+
+
+class SketchJudge:
+    """Judges by the sketches of a task, and by known results.
+
+    Args:
+        known: where latencies are looked up; None for nowhere.
+    """
+
+    def __init__(self, known: store.Store | None = None) -> None:
+        self._known = known
+
+    def judge(self, task: Task) -> Judgement:
+        """Kernels of the task's best sketch, and whether it has templates."""
+        try:
+            every = sketch.sketches(task)
+        except errors.UnsupportedSchedule:
+            return Judgement(n_kernels=None)
+        traced = [each for each in every if isinstance(each, TraceSketch)]
+        has_template = len(traced) < len(every)
+        return Judgement(1 if has_template else min(map(_n_kernels, traced)), has_template)
+
+    def latency_us(self, task: Task) -> float | None:
+        """The least latency of the task that is known.
+
+        Raises:
+            RecordError: the file of known results cannot be read.
+        """
+        outcome = None if self._known is None else self._known.find(task)
+        if outcome is None:
+            return None
+        latencies = [us for us in (outcome.tuned_us, outcome.default_us) if us is not None]
+        return min(latencies, default=None)
+
+
+def _n_kernels(each: TraceSketch) -> int:
+    """Loop nests of the program that a sketch's own decisions make, each of which is launched."""
+    schedule = tvm.s_tir.Schedule(each.mod, seed=1, debug_mask="none")
+    each.trace.apply_to_schedule(schedule, remove_postproc=True)
+    body = schedule.mod["main"].body.block.body
+    return len(body.seq) if isinstance(body, tvm.tirx.SeqStmt) else 1

@@ -1,0 +1,203 @@
+"""What depends on parameters alone is computed once, when a network is loaded.
+
+A scheduled program may begin by copying a weight to the layout that its vectors read
+(`felix.tir.design_space.variants.packed_operands`). Where the weight is a parameter of the
+network, those statements become a program of their own. Then TVM lifts all calls of parameters
+alone out of `main` to a function `main_transform_params`, which takes the parameters as a tuple
+and returns those that `main` takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.ir.expr import TensorLoad
+from tvm.relax import expr_functor
+from tvm.s_tir import stmt as s_stmt
+from tvm_ffi import structural
+
+from felix.network import groups
+
+#: The function of a prepacked module that makes the parameters of its `main`.
+TRANSFORM = "main_transform_params"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Split:
+    """A program in two: `prologue` reads the arguments `reads` and writes what `rest` takes.
+
+    `rest` takes the arguments at `stays`, then what the prologue writes, then the results.
+    """
+
+    prologue: tirx.PrimFunc
+    rest: tirx.PrimFunc
+    reads: tuple[int, ...]
+    stays: tuple[int, ...]
+    packed: tuple[tirx.Buffer, ...]
+
+
+def prepack(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module whose `main` computes nothing that depends on parameters alone.
+
+    `main` has the attribute "num_input": so many of its parameters are those of a call.
+    """
+    if len(mod["main"].params) == int(mod["main"].attrs["num_input"]):
+        return mod
+    parameters = _parameter_arguments(mod["main"])
+    splits = {
+        symbol: split
+        for symbol, places in parameters.items()
+        if (split := _split(mod[symbol], places)) is not None
+    }
+    if splits:
+        mod = _with_split_calls(mod, splits)
+    return relax.transform.LiftTransformParams()(mod)
+
+
+def _parameter_arguments(main: relax.Function) -> dict[str, set[int]]:
+    """By program: the arguments that are parameters of the network in all of its calls."""
+    variables = set(list(main.params)[int(main.attrs["num_input"]) :])
+    places: dict[str, set[int]] = {}
+
+    def visit(expression: relax.Expr) -> None:
+        symbol = groups.called(expression)
+        if symbol is not None:
+            here = {i for i, each in enumerate(expression.args[1].fields) if each in variables}
+            places[symbol] = places.get(symbol, here) & here
+
+    relax.analysis.post_order_visit(main, visit)
+    return {symbol: each for symbol, each in places.items() if each}
+
+
+def _split(func: tirx.PrimFunc, parameters: set[int]) -> _Split | None:
+    """The program in two; None where no statement reads parameters alone."""
+    root = func.body.block if isinstance(func.body, s_stmt.SBlockRealize) else None
+    if root is None or not isinstance(root.body, tirx.SeqStmt):
+        return None
+    buffers = list(func.params)
+    statements, local = list(root.body.seq), list(root.alloc_buffers)
+    uses = [_uses(statement) for statement in statements]
+    known = {buffers[index] for index in parameters}
+    chosen: list[int] = []
+    for number, (reads, writes) in enumerate(uses):
+        elsewhere = {b for other, (_, w) in enumerate(uses) if other != number for b in w}
+        if reads and reads <= known and writes <= set(local) - elsewhere:
+            chosen.append(number)
+            known |= writes
+    if not chosen:
+        return None
+    others = [number for number in range(len(statements)) if number not in chosen]
+    made = {buffer for number in chosen for buffer in uses[number][1]}
+    read = {buffer for number in others for buffer in uses[number][0]}
+    packed = [buffer for buffer in local if buffer in made & read]
+    if not all(map(_is_plain, packed)):
+        return None
+    sources = {buffer for number in chosen for buffer in uses[number][0]}
+    places = [index for index, buffer in enumerate(buffers) if buffer in sources]
+    written = {buffer for number in others for buffer in uses[number][1]}
+    stays = [index for index, buffer in enumerate(buffers) if buffer in read | written]
+    results = [index for index in stays if buffers[index] in written]
+    inputs = [index for index in stays if index not in results]
+    if results != list(range(len(buffers)))[-len(results) :]:
+        return None  # call_tir's results come last, and all are written
+    inner = [buffer for buffer in local if buffer in made and buffer not in packed]
+    outer = [buffer for buffer in local if buffer not in made]
+    return _Split(
+        _program(func, [buffers[index] for index in places] + packed,
+                 [statements[number] for number in chosen], inner),
+        _program(func, [buffers[index] for index in inputs] + packed
+                 + [buffers[index] for index in results],
+                 [statements[number] for number in others], outer),
+        tuple(places), tuple(inputs), tuple(packed),
+    )  # fmt: skip
+
+
+def _uses(statement: Any) -> tuple[set[Any], set[Any]]:
+    """The buffers that a statement reads and writes, without those that it allocates."""
+    reads: set[Any] = set()
+    writes: set[Any] = set()
+    inner: set[Any] = set()
+
+    def block(node: Any) -> None:
+        # Intrinsics access buffers by pointers and windows: the block says which ones.
+        inner.update(node.alloc_buffers, (window.buffer for window in node.match_buffers))
+        reads.update(region.source for region in node.reads)
+        writes.update(region.source for region in node.writes)
+
+    rules = (
+        (TensorLoad, lambda node: reads.add(node.source)),
+        (tirx.BufferStore, lambda node: writes.add(node.buffer)),
+        (s_stmt.SBlock, block),
+    )
+    structural.structural_walk(statement, rules)
+    return reads - inner, writes - inner
+
+
+def _is_plain(buffer: Any) -> bool:
+    """Whether a buffer's elements lie one after the other from its beginning."""
+    offset = buffer.elem_offset
+    begins = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
+    return begins and not list(buffer.strides or [])
+
+
+def _program(
+    func: tirx.PrimFunc, buffers: Sequence[Any], statements: Sequence[Any], local: Sequence[Any]
+) -> tirx.PrimFunc:
+    """Some statements of a program as a program that takes these buffers."""
+    body = statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+    root = func.body.block
+    block = s_tir.SBlock(
+        [], [], [], root.name_hint, body, alloc_buffers=list(local), annotations=root.annotations
+    )
+    made = tirx.PrimFunc(list(buffers), s_tir.SBlockRealize([], True, block), attrs=func.attrs)
+    return s_tir.renew_defs(made)
+
+
+def _with_split_calls(mod: tvm.IRModule, splits: Mapping[str, _Split]) -> tvm.IRModule:
+    mutator = _SplitCalls(mod, splits)
+    changed = mutator.visit_expr(mod["main"])
+    mutator.builder_.update_func(mod.get_global_var("main"), changed)
+    return relax.transform.DeadCodeElimination(["main"])(mutator.builder_.finalize())
+
+
+@expr_functor.mutator
+class _SplitCalls(expr_functor.PyExprMutator):  # type: ignore[misc]
+    """Makes calls of programs calls of their two parts."""
+
+    def __init__(self, mod: tvm.IRModule, splits: Mapping[str, _Split]) -> None:
+        super().__init__(mod)
+        self._splits = splits
+        self._variables: dict[str, tuple[Any, Any]] = {}
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """One call, after its arguments."""
+        visited = self.visit_expr_post_order(call)
+        symbol = groups.called(visited)
+        split = self._splits.get(symbol or "")
+        if symbol is None or split is None:
+            return visited
+        if symbol not in self._variables:
+            self._variables[symbol] = (
+                self.builder_.add_func(split.prologue, f"{symbol}_prologue"),
+                self.builder_.add_func(split.rest, f"{symbol}_rest"),
+            )
+        prologue, rest = self._variables[symbol]
+        arguments = list(visited.args[1].fields)
+        kinds = [
+            relax.TensorType([int(extent) for extent in buffer.shape], str(buffer.dtype))
+            for buffer in split.packed
+        ]
+        made = self.builder_.emit(
+            relax.call_tir(prologue, relax.Tuple([arguments[i] for i in split.reads]), kinds)
+        )
+        packed = (
+            [made]
+            if len(kinds) == 1
+            else [self.builder_.emit(relax.TupleGetItem(made, i)) for i in range(len(kinds))]
+        )
+        operands = relax.Tuple([*(arguments[i] for i in split.stays), *packed])
+        return relax.call_tir(rest, operands, list(visited.ty_args))

@@ -1,0 +1,146 @@
+"""Planned groups of whole networks: they agree with PyTorch, and are fewer than by fixed rules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.networks import catalogue
+from felix import frontend
+from felix.frontend import Fusion, Grouping
+from felix.frontend.programs.planning import candidates, reading
+from felix.frontend.programs.planning.cost import Judgement
+from felix.network import groups
+from felix.verify import compare
+from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
+
+PLANNED = Grouping(Fusion.PLANNED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", catalogue.NETWORKS)
+def test_planned_networks_agree_with_pytorch(name, dtype):
+    model, args = catalogue.make(name, dtype=dtype, small=True)
+    imported = frontend.import_torch(model, args)
+    module = frontend.lowered(imported, "llvm", PLANNED)
+    with torch.no_grad():
+        assert_agrees(run(imported, module, args), model(*args), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", ["vit_b32", "bert_base", "llama"])
+@pytest.mark.parametrize("fusion", [Fusion.RULES, Fusion.FUSEOPS])
+def test_planned_transformers_call_fewer_programs(name, fusion):
+    model, args = catalogue.make(name, small=True)
+    imported = frontend.import_torch(model, args)
+    n_calls = [
+        groups.calls(frontend.lowered(imported, "llvm", Grouping(each))).total()
+        for each in (Fusion.PLANNED, fusion)
+    ]
+    assert n_calls[0] < n_calls[1]
+
+
+def test_heads_are_read_where_the_projection_has_them():
+    model, args = catalogue.make("vit_b32", small=True)
+    module = frontend.lowered(frontend.import_torch(model, args), "llvm", PLANNED)
+    names = [variable.name_hint for variable in module.get_global_vars()]
+    text = module[next(name for name in names if "NT_m" in name and "slice" in name)].script()
+    assert "[T.int64(0), v_i2, v_i1 * T.int64(8) + v_k]" in text  # a row, and a head's column
+    assert "//" not in text
+    # Queries are read in place, keys of the same tensor are moved: four programs are one.
+    moved = [name for name in names if "slice" in name and "_m" not in name]
+    assert len(moved) == 1
+
+
+def reads_in_place(task):
+    """Whether a product reads the projection of queries, keys and values."""
+    func = task.mod["main"]
+    shapes = [tuple(map(int, param.shape)) for param in func.params[:-1]]
+    return (1, 17, 96) in shapes and "matmul" in func.script()
+
+
+class Refusing:
+    """Finds no schedule for programs that move elements in front of a product."""
+
+    def judge(self, task):
+        return Judgement(None if reads_in_place(task) else 1)
+
+    def latency_us(self, task):
+        return None
+
+
+def _names(imported, judge):
+    module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, judge))
+    return set(groups.calls(module))
+
+
+def in_place(names):
+    return {name for name in names if "slice" in name and "_m" in name}
+
+
+def test_candidates_without_schedules_are_not_chosen():
+    model, args = catalogue.make("vit_b32", small=True)
+    imported = frontend.import_torch(model, args)
+    assert in_place(_names(imported, None))
+    assert not in_place(_names(imported, Refusing()))
+    module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, Refusing()))
+    with torch.no_grad():
+        assert_agrees(run(imported, module, args), model(*args), TOLERANCE[torch.float32])
+
+
+class Measured:
+    """Knows latencies of tasks; all have one kernel."""
+
+    def __init__(self, latency_us):
+        self.latency_us = latency_us
+
+    def judge(self, task):
+        return Judgement(1)
+
+
+def test_measured_latencies_decide_where_all_of_the_choice_are_known():
+    model, args = catalogue.make("vit_b32", small=True)
+    imported = frontend.import_torch(model, args)
+    by_estimates = _names(imported, None)
+
+    def latency_us(task):
+        return 100.0 if reads_in_place(task) else 1.0
+
+    assert not in_place(_names(imported, Measured(latency_us)))
+
+    def unknown_of_softmax(task):
+        return None if task.name == "softmax" else latency_us(task)
+
+    assert _names(imported, Measured(unknown_of_softmax)) == by_estimates
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["llvm -num-cores 2", "nvidia/nvidia-h100"])
+def test_programs_that_read_in_place_are_modelled_exactly(target):
+    model, args = catalogue.make("vit_b32", small=True)
+    module = frontend.lowered(frontend.import_torch(model, args), target, PLANNED)
+    tasks = [item.task for item in frontend.model_tasks(module, target).tasks]
+    checked = [task for task in tasks if reads_in_place(task)]
+    assert len(checked) >= 2
+    for task in checked:
+        report = compare.check(task, n=3)
+        totals = compare.merge([report])
+        assert totals["checked"] and not totals["mismatches"] and not totals["invalid"]
+
+
+@pytest.mark.parametrize("name", catalogue.NETWORKS)
+def test_groups_of_fuseops_are_candidates(name, monkeypatch):
+    readings = []
+    read = reading.read
+    monkeypatch.setattr(reading, "read", lambda mod: readings.append(read(mod)) or readings[-1])
+    model, args = catalogue.make(name, small=True)
+    frontend.lowered(frontend.import_torch(model, args), "llvm", PLANNED)
+    (made,) = readings
+    several = [group for group in made.by_fuseops if len(group) > 1]
+    assert several
+    assert sorted(n for group in made.by_fuseops for n in group) == list(range(len(made.calls)))
+    for group in several:  # only the last value is read outside
+        assert all(made.graph.readers[n] <= set(group) for n in group[:-1])
+        assert not made.graph.outputs & set(group[:-1])
+    every = {each.members for each in candidates.enumerate_all(made.graph)}
+    by_itself = sum(frozenset(group) in every for group in several)
+    assert by_itself >= 0.8 * len(several)

@@ -1,0 +1,57 @@
+"""Optimizing with planned groups: right results, and no measuring the second time."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+import felix
+from benchmarks.networks import transformers
+from felix import errors
+from felix.measure.calls import cpu_calls
+from felix.network.shipping import Contender
+from tests.support import networks
+
+
+def test_planned_groups_agree_and_are_known_the_second_time(tmp_path: pathlib.Path) -> None:
+    torch.manual_seed(0)
+    model = transformers._PreNormBlock(16, 2, 32).eval()
+    x = torch.randn(1, 6, 16)
+    first_pool, second_pool = networks.Pool(), networks.Pool()
+    first = networks.optimize(model, (x,), tmp_path, first_pool, fusion="planned", trials=64)
+    with torch.no_grad():
+        torch.testing.assert_close(first(x), model(x), rtol=1e-4, atol=1e-5)
+    assert first_pool.n_measured
+    by_rules = networks.optimize(model, (x,), tmp_path / "rules")
+    assert _n_calls(first) < _n_calls(by_rules)
+    second = networks.optimize(model, (x,), tmp_path, second_pool, fusion="planned", trials=64)
+    assert second_pool.n_measured == 0
+    assert _n_calls(second) == _n_calls(first)
+
+
+def _n_calls(fast: felix.network.optimized.OptimizedNetwork) -> int:
+    return sum(each.group.calls for each in fast.report.groups)
+
+
+def test_an_unknown_fusion_is_refused() -> None:
+    with pytest.raises(errors.WorkloadError, match="rules, fuseops, planned"):
+        felix.optimize(torch.nn.ReLU(), (torch.randn(2),), fusion="best")
+
+
+def test_pytorch_contends_for_planned_groups(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int) -> Any:
+        return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}
+
+    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+    torch.manual_seed(0)
+    model = transformers._PreNormBlock(16, 2, 32).eval()
+    x = torch.randn(1, 6, 16)
+    fast = networks.optimize(model, (x,), tmp_path, fusion="planned", pytorch=True)
+    assert {each.contender for each in fast.report.groups} == {Contender.PYTORCH}
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
