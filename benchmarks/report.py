@@ -30,10 +30,12 @@ from benchmarks import (
     cuda_build_time,
     descent_steps,
     features,
+    fusion,
     measure_throughput,
     tensor_cores,
     unrolling,
 )
+from benchmarks.networks import results as networks
 from benchmarks.pages import statements
 from benchmarks.support import common, efficiency, model_tables
 
@@ -47,7 +49,9 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "cuda_build_time": cuda_build_time.render,
     "descent_steps": descent_steps.render,
     "features": features.render,
+    "fusion": fusion.render,
     "measure_throughput": measure_throughput.render,
+    "networks": networks.render,
     "proposals": statements.proposals_table,
     "search_efficiency": efficiency.render,
     "service-answers": statements.service_answers,

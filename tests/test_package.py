@@ -105,7 +105,9 @@ def test_the_wheel_describes_itself(wheel: zipfile.ZipFile) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == set(
         PROJECT["project"]["optional-dependencies"]
     )
-    assert b"felix = felix.cli.main:main" in wheel.read(f"{info}/entry_points.txt")
+    entries = wheel.read(f"{info}/entry_points.txt").decode()
+    assert "[console_scripts]\nfelix = felix.cli.main:main" in entries
+    assert "[torch_dynamo_backends]\nfelix = felix.network.backend.entry:backend" in entries
     assert b"Apache License" in wheel.read(f"{info}/licenses/LICENSE")
 
 
@@ -158,3 +160,21 @@ def test_make_installs_the_pinned_torch_first(tmp_path: pathlib.Path) -> None:
     installs = [line for line in done.stdout.splitlines() if "pip install" in line]
     assert installs[0].split()[-1] == pin
     assert ".[dev," in installs[1]
+
+
+@pytest.mark.slow
+def test_torch_knows_the_backend(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
+    """Installed, it is there by its name, without an import of felix."""
+    wheel.extractall(tmp_path)
+    code = (
+        "import torch; assert 'felix' in torch._dynamo.list_backends();"
+        "call = torch.compile(lambda x: torch.relu(x) + 1, backend='felix');"
+        "assert torch.equal(call(torch.zeros(3)), torch.ones(3));"
+        "import felix; print(felix.backend_report())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "FELIX_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1 tasks are queued" in done.stdout
