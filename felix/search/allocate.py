@@ -111,8 +111,7 @@ class Allocator:
         open_tasks = [i for i in range(len(self.tasks)) if self.is_open(i)]
         if not open_tasks:
             return None
-        fresh = [i for i in open_tasks if not self.tasks[i].best_us and not self.tasks[i].n_empty]
-        if fresh:
+        if fresh := self._fresh():
             return fresh[0]
         # a task without any result yet may still have its patience, in turns, before gains count
         unsolved = [i for i in open_tasks if self.tasks[i].latency_us is None]
@@ -135,6 +134,29 @@ class Allocator:
         progress.n_empty = 0
         known = [value for value in (progress.latency_us, latency_us) if value is not None]
         progress.best_us.append(min(known) if known else None)
+
+    def record_late(self, task: int, latency_us: float) -> bool:
+        """Results of a round came after its end; whether they are the first of the task.
+
+        Others count to the task's next round: the caller has them still.
+        """
+        progress = self.tasks[task]
+        is_first = bool(progress.best_us) and progress.latency_us is None
+        if is_first:
+            progress.best_us[-1] = latency_us
+        return is_first
+
+    @property
+    def n_fresh(self) -> int:
+        """Open tasks that have had no round."""
+        return len(self._fresh())
+
+    def _fresh(self) -> list[int]:
+        return [
+            i
+            for i, progress in enumerate(self.tasks)
+            if not progress.best_us and not progress.n_empty and self.is_open(i)
+        ]
 
     def is_open(self, task: int) -> bool:
         """Neither settled, dead nor exhausted."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from felix.tuning import online_model
 
 
+#: `TuneOptions.lookahead` while several tasks wait for their first round.
+_FIRST_LOOKAHEAD = 2.0
+
+
 class Run:
     """A run; `close` ends the measuring processes and the session.
 
@@ -127,11 +131,19 @@ class Run:
         Raises:
             FelixError: the only task cannot be tuned.
         """
+        self._take_late()
         while (index := self._allocator.next()) is not None:
             task_run = self._task_runs[index]
             if task_run.is_open or self._has_opened(task_run):
                 return task_run
         return None
+
+    def _take_late(self) -> None:
+        """Tell the allocator the first results of tasks that had none at the end of their round."""
+        for task_run in self._task_runs:
+            latency_us = task_run.recent_us
+            if latency_us is not None and self._allocator.record_late(task_run.index, latency_us):
+                task_run.take_recent_us()
 
     def _has_opened(self, task_run: TaskRun) -> bool:
         """Open a task; one of several that cannot be tuned is skipped, and False.
@@ -196,9 +208,16 @@ class Run:
         return len(made)
 
     def n_in_flight(self, n_candidates: int) -> int:
-        """Candidates that may still be measured when the round after one of so many begins."""
+        """Candidates that may still be measured when the round after one of so many begins.
+
+        More while further tasks wait for their first round, whose search needs no result of
+        another task.
+        """
+        lookahead = self._options.lookahead
+        if lookahead and self._allocator.n_fresh > 1:  # the task of this round is one of them
+            lookahead = max(lookahead, _FIRST_LOOKAHEAD)
         other_devices = self._pool.n_devices - 1
-        return round((self._options.lookahead + other_devices) * n_candidates)
+        return round((lookahead + other_devices) * n_candidates)
 
     def collect(self, leave: int = 0) -> None:
         """Wait until at most `leave` candidates are still being measured."""

@@ -229,6 +229,11 @@ class TaskRun:
         """The candidates of a round are chosen and submitted."""
         self.n_rounds += 1
 
+    @property
+    def recent_us(self) -> float | None:
+        """What `take_recent_us` would give."""
+        return self._recent_us
+
     def take_recent_us(self) -> float | None:
         """Best latency since the last call; None without a new one."""
         recent_us, self._recent_us = self._recent_us, None

@@ -43,16 +43,21 @@ WRITING: Mapping[str, Function] = {
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x @ weight^T + bias in one call; the bias has leading extents of 1."""
-    return functional.linear(x, weight, bias.reshape(-1))
+    return functional.linear(x, weight, _narrowed(bias, x))
+
+
+def _narrowed(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A bias in the type of the operands, which PyTorch demands; programs may add it in float32."""
+    return bias.reshape(-1).to(x.dtype)
 
 
 def _convolution(call: Function) -> Function:
-    """A convolution whose bias, if there is one, has extents of 1 around its channels."""
+    """A convolution; its bias, if there is one, has extents of 1 around its channels."""
 
     def with_bias(
         x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor, **options: Any
     ) -> Any:
-        return call(x, weight, *(each.reshape(-1) for each in bias), **options)
+        return call(x, weight, *(_narrowed(each, x) for each in bias), **options)
 
     return with_bias
 

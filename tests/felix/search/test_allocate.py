@@ -151,3 +151,15 @@ def test_the_state_survives_json() -> None:
 def test_a_damaged_state_is_one_clear_error(state: dict) -> None:
     with pytest.raises(errors.RecordError):
         allocate.Allocator([1.0, 2.0]).load_state_dict(state)
+
+
+def test_late_first_results_are_of_their_round() -> None:
+    allocator = allocate.Allocator([1.0, 1.0, 1.0])
+    assert allocator.n_fresh == 3
+    allocator.record(0, None, 8)
+    assert allocator.n_fresh == 2
+    assert allocator.record_late(0, 10.0)
+    assert allocator.tasks[0].best_us == [10.0]
+    assert not allocator.record_late(0, 5.0)  # it has a latency: this counts to the next round
+    assert not allocator.record_late(1, 5.0)  # no round of it has ended
+    assert allocator.tasks[0].best_us == [10.0] and not allocator.tasks[1].best_us

@@ -1,0 +1,23 @@
+"""Functions of PyTorch that a group may be made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from felix.network.pytorch import functions
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_float32_bias_of_narrow_operands(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 8).to(dtype), torch.randn(4, 8).to(dtype), torch.randn(1, 4)
+    result = functions.MAKING["linear"](x, weight, bias)
+    assert result.dtype == dtype
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=5e-2)
+    image, kernel = torch.randn(1, 3, 5, 5).to(dtype), torch.randn(4, 3, 3, 3).to(dtype)
+    convolved = functions.MAKING["conv2d"](image, kernel, bias.reshape(1, 4, 1, 1), padding=1)
+    plain = torch.conv2d(image.double(), kernel.double(), bias.double().reshape(-1), padding=1)
+    assert convolved.dtype == dtype
+    torch.testing.assert_close(convolved.double(), plain, rtol=2e-2, atol=8e-2)
