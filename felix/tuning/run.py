@@ -139,7 +139,7 @@ class Run:
         return None
 
     def _take_late(self) -> None:
-        """Tell the allocator the first results of tasks that had none at the end of their round."""
+        """Tell the allocator of first results that came after the end of their round."""
         for task_run in self._task_runs:
             latency_us = task_run.recent_us
             if latency_us is not None and self._allocator.record_late(task_run.index, latency_us):

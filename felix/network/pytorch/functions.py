@@ -47,7 +47,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.
 
 
 def _narrowed(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A bias in the type of the operands, which PyTorch demands; programs may add it in float32."""
+    """A bias in the operands' type, as PyTorch demands; programs may add it in float32."""
     return bias.reshape(-1).to(x.dtype)
 
 
