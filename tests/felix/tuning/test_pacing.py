@@ -158,3 +158,30 @@ def test_overlapping_runs_are_deterministic() -> None:
     runs = [_overlap(0.5)[1] for _ in range(2)]
     keys = [[(r.sketch_index, r.decisions) for r in result.records] for result in runs]
     assert keys[0] == keys[1]
+
+
+def _pending_before_rounds(lookahead: float) -> list[tuple[int, int]]:
+    """The task of each round, and how many candidates were pending when it began."""
+    submitted, done, pending = 0, 0, []
+
+    def count(event: events.Event) -> None:
+        nonlocal submitted, done
+        if isinstance(event, events.RoundStarted):
+            pending.append((event.task_index, submitted - done))
+            submitted += event.n_candidates
+        done += isinstance(event, events.Trial)
+
+    tasks = [fakes.task(m) for m in (32, 64, 96, 128)]
+    options = fakes.small(Threaded(seconds=0.05), lookahead=lookahead)
+    result = felix.tune(tasks, trials=64, model=fakes.Model(), options=options, on_event=count)
+    assert all(each.best_or_none is not None for each in result.results)
+    assert sum(len(each.records) for each in result.results) == 64
+    return pending
+
+
+def test_first_rounds_of_several_tasks_overlap() -> None:
+    pending = _pending_before_rounds(0.5)
+    assert [task for task, _ in pending[:4]] == [0, 1, 2, 3]
+    first, later = [n for _, n in pending[:4]], [n for _, n in pending[4:]]
+    assert max(first) > max(later) > 0
+    assert all(n == 0 for _, n in _pending_before_rounds(0.0))
