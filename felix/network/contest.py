@@ -81,6 +81,28 @@ class Contest:
         self.n_timed = 0
         self._network = network
         self._known = known
+        self._built: dict[str, dict[Contender, relax.VMExecutable]] = {}
+
+    def prepare(self, every: Sequence[tuple[groups.Group, Outcome | None]]) -> None:
+        """Compile what has to be timed of groups side by side, before anything is timed.
+
+        Args:
+            every: groups, and what tuning gave.
+
+        Raises:
+            MeasureError: a contender cannot be compiled here.
+            RecordError: the known results cannot be used.
+        """
+        unknown = {group.symbols[0]: (group, outcome) for group, outcome in every
+                   if self.known(group, outcome) is None}  # fmt: skip
+        mods = {
+            symbol: _assembled(self._network, group, outcome)
+            for symbol, (group, outcome) in unknown.items()
+        }
+        flat = [mod for each in mods.values() for mod in each.values()]
+        built = iter(executable.compile_networks(flat, self._network.target) if flat else ())
+        for symbol, each in mods.items():
+            self._built[symbol] = {contender: next(built) for contender in each}
 
     def held(self, group: groups.Group, outcome: Outcome | None) -> Compared:
         """The latencies of a group's contenders, side by side, or why PyTorch is none.
@@ -93,7 +115,10 @@ class Contest:
         if compared is None:
             assert self._known is not None and group.task is not None  # else it is known
             self.n_timed += 1
-            compared = _timed(self._network, group, group.task, outcome)
+            symbol = group.symbols[0]
+            if symbol not in self._built:
+                self.prepare([(group, outcome)])
+            compared = _timed(self._built.pop(symbol), group.task)
             contenders = _text(group, outcome)
             self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))
         return compared
@@ -137,20 +162,26 @@ def _is_hopeful(outcome: Outcome | None) -> bool:
     return outcome.default_us <= _HOPELESS * outcome.tuned_us
 
 
-def _timed(
-    network: Programs, group: groups.Group, task: Task, outcome: Outcome | None
-) -> Compared:
-    inputs = _inputs(task)
+def _assembled(
+    network: Programs, group: groups.Group, outcome: Outcome | None
+) -> dict[Contender, tvm.IRModule]:
+    """A network of one call for each contender; PyTorch is the last one."""
     chosen = [Contender.TVM] if _is_hopeful(outcome) else []
     if outcome is not None and outcome.program is not None:
         chosen.insert(0, Contender.FELIX)
     alone = _alone(network.lowered, group.symbols[0])
-    calls: _Calls = {}
-    for contender in [*chosen, Contender.PYTORCH]:
-        runs = program(contender, group, outcome)
-        calls[contender] = _call(alone, group, runs, network.target, inputs)
+    one = dataclasses.replace(group, symbols=group.symbols[:1])
+    return {
+        contender: assembly.assemble(alone, [(one, program(contender, group, outcome))])
+        for contender in [*chosen, Contender.PYTORCH]
+    }
+
+
+def _timed(built: Mapping[Contender, relax.VMExecutable], task: Task) -> Compared:
+    inputs = _inputs(task)
+    calls: _Calls = {name: _call(each, task.target, inputs) for name, each in built.items()}
     with _same_threads(task), _alone_on(task):
-        without_pytorch = _difference(calls, chosen[0], inputs)
+        without_pytorch = _difference(calls, next(iter(calls)), inputs)
         if without_pytorch is not None:
             del calls[Contender.PYTORCH]
         is_gpu = task.target.kind.name == "cuda"
@@ -198,15 +229,9 @@ def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
 
 
 def _call(
-    alone: tvm.IRModule,
-    group: groups.Group,
-    runs: assembly.Runs,
-    full: tvm.target.Target,
-    inputs: Sequence[torch.Tensor],
+    built: relax.VMExecutable, full: tvm.target.Target, inputs: Sequence[torch.Tensor]
 ) -> Callable[[], Any]:
-    """A call of a network of one call that runs a contender."""
-    one = dataclasses.replace(group, symbols=group.symbols[:1])
-    built = executable.compile_network(assembly.assemble(alone, [(one, runs)]), full)
+    """A call of a network that is built."""
     main = executable.call(relax.VirtualMachine(built, executable.device(full)))
     return lambda: main(*inputs)
 

@@ -8,8 +8,10 @@ kernels run on PyTorch's current stream, and nothing waits for them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from typing import Any
 
 import torch
@@ -19,9 +21,12 @@ from tvm.s_tir import dlight
 
 from felix.measure.cuda import build as cuda_build
 from felix.network.passes import prepacking, workspace
+from felix.target import cpu
 
 #: TVM's programs expect tensors to begin at a multiple of this.
 ALIGNMENT_BYTES = 64
+#: Threads that compile networks.
+_MAX_THREADS = 16
 
 
 class Executable:
@@ -103,11 +108,27 @@ def compile_network(mod: tvm.IRModule, full: tvm.target.Target) -> relax.VMExecu
     Raises:
         MeasureError: for a GPU, and NVRTC or headers are missing here.
     """
-    passes = _pipeline(full)
-    if full.kind.name != "cuda":
-        return relax.build(mod, target=full, relax_pipeline=passes)
-    with cuda_build.compiling(full):
-        return relax.build(mod, target=full, relax_pipeline=passes)
+    (built,) = compile_networks([mod], full)
+    return built
+
+
+def compile_networks(
+    mods: Sequence[tvm.IRModule], full: tvm.target.Target
+) -> list[relax.VMExecutable]:
+    """Compile several networks as `compile_network` does, side by side in threads."""
+    is_gpu = full.kind.name == "cuda"
+
+    def compiled(mod: tvm.IRModule) -> relax.VMExecutable:
+        with cuda_build.passes() if is_gpu else contextlib.nullcontext():
+            return relax.build(mod, target=full, relax_pipeline=_pipeline(full))
+
+    # what TVM calls to compile for CUDA is one function of the process: set once, for all threads
+    with cuda_build.compiling(full) if is_gpu else contextlib.nullcontext():
+        if len(mods) == 1:
+            return [compiled(mods[0])]
+        width = min(_MAX_THREADS, cpu.available_cores())
+        with futures.ThreadPoolExecutor(width) as threads:
+            return list(threads.map(compiled, mods))
 
 
 def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:

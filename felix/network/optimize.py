@@ -26,6 +26,7 @@ import tvm
 
 from felix import errors, frontend, target
 from felix.known_results import store
+from felix.known_results.outcome import Outcome
 from felix.network import (
     agreement,
     assembly,
@@ -157,6 +158,7 @@ def from_outcomes(
         TuningError: outputs differ from the model's.
         MeasureError: a program cannot be compiled here.
     """
+    contenders.prepare([(group, _outcome(group, gathered)) for group in every])
     shipped = [_shipped(group, gathered, contenders) for group in every]
     begin_step("building the network")
     built = _built(network, shipped)
@@ -187,9 +189,13 @@ def _shipped(
     group: groups.Group, gathered: outcomes.Outcomes, contenders: contest.Contest
 ) -> shipping.Shipped:
     key = None if group.task is None else group.task.key
-    outcome = None if key is None else gathered.by_key.get(key)
+    outcome = _outcome(group, gathered)
     compared = contenders.held(group, outcome)
     return shipping.choose(group, outcome, compared, is_known=key in gathered.known)
+
+
+def _outcome(group: groups.Group, gathered: outcomes.Outcomes) -> Outcome | None:
+    return None if group.task is None else gathered.by_key.get(group.task.key)
 
 
 def _built(

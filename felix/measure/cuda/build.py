@@ -199,8 +199,16 @@ def compiling(target: tvm.target.Target) -> Iterator[None]:
         source = cuda_source.slim(str(code))
         return nvrtc.compile_cubin(source.text, arch, headers=source.headers)
 
-    with compiled_by(cubin), tvm.transform.PassContext(**_PASSES):
+    with compiled_by(cubin), passes():
         yield
+
+
+def passes() -> tvm.transform.PassContext:
+    """How TVM builds kernels that are measured: a context of one thread.
+
+    Further threads inside a `compiling` block need one each.
+    """
+    return tvm.transform.PassContext(**_PASSES)
 
 
 def ptx(code: str, target: tvm.target.Target) -> str:
