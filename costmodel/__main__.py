@@ -41,7 +41,11 @@ def _compact(sub: argparse.ArgumentParser) -> None:
 def _collect(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--target", default="llvm", help="llvm, cuda, a tag or JSON (%(default)s)")
     sub.add_argument("--out", required=True, help="data set folder; continued if it exists")
-    sub.add_argument("--workloads", default="builtin", help="file of workload lines, or builtin")
+    sub.add_argument(
+        "--workloads", default="builtin",
+        help="file of workload lines, builtin, or few-channels: the built-in convolutions with "
+        "few channels alone",
+    )  # fmt: skip
     sub.add_argument("--per-workload", type=_positive, default=80, metavar="N")
     sub.add_argument("--seconds", type=_seconds, help="stop after this long")
     sub.add_argument("--seed", type=int, default=0)

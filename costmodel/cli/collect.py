@@ -147,11 +147,18 @@ def _workloads(options: argparse.Namespace, target: str) -> list[datasets.Worklo
 
 
 def _workload_lines(options: argparse.Namespace, is_gpu: bool) -> list[str]:
-    from costmodel.data import workloads_cpu, workloads_gpu, workloads_tensor_cores
+    from costmodel.data import (
+        workloads_cpu,
+        workloads_few_channels,
+        workloads_gpu,
+        workloads_tensor_cores,
+    )
 
+    if options.workloads == "few-channels":
+        return workloads_few_channels.lines()
     if options.workloads == "builtin":
         if inputs.kind(options) is FeatureKind.TEMPLATE:
-            return workloads_tensor_cores.lines()
+            return workloads_tensor_cores.lines() + workloads_few_channels.lines()
         return workloads_gpu.lines() if is_gpu else workloads_cpu.builtin()
     try:
         return workloads_cpu.lines(Path(options.workloads).read_text())

@@ -12,7 +12,12 @@ import pytest
 
 from benchmarks.support import subgraphs
 from costmodel import __main__ as cli
-from costmodel.data import dataset, felix_bridge, workloads_tensor_cores
+from costmodel.data import (
+    dataset,
+    felix_bridge,
+    workloads_few_channels,
+    workloads_tensor_cores,
+)
 from costmodel.data import features as task_features
 from felix import errors
 from felix.features.kind import FeatureKind
@@ -68,6 +73,25 @@ def test_workloads_build_and_most_have_templates() -> None:
             assert sketches or "batch" in reasons[0]
 
 
+def test_workloads_of_few_channels_are_distinct_and_all_have_templates() -> None:
+    lines = workloads_few_channels.lines()
+    extents = {_extents(line) for line in lines}
+    assert len(extents) == len(lines) >= 40
+    others = [*workloads_tensor_cores.lines(), *subgraphs.EVERY.values()]
+    assert not extents & {_extents(line) for line in others}
+    parsed = [catalogue.parse_params(line) for line in lines]
+    operators = Counter(operator for operator, _ in parsed)
+    assert min(operators[f"conv{rank}d"] for rank in (1, 3)) >= 4
+    assert operators["conv2d"] >= 20 and operators["conv_transpose2d"] >= 10
+    per_group = [params["ci"] // params.get("groups", 1) for _, params in parsed]
+    assert sum(channels <= 4 for channels in per_group) >= 20
+    assert sum(params.get("groups", 1) > 1 for _, params in parsed) >= 8
+    for line in lines:
+        workload = felix_bridge.workload(line, made_up_data.TARGET)
+        task = felix_bridge.task_of(workload, made_up_data.TARGET)
+        assert felix_bridge.template_sketches_of(task), line
+
+
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> made_up_data.Pool:
     made = made_up_data.Pool()
@@ -107,6 +131,17 @@ def test_kernels_are_measured_recorded_and_resumed(
         np.testing.assert_array_equal(task.rows, other.rows)
         np.testing.assert_array_equal(task.mask, other.mask)
         assert task.mask.any(axis=1).all()
+
+
+def test_workloads_of_few_channels_are_collected_alone(
+    tmp_path: pathlib.Path, pool: made_up_data.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = workloads_few_channels.lines()
+    monkeypatch.setattr(workloads_few_channels, "lines", lambda: every[:2])
+    assert _collect(tmp_path, "", "--workloads", "few-channels", "--per-workload", "2") == 0
+    data = dataset.read(tmp_path / "data")
+    names = {felix_bridge.workload(line, made_up_data.TARGET).name for line in every[:2]}
+    assert {workload.name for workload in data.workloads.values()} == names
 
 
 def test_wrong_results_are_recorded_and_what_has_no_template_is_left_out(
