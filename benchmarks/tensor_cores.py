@@ -94,10 +94,10 @@ def render(data: Mapping[str, Any]) -> str:
         return ""
     every = common.table(
         ["shape", "sketch", "Felix us", "eager us", "inductor us", "library / Felix", "TFLOP/s",
-         "tuning s", "to 90% s", "kernels", "build s", "first / best"],
+         "cores", "tuning s", "to 90% s", "kernels", "build s", "first / best"],
         [[row[key] for key in
-          ("name", "sketch", "felix_us", "eager_us", "inductor_us", "ratio", "tflops", "tuning_s",
-           "to_90%_s", "kernels", "build_s", "first_ratio")] for row in rows],
+          ("name", "sketch", "felix_us", "eager_us", "inductor_us", "ratio", "tflops", "cores",
+           "tuning_s", "to_90%_s", "kernels", "build_s", "first_ratio")] for row in rows],
     )  # fmt: skip
     whole = [
         [name, len(ratios), statistics.geometric_mean(ratios), min(ratios), max(ratios)]
@@ -117,22 +117,30 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
         builds = [row["build_s"] for row in of_set if row["build_s"] is not None]
         if not firsts and not builds:
             continue
-        near = [row["to_90%_s"] for row in of_set if row["to_90%_s"] is not None]
         table.append(
-            [name, max(row["tuning_s"] for row in of_set), max(near, default=None),
+            [name, *_longest(of_set, "own"), *_longest(of_set, "shared"),
              statistics.mean(builds) if builds else None,
              statistics.geometric_mean(firsts) if firsts else None, max(firsts, default=None),
              f"{sum(ratio <= NEAR_BEST for ratio in firsts)} of {len(firsts)}"]
         )  # fmt: skip
-    head = ["set", "longest tuning s", "longest to 90% s", "mean build s",
-            "geometric mean of first / best", "worst", "first within 25 %"]  # fmt: skip
+    head = ["set", "longest tuning s", "to 90% s", "longest tuning s, shared cores",
+            "to 90% s, shared cores", "mean build s", "geometric mean of first / best", "worst",
+            "first within 25 %"]  # fmt: skip
     return common.table(head, table) if table else ""
+
+
+def _longest(rows: Sequence[Mapping[str, Any]], cores: str) -> tuple[float | None, float | None]:
+    """Most seconds of tuning, and until within 10 %, of rows with own or with shared cores."""
+    chosen = [row for row in rows if row["cores"] == cores]
+    near = [row["to_90%_s"] for row in chosen if row["to_90%_s"] is not None]
+    return max((row["tuning_s"] for row in chosen), default=None), max(near, default=None)
 
 
 def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each shape whose search and libraries are there.
 
-    The best of `first_ratio` is the faster of Felix's winner and first choice.
+    The best of `first_ratio` is the faster of Felix's winner and first choice. `cores` says whether
+    libraries were compiled on the same cores while Felix tuned.
     """
     pieces = {(run["name"], run["strategy"]): run for run in runs}
     searched = {entry["name"]: entry for entry in efficiency.summary(list(runs))}
@@ -150,6 +158,7 @@ def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "inductor_us": us["inductor"],
                 "ratio": min(us["eager"], us["inductor"]) / us["felix"],
                 "tflops": felix["flops"] / us["felix"] * 1e-6,
+                "cores": "shared" if felix.get("lanes") else "own",
                 "tuning_s": felix["wall_s"],
                 "to_90%_s": searched[name]["to_90%_s"],
                 "kernels": felix["n_measured"],

@@ -136,8 +136,13 @@ def tensor_cores_ratios(data: Data) -> str:
             f"**{name}**: the faster library takes {mean:.2f} times as long as Felix's kernel "
             f"(geometric mean of {len(ratios)} shapes, {_range(ratios)})."
         )
-    seconds = [row["tuning_s"] for row in rows]
-    lines.append(f"Tuning took {_range(seconds)} s a shape.")
+    for cores, what in (("own", ""), ("shared", " on cores that compiled the libraries, too")):
+        seconds = [row["tuning_s"] for row in rows if row["cores"] == cores]
+        if seconds:
+            median = statistics.median(seconds)
+            lines.append(
+                f"Tuning took {median:.1f} s a shape in the median ({_range(seconds)}){what}."
+            )
     firsts = [row["first_ratio"] for row in rows if row["first_ratio"] is not None]
     if firsts:
         near = sum(ratio <= tensor_cores.NEAR_BEST for ratio in firsts)
