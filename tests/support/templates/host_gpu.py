@@ -63,9 +63,17 @@ static void arrive(Barrier& barrier, int expected) {
 }
 static void __syncthreads() { arrive(block_barrier, n_threads); }
 static void __syncwarp() { arrive(warp_barriers[threadIdx.x / 32], 32); }
+template <class T> T __shfl_xor_sync(unsigned int, T value, int apart) {
+  static T values[MOST_THREADS];
+  values[threadIdx.x] = value;
+  __syncwarp();
+  const T other = values[threadIdx.x ^ apart];
+  __syncwarp();
+  return other;
+}
 """
 
-_INSTRUCTIONS = r"""
+_CONVERSIONS = r"""
 inline float float_of_half(u16 bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const float size = exponent == 31 ? (mantissa ? NAN : INFINITY)
@@ -78,7 +86,9 @@ inline u16 bfloat16_of(float value) {
   u32 bits; memcpy(&bits, &value, 4);
   return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+"""
 
+_INSTRUCTIONS = r"""
 struct Copy { void *to; const void *from; int bytes, valid, group; };
 enum { MOST_COPIES = 4096 };
 static Copy copies[MOST_THREADS][MOST_COPIES];
@@ -150,6 +160,9 @@ static void mma(Sum (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 """
 
+#: What launches need of kernels without copies.
+_NONE = "static int n_copies[MOST_THREADS], n_groups[MOST_THREADS];\n"
+
 _LAUNCHES = r"""
 struct Pointer { void* address; template <class T> operator T*() const { return (T*)address; } };
 static void** arguments;
@@ -203,13 +216,20 @@ def counts(library: ctypes.CDLL) -> Counts:
     return Counts(*(ctypes.c_longlong * 4).in_dll(library, "counts"))
 
 
-def build(program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path) -> ctypes.CDLL:
+def build(
+    program: GeneratedProgram,
+    problem: GemmProblem,
+    folder: pathlib.Path,
+    *,
+    on_tensor_cores: bool = True,
+) -> ctypes.CDLL:
     """The program's kernels as a library for `run`."""
-    device = ptx.functions(problem)
+    device = ptx.functions(problem) if on_tensor_cores else ptx.conversions(problem)
     assert device in program.source
     is_half = problem.a.dtype == "float16"
     value = "float_of_half(bits)" if is_half else "__uint_as_float(u32(bits) << 16)"
-    body = program.source.replace(device, _INSTRUCTIONS.replace("OPERAND_VALUE", value))
+    instructions = _INSTRUCTIONS.replace("OPERAND_VALUE", value) if on_tensor_cores else _NONE
+    body = program.source.replace(device, _CONVERSIONS + instructions)
     cases = "".join(
         f"case {number}: {launch.kernel}({_pointers(launch)}); break; "
         for number, launch in enumerate(program.plan.launches)

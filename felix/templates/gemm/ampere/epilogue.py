@@ -41,6 +41,14 @@ __device__ __forceinline__ void store_pair(Out* __restrict__ output, const Reads
   Out* const to = output + {offset};
 {stores}}}
 """
+_ONE = """\
+// Stores what becomes of the sum of a row and a column inside of C.
+__device__ __forceinline__ void store_one(Out* __restrict__ output, const Reads& reads,
+                                          long long batch, long long row, long long column,
+                                          Sum x) {{
+{loads}  output[{offset}] = finished(x{values});
+}}
+"""
 #: Where columns are pixels by phases, two that follow are no neighbours in memory.
 _APART = """\
 __device__ __forceinline__ void store_one(Out* __restrict__ output, const Reads& reads,
@@ -62,6 +70,17 @@ def functions(problem: GemmProblem) -> str:
     """`Reads`, `Out` and `store_pair` of the problem."""
     is_apart = problem.phases is not None and problem.phases.pixels == 2
     return _finished(problem) + (_apart(problem) if is_apart else _pairs(problem))
+
+
+def functions_of_one(problem: GemmProblem) -> str:
+    """`Reads`, `Out` and `store_one` of a problem without phases."""
+    reads, places = problem.epilogue.reads, problem.epilogue.places
+    return _finished(problem) + _ONE.format(
+        loads="".join(_load(read, problem) for read in reads),
+        offset=_offset(problem.output, problem),
+        values="".join(f", {read.name}_0" for read in reads)
+        + "".join(f", {indexing.place(place)}" for place in places),
+    )
 
 
 def _finished(problem: GemmProblem) -> str:

@@ -103,8 +103,12 @@ def functions(problem: GemmProblem) -> str:
     instruction = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
     constraint = "f" if problem.accumulator == "float32" else "r"
     mma = _MMA.format(suffix=instruction.suffix, constraint=constraint)
-    float8 = _CONVERSIONS_OF_FLOAT8 if uses_float8(problem) else ""
-    return _CONVERSIONS + float8 + _COPIES + mma
+    return conversions(problem) + _COPIES + mma
+
+
+def conversions(problem: GemmProblem) -> str:
+    """Those of the device functions that convert elements."""
+    return _CONVERSIONS + (_CONVERSIONS_OF_FLOAT8 if uses_float8(problem) else "")
 
 
 def uses_float8(problem: GemmProblem) -> bool:

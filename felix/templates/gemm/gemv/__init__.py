@@ -1,0 +1,1 @@
+"""Products of few rows without tensor cores: each element of the matrix is read once."""

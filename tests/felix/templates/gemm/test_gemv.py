@@ -1,0 +1,248 @@
+"""Products of few rows: the kernels' text run on the CPU, compiled for architectures, limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+
+import felix
+from felix import errors, target, workloads
+from felix.measure import reference
+from felix.measure.cuda import nvrtc
+from felix.templates import registry, spec
+from felix.templates.gemm.gemv import decisions, program, template
+from felix.templates.gemm.gemv.decisions import Decisions
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
+from tests.support.templates import cubin, gemm_problems, host_gpu
+
+H200 = target.hardware(target.parse("cuda -arch sm_90"))
+SMALL = {"lanes": 4, "columns": 1, "warps_n": 1, "warps_k": 1, "unroll": 1}
+
+
+def problem(
+    m: int, n: int, k: int, dtype: str = "bfloat16", *, batch: int = 1, a_along: str = "k",
+    out: str | None = None, fused: bool = False, shared: bool = False,
+) -> GemmProblem:  # fmt: skip
+    """A product of compact tensors; `fused`: with a bias, a residual and the column's number."""
+    out = out or ("int32" if dtype == "int8" else dtype)
+    reads = (Read("read0", 2, dtype, (0, 0, 1)), Read("read1", 3, dtype, (m * n, n, 1)))
+    epilogue = Epilogue("(x + read0) * 0.5f + read1 + place0", reads, (Place("place0", 2, 2, 3),))
+    n_params = 5 if fused else 3
+    return GemmProblem(
+        batch, m, n, k,
+        Operand(0, dtype, (m * k, *((k, 1) if a_along == "k" else (1, m)))),
+        Operand(1, dtype, (0 if shared else n * k, k, 1)),
+        "int32" if dtype == "int8" else "float32",
+        Output(n_params - 1, out, (m * n, n, 1)),
+        epilogue if fused else Epilogue(),
+        n_params,
+    )  # fmt: skip
+
+
+def _arrays(p: GemmProblem) -> list[np.ndarray[Any, Any]]:
+    """Parameters with random values; the output is poison, and what lies behind it, too."""
+    rng = np.random.default_rng(0)
+    b_batches = p.batch if p.b.strides[0] else 1
+    sizes = [p.batch * p.m * p.k, b_batches * p.n * p.k]
+    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
+    dtype = reference.np_dtype(p.a.dtype)
+    is_integer = p.accumulator == "int32"
+    arrays = [
+        (rng.integers(-9, 10, size) if is_integer else rng.uniform(-1, 1, size)).astype(dtype)
+        for size in sizes
+    ]
+    output = np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype))
+    output.view(np.uint8).fill(0x5A)
+    return [*(_aligned(array) for array in arrays), output]
+
+
+def _aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy that begins at a multiple of 64 bytes."""
+    space = np.zeros(array.nbytes + 64, np.uint8)
+    begin = -space.ctypes.data % 64
+    copy = space[begin : begin + array.nbytes].view(array.dtype)
+    copy[:] = array
+    return copy
+
+
+CASES = {
+    "plain": (problem(1, 64, 256), SMALL),
+    "wide": (problem(1, 96, 512, "float32"), SMALL | {"lanes": 32, "warps_k": 4, "unroll": 2}),
+    "rows": (
+        problem(5, 37, 200, "float16", fused=True, batch=2),
+        SMALL | {"lanes": 8, "columns": 4, "warps_n": 2, "warps_k": 2, "unroll": 2},
+    ),
+    "odd": (problem(2, 19, 35, "float16", fused=True), SMALL | {"columns": 2, "warps_k": 2}),
+    "across": (
+        problem(3, 33, 72, a_along="m", out="float32", shared=True, batch=3),
+        SMALL | {"lanes": 16, "columns": 8},
+    ),
+    "int8": (problem(8, 40, 208, "int8"), SMALL | {"columns": 2, "warps_n": 2, "unroll": 4}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
+    p, values = CASES[case]
+    _check(p, values, tmp_path)
+
+
+def test_text_computes_problems_of_random_decisions(tmp_path: pathlib.Path) -> None:
+    rng = random.Random(3)
+    for number in range(8):
+        p = problem(
+            rng.choice((1, 2, 3, 8)), rng.choice((17, 64, 70)), rng.choice((48, 100, 264)),
+            rng.choice(("bfloat16", "float16", "float32")),
+            batch=rng.choice((1, 2)), fused=rng.random() < 0.5,
+        )  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _check(p, _legal_values(p, rng), folder)
+
+
+def _legal_values(p: GemmProblem, rng: random.Random) -> dict[str, int]:
+    made = template.Gemv(p, H200, "sm_90")
+    while True:
+        values = {q.name: rng.choice(q.domain) for q in made.parameters}
+        try:
+            made.generate(values)
+        except errors.DecisionError:
+            continue
+        return values
+
+
+def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
+    generated = program.program(p, Decisions.of(values), "sm_80")
+    library = host_gpu.build(generated, p, folder, on_tensor_cores=False)
+    (epilogue,) = gemm_problems.compile_epilogues([p], folder)
+    arrays = _arrays(p)
+    assert host_gpu.run(library, generated, arrays, late=False) == 0
+    actual = arrays[-1]
+    _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)
+    assert reference.mismatch(actual[:-64], expected, 1e-2) is None
+    assert (actual[-64:].view(np.uint8) == 0x5A).all()
+
+
+_PYTHON = {
+    "FloorDiv": lambda a, b: a // b,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Maximum": max,
+    "Minimum": min,
+}
+
+
+def test_features_of_launches_and_times() -> None:
+    p = problem(1, 4096, 4096, fused=True)
+    made = template.Gemv(p, H200, "sm_90")
+    values = {"lanes": 32, "columns": 2, "warps_n": 1, "warps_k": 8, "unroll": 2}
+    symbols = dataclasses.astuple(Decisions.symbols())
+    numbers = dataclasses.astuple(Decisions.of(values))
+    (row,) = made.rows().values()
+    f = {name: float(sympy.lambdify(symbols, value, modules=[_PYTHON])(*numbers))
+         for name, value in row.items()}  # fmt: skip
+    (launch,) = made.generate(values).plan.launches
+    assert set(f) <= set(spec.NAMES)
+    assert all(value >= 0 for value in f.values())
+    assert f["grid_blocks"] == launch.extents[0] == 2048
+    assert f["block_threads"] == launch.extents[3] == 256
+    assert f["shared_bytes"] == launch.shared_bytes == 4 * 2 * 8
+    # the matrix, the vector, bias and residual, and what is stored
+    assert f["dram_bytes"] == 2 * (4096 * 4096 + 4 * 4096)
+    # a long product of one row is bound by the memory
+    assert 1 < (f["analytic_us"] - f["launch_us"]) / f["dram_us"] < 1.5
+
+
+@pytest.mark.parametrize(
+    "arch, p, values",
+    [
+        ("sm_80", problem(1, 4096, 4096), {"lanes": 32, "columns": 4, "unroll": 4}),
+        ("sm_86", problem(4, 1000, 999, "float16", fused=True, batch=2), {"columns": 4}),
+        ("sm_89", problem(2, 256, 256, "float8_e4m3fn", out="bfloat16"), {"unroll": 2}),
+        ("sm_90a", problem(8, 4096, 1024, "float32"), {"columns": 4, "unroll": 2, "warps_k": 4}),
+        ("sm_90a", problem(8, 256, 2048, "int8"), {"columns": 2, "warps_k": 16}),
+    ],
+    ids=["row", "guards", "float8", "float32", "int8"],
+)
+def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
+    hardware = target.hardware(target.parse(f"cuda -arch {arch}"))
+    generated = template.Gemv(p, hardware, arch).generate(SMALL | values)
+    binary = nvrtc.compile_cubin(generated.source, arch)
+    assert cubin.stack_bytes(binary, "gemv") == 0
+    estimate = decisions.registers(p, Decisions.of(SMALL | values))
+    assert cubin.registers(binary, "gemv") <= 1.25 * estimate
+
+
+def test_constraints_hold_where_a_block_fits() -> None:
+    p = problem(8, 300, 1000, "float32")
+    made = template.Gemv(p, H200, "sm_90")
+    compiled = sympy.lambdify(
+        dataclasses.astuple(Decisions.symbols()),
+        [expression for _, expression in made.constraints()], modules=[_PYTHON],
+    )  # fmt: skip
+    rng, legal = random.Random(0), 0
+    for _ in range(300):
+        values = {q.name: rng.choice(q.domain) for q in made.parameters}
+        d = Decisions.of(values)
+        registers = 8 * d.columns + 4 * d.columns * d.unroll + 2 * 4 + 32
+        shared = 4 * 8 * (32 // d.lanes) * d.columns * d.warps_n * d.warps_k
+        fits = (
+            registers <= 255
+            and d.threads <= 1024
+            and registers * d.threads <= 65536
+            and shared <= H200.shared_bytes_per_block
+        )
+        assert fits == all(g <= 0 for g in compiled(*dataclasses.astuple(d)))
+        legal += fits
+        if fits:
+            assert made.generate(values).plan.launches[0].shared_bytes == shared
+        else:
+            with pytest.raises(errors.DecisionError):
+                made.generate(values)
+    assert 20 < legal < 300
+
+
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        ("gemm:1,4096,4096,transpose_b=true", ["gemv"]),
+        ("gemm:1,768,3072,transpose_b=true,dtype=bfloat16", ["gemm-wgmma-swapped", "gemv"]),
+        ("gemm:768,2,3072,transpose_b=true,dtype=float16", ["gemm-wgmma", "gemv"]),
+        ("gemm:9,4096,4096,transpose_b=true", []),
+        ("gemm:1,4096,4096", []),
+    ],
+)
+def test_few_rows_are_searched_beside_tensor_cores(text: str, names: list[str]) -> None:
+    task = workloads.parse(text, target.parse("cuda -arch sm_90"))
+    matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
+    assert {made.name for made in matching.templates} >= set(names)
+    assert ("gemv" in {made.name for made in matching.templates}) == ("gemv" in names)
+
+
+def test_sketches_have_legal_samples() -> None:
+    task = workloads.parse("gemm:1,768,3072,transpose_b=true", target.parse("cuda -arch sm_90"))
+    (sketch,) = [s for s in felix.sketches(task) if s.variant == "gemv"]
+    batch = sketch.sample(16, seed=0)
+    assert len(batch) == 16
+    assert sketch.formulas.exact(batch).shape[:2] == (16, 1)
+    for row in batch:
+        sketch.program(row)
+
+
+@pytest.mark.parametrize(
+    "p, reason",
+    [
+        (problem(1, 64, 64), None),
+        (problem(64, 64, 64), "more than 8 rows"),
+        (problem(1, 64, 64, out="float64"), "not converted"),
+        (dataclasses.replace(problem(1, 64, 64, "int8"), accumulator="float32"), "not summed"),
+    ],
+)
+def test_unsuited_problems_say_why(p: GemmProblem, reason: str | None) -> None:
+    said = template.unsuited(p)
+    assert (said is None) if reason is None else (said is not None and reason in said)
