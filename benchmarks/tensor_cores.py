@@ -139,8 +139,8 @@ def _longest(rows: Sequence[Mapping[str, Any]], cores: str) -> tuple[float | Non
 def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each shape whose search and libraries are there.
 
-    The best of `first_ratio` is the faster of Felix's winner and first choice. `cores` says whether
-    libraries were compiled on the same cores while Felix tuned.
+    The best of `first_ratio` is the faster of Felix's winner and first choice. `cores` says
+    whether libraries were compiled on the same cores while Felix tuned.
     """
     pieces = {(run["name"], run["strategy"]): run for run in runs}
     searched = {entry["name"]: entry for entry in efficiency.summary(list(runs))}

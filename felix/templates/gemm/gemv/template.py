@@ -27,11 +27,12 @@ _DECISION_LIMITS = "registers_per_block max_threads_per_block shared_bytes_per_b
 
 def unsuited(problem: GemmProblem) -> str | None:
     """Why the template cannot compute a problem on any GPU; None if it can."""
-    tensors = (problem.a, problem.b, problem.output, *problem.epilogue.reads)
-    for tensor in tensors:
-        if tensor.dtype not in dtypes.STORAGE:
-            return f"it has a tensor of {tensor.dtype}, which is not converted"
-    arithmetic = {dtypes.arithmetic(each.dtype) for each in (problem.a, problem.b)}
+    of_operands = [problem.a.dtype, problem.b.dtype]
+    of_others = [problem.output.dtype, *(read.dtype for read in problem.epilogue.reads)]
+    for dtype in (*of_operands, *of_others):
+        if dtype not in dtypes.STORAGE:
+            return f"it has a tensor of {dtype}, which is not converted"
+    arithmetic = {dtypes.arithmetic(dtype) for dtype in of_operands}
     expected = dtypes.FLOAT if problem.accumulator == "float32" else dtypes.INT
     if arithmetic != {expected}:
         return f"its products are not summed in {problem.accumulator}"
