@@ -141,6 +141,11 @@ class Task:
         """
         return dataclasses.replace(self, mod=tvm.IRModule({"main": tf32.allow(self.func)}))
 
+    def where_tf32_matters(self) -> Task:
+        """`allowing_tf32` if TF32 changes anything: products of float32 on a GPU; else itself."""
+        is_changed = self.target.kind.name == "cuda" and tf32.matters(self.func)
+        return self.allowing_tf32() if is_changed else self
+
     @property
     def func(self) -> tirx.PrimFunc:
         """The PrimFunc `main`."""

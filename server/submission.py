@@ -64,12 +64,18 @@ def from_json(body: request_bodies.NewJob, idempotency_key: str | None) -> Submi
     idempotency = _idempotency(idempotency_key, body, "")
     requested = body.workload
     if isinstance(requested, request_bodies.OperatorWorkload):
-        operator = parsing.Workload(kind="operator", name=requested.name, params=requested.params)
-        return Submission(body, operator, {"params": requested.params}, idempotency)
+        operator = parsing.Workload(
+            kind="operator", name=requested.name, params=requested.params,
+            allow_tf32=body.allow_tf32,
+        )  # fmt: skip
+        stored: dict[str, Any] = {"params": requested.params}
+        return Submission(body, operator, stored | _tf32(body), idempotency)
     content = requested.program.encode()
-    program = parsing.Workload(kind="tir", name=requested.name, content=content)
+    program = parsing.Workload(
+        kind="tir", name=requested.name, content=content, allow_tf32=body.allow_tf32
+    )
     stored = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
-    return Submission(body, program, stored, idempotency)
+    return Submission(body, program, stored | _tf32(body), idempotency)
 
 
 def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submission:
@@ -81,7 +87,9 @@ def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submissi
     body = upload.body
     if upload.name.lower().endswith(".pt2"):
         raise errors.InvalidRequest(PICKLED)
-    workload = parsing.Workload(kind=body.kind, name=upload.name, shapes=body.shapes)
+    workload = parsing.Workload(
+        kind=body.kind, name=upload.name, shapes=body.shapes, allow_tf32=body.allow_tf32
+    )
     stored = {
         "file": upload.name,
         "sha256": upload.sha256,
@@ -89,7 +97,12 @@ def from_upload(upload: uploads.Upload, idempotency_key: str | None) -> Submissi
         "shapes": body.shapes,
     }
     idempotency = _idempotency(idempotency_key, body, upload.sha256)
-    return Submission(body, workload, stored, idempotency, upload)
+    return Submission(body, workload, stored | _tf32(body), idempotency, upload)
+
+
+def _tf32(body: request_bodies.JobSettings) -> dict[str, Any]:
+    """What the column `workload` says of TF32: nothing where it is not allowed."""
+    return {"allow_tf32": True} if body.allow_tf32 else {}
 
 
 async def submit(
@@ -133,6 +146,8 @@ def _idempotency(
     content = body.model_dump(mode="json")
     if content["reuse"]:  # the default: requests hash as they did before there was a choice
         del content["reuse"]
+    if not content["allow_tf32"]:
+        del content["allow_tf32"]
     if content.get("network") is None:
         content.pop("network", None)
     text = json.dumps([content, content_sha256], sort_keys=True)

@@ -50,6 +50,9 @@ exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted
 """
 
 
+_TF32 = "products of float32 may be computed in TF32 on a GPU: faster, with 10 bits of mantissa"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     options = _parser().parse_args(arguments)
@@ -147,6 +150,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--fusion", choices=("rules", "fuseops", "planned"),
         help="how the operators of a network are grouped: by fixed rules, by TVM's FuseOps, or by "
         "what groups cost (default: what felix.optimize does)")  # fmt: skip
+    add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
 
@@ -228,6 +232,7 @@ def _submit(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="tune the programs of an ONNX file, but do not build the network",
     )
+    add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-reuse", dest="reuse", action="store_false",
         help="begin anew, whatever earlier jobs measured of this workload")  # fmt: skip
     add("--idempotency-key", metavar="KEY", help="repeating the command makes no second job")

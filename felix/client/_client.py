@@ -65,7 +65,8 @@ class Client(_teams.Teams, _administration.Administration):
             params: its parameters.
             idempotency_key: repeating the call with it makes no second job.
             settings: target, trials, seconds, name, tags, priority, seed, strategy, options, note,
-                reuse (False: begin anew, whatever earlier jobs measured).
+                reuse (False: begin anew, whatever earlier jobs measured), allow_tf32 (True:
+                products of float32 may be computed in TF32 on a GPU).
 
         Raises:
             RemoteError: the service refused; the message says why.

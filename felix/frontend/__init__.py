@@ -43,6 +43,7 @@ def extract_tasks(
     target: targets.TargetLike = "llvm",
     *,
     kwargs: Mapping[str, Any] | None = None,
+    allow_tf32: bool = False,
 ) -> list[task.Task]:
     """The distinct fused programs of a PyTorch module, most float operations first.
 
@@ -51,13 +52,14 @@ def extract_tasks(
         args: example inputs; their shapes become the tasks' shapes.
         target: what to tune for.
         kwargs: example keyword inputs.
+        allow_tf32: products of float32 may be computed in TF32 on a GPU (`Task.allowing_tf32`).
 
     Raises:
         WorkloadError: torch cannot export the module, or TVM cannot import it.
         TargetError: unknown target.
     """
     full = targets.parse(target)
-    return _tasks(import_torch(model, args, kwargs), full)
+    return _tasks(import_torch(model, args, kwargs), full, allow_tf32)
 
 
 def extract_tasks_onnx(
@@ -65,6 +67,7 @@ def extract_tasks_onnx(
     target: targets.TargetLike = "llvm",
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    allow_tf32: bool = False,
 ) -> list[task.Task]:
     """The distinct fused programs of an ONNX model, most float operations first.
 
@@ -73,6 +76,7 @@ def extract_tasks_onnx(
             the file; bytes that refer to other files are refused.
         target: what to tune for.
         shapes: shapes of inputs whose extents the file leaves open.
+        allow_tf32: products of float32 may be computed in TF32 on a GPU (`Task.allowing_tf32`).
 
     Raises:
         WorkloadError: the package onnx is not installed, the file cannot be read, the shapes do
@@ -80,7 +84,7 @@ def extract_tasks_onnx(
         TargetError: unknown target.
     """
     full = targets.parse(target)
-    return _tasks(import_onnx(model, shapes), full)
+    return _tasks(import_onnx(model, shapes), full, allow_tf32)
 
 
 def import_torch(
@@ -156,5 +160,6 @@ def lowered(
     return lowering.lowered(model, targets.parse(target), grouping)
 
 
-def _tasks(model: ImportedModel, full: tvm.target.Target) -> list[task.Task]:
-    return [item.task for item in model_tasks(lowering.lowered(model, full), full).tasks]
+def _tasks(model: ImportedModel, full: tvm.target.Target, allow_tf32: bool) -> list[task.Task]:
+    read = model_tasks(lowering.lowered(model, full), full, allow_tf32=allow_tf32)
+    return [item.task for item in read.tasks]

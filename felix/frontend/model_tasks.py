@@ -36,8 +36,15 @@ class ModelTasks:
     refused: dict[str, str]
 
 
-def model_tasks(mod: tvm.IRModule, target: targets.TargetLike = "llvm") -> ModelTasks:
+def model_tasks(
+    mod: tvm.IRModule, target: targets.TargetLike = "llvm", *, allow_tf32: bool = False
+) -> ModelTasks:
     """The tasks of a lowered module; a task's weight is how often `main` calls its programs.
+
+    Args:
+        mod: the module.
+        target: what to tune for.
+        allow_tf32: products of float32 may be computed in TF32 on a GPU.
 
     Raises:
         TargetError: unknown target.
@@ -60,6 +67,7 @@ def model_tasks(mod: tvm.IRModule, target: targets.TargetLike = "llvm") -> Model
             _refuse(label, _reason(error))
             refused.update(dict.fromkeys(functions, _reason(error)))
             continue
+        made = made.where_tf32_matters() if allow_tf32 else made
         tasks[made.key] = _joined(tasks.get(made.key), made, functions)
     ordered = sorted(tasks.values(), key=lambda t: t.task.flops * t.task.weight, reverse=True)
     return ModelTasks(tuple(ordered), refused)

@@ -308,7 +308,12 @@ def leaf_blocks(func: Any) -> list[Any]:
 
 
 def _holds_sums_of_bytes(func: Any) -> bool:
-    """Whether sums of products of any bytes fit int32, and bytes are widened before arithmetic."""
+    """Whether sums of products of any bytes fit int32, and bytes are widened before arithmetic.
+
+    Float16 does not hold them.
+    """
+    if any(str(param.dtype) == "float16" for param in func.params):
+        return False
     narrow: list[Any] = []
 
     def note(operation: Any) -> None:

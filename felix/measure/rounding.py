@@ -54,7 +54,7 @@ def tolerance(blocks: Sequence[Any], allows_tf32: bool = False) -> float:
         return 0.0
     least = max(map(_eps, floats))
     stored = least * (32.0 if least < _NARROW_EPS else 4.0)
-    factors = 4.0 * tf32.EPS if allows_tf32 and any(map(_sums_float32, rounded)) else 0.0
+    factors = 4.0 * tf32.EPS if allows_tf32 and any(map(tf32.sums_float32, rounded)) else 0.0
     return stored + factors + max(map(_sum_error, rounded))
 
 
@@ -74,15 +74,6 @@ def _sum_error(block: Any) -> float:
         return max(eps, _FLOAT8_SUM_EPS) * (2.0 * math.sqrt(length) + length / 64)
     bias = length / 32 if factors & _TENSOR_CORE_FLOATS else 0.0
     return eps * (2.0 * math.sqrt(length) + bias)
-
-
-def _sums_float32(block: Any) -> bool:
-    """Whether a block sums products of float32."""
-    values = grammar.expressions(block.body.value)
-    is_product = any(
-        type(value).__name__ == "Mul" and grammar.dtype(value) == "float32" for value in values
-    )
-    return terms(block) > 1 and _written(block) == {"float32"} and is_product
 
 
 def _written(block: Any) -> set[str]:

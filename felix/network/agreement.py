@@ -4,6 +4,9 @@ The error of an output is max |y - y'| / (|y'| + r), r the root mean square of y
 output. It may be `TOLERANCES[t]`, where t is the least precise element type among the network's
 parameters and outputs: layers round after each other, so this is wider than for a single program.
 Integers must be equal.
+
+TF32 has as many bits of the mantissa as float16, so a network of float32 whose products may be
+computed in TF32 has the tolerance of float16.
 """
 
 from __future__ import annotations
@@ -23,9 +26,16 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 }
 
 
-def tolerance(dtypes: Iterable[torch.dtype]) -> float:
-    """The largest tolerance of element types; 0 if none is a float."""
-    return max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+def tolerance(dtypes: Iterable[torch.dtype], allow_tf32: bool = False) -> float:
+    """The largest tolerance of element types; 0 if none is a float.
+
+    Args:
+        dtypes: element types.
+        allow_tf32: products of float32 may be computed in TF32.
+    """
+    rounded = {torch.float32: torch.float16} if allow_tf32 else {}
+    each = (TOLERANCES.get(rounded.get(dtype, dtype), 0.0) for dtype in dtypes)
+    return max(each, default=0.0)
 
 
 def check(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], limit: float) -> float:

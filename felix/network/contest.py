@@ -181,7 +181,7 @@ def _timed(built: Mapping[Contender, relax.VMExecutable], task: Task) -> Compare
     inputs = _inputs(task)
     calls: _Calls = {name: _call(each, task.target, inputs) for name, each in built.items()}
     with _same_threads(task), _alone_on(task):
-        without_pytorch = _difference(calls, next(iter(calls)), inputs)
+        without_pytorch = _difference(calls, next(iter(calls)), inputs, task.allows_tf32)
         if without_pytorch is not None:
             del calls[Contender.PYTORCH]
         is_gpu = task.target.kind.name == "cuda"
@@ -240,6 +240,7 @@ def _difference(
     calls: Mapping[Contender, Callable[[], Any]],
     first: Contender,
     inputs: Sequence[torch.Tensor],
+    allow_tf32: bool,
 ) -> str | None:
     """Why PyTorch's operators are no contender; None if they agree with the first one."""
     expected = _as_tensor(calls[first]())
@@ -248,7 +249,8 @@ def _difference(
     except _TORCH_ERRORS as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         return f"PyTorch does not run it: {line}"
-    limit = agreement.tolerance({expected.dtype, *(each.dtype for each in inputs)})
+    dtypes = {expected.dtype, *(each.dtype for each in inputs)}
+    limit = agreement.tolerance(dtypes, allow_tf32)
     distance = agreement.difference(actual, expected)
     return (
         None if distance <= limit else f"PyTorch's result differs: relative error {distance:.1e}"

@@ -40,10 +40,16 @@ class Group:
     form: TorchForm | str
 
 
-def of(lowered: tvm.IRModule, full: tvm.target.Target) -> list[Group]:
-    """The groups of a lowered network, most float operations first, then those without a task."""
+def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = False) -> list[Group]:
+    """The groups of a lowered network, most float operations first, then those without a task.
+
+    Args:
+        lowered: the network.
+        full: what it is lowered for.
+        allow_tf32: products of float32 may be computed in TF32, by PyTorch's operators as well.
+    """
     counts = calls(lowered)
-    read = frontend.model_tasks(lowered, full)
+    read = frontend.model_tasks(lowered, full, allow_tf32=allow_tf32)
     known = forms.read(lowered)
     tuned = [
         Group(
@@ -52,7 +58,7 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target) -> list[Group]:
             calls=sum(counts[symbol] for symbol in each.functions),
             task=each.task,
             reason=None,
-            form=_form(each.functions, known),
+            form=_allowing(_form(each.functions, known), each.task.allows_tf32),
         )
         for each in read.tasks
     ]
@@ -75,6 +81,12 @@ def _form(symbols: Sequence[str], known: Mapping[str, TorchForm | str]) -> Torch
     """The form of any of some programs that compute the same, or why none has one."""
     every = [known.get(symbol, "it is no call of a program") for symbol in symbols]
     return next((each for each in every if not isinstance(each, str)), every[0])
+
+
+def _allowing(form: TorchForm | str, allow_tf32: bool) -> TorchForm | str:
+    if isinstance(form, str) or not allow_tf32:
+        return form
+    return dataclasses.replace(form, allow_tf32=True)
 
 
 def calls(lowered: tvm.IRModule) -> collections.Counter[str]:

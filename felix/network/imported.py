@@ -13,6 +13,7 @@ import tvm
 
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
+from felix.network import agreement
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -36,6 +37,7 @@ class Network:
         examples: the input tensors of one call.
         expected: the model's own outputs on them; None of an ONNX file, which only TVM runs here.
         call_model: calls the model on the examples; None of an ONNX file.
+        allow_tf32: whether products of float32 may be computed in TF32.
     """
 
     name: str
@@ -45,6 +47,13 @@ class Network:
     examples: tuple[torch.Tensor, ...]
     expected: tuple[torch.Tensor, ...] | None
     call_model: Callable[[], Any] | None
+    allow_tf32: bool = False
+
+    @property
+    def tolerance(self) -> float:
+        """How far its outputs may be from the model's (`agreement`)."""
+        may_use_tf32 = self.allow_tf32 and self.target.kind.name == "cuda"
+        return agreement.tolerance(torch_dtypes(self.imported), may_use_tf32)
 
 
 def read(

@@ -17,15 +17,17 @@ class SketchJudge:
 
     Args:
         known: where latencies are looked up; None for nowhere.
+        allow_tf32: products of float32 may be computed in TF32.
     """
 
-    def __init__(self, known: store.Store | None = None) -> None:
+    def __init__(self, known: store.Store | None = None, allow_tf32: bool = False) -> None:
         self._known = known
+        self._allow_tf32 = allow_tf32
 
     def judge(self, task: Task) -> Judgement:
         """Kernels of the task's best sketch, and whether it has templates."""
         try:
-            every = sketch.sketches(task)
+            every = sketch.sketches(self._allowing(task))
         except errors.UnsupportedSchedule:
             return Judgement(n_kernels=None)
         traced = [each for each in every if isinstance(each, TraceSketch)]
@@ -38,11 +40,14 @@ class SketchJudge:
         Raises:
             RecordError: the file of known results cannot be read.
         """
-        outcome = None if self._known is None else self._known.find(task)
+        outcome = None if self._known is None else self._known.find(self._allowing(task))
         if outcome is None:
             return None
         latencies = [us for us in (outcome.tuned_us, outcome.default_us) if us is not None]
         return min(latencies, default=None)
+
+    def _allowing(self, task: Task) -> Task:
+        return task.where_tf32_matters() if self._allow_tf32 else task
 
 
 def _n_kernels(each: TraceSketch) -> int:

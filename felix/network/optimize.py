@@ -16,6 +16,7 @@ measuring, and similar tasks start from what is known.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ def optimize(
     pytorch: bool = True,
     improve: bool = False,
     fusion: str = frontend.DEFAULT_FUSION,
+    allow_tf32: bool = False,
 ) -> optimized.OptimizedNetwork:
     """Tune a model's programs and build it from the fastest ones.
 
@@ -89,6 +91,8 @@ def optimize(
         improve: whether known tasks are tuned further, from their best schedules on.
         fusion: how operators are grouped: "rules", fixed ones; "planned", by what groups cost;
             "fuseops", by TVM's pass.
+        allow_tf32: products of float32 may be computed in TF32 on a GPU, by PyTorch's operators
+            as well. Outputs may then be off as those of float16 may.
 
     Returns:
         A callable with the model's signature. Its outputs agreed with the model's on the
@@ -112,17 +116,18 @@ def optimize(
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     known = store.Store(known_results)
-    grouping = _grouping(fusion, known)
+    grouping = _grouping(fusion, known, allow_tf32)
     full = _parse(target)
     network = imported.read(model, tuple(args), dict(kwargs or {}), full, shapes, grouping)
+    network = dataclasses.replace(network, allow_tf32=allow_tf32)
     return _optimized(network, known, request)
 
 
-def _grouping(fusion: str, known: store.Store) -> frontend.Grouping:
+def _grouping(fusion: str, known: store.Store, allow_tf32: bool) -> frontend.Grouping:
     names = [str(each) for each in frontend.Fusion]
     if fusion not in names:
         raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
-    return frontend.Grouping(frontend.Fusion(fusion), judging.SketchJudge(known))
+    return frontend.Grouping(frontend.Fusion(fusion), judging.SketchJudge(known, allow_tf32))
 
 
 def _parse(spec: target.TargetLike) -> tvm.target.Target:
@@ -132,7 +137,7 @@ def _parse(spec: target.TargetLike) -> tvm.target.Target:
 def _optimized(
     network: imported.Network, known: store.Store, request: outcomes.Request
 ) -> optimized.OptimizedNetwork:
-    every = groups.of(network.lowered, network.target)
+    every = groups.of(network.lowered, network.target, allow_tf32=network.allow_tf32)
     gathered = outcomes.gather(groups.tasks(every), known, request)
     contenders = contest.Contest(network, known if request.pytorch else None)
     return from_outcomes(network, every, gathered, contenders)
@@ -166,8 +171,8 @@ def from_outcomes(
     begin_step("running the network as the model does")
     expected = network.expected or _plain_outputs(network)
     begin_step("checking the network")
-    limit = agreement.tolerance(imported.torch_dtypes(network.imported))
-    max_error = agreement.check(runner(list(network.examples)), expected, limit)
+    outputs = runner(list(network.examples))
+    max_error = agreement.check(outputs, expected, network.tolerance)
     begin_step("timing the network")
     summary = reports.Report(
         network=network.name,

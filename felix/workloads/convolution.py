@@ -147,12 +147,12 @@ class Convolution:
             return (*self.window.kernel, self.per_group, self.co)
         return (self.co, self.per_group, *self.window.kernel)
 
-    def task_name(self, epilogue: Sequence[str]) -> str:
+    def task_name(self, epilogue: Sequence[str], out_dtype: str) -> str:
         """Extents, window and what differs from the defaults."""
         extents = (self.n, *self.window.extents, self.ci, self.co)
         groups = f"g{self.groups}" if self.groups > 1 and not self.is_depthwise else ""
         layout = "" if self.channels_last else self.layout.lower()
-        dtype = dtypes.tag(self.dtype, self.out_dtype)
+        dtype = dtypes.tag(self.dtype, out_dtype)
         return common.name_of(
             self.kind, extents, self.window.tag, groups, layout, *epilogue, dtype
         )
@@ -173,7 +173,8 @@ def _convolve(conv: Convolution, epilogue: Sequence[str], target: common.TargetL
     result = common.compute(conv.kind, out_shape, _products(conv, padded, kernel))
     channel_axis = len(out_shape) - 1 if conv.channels_last else 1
     extra, output = common.add_epilogue(result, epilogue, channel_axis, out_dtype)
-    return common.finish(conv.task_name(epilogue), [data, kernel, *extra, output], target)
+    name = conv.task_name(epilogue, out_dtype)
+    return common.finish(name, [data, kernel, *extra, output], target)
 
 
 def _products(
@@ -235,7 +236,8 @@ def conv1d(
         dilation: distance between kernel taps.
         groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
         layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
+        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
+            scale ([co]) and scalar_scale ([1]), as for gemm.
         dtype: type of data and kernel.
         out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
@@ -276,7 +278,8 @@ def conv2d(
         dilation: distance between kernel taps.
         groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
         layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
+        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
+            scale ([co]) and scalar_scale ([1]), as for gemm.
         dtype: type of data and kernel.
         out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
@@ -318,7 +321,8 @@ def conv3d(
         dilation: distance between kernel taps.
         groups: channel groups; groups = ci makes it depthwise (co must be a multiple of ci).
         layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
+        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
+            scale ([co]) and scalar_scale ([1]), as for gemm.
         dtype: type of data and kernel.
         out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.
@@ -358,7 +362,8 @@ def depthwise_conv2d(
         padding: zeros added at both ends of each axis.
         dilation: distance between kernel taps.
         layout: order of the data axes.
-        epilogue: stages of bias, relu, gelu (erf), residual (tensor of the result's shape).
+        epilogue: stages of bias, relu, gelu (erf), residual (tensor of the result's shape), scale
+            and scalar_scale, as for gemm.
         dtype: type of data and kernel.
         out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.

@@ -3,6 +3,7 @@
 Sums of narrow types are kept in a wider one (`wide`): those of float16, bfloat16 and float8 in
 float32, those of int8 in int32. Values are converted to the output's type once, at the end. A
 product of matrices or a convolution may have an output of another type than its inputs (`output`).
+Scales make floats of sums of int8, which is how quantised products end.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ _OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "float8_e5m2": ("bfloat16", "float16", "float32"),
     "int8": ("int32",),
 }
+#: Stages of an epilogue whose results are floats whatever they get.
+SCALES = ("scale", "scalar_scale")
+#: Possible types of the output of scaled integer sums, that of no request first.
+_SCALED: tuple[str, ...] = ("bfloat16", "float16", "float32")
 
 
 def wide(dtype: str) -> str:
@@ -48,26 +53,45 @@ def wide(dtype: str) -> str:
     return _WIDE.get(dtype, dtype)
 
 
+def scale(dtype: str) -> str:
+    """The type of scales of values of a type."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 def output(owner: str, dtype: str, requested: str | None, epilogue: Sequence[str]) -> str:
     """The output's type of a product of this type of factors.
 
     Raises:
         WorkloadError: products of this type have no output of the requested type, or the epilogue
-            needs floats and the sums are integers.
+            needs floats and what it gets are integers.
     """
-    possible = _OUTPUTS[dtype]
-    if requested is not None and requested not in possible:
+    is_integer = wide(dtype) == "int32"
+    scaled = next((n for n, stage in enumerate(epilogue) if stage in SCALES), len(epilogue))
+    if is_integer and "gelu" in epilogue[:scaled]:
         raise errors.WorkloadError(
-            f"{owner}: out_dtype of dtype={dtype} must be {' or '.join(possible)}, got {requested}"
+            f"{owner}: gelu needs floats, and sums of {dtype} are int32: put a scale before it, "
+            "like epilogue=scale+gelu"
         )
-    if "gelu" in epilogue and wide(dtype) == "int32":
-        raise errors.WorkloadError(f"{owner}: gelu needs floats, and sums of {dtype} are int32")
-    return requested or default_output(dtype)
+    possible = _possible(dtype, epilogue)
+    if requested is not None and requested not in possible:
+        is_scaled = scaled < len(epilogue)
+        hint = f"; with a scale (epilogue=scale) it is {' or '.join(_SCALED)}"
+        raise errors.WorkloadError(
+            f"{owner}: out_dtype of dtype={dtype}{' with a scale' if is_scaled else ''} must be "
+            f"{' or '.join(possible)}, got {requested}"
+            f"{hint if is_integer and not is_scaled else ''}"
+        )
+    return requested or possible[0]
 
 
-def default_output(dtype: str) -> str:
-    """The output's type for factors of a type, where none is requested."""
-    return _OUTPUTS[dtype][0]
+def default_output(dtype: str, epilogue: Sequence[str] = ()) -> str:
+    """The output's type for factors of a type and an epilogue, where none is requested."""
+    return _possible(dtype, epilogue)[0]
+
+
+def _possible(dtype: str, epilogue: Sequence[str]) -> tuple[str, ...]:
+    is_scaled = any(stage in SCALES for stage in epilogue)
+    return _SCALED if is_scaled and wide(dtype) == "int32" else _OUTPUTS[dtype]
 
 
 def check_reduced(owner: str, kind: str, dtype: str) -> None:

@@ -36,10 +36,12 @@ def gemm(
         batch: number of independent products; every tensor gets a leading axis of this extent.
         transpose_a: A is stored [k, m].
         transpose_b: B is stored [n, k].
-        epilogue: stages of bias ([n]), relu, gelu (erf), residual (tensor of the result's shape).
+        epilogue: stages of bias ([n]), relu, gelu (erf), residual (tensor of the result's shape),
+            scale ([n]) and scalar_scale ([1]), both float32, which make floats of int8's sums.
         dtype: type of A and B.
         out_dtype: type of the result, bias and residual. Left out: dtype; int32 for int8, bfloat16
-            for float8. Sums are float32 (int32 for int8, float64 for float64).
+            for float8 and for int8 with a scale. Sums are float32 (int32 for int8, float64 for
+            float64); before a scale bias and residual of int8's sums are int32.
         allow_tf32: tensor cores may drop 13 bits of the mantissa of float32 factors; the result
             may then be off by 0.4 % of its root mean square. For dtype=float32 alone.
         target: what to tune for.

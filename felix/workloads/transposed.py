@@ -46,7 +46,8 @@ def conv_transpose2d(
         padding: cells cut from both ends of each output axis.
         output_padding: cells added at the end of each output axis; less than stride.
         layout: order of the data axes.
-        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape).
+        epilogue: stages of bias ([co]), relu, gelu (erf), residual (tensor of the result's shape),
+            scale ([co]) and scalar_scale ([1]), as for gemm.
         dtype: type of data and kernel.
         out_dtype: type of the result, bias and residual; as for gemm when left out.
         target: what to tune for.

@@ -21,6 +21,7 @@ _OF_FILES = ("kind", "shapes", "file")
 PARAM = "p."
 #: The switch that is the opposite of `reuse`.
 BEGIN_ANEW = "begin_anew"
+ALLOW_TF32 = "allow_tf32"
 
 
 def settings(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def settings(texts: Mapping[str, str]) -> dict[str, Any]:
         chosen["tags"] = [tag.strip() for tag in chosen["tags"].split(",") if tag.strip()]
     if texts.get(BEGIN_ANEW):
         chosen["reuse"] = False
+    if texts.get(ALLOW_TF32):
+        chosen["allow_tf32"] = True
     options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
     return chosen | {"options": options}
 
@@ -45,6 +48,7 @@ def of_job(job: rows.Job) -> dict[str, str]:
     """The texts for a job like this one, an operator's."""
     content = {name: getattr(job, name) for name in COMMON}
     workload = {"params": job.workload.get("params", {})}
+    content["allow_tf32"] = job.workload.get("allow_tf32", False)
     return of_request({**content, "options": job.options, "workload": workload})
 
 
@@ -59,6 +63,8 @@ def of_request(content: Mapping[str, Any]) -> dict[str, str]:
             texts[name] = str(value)
     if not content.get("reuse", True):
         texts[BEGIN_ANEW] = "on"
+    if content.get("allow_tf32"):
+        texts[ALLOW_TF32] = "on"
     return texts
 
 

@@ -104,9 +104,11 @@ def _tasks(request: dict[str, Any], content: bytes) -> tuple[list[Task], list[di
         case "tir":
             tasks = [_tir(content, target)]
         case "onnx":
-            tasks, groups = _model(content, target, request["shapes"] or None)
+            tasks, groups = _model(content, target, request)
         case other:
             raise errors.WorkloadError(f"unknown kind of workload {other!r}")
+    if request["allow_tf32"]:
+        tasks = [task.where_tf32_matters() for task in tasks]
     for task in tasks:
         limits.check(task, capacity)
         if request["kind"] != "operator":
@@ -115,11 +117,14 @@ def _tasks(request: dict[str, Any], content: bytes) -> tuple[list[Task], list[di
 
 
 def _model(
-    content: bytes, target: str, shapes: Mapping[str, Sequence[int]] | None
+    content: bytes, target: str, request: Mapping[str, Any]
 ) -> tuple[list[Task], list[dict[str, Any]]]:
     """The tasks of an ONNX model, and its groups as `server.store.networks` has them."""
     full = targets.parse(target)
-    every = network_groups.of(frontend.lowered(frontend.import_onnx(content, shapes), full), full)
+    model = frontend.import_onnx(content, request["shapes"] or None)
+    every = network_groups.of(
+        frontend.lowered(model, full), full, allow_tf32=request["allow_tf32"]
+    )
     tasks = network_groups.tasks(every)
     numbers = {task.key: number for number, task in enumerate(tasks)}
     return tasks, [

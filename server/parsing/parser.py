@@ -51,6 +51,8 @@ class Workload:
     content: bytes = b""
     #: of ONNX inputs whose extents the file leaves open
     shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    #: whether products of float32 may be computed in TF32
+    allow_tf32: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,7 @@ class Parser:
             "name": workload.name,
             "params": dict(workload.params),
             "shapes": {name: list(shape) for name, shape in workload.shapes.items()},
+            "allow_tf32": workload.allow_tf32,
             "target": target,
             "devices": [
                 {name: device[name] for name in _DEVICE_FIELDS if name in device}

@@ -38,8 +38,12 @@ def write(
     shapes = job.workload.get("shapes") or None
     full = result.results[0].task.target
     network = imported.read(claimed.model_file(), (), {}, full, shapes)
-    network = dataclasses.replace(network, name=pathlib.PurePath(job.op).stem)
-    every = groups.of(network.lowered, full)
+    network = dataclasses.replace(
+        network,
+        name=pathlib.PurePath(job.op).stem,
+        allow_tf32=job.workload.get("allow_tf32", False),
+    )
+    every = groups.of(network.lowered, full, allow_tf32=network.allow_tf32)
     fast = optimize.from_outcomes(
         network, every, _outcomes(result), contest.Contest(network, None), claimed.begin_step
     )

@@ -153,6 +153,11 @@ class JobSettings(RequestBody):
         description="take what earlier jobs measured of the same programs: at once if they spent "
         "this budget, else as a start; false: begin anew",
     )
+    allow_tf32: bool = pydantic.Field(
+        default=False,
+        description="products of float32 may be computed in TF32 on a GPU: faster, with 10 bits "
+        "of mantissa; results of such programs are kept apart from exact ones",
+    )
 
     @property
     def chosen_options(self) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def requests(inputs: int, seed: int) -> Iterator[tuple[dict[str, Any], bytes]]:
     originals = mutations.seeds()
     for number in range(inputs):
         request = {"verb": "parse", "name": "gemm", "params": {"m": 4, "n": 4, "k": 4},
-                   "shapes": {}, "target": "llvm", "devices": []}  # fmt: skip
+                   "shapes": {}, "target": "llvm", "devices": [],
+                   "allow_tf32": rng.random() < 0.5}  # fmt: skip
         if number % 3 == 2:
             yield request | {"kind": "operator", "target": mutations.target_text(rng)}, b""
             continue

@@ -79,6 +79,26 @@ def test_tf32_is_a_part_of_a_submitted_program(parser: parsing.Parser) -> None:
     assert allowed.program_key != exact.program_key
 
 
+def test_tf32_may_be_allowed_to_any_workload(parser: parsing.Parser) -> None:
+    task = workloads.gemm(8, 16, 32, target="h100")
+    shapes = {"x": [4, 32]}
+    for workload in (
+        GEMM,
+        tir(task.to_json().encode()),
+        parsing.Workload(kind="onnx", name="n", content=network(), shapes=shapes),
+    ):
+        exact = parser.parse(workload, "h100")
+        allowed = parser.parse(dataclasses.replace(workload, allow_tf32=True), "h100")
+        changed = [json.loads(each.program).get("allow_tf32", False) for each in allowed.tasks]
+        assert any(changed)
+        assert not any("allow_tf32" in each.program for each in exact.tasks)
+        keys = zip(exact.tasks, allowed.tasks, strict=True)
+        assert [a.program_key != b.program_key for a, b in keys] == changed
+        assert {group.task for group in allowed.groups} == {group.task for group in exact.groups}
+        on_cpu = parser.parse(dataclasses.replace(workload, allow_tf32=True), "llvm")
+        assert not any("allow_tf32" in each.program for each in on_cpu.tasks)
+
+
 def test_tir_in_every_form(parser: parsing.Parser) -> None:
     import tvm
 

@@ -77,6 +77,7 @@ def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> O
                 pytorch=not arguments.no_pytorch,
                 improve=arguments.improve,
                 fusion=arguments.fusion or frontend.DEFAULT_FUSION,
+                allow_tf32=arguments.allow_tf32,
             )
         except pacing.Stopped:  # before there was anything to report
             raise KeyboardInterrupt from None

@@ -19,6 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune what is queued and report; the exit code."""
     if arguments.target is not None or arguments.shape:
         raise errors.TargetError("queued tasks have their targets and shapes: leave them out")
+    if arguments.allow_tf32:
+        raise errors.TuningError("queued tasks are exact: leave out --allow-tf32")
     if arguments.strategy != "gradient" or arguments.model is not None:
         raise errors.TuningError("the queue is tuned by gradient search with the shipped model")
     summary = _worked_off(arguments)

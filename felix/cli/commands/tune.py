@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     if network_command.is_network(arguments.workload):
         return network_command.run(arguments)
     tasks = [inputs.task(text, arguments.target) for text in arguments.workload]
+    if arguments.allow_tf32:
+        tasks = [task.where_tf32_matters() for task in tasks]
     out = export.check_writable(arguments.out)
     network = _tune(tasks, arguments, out)
     artifacts = _export(network, out)

@@ -64,6 +64,7 @@ def _torch(task: Task, workload: str | None, library: str) -> process.LibraryTim
         "arguments": _arguments(task),
         "device": "cpu" if kind == "llvm" else kind,
         "compiled": library == "inductor",
+        "allow_tf32": task.allows_tf32,
     }
     return process.timed("torch_child", request, _threads(task), TIMEOUT_S[library])
 

@@ -1,6 +1,7 @@
 """The process that times PyTorch: `python -m felix.cli.comparison.torch_child`.
 
-TF32 is off, and sums of 16-bit floats stay in float32 where PyTorch lets one say so, as in tasks.
+TF32 is off unless the task allows it, and sums of 16-bit floats stay in float32 where PyTorch lets
+one say so, as in tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def main() -> None:
     if device == "cuda" and not torch.cuda.is_available():
         process.answer(None, f"{torch.__version__} has no GPU here")
         return
-    use_full_precision(allow_tf32=request["params"].get("allow_tf32", False))
+    allow_tf32 = request["allow_tf32"]
+    use_full_precision(allow_tf32)
     try:
         form = torch_forms.form(request["operator"], request["params"])
     except errors.WorkloadError as error:
@@ -42,13 +44,13 @@ def main() -> None:
     call = compiled(form.call, device) if request["compiled"] else form.call
     with _alone_on(device), torch.inference_mode():
         latency_us = median_us(call, inputs, device)
-    process.answer(latency_us, ", ".join(filter(None, [_how(device), form.note])))
+    process.answer(latency_us, ", ".join(filter(None, [_how(device, allow_tf32), form.note])))
 
 
 def use_full_precision(allow_tf32: bool = False) -> None:
-    """No TF32 but for products that may use it, and no sums in types of 16 bits."""
+    """No TF32 but where products may use it, and no sums in types of 16 bits."""
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cudnn.benchmark = True
@@ -112,12 +114,13 @@ def _alone_on(device: str) -> Iterator[None]:
         lock.release()
 
 
-def _how(device: str) -> str:
+def _how(device: str, allow_tf32: bool) -> str:
     """Versions, threads or device, and what differs from the timing of candidates."""
     if device == "cuda":
         cudnn: Callable[[], int | None] = torch.backends.cudnn.version
         libraries = f"CUDA {torch.version.cuda}, cuDNN {cudnn()}"
-        place = f"{torch.cuda.get_device_name()}, TF32 off, cold L2, without launch overhead"
+        tf32 = "allowed" if allow_tf32 else "off"
+        place = f"{torch.cuda.get_device_name()}, TF32 {tf32}, cold L2, without launch overhead"
     else:
         named: dict[str, Any] = {"oneDNN": torch.backends.mkldnn, "MKL": torch.backends.mkl}
         libraries = ", ".join(name for name, backend in named.items() if backend.is_available())

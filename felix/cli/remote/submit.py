@@ -66,6 +66,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "priority": arguments.priority,
         "idempotency_key": arguments.idempotency_key,
         "reuse": None if arguments.reuse else False,
+        "allow_tf32": True if arguments.allow_tf32 else None,
         "options": {name: value for name, value in options.items() if value is not None} or None,
     }
     return {name: value for name, value in settings.items() if value is not None}

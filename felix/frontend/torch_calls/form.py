@@ -46,14 +46,24 @@ class TorchCall:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TorchForm:
-    """Calls in the order of execution."""
+    """Calls in the order of execution.
+
+    Attributes:
+        n_inputs: values that it takes.
+        calls: the calls.
+        allow_tf32: whether products of float32 may be computed in TF32.
+    """
 
     n_inputs: int
     calls: Sequence[TorchCall]
+    allow_tf32: bool = False
 
     def to_json(self) -> str:
         """The form as text; equal forms have equal texts."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        if not self.allow_tf32:
+            del fields["allow_tf32"]
+        return json.dumps(fields, sort_keys=True)
 
     @property
     def key(self) -> str:
@@ -74,4 +84,5 @@ def call_from_json(text: str) -> TorchCall:
 def form_from_json(text: str) -> TorchForm:
     """What `to_json` wrote."""
     fields = json.loads(text)
-    return TorchForm(fields["n_inputs"], [TorchCall(**call) for call in fields["calls"]])
+    calls = [TorchCall(**call) for call in fields["calls"]]
+    return TorchForm(fields["n_inputs"], calls, fields.get("allow_tf32", False))

@@ -31,7 +31,7 @@ import tvm
 from felix import errors, files, records, target
 from felix.artifact import export as task_artifact
 from felix.measure import build
-from felix.network import agreement, executable, imported, report, shipping
+from felix.network import executable, imported, report, shipping
 from felix.network.bundle import run_script
 from felix.network.pytorch import functions, registration
 
@@ -112,7 +112,8 @@ def _manifest(
         "outputs": [_tensor_json(spec.name, each) for spec, each in
                     zip(model.outputs, expected, strict=True)],
         "n_parameters": n_parameters,
-        "tolerance": agreement.tolerance(imported.torch_dtypes(model)),
+        "allow_tf32": network.allow_tf32,
+        "tolerance": network.tolerance,
         "report": summary.to_json(),
     }  # fmt: skip
 

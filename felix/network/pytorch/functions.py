@@ -5,7 +5,8 @@ Needs torch and nothing of Felix: an artifact has this file as `torch_functions.
 each call.
 
 On a GPU everything is put on PyTorch's current stream, and nothing waits. Products of float32 are
-computed in float32, whatever the process allows (TF32), and autocast changes nothing.
+computed in TF32 if the form allows it, else in float32, whatever the process allows, and autocast
+changes nothing.
 """
 
 from __future__ import annotations
@@ -109,10 +110,11 @@ def packed(text: str) -> Callable[..., None]:
     form = json.loads(text)
     calls = [(call["function"], call["operands"], call["options"], getattr(torch, call["dtype"]))
              for call in form["calls"]]  # fmt: skip
+    precision = "tf32" if form.get("allow_tf32") else "ieee"
 
     def call(*arguments: Any) -> None:
         *inputs, out = map(torch.utils.dlpack.from_dlpack, arguments)
-        with _as_measured(out):
+        with _as_measured(out, precision):
             values = list(inputs)
             for function, operands, options, dtype in calls[:-1]:
                 result = _function(function)(*_operands(operands, values), **options)
@@ -151,27 +153,27 @@ def _function(name: str) -> Function:
 
 
 @contextlib.contextmanager
-def _as_measured(out: torch.Tensor) -> Iterator[None]:
-    """No autocast, gradients or TF32 inside."""
+def _as_measured(out: torch.Tensor, precision: str) -> Iterator[None]:
+    """No autocast or gradients inside, and products of float32 in this precision."""
     with contextlib.ExitStack() as stack:
         if torch.is_grad_enabled():
             stack.enter_context(torch.no_grad())
         if torch.is_autocast_enabled(out.device.type):
             stack.enter_context(torch.autocast(out.device.type, enabled=False))
         if out.is_cuda:
-            stack.enter_context(_without_tf32())
+            stack.enter_context(_products_in(precision))
         yield
 
 
 @contextlib.contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Products and convolutions of float32 in float32."""
+def _products_in(precision: str) -> Iterator[None]:
+    """Products and convolutions of float32 in "tf32" or in float32 ("ieee")."""
     cudnn: Any = torch.backends.cudnn
     places: tuple[Any, Any] = torch.backends.cuda.matmul, cudnn.conv
     precisions = [place.fp32_precision for place in places]
     try:
         for place in places:
-            place.fp32_precision = "ieee"
+            place.fp32_precision = precision
         yield
     finally:
         for place, precision in zip(places, precisions, strict=True):

@@ -52,7 +52,7 @@ def form(operator: str, params: Mapping[str, Any]) -> Form:
     complete = catalogue.complete(operator, params)
     made = FORMS[operator](complete)
     between = complete.get("out_dtype") or dtypes.default_output(complete["dtype"])
-    if between not in ("float16", "bfloat16"):
+    if between not in ("float16", "bfloat16") or dtypes.wide(complete["dtype"]) == "int32":
         return made
     note = ", ".join(filter(None, [made.note, f"{between} between its calls"]))
     return dataclasses.replace(made, note=note)

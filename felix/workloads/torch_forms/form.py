@@ -57,17 +57,29 @@ def epilogue(
     extra: Sequence[torch.Tensor],
     channel_axis: int,
 ) -> torch.Tensor:
-    """The stages on a tensor that nobody else has, in place where PyTorch can."""
+    """The stages on a tensor that nobody else has, in place where PyTorch can.
+
+    Integers become floats of the scale's type by a scale.
+    """
     operands = iter(extra)
+    of_channels = [1] * output.ndim
+    of_channels[channel_axis] = -1
     for stage in stages:
-        if stage == "bias":
-            shape = [1] * output.ndim
-            shape[channel_axis] = -1
-            output = output.add_(next(operands).view(shape))
-        elif stage == "residual":
-            output = output.add_(next(operands))
-        elif stage == "relu":
-            output = output.relu_()
-        else:
-            output = functional.gelu(output)
+        match stage:
+            case "bias":
+                output = output.add_(next(operands).view(of_channels))
+            case "residual":
+                output = output.add_(next(operands))
+            case "scale":
+                output = _scaled(output, next(operands).view(of_channels))
+            case "scalar_scale":
+                output = _scaled(output, next(operands))
+            case "relu":
+                output = output.relu_()
+            case _:
+                output = functional.gelu(output)
     return output
+
+
+def _scaled(output: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return output.mul_(scale) if output.is_floating_point() else output * scale

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from felix import errors
+from felix.workloads import dtypes
 from felix.workloads.torch_forms import form
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -82,11 +83,21 @@ def _of_int8(params: Mapping[str, Any]) -> form.Form:
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch._int_mm(a, b) if a.dtype == torch.int8 else torch.mm(a, b)
 
-    return _form(params, multiply)
+    made = _form(params, multiply)
+    out = dtypes.output("gemm", "int8", params["out_dtype"], params["epilogue"])
+
+    def call(a: torch.Tensor, b: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        result = made.call(a, b, *extra)
+        return result.to(getattr(torch, out)) if a.dtype == torch.int8 else result
+
+    return form.Form(call)
 
 
 def _of_float8(params: Mapping[str, Any]) -> form.Form:
-    """A scaled product of float8, with scales of 1 and A and B as it takes them in memory."""
+    """A scaled product of float8, with A and B as it takes them in memory.
+
+    A scalar_scale that is the first stage is its scale; else that is 1.
+    """
     is_possible = params["n"] % 16 == 0 and params["k"] % 16 == 0
     is_alone = params["batch"] is None
     if params["dtype"] != "float8_e4m3fn" or not is_alone or not is_possible:
@@ -96,19 +107,26 @@ def _of_float8(params: Mapping[str, Any]) -> form.Form:
         )
     out = getattr(torch, params["out_dtype"] or "bfloat16")
 
-    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.dtype != torch.float8_e4m3fn:
-            return torch.mm(a, b)
+    is_scaled = params["epilogue"][:1] == ("scalar_scale",)
+    stages = params["epilogue"][is_scaled:]
+
+    def call(a: torch.Tensor, b: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        a, b = _matrices(params, a, b)
         one = _one(a.device)
-        return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
+        scale, others = (extra[0].view(()), extra[1:]) if is_scaled else (one, extra)
+        if a.dtype == torch.float8_e4m3fn:
+            product = torch._scaled_mm(a, b, scale_a=scale, scale_b=one, out_dtype=out)
+        else:
+            product = torch.mm(a, b).mul_(scale)
+        return form.epilogue(product, stages, others, -1)
 
     order = {}
     if params["transpose_a"]:
         order[0] = (1, 0)
     if not params["transpose_b"]:
         order[1] = (1, 0)
-    made = _form(params, multiply)
-    return form.Form(made.call, order, "scales of 1, A by rows and B by columns in memory")
+    scales = "scales of its call" if is_scaled else "scales of 1"
+    return form.Form(call, order, f"{scales}, A by rows and B by columns in memory")
 
 
 @functools.cache

@@ -18,6 +18,7 @@ function job(fields) {
   const tags = text("tags").split(",").map((tag) => tag.trim()).filter(Boolean);
   if (tags.length) body.tags = tags;
   if (fields.get("begin_anew")) body.reuse = false;
+  if (fields.get("allow_tf32")) body.allow_tf32 = true;
   if (body.kind === "onnx") body.shapes = shapes(text("shapes"));
   return body;
 }

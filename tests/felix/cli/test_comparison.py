@@ -267,6 +267,15 @@ def test_the_note_of_a_gpu_says_what_was_timed(
     for words in ("H999", "TF32 off", "cold L2", "channels last", "without launch overhead"):
         assert words in answer.note
     assert not torch.backends.cudnn.allow_tf32
+    allowed = _answer(torch_child.main, request | {"allow_tf32": True}, monkeypatch, capsys)
+    assert "TF32 allowed" in allowed.note
+    assert torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32
+
+
+def test_libraries_may_use_the_arithmetic_of_the_task(requests: list[Any]) -> None:
+    for task in (workloads.parse(CONV, "h100"), workloads.parse(CONV, "h100").allowing_tf32()):
+        libraries.measure(task, CONV, ["torch"])
+    assert [request["allow_tf32"] for _, request, _, _ in requests] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,15 @@ def _dtypes(task: Task) -> list[str]:
     [
         "gemm:17,16,64,dtype=int8",
         "gemm:17,16,64,dtype=int8,transpose_a=true,transpose_b=true,epilogue=bias+relu+residual",
+        "gemm:17,16,64,dtype=int8,epilogue=scale+bias+gelu+residual,out_dtype=float32",
+        "gemm:17,16,64,dtype=int8,epilogue=bias+relu+scalar_scale+scale,out_dtype=float32",
         "gemm:33,5,21,dtype=bfloat16,out_dtype=float32,epilogue=bias+gelu",
+        "gemm:33,5,21,dtype=bfloat16,out_dtype=float32,epilogue=scale+bias",
+        "gemm:3,5,21,batch=2,epilogue=scale+gelu+scalar_scale",
+        "conv2d:1,7,7,4,6,3,padding=1,epilogue=scale+bias+relu",
+        "conv1d:1,9,8,4,3,layout=NCW,epilogue=bias+scalar_scale",
+        "conv_transpose2d:1,4,4,3,5,layout=NCHW,epilogue=scale+residual",
+        "depthwise_conv2d:1,6,6,4,epilogue=scale,dtype=float64",
         "gemm:3,5,21,dtype=float16,out_dtype=float32,batch=2",
         "reduce:6x7x8,axes=1,kind=max,dtype=int8",
         "reduce:6x7x8,axes=0+2,kind=min,dtype=int8",
@@ -59,6 +67,27 @@ def test_convolutions_of_int8_are_those_of_wider_numbers(text: str) -> None:
     np.testing.assert_array_equal(got, form.call(*tensors).numpy())
 
 
+@pytest.mark.parametrize("out_dtype, rtol", [("bfloat16", 8e-3), ("float16", 1e-3)])
+def test_scaled_products_of_int8_are_those_of_pytorch(out_dtype: str, rtol: float) -> None:
+    """Rounded once, at the end; also where no type is asked for."""
+    text = "gemm:17,16,64,dtype=int8,epilogue=scale+bias"
+    name, params = catalogue.parse_params(text)
+    for asked in [{"out_dtype": out_dtype}, {}][: 2 if out_dtype == "bfloat16" else 1]:
+        task = workloads.build(name, params | asked)
+        assert _dtypes(task) == ["int8", "int8", "float32", out_dtype, out_dtype]
+        workload_values.check(name, params | asked, task, rtol)
+        assert "between its calls" not in torch_forms.form(name, params | asked).note
+
+
+def test_scaled_convolutions_of_int8_are_those_of_wider_numbers() -> None:
+    name, params = catalogue.parse_params("conv2d:1,7,7,4,6,3,padding=1,epilogue=scale+bias+relu")
+    task = workloads.build(name, {**params, "dtype": "int8", "out_dtype": "float32"})
+    inputs = workload_values.random_inputs(task)
+    tensors = [torch_forms.tensor(array.astype("float64")) for array in inputs]
+    expected = torch_forms.form(name, params).call(*tensors).numpy()
+    np.testing.assert_allclose(workload_values.run(task, inputs), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "text, dtypes, name",
     [
@@ -74,6 +103,13 @@ def test_convolutions_of_int8_are_those_of_wider_numbers(text: str) -> None:
          "gemm_8x8x8_float8_e5m2_to_float16"),
         ("conv2d:1,5,5,4,4,dtype=int8,epilogue=bias+residual",
          ["int8", "int8", "int32", "int32", "int32"], "conv2d_1x5x5x4x4_k3x3_bias_residual_int8"),
+        ("conv2d:1,5,5,4,4,dtype=int8,epilogue=bias+scale+bias+scalar_scale",
+         ["int8", "int8", "int32", "float32", "bfloat16", "float32", "bfloat16"],
+         "conv2d_1x5x5x4x4_k3x3_bias_scale_bias_scalar_scale_int8_to_bfloat16"),
+        ("gemm:8,8,8,dtype=float64,epilogue=scale", ["float64"] * 4, "gemm_8x8x8_scale_float64"),
+        ("gemm:8,8,8,dtype=float8_e4m3fn,epilogue=scale,out_dtype=float16",
+         ["float8_e4m3fn"] * 2 + ["float32", "float16"],
+         "gemm_8x8x8_scale_float8_e4m3fn_to_float16"),
         ("softmax:4x8,dtype=bfloat16", ["bfloat16"] * 2, "softmax_4x8_axis1_bfloat16"),
     ],
 )  # fmt: skip
@@ -89,7 +125,13 @@ def test_types_of_parameters_and_names(text: str, dtypes: list[str], name: str) 
         ("gemm:8,8,8,out_dtype=bfloat16", "out_dtype of dtype=float32 must be float32"),
         ("conv2d:1,8,8,4,4,dtype=float8_e4m3fn,out_dtype=float64",
          "must be bfloat16 or float16 or float32, got float64"),
+        ("gemm:8,8,8,dtype=int8,out_dtype=bfloat16",
+         r"with a scale \(epilogue=scale\) it is bfloat16 or float16 or float32"),
+        ("gemm:8,8,8,dtype=int8,epilogue=scale,out_dtype=int32",
+         "dtype=int8 with a scale must be bfloat16 or float16 or float32, got int32"),
         ("gemm:8,8,8,dtype=int8,epilogue=gelu", "gelu needs floats, and sums of int8 are int32"),
+        ("conv2d:1,8,8,4,4,dtype=int8,epilogue=gelu+scale",
+         r"put a scale before it, like epilogue=scale\+gelu"),
         ("gemm:8,8,8,dtype=float8", "dtype must be one of .* float8_e4m3fn"),
         ("gemm:8,8,8,out_dtype=int8", "out_dtype must be one of"),
         ("reduce:8x8,dtype=int8", "a maximum or minimum, not kind=sum"),
@@ -164,12 +206,21 @@ def test_what_pytorch_has_no_call_for_is_told(text: str, message: str) -> None:
         torch_forms.form(*catalogue.parse_params(text))
 
 
-def test_pytorch_multiplies_float8_as_the_task_does() -> None:
-    text = "gemm:24,32,48,dtype=float8_e4m3fn,out_dtype=float32,epilogue=bias+relu"
+@pytest.mark.parametrize(
+    "epilogue, note",
+    [
+        ("bias+relu", "scales of 1"),
+        ("scalar_scale+scale+relu", "scales of its call"),
+        ("scale+bias+scalar_scale", "scales of 1"),
+    ],
+)
+def test_pytorch_multiplies_float8_as_the_task_does(epilogue: str, note: str) -> None:
+    text = f"gemm:24,32,48,dtype=float8_e4m3fn,out_dtype=float32,epilogue={epilogue}"
     task = workloads.parse(text, "cuda")
     form = torch_forms.form(*catalogue.parse_params(text))
     args = reference.arguments(task.mod)
-    inputs = reference.inputs(args, 0, positive=False)[:3]
+    inputs = reference.inputs(args, 0, positive=False)[:-1]
+    assert form.note.startswith(note)
     (expected,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
     stored = form.stored([torch_forms.tensor(array.copy()) for array in inputs])
     assert stored[1].mT.is_contiguous()

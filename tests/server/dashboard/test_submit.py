@@ -171,6 +171,29 @@ def test_begin_anew_is_the_api_s_reuse_false(
     assert 'name="begin_anew" value="on" checked' in refused.text
 
 
+def test_tf32_is_allowed_by_a_switch(pages: Pages) -> None:
+    form = filled(pages)
+    assert 'name="allow_tf32" value="on"  aria' in pages.get("/dashboard/submit")
+    places = [
+        pages.client.post("/dashboard/submit", data=form | more).headers["location"]
+        for more in ({}, {"allow_tf32": "on"})
+    ]
+    assert places[0] != places[1]
+    with pages.service.db.read() as tx:
+        made = [jobs.get(tx, int(place.rsplit("/", 1)[1])) for place in places]
+    assert [job.workload.get("allow_tf32", False) for job in made] == [False, True]
+    like = pages.get(f"/dashboard/submit?like={made[1].id}")
+    assert 'name="allow_tf32" value="on" checked' in like
+    with pages.service.db.read() as tx:
+        program = jobs.programs(tx, made[0].id)[0].encode()
+    file = {"file": ("soft.json", program, "application/json")}
+    form = filled(pages, source="file", kind="tir", allow_tf32="on")
+    sent = pages.client.post("/dashboard/submit", data=form, files=file)
+    with pages.service.db.read() as tx:
+        job = jobs.get(tx, int(sent.headers["location"].rsplit("/", 1)[1]))
+    assert job.kind == "tir" and job.workload["allow_tf32"] is True
+
+
 def test_what_is_wrong_stands_at_its_field_and_the_rest_stays(pages: Pages) -> None:
     form = filled(pages, **{"p.m": "", "p.k": "0", "trials": "many", "name": "my <name>",
                             "strategy": "guess", "round_size": "1000"})  # fmt: skip

@@ -11,6 +11,7 @@ _BYTES = {
     "int32": 4,
     "int8": 1,
     "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 
 
@@ -45,6 +46,7 @@ PRODUCTS: dict[tuple[str, str], Product] = {
     ("float16", "float32"): Product(16, "f32.f16.f16", True, True, 4096),
     ("float32", "float32"): Product(8, "f32.tf32.tf32", True, False, 2048),
     ("float8_e4m3fn", "float32"): Product(32, "f32.e4m3.e4m3", True, False, 8192),
+    ("float8_e5m2", "float32"): Product(32, "f32.e5m2.e5m2", True, False, 8192),
     ("int8", "int32"): Product(32, "s32.s8.s8", False, False, 8192),
 }
 
@@ -56,6 +58,7 @@ STORAGE = {
     "int32": "int",
     "int8": "signed char",
     "float8_e4m3fn": "u8",
+    "float8_e5m2": "u8",
 }
 
 #: How a value in memory becomes one of arithmetic: float, or int for integers.
@@ -66,6 +69,7 @@ WIDEN = {
     "int32": "{0}",
     "int8": "static_cast<int>({0})",
     "float8_e4m3fn": "e4m3_to_float({0})",
+    "float8_e5m2": "e5m2_to_float({0})",
 }
 
 #: How a value of arithmetic becomes one in memory.
@@ -76,6 +80,7 @@ NARROW = {
     "int32": "static_cast<int>({0})",
     "int8": "static_cast<signed char>({0})",
     "float8_e4m3fn": "float_to_e4m3({0})",
+    "float8_e5m2": "float_to_e5m2({0})",
 }
 
 #: The type of sums in registers.
@@ -106,6 +111,16 @@ __device__ __forceinline__ float e4m3_to_float(u8 value) {
 __device__ __forceinline__ u8 float_to_e4m3(float value) {
   u16 pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+  return static_cast<u8>(pair);
+}
+__device__ __forceinline__ float e5m2_to_float(u8 value) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<u16>(value)));
+  return half_to_float(static_cast<u16>(halves));
+}
+__device__ __forceinline__ u8 float_to_e5m2(float value) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return static_cast<u8>(pair);
 }
 """

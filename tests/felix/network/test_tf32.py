@@ -1,0 +1,185 @@
+"""TF32 in whole networks: which programs may use it, tolerances, PyTorch's operators, results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import felix
+from felix import frontend, target, workloads
+from felix.cli import main
+from felix.cli.commands import network as network_command
+from felix.cli.commands import queued as queued_command
+from felix.cli.commands import tune as tune_command
+from felix.frontend.torch_calls import form as forms
+from felix.known_results import outcome, store
+from felix.network import agreement, groups, imported, judging, optimize
+from felix.network.pytorch import functions
+from felix.task import Task
+from tests.support import networks
+
+CUDA = "cuda -arch=sm_90"
+
+
+class Layers(nn.Module):
+    """Two products and what lies between and behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(4, 8, 3), nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(self.convolution(x).mean((2, 3))), -1)
+
+
+X = torch.randn(2, 4, 8, 8)
+
+
+def _names(tasks: list[Task]) -> dict[str, bool]:
+    return {task.name: task.allows_tf32 for task in tasks}
+
+
+def test_programs_with_products_of_float32_may_use_it() -> None:
+    exact = felix.extract_tasks(Layers(), (X,), CUDA)
+    allowed = felix.extract_tasks(Layers(), (X,), CUDA, allow_tf32=True)
+    assert not any(_names(exact).values())
+    assert _names(exact).keys() == _names(allowed).keys()
+    changed = {name for name, allows in _names(allowed).items() if allows}
+    assert len(changed) == 2 and any("conv2d" in name for name in changed)
+    for before, after in zip(exact, allowed, strict=True):
+        assert (before.key == after.key) is (before.name not in changed)
+        assert (before.program_key == after.program_key) is (before.name not in changed)
+    half = felix.extract_tasks(Layers().half(), (X.half(),), CUDA, allow_tf32=True)
+    assert not any(_names(half).values())
+    on_cpu = felix.extract_tasks(Layers(), (X,), "llvm", allow_tf32=True)
+    assert not any(_names(on_cpu).values())
+
+
+@pytest.mark.parametrize(
+    "text, matters",
+    [
+        ("gemm:16,16,16", True),
+        ("conv2d:1,8,8,4,4,3,padding=1,epilogue=bias", True),
+        ("gemm:16,16,16,dtype=bfloat16", False),
+        ("gemm:16,16,16,dtype=float64", False),
+        ("gemm:16,16,1", False),
+        ("softmax:16x16", False),
+        ("reduce:16x16,axes=1", False),
+    ],
+)
+def test_tf32_matters_to_sums_of_products_alone(text: str, matters: bool) -> None:
+    assert workloads.parse(text, CUDA).where_tf32_matters().allows_tf32 is matters
+    assert not workloads.parse(text, "llvm").where_tf32_matters().allows_tf32
+
+
+def _groups(allow_tf32: bool) -> list[groups.Group]:
+    full = target.parse(CUDA)
+    lowered = frontend.lowered(frontend.import_torch(Layers(), (X,)), full)
+    return groups.of(lowered, full, allow_tf32=allow_tf32)
+
+
+def test_pytorch_s_operators_of_such_groups_may_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = {group.name: group.form for group in _groups(False)}
+    for group in _groups(True):
+        assert group.task is not None and isinstance(group.form, forms.TorchForm)
+        text = group.form.to_json()
+        assert forms.form_from_json(text) == group.form
+        assert group.form.allow_tf32 is group.task.allows_tf32 is ("allow_tf32" in text)
+        before = exact[group.name]
+        assert isinstance(before, forms.TorchForm) and "allow_tf32" not in before.to_json()
+        assert (before.key == group.form.key) is not group.task.allows_tf32
+    precisions: list[str] = []
+    as_measured = functions._as_measured
+    monkeypatch.setattr(
+        functions, "_as_measured",
+        lambda out, precision: (precisions.append(precision), as_measured(out, precision))[1],
+    )  # fmt: skip
+    calls = [{"function": "relu", "operands": [0], "options": {}, "dtype": "float32"}]
+    for content in ({}, {"allow_tf32": True}):
+        y = torch.zeros(3)
+        functions.packed(json.dumps({"n_inputs": 1, "calls": calls, **content}))(torch.ones(3), y)
+        assert y.sum() == 3
+    assert precisions == ["ieee", "tf32"]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_the_precision_of_the_process_is_restored(precision: str) -> None:
+    places: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [place.fp32_precision for place in places]
+    with functions._products_in(precision):
+        assert [place.fp32_precision for place in places] == [precision] * 2
+    assert [place.fp32_precision for place in places] == before
+
+
+def test_tolerances() -> None:
+    of_float16 = agreement.TOLERANCES[torch.float16]
+    assert agreement.tolerance([torch.float32], allow_tf32=True) == of_float16
+    assert agreement.tolerance([torch.float32]) == agreement.TOLERANCES[torch.float32]
+    wider = agreement.tolerance([torch.float32, torch.bfloat16], allow_tf32=True)
+    assert wider == agreement.TOLERANCES[torch.bfloat16]
+    assert agreement.tolerance([torch.float64], True) == agreement.TOLERANCES[torch.float64]
+    network = imported.read(Layers(), (X,), {}, target.parse(CUDA))
+    allowed = dataclasses.replace(network, allow_tf32=True)
+    assert (network.tolerance, allowed.tolerance) == (1e-3, of_float16)
+    on_cpu = dataclasses.replace(allowed, target=target.parse("llvm"))
+    assert on_cpu.tolerance == 1e-3
+
+
+def test_planned_groups_are_judged_and_known_by_it(tmp_path: pathlib.Path) -> None:
+    task = workloads.gemm(128, 128, 128, target=CUDA)
+    known = store.Store(tmp_path / "known.sqlite")
+    known.add(task.allowing_tf32(), outcome.Outcome(default_us=7.0, failure="none"))
+    exact, allowed = judging.SketchJudge(known), judging.SketchJudge(known, allow_tf32=True)
+    assert not exact.judge(task).has_template and allowed.judge(task).has_template
+    assert exact.latency_us(task) is None and allowed.latency_us(task) == 7.0
+    assert known.find(task) is None
+
+
+def test_optimize_passes_it_on_and_a_cpu_stays_exact(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = networks.optimize(Layers(), (X,), tmp_path, allow_tf32=True, trials=2)
+    assert not any(each.group.task.allows_tf32 for each in fast.report.groups if each.group.task)
+    manifest = json.loads((fast.export(tmp_path / "net") / "manifest.json").read_text())
+    assert manifest["allow_tf32"] is True and manifest["tolerance"] == 1e-3
+    seen: list[bool] = []
+
+    def stop(network: imported.Network, *rest: Any) -> None:
+        seen.append(network.allow_tf32)
+
+    monkeypatch.setattr(optimize, "_optimized", stop)
+    for allow in (True, False):
+        networks.optimize(Layers(), (X,), tmp_path, allow_tf32=allow)
+    networks.optimize(Layers(), (X,), tmp_path)
+    assert seen == [True, False, False]
+
+
+def test_the_command_allows_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an operator, of a task's file and of a network; not of what is queued."""
+    seen: list[Any] = []
+    monkeypatch.setattr(tune_command, "_tune", lambda tasks, *rest: seen.append(tasks) or 1 / 0)
+    monkeypatch.setattr(
+        network_command, "_optimized",
+        lambda path, arguments, out: seen.append(arguments.allow_tf32) or 1 / 0,
+    )  # fmt: skip
+    path = tmp_path / "task.json"
+    path.write_text(workloads.gemm(16, 16, 16, target=CUDA).to_json())
+    conv = "conv2d:1,8,8,4,4"
+    shared = ["--target", CUDA, "--out", str(tmp_path / "out")]
+    for words in (["tune", conv, str(path), "softmax:8x8"], ["tune", "net.onnx"]):
+        for flags in ([], ["--allow-tf32"]):
+            with pytest.raises(ZeroDivisionError):
+                main.main([*words, *flags, *shared])
+    exact, allowed, *of_network = seen
+    assert [task.allows_tf32 for task in exact] == [False] * 3
+    assert [task.allows_tf32 for task in allowed] == [True, True, False]
+    assert of_network == [False, True]
+    arguments = main._parser().parse_args(["tune", "--queued", "--allow-tf32"])
+    with pytest.raises(felix.errors.TuningError, match="leave out --allow-tf32"):
+        queued_command.run(arguments)
