@@ -57,7 +57,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("copy_instructions", "instructions", True, "of the launch, into shared memory"),
     # Bytes of the launch.
     Feature("copied_bytes", "bytes", True, "copied into shared memory, padding included"),
-    Feature("shared_traffic", "bytes", True, "copied, and read there by tensor cores"),
+    Feature("shared_traffic", "bytes", True, "copied, and read there to multiply"),
     Feature("l2_bytes", "bytes", True,
             "of operands within their bounds; a multicast counts once"),
     Feature("dram_bytes", "bytes", True, "unique bytes of operands, reads and what is stored"),

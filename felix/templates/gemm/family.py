@@ -13,6 +13,7 @@ from felix.templates.gemm.ampere import template as ampere
 from felix.templates.gemm.gemv import template as gemv
 from felix.templates.gemm.hopper import template as hopper
 from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.simt import template as simt
 from felix.templates.template import Matching, Template
 from felix.tir import tf32
 
@@ -25,21 +26,24 @@ class Generator:
         runs_on: whether its kernels run on an architecture like "sm_90".
         unsuited: why a problem is not for it, a sentence about "it"; None if it is.
         templates: of a problem, for hardware and an architecture.
+        rounds: whether it multiplies operands of float32 in TF32.
     """
 
     runs_on: Callable[[str], bool]
     unsuited: Callable[[GemmProblem], str | None]
     templates: Callable[[GemmProblem, Hardware, str], Sequence[Template]]
+    rounds: bool = True
 
 
 #: The fastest first.
 GENERATORS: tuple[Generator, ...] = (
     Generator(hopper.runs_on, hopper.unsuited, hopper.templates),
     Generator(ampere.runs_on, ampere.unsuited, ampere.templates),
+    Generator(simt.runs_on, simt.unsuited, simt.templates, rounds=False),
 )
+#: For few rows: searched beside the first of the others.
+BESIDE = Generator(gemv.runs_on, gemv.unsuited, gemv.templates, rounds=False)
 
-#: Without tensor cores, so of any width: searched beside the first of the others.
-EXACT: tuple[Generator, ...] = (Generator(gemv.runs_on, gemv.unsuited, gemv.templates),)
 
 #: Tensor cores multiply elements of at most so many bits without rounding them first.
 WIDEST_BITS = 16
@@ -47,47 +51,56 @@ WIDEST_BITS = 16
 
 def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
     """The templates of the first generator that runs on the architecture and suits the problem,
-    and those that multiply without tensor cores.
+    and those of products of few rows.
 
-    Of programs all of whose tensors are wide no reason is said, unless they may use TF32.
+    Of programs none of whose tensors is narrow or float32 nothing is said.
     """
-    on_cores = [each for each in GENERATORS if each.runs_on(arch)]
-    exact = [each for each in EXACT if each.runs_on(arch)]
-    if not on_cores and not exact:
-        return Matching()
-    allows_tf32 = tf32.allowed(mod["main"])
     dtypes = [str(param.dtype) for param in mod["main"].params]
-    says_why = bool(on_cores) and (allows_tf32 or any(map(_is_narrow, dtypes)))
+    runs = any(each.runs_on(arch) for each in (*GENERATORS, BESIDE))
+    if not runs or not any(_is_narrow(dtype) or dtype == "float32" for dtype in dtypes):
+        return Matching()
     problem = recognise.recognise(mod)
     if isinstance(problem, recognise.NotRecognised):
-        return Matching(reasons=(problem.reason,) if says_why else ())
-    made = [t for each in exact if each.unsuited(problem) is None
-            for t in each.templates(problem, machine, arch)]  # fmt: skip
-    matching = _on_tensor_cores(problem, on_cores, machine, arch, allows_tf32)
-    reasons = matching.reasons if says_why else ()
-    return Matching((*matching.templates, *made), reasons)
+        return Matching(reasons=(problem.reason,))
+    may_round = tf32.allowed(mod["main"])
+    first = _first_of(GENERATORS, problem, arch, machine, may_round)
+    beside = _first_of((BESIDE,), problem, arch, machine, may_round).templates
+    templates = (*first.templates, *beside)
+    return Matching(templates, () if templates else first.reasons)
 
 
-def _on_tensor_cores(
-    problem: GemmProblem,
+def _first_of(
     generators: Sequence[Generator],
-    machine: Hardware,
+    problem: GemmProblem,
     arch: str,
-    allows_tf32: bool,
+    machine: Hardware,
+    may_round: bool,
 ) -> Matching:
-    """The templates of the first generator that suits, or the reasons of all."""
-    for operand in (problem.a, problem.b):
-        if not _is_narrow(operand.dtype) and not (allows_tf32 and operand.dtype == "float32"):
-            rounds = f"tensor cores would round its operands of {operand.dtype}"
-            return Matching(reasons=(rounds,))
+    """The templates of the first generator that suits, or the reasons of all that run."""
     reasons = []
     for each in generators:
-        reason = each.unsuited(problem)
+        if not each.runs_on(arch):
+            continue
+        reason = _rounded(problem, each.rounds, may_round) or each.unsuited(problem)
         made = () if reason else tuple(each.templates(problem, machine, arch))
         if made:
             return Matching(made)
         reasons.append(reason or f"there is no template of it for {arch}")
     return Matching(reasons=tuple(dict.fromkeys(reasons)))
+
+
+def _rounded(problem: GemmProblem, rounds: bool, may_round: bool) -> str | None:
+    """Why a generator must not multiply the operands, None if it may.
+
+    Args:
+        rounds: whether it rounds float32 to TF32, and whatever else is wide.
+        may_round: float32 may be rounded so.
+    """
+    for operand in (problem.a, problem.b):
+        allowed = _is_narrow(operand.dtype) or (may_round and operand.dtype == "float32")
+        if rounds and not allowed:
+            return f"tensor cores would round its operands of {operand.dtype}"
+    return None
 
 
 def _is_narrow(dtype: str) -> bool:

@@ -59,11 +59,16 @@ def place(of: Place, row: str = "row", column: str = "column") -> str:
 
 def are_pairs_aligned(tensor: Tensor, batches: int, m: int, n: int) -> bool:
     """Whether columns 2i and 2i + 1 are a vector in memory, for all rows and batches."""
+    return are_aligned(tensor, batches, m, n, 2)
+
+
+def are_aligned(tensor: Tensor, batches: int, m: int, n: int, count: int) -> bool:
+    """Whether `count` columns from a multiple of it are a vector, for all rows and batches."""
     batch, row, column = tensor.strides
     return (
         column == 1
-        and n % 2 == 0
-        and tensor.offset % 2 == 0
-        and (row % 2 == 0 or m == 1)
-        and ((batch % 2 == 0 and tensor.outer_stride % 2 == 0) or batches == 1)
+        and n % count == 0
+        and tensor.offset % count == 0
+        and (row % count == 0 or m == 1)
+        and ((batch % count == 0 and tensor.outer_stride % count == 0) or batches == 1)
     )

@@ -59,13 +59,18 @@ def masked_heads() -> tvm.IRModule:
 
 
 def fused_qkv(
-    which: str, batch: int = 2, rows: int = 6, heads: int = 4, dim: int = 8
+    which: str,
+    batch: int = 2,
+    rows: int = 6,
+    heads: int = 4,
+    dim: int = 8,
+    dtype: str = "float16",
 ) -> tvm.IRModule:
     """Scores of heads of queries and keys, or mixed values, that lie side by side in a tensor.
 
     The tensor is [batch, sequence, 3 x heads x dim].
     """
-    qkv = te.placeholder((batch, rows, 3 * heads * dim), name="qkv", dtype="float16")
+    qkv = te.placeholder((batch, rows, 3 * heads * dim), name="qkv", dtype=dtype)
     parts = topi.split(qkv, 3, axis=2)
     q, key, v = (topi.reshape(part, (batch, rows, heads, dim)) for part in parts)
     if which == "scores":
@@ -82,7 +87,7 @@ def fused_qkv(
             "masked",
         )
         return _module(qkv, masked)
-    weights = te.placeholder((batch, heads, rows, rows), name="weights", dtype="float16")
+    weights = te.placeholder((batch, heads, rows, rows), name="weights", dtype=dtype)
     t = te.reduce_axis((0, rows), name="t")
 
     def mixed(b: tirx.Var, s: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.Expr:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from felix.launch_plan import Launch
 from felix.templates.gemm.ampere import ptx
 from felix.templates.gemm.problem import GemmProblem
+from felix.templates.gemm.simt import instructions
 from felix.templates.generated import GeneratedProgram
 
 Array = NDArray[Any]
@@ -38,6 +39,8 @@ _RUNTIME = r"""
 #define __align__(bytes)
 struct Index { unsigned int x; };
 struct uint4 { unsigned int x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
 static Index threadIdx, blockIdx;
 alignas(128) unsigned char stages[1 << 18];
 static inline int min(int a, int b) { return a < b ? a : b; }
@@ -73,7 +76,7 @@ template <class T> T __shfl_xor_sync(unsigned int, T value, int apart) {
 }
 """
 
-_CONVERSIONS = r"""
+_INSTRUCTIONS = r"""
 inline float float_of_half(u16 bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const float size = exponent == 31 ? (mantissa ? NAN : INFINITY)
@@ -86,9 +89,7 @@ inline u16 bfloat16_of(float value) {
   u32 bits; memcpy(&bits, &value, 4);
   return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-"""
 
-_INSTRUCTIONS = r"""
 struct Copy { void *to; const void *from; int bytes, valid, group; };
 enum { MOST_COPIES = 4096 };
 static Copy copies[MOST_THREADS][MOST_COPIES];
@@ -120,6 +121,9 @@ template <int PENDING> void wait_for_copies() {
   n_copies[t] = left;
 }
 
+"""
+
+_TENSOR_CORES = r"""
 static const u8* row_of[MOST_THREADS];
 static void load(u32 (&to)[4], const void* row, bool is_transposed) {
   const int t = threadIdx.x, lane = t % 32, warp = t - lane;
@@ -160,8 +164,21 @@ static void mma(Sum (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 """
 
-#: What launches need of kernels without copies.
-_NONE = "static int n_copies[MOST_THREADS], n_groups[MOST_THREADS];\n"
+_THREADS = r"""
+template <int N> inline void load_vector(float* to, const float* from) {
+  counts[3] += 4 * N;
+  n_errors += u64(from) % (4 * N) != 0;
+  memcpy(to, from, 4 * N);
+}
+template <int N> inline void store_vector(float* to, const float* from) {
+  n_errors += u64(to) % (4 * N) != 0;
+  memcpy(to, from, 4 * N);
+}
+inline void multiply_add(float& sum, float x, float y) {
+  counts[0] += 1;
+  sum += x * y;
+}
+"""
 
 _LAUNCHES = r"""
 struct Pointer { void* address; template <class T> operator T*() const { return (T*)address; } };
@@ -216,20 +233,36 @@ def counts(library: ctypes.CDLL) -> Counts:
     return Counts(*(ctypes.c_longlong * 4).in_dll(library, "counts"))
 
 
-def build(
-    program: GeneratedProgram,
-    problem: GemmProblem,
-    folder: pathlib.Path,
-    *,
-    on_tensor_cores: bool = True,
-) -> ctypes.CDLL:
+def build(program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path) -> ctypes.CDLL:
     """The program's kernels as a library for `run`."""
-    device = ptx.functions(problem) if on_tensor_cores else ptx.conversions(problem)
+    device = ptx.functions(problem)
     assert device in program.source
     is_half = problem.a.dtype == "float16"
     value = "float_of_half(bits)" if is_half else "__uint_as_float(u32(bits) << 16)"
-    instructions = _INSTRUCTIONS.replace("OPERAND_VALUE", value) if on_tensor_cores else _NONE
-    body = program.source.replace(device, _CONVERSIONS + instructions)
+    host = _INSTRUCTIONS + _TENSOR_CORES.replace("OPERAND_VALUE", value)
+    return _library(program, program.source.replace(device, host), folder)
+
+
+def build_simt(
+    program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path
+) -> ctypes.CDLL:
+    """As `build`, of kernels without tensor cores, whose multiply-adds are `Counts.mma`."""
+    device = instructions.functions(problem)
+    assert device in program.source
+    return _library(program, program.source.replace(device, _INSTRUCTIONS + _THREADS), folder)
+
+
+def build_gemv(
+    program: GeneratedProgram, problem: GemmProblem, folder: pathlib.Path
+) -> ctypes.CDLL:
+    """As `build`, of kernels that neither copy to shared memory nor count."""
+    device = ptx.conversions(problem)
+    assert device in program.source
+    return _library(program, program.source.replace(device, _INSTRUCTIONS), folder)
+
+
+def _library(program: GeneratedProgram, body: str, folder: pathlib.Path) -> ctypes.CDLL:
+    """The text of kernels on the CPU, compiled."""
     cases = "".join(
         f"case {number}: {launch.kernel}({_pointers(launch)}); break; "
         for number, launch in enumerate(program.plan.launches)

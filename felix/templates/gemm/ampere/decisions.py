@@ -19,6 +19,7 @@ from typing import Any
 import sympy
 
 from felix.symbolic import expr
+from felix.target import Hardware
 from felix.templates.gemm.ampere import dtypes
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.template import Parameter
@@ -206,3 +207,14 @@ class Limits:
     shared_bytes: int
     block_threads: int
     block_shared_bytes: int
+
+    @classmethod
+    def of(cls, hardware: Hardware) -> Limits:
+        """Those of a GPU."""
+        return cls(
+            registers=hardware.registers_per_core,
+            threads=hardware.max_threads_per_core,
+            shared_bytes=hardware.shared_bytes_per_core,
+            block_threads=hardware.max_threads_per_block,
+            block_shared_bytes=hardware.shared_bytes_per_block,
+        )

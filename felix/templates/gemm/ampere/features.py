@@ -24,11 +24,11 @@ def rows(
     f |= _work(problem, d)
     f |= _ring(problem, d, f)
     f |= _traffic(problem, d)
-    f |= _choices(problem, d)
+    f |= choices(problem, d.split_k, d.group_m)
     f |= times.product(problem, d, f, hardware, arch)
     f["workspace_bytes"] += sum(copy.bytes for copy in packed.copies)
     kernels = {"pack": _packing(packed, hardware)} if packed.copies else {}
-    kernels |= {"gemm": f, "reduce": _reduction(problem, d, hardware)}
+    kernels |= {"gemm": f, "reduce": reduction(problem, d.split_k, hardware)}
     return {
         kernel: {name: sympy.sympify(value) for name, value in row.items()}
         for kernel, row in kernels.items()
@@ -36,19 +36,27 @@ def rows(
 
 
 def _launch(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
-    blocks = decisions.grid(problem, d).blocks
     used, shared = decisions.registers(problem, d), decisions.shared_bytes(problem, d)
-    by_registers = expr.FloorDiv(
-        hardware.registers_per_core, 8 * expr.CeilDiv(used, 8) * d.threads
-    )
+    return launch(decisions.grid(problem, d).blocks, d.threads, used, shared, hardware)
+
+
+def launch(
+    blocks: decisions.Value,
+    threads: decisions.Value,
+    used: decisions.Value,
+    shared: decisions.Value,
+    hardware: Hardware,
+) -> Row:
+    """A product's launch, of blocks with `used` registers of a thread and `shared` bytes."""
+    by_registers = expr.FloorDiv(hardware.registers_per_core, 8 * expr.CeilDiv(used, 8) * threads)
     by_shared = expr.FloorDiv(hardware.shared_bytes_per_core, shared + decisions.SYSTEM_BYTES)
-    by_threads = expr.FloorDiv(hardware.max_threads_per_core, d.threads)
+    by_threads = expr.FloorDiv(hardware.max_threads_per_core, threads)
     by_blocks = expr.Minimum(by_threads, hardware.max_blocks_per_core)
     resident = expr.Maximum(1, expr.Minimum(by_registers, expr.Minimum(by_shared, by_blocks)))
     waves = expr.CeilDiv(blocks, resident * hardware.cores)
     return {
         "grid_blocks": blocks,
-        "block_threads": d.threads,
+        "block_threads": threads,
         "cluster_blocks": 1,
         "shared_bytes": shared,
         "registers": used,
@@ -100,48 +108,57 @@ def _traffic(problem: GemmProblem, d: Decisions) -> Row:
     # Each warp loads its rows and columns, and once more ahead of its last step's end.
     loaded_k_bytes = steps * step_bytes + work.blocks * dtypes.INSTRUCTION_K_BYTES
     loaded = loaded_k_bytes * (d.block_m * d.warps_n + d.block_n * d.warps_m)
-    is_split = expr.Less(1, d.split_k)
-    sums = program.workspace_bytes(p, d.split_k)
-    stored = expr.Select(is_split, sums, _output_bytes(p))
-    a, b = layout.matrices(p)
-    operands = size * (a.distinct_elements + b.distinct_elements)
-    reads = expr.Select(is_split, 0, _unique_read_bytes(p))
     return {
         "copied_bytes": copied,
         "shared_traffic": copied + loaded,
+        **beyond_shared(p, work, d.split_k),
+    }
+
+
+def beyond_shared(problem: GemmProblem, work: decisions.Grid, parts: decisions.Value) -> Row:
+    """Bytes of L2, of DRAM, and of what is stored, of a product in so many parts."""
+    p, size = problem, _element_bytes(problem)
+    is_split = expr.Less(1, parts)
+    sums = program.workspace_bytes(p, parts)
+    stored = expr.Select(is_split, sums, output_bytes(p))
+    a, b = layout.matrices(p)
+    operands = size * (a.distinct_elements + b.distinct_elements)
+    reads = expr.Select(is_split, 0, unique_read_bytes(p))
+    return {
         "l2_bytes": size * (a.elements * work.tiles_n + b.elements * work.tiles_m),
         "dram_bytes": operands + reads + stored,
-        "read_bytes": expr.Select(is_split, 0, _read_bytes(p)),
+        "read_bytes": expr.Select(is_split, 0, read_bytes(p)),
         "stored_bytes": stored,
         "workspace_bytes": expr.Select(is_split, sums, 0),
     }
 
 
-def _choices(problem: GemmProblem, d: Decisions) -> Row:
+def choices(problem: GemmProblem, parts: decisions.Value, group_m: decisions.Value) -> Row:
+    """What no count shows."""
     return {
-        "parts": d.split_k,
+        "parts": parts,
         "cluster_parts": 1,
-        "group_rows": d.group_m,
+        "group_rows": group_m,
         "is_persistent": 0,
         "is_tma_store": 0,
         "is_row_major": int(problem.output.strides[2] == 1),
     }
 
 
-def _reduction(problem: GemmProblem, d: Decisions, hardware: Hardware) -> Row:
+def reduction(problem: GemmProblem, parts: decisions.Value, hardware: Hardware) -> Row:
     """The kernel that adds partial sums; all zero where there are none."""
-    sums, stored = program.workspace_bytes(problem, d.split_k), _output_bytes(problem)
+    sums, stored = program.workspace_bytes(problem, parts), output_bytes(problem)
     blocks = program.reduction_blocks(problem)
-    moved = sums + _unique_read_bytes(problem) + stored
+    moved = sums + unique_read_bytes(problem) + stored
     row = times.moving(blocks, program.REDUCTION_THREADS, moved, hardware) | {
         "dram_bytes": moved,
-        "read_bytes": _read_bytes(problem),
+        "read_bytes": read_bytes(problem),
         "stored_bytes": stored,
         "workspace_bytes": sums,
-        "parts": d.split_k,
+        "parts": parts,
         "is_row_major": int(problem.output.strides[2] == 1),
     }
-    is_launched = expr.Less(1, d.split_k)
+    is_launched = expr.Less(1, parts)
     return {name: expr.Select(is_launched, value, 0) for name, value in row.items()}
 
 
@@ -162,17 +179,20 @@ def _element_bytes(problem: GemmProblem) -> int:
     return dtypes.STORAGE[problem.a.dtype].size_bytes
 
 
-def _output_bytes(problem: GemmProblem) -> int:
+def output_bytes(problem: GemmProblem) -> int:
+    """Of the result."""
     size = dtypes.STORAGE[problem.output.dtype].size_bytes
     return size * problem.stored_elements
 
 
-def _read_bytes(problem: GemmProblem) -> int:
+def read_bytes(problem: GemmProblem) -> int:
+    """Of the epilogue's reads, an element for each of C."""
     sizes = [dtypes.STORAGE[read.dtype].size_bytes for read in problem.epilogue.reads]
     return problem.stored_elements * sum(sizes)
 
 
-def _unique_read_bytes(problem: GemmProblem) -> int:
+def unique_read_bytes(problem: GemmProblem) -> int:
+    """Of the epilogue's reads, each element once."""
     return sum(
         dtypes.STORAGE[read.dtype].size_bytes * problem.distinct_elements(read)
         for read in problem.epilogue.reads

@@ -237,14 +237,16 @@ __device__ __forceinline__ void store_warp(const Sum (&sums)[MMAS_M][MMAS_N][4],
 """
 
 #: Partial sums lie as [part][batch][row][column], with an even number of columns.
-STORE_PARTIAL = """
+PARTIAL_SUMS = """
 typedef Sum Target;
 constexpr int PARTIAL_COLUMNS = (N + 1) / 2 * 2;
 __device__ __forceinline__ long long partial_offset(long long part, int batch, int row,
                                                     int column) {
   return ((part * BATCH + batch) * M + row) * PARTIAL_COLUMNS + column;
 }
+"""
 
+STORE_PARTIAL = """
 __device__ __forceinline__ void store_warp(const Sum (&sums)[MMAS_M][MMAS_N][4], Sum* target,
                                            const Reads&, u8*, int part, int batch,
                                            int first_row, int first_column) {

@@ -24,7 +24,8 @@ from felix.templates.generated import GeneratedProgram
 REDUCTION_THREADS = 256
 
 
-_TYPES = """\
+#: Names of types in the text.
+TYPES = """\
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -84,7 +85,7 @@ def source(problem: GemmProblem, d: Decisions) -> str:
     packed = packing.packed(problem)
     problem = packed.problem
     parts = [
-        _TYPES,
+        TYPES,
         _constants(problem, d),
         ptx.functions(problem),
         epilogue.functions(problem),
@@ -93,7 +94,9 @@ def source(problem: GemmProblem, d: Decisions) -> str:
         _tile(problem, "TileA", d),
         _tile(problem, "TileB", d),
         kernel_text.SUM_TILE,
-        kernel_text.STORE_PARTIAL if is_split else kernel_text.STORE_RESULT,
+        kernel_text.PARTIAL_SUMS + kernel_text.STORE_PARTIAL
+        if is_split
+        else kernel_text.STORE_RESULT,
         kernel_text.KERNEL,
         kernel_text.REDUCTION if is_split else "",
         packing_text.source(packed) if packed.copies else "",

@@ -55,7 +55,8 @@ __device__ __forceinline__ u8 e5m2_of(float value) {
 }
 """
 
-_COPIES = """
+#: Of shared memory, asynchronous.
+COPIES = """
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return u32(__cvta_generic_to_shared(pointer));
 }
@@ -76,6 +77,9 @@ template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
+"""
+
+_MATRICES = """\
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -103,11 +107,11 @@ def functions(problem: GemmProblem) -> str:
     instruction = dtypes.INSTRUCTIONS[problem.a.dtype, problem.b.dtype]
     constraint = "f" if problem.accumulator == "float32" else "r"
     mma = _MMA.format(suffix=instruction.suffix, constraint=constraint)
-    return conversions(problem) + _COPIES + mma
+    return conversions(problem) + COPIES + _MATRICES + mma
 
 
 def conversions(problem: GemmProblem) -> str:
-    """Those of the device functions that convert elements."""
+    """Those of the problem's tensors."""
     return _CONVERSIONS + (_CONVERSIONS_OF_FLOAT8 if uses_float8(problem) else "")
 
 

@@ -56,8 +56,13 @@ def runs_on(arch: str) -> bool:
 
 def templates(problem: GemmProblem, hardware: Hardware, arch: str) -> tuple[AmpereGemm, ...]:
     """The template for a suited problem; none where the architecture lacks its conversions."""
-    least = _LEAST_ARCH_OF_FLOAT8 if ptx.uses_float8(problem) else _LEAST_ARCH
-    return (AmpereGemm(problem, hardware, arch),) if _number(arch) >= least else ()
+    lacks = ptx.uses_float8(problem) and not has_float8(arch)
+    return (AmpereGemm(problem, hardware, arch),) if runs_on(arch) and not lacks else ()
+
+
+def has_float8(arch: str) -> bool:
+    """Whether an architecture converts float8."""
+    return _number(arch) >= _LEAST_ARCH_OF_FLOAT8
 
 
 def _number(arch: str) -> int:
@@ -122,14 +127,7 @@ class AmpereGemm:
 
     @property
     def _limits(self) -> Limits:
-        hardware = self._hardware
-        return Limits(
-            registers=hardware.registers_per_core,
-            threads=hardware.max_threads_per_core,
-            shared_bytes=hardware.shared_bytes_per_core,
-            block_threads=hardware.max_threads_per_block,
-            block_shared_bytes=hardware.shared_bytes_per_block,
-        )
+        return Limits.of(self._hardware)
 
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ Row = dict[str, Value]
 _TENSOR_OPS = {"sm_80": 2048, "sm_86": 1024, "sm_89": 1024, "sm_90": 2560}
 _OTHER_TENSOR_OPS = 1024
 #: Schedulers of an SM, each with a tensor core; a warp uses one.
-_SCHEDULERS = 4
+SCHEDULERS = 4
 #: Bytes a cycle and SM.
-_SHARED_BYTES, _L2_BYTES, _STORE_BYTES = 128, 48, 24
+_SHARED_BYTES, L2_BYTES, STORE_BYTES = 128, 48, 24
 #: Share of the bandwidth of the data sheet that a short kernel reaches.
-_DRAM_SHARE = 0.7
-_COPY_LATENCY_US, _LAUNCH_US, _NEXT_LAUNCH_US, _BARRIER_US = 0.8, 3.0, 1.0, 0.05
+DRAM_SHARE = 0.7
+COPY_LATENCY_US, LAUNCH_US, _NEXT_LAUNCH_US, BARRIER_US = 0.8, 3.0, 1.0, 0.05
 
 
 def product(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, arch: str) -> Row:
@@ -39,10 +39,10 @@ def product(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, arch
     step = _step(d, f, on_sm, cycles, tensor)
     mainloop = f["waves"] * f["steps"] * step
     of_block = (f["stored_bytes"] + f["read_bytes"]) / f["grid_blocks"]
-    store = f["waves"] * on_sm * of_block / (_STORE_BYTES * cycles)
-    dram = f["dram_bytes"] / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
-    launch = _LAUNCH_US + _COPY_LATENCY_US * f["waves"]
-    l2 = _L2_BYTES * cycles * hardware.cores
+    store = f["waves"] * on_sm * of_block / (STORE_BYTES * cycles)
+    dram = f["dram_bytes"] / (1000.0 * hardware.dram_bandwidth_gbs * DRAM_SHARE)
+    launch = LAUNCH_US + COPY_LATENCY_US * f["waves"]
+    l2 = L2_BYTES * cycles * hardware.cores
     return {
         "tensor_us": f["tensor_ops"] / (tensor * hardware.cores),
         "shared_us": f["shared_traffic"] / (_SHARED_BYTES * cycles * hardware.cores),
@@ -52,11 +52,11 @@ def product(problem: GemmProblem, d: Decisions, f: Row, hardware: Hardware, arch
         "mainloop_us": mainloop,
         "store_us": store,
         "launch_us": launch,
-        "analytic_us": launch + _together(mainloop + store, dram),
+        "analytic_us": launch + together(mainloop + store, dram),
     }
 
 
-def _together(a: Value, b: Value) -> Value:
+def together(a: Value, b: Value) -> Value:
     """Of two things at the same time, which get in each other's way: near the longer one."""
     return (a**4 + b**4) ** sympy.Rational(1, 4)
 
@@ -64,19 +64,19 @@ def _together(a: Value, b: Value) -> Value:
 def _step(d: Decisions, f: Row, on_sm: Value, cycles: float, tensor: float) -> Value:
     """A step of each of the `on_sm` blocks of an SM; `tensor` are its operations a microsecond."""
     steps = f["copied_bytes"] / f["stage_bytes"]
-    busy_schedulers = expr.Minimum(_SCHEDULERS, on_sm * f["multiplying_warps"])
-    multiplying = f["tensor_ops"] / steps * _SCHEDULERS / (tensor * busy_schedulers)
+    busy_schedulers = expr.Minimum(SCHEDULERS, on_sm * f["multiplying_warps"])
+    multiplying = f["tensor_ops"] / steps * SCHEDULERS / (tensor * busy_schedulers)
     in_shared = f["shared_traffic"] / steps / (_SHARED_BYTES * cycles)
-    from_l2 = f["stage_bytes"] / (_L2_BYTES * cycles)
-    busy = on_sm * expr.Maximum(multiplying, expr.Maximum(in_shared, from_l2)) + _BARRIER_US
-    return expr.Maximum(busy, (_COPY_LATENCY_US + busy) / d.stages)
+    from_l2 = f["stage_bytes"] / (L2_BYTES * cycles)
+    busy = on_sm * expr.Maximum(multiplying, expr.Maximum(in_shared, from_l2)) + BARRIER_US
+    return expr.Maximum(busy, (COPY_LATENCY_US + busy) / d.stages)
 
 
 def moving(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
     """The launch and times of a kernel beside the product: it adds partial sums, or copies."""
     resident = hardware.max_threads_per_core // threads
     waves = -(-blocks // (resident * hardware.cores))
-    dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * _DRAM_SHARE)
+    dram = moved / (1000.0 * hardware.dram_bandwidth_gbs * DRAM_SHARE)
     return {
         "grid_blocks": blocks,
         "block_threads": threads,
@@ -87,5 +87,5 @@ def moving(blocks: int, threads: int, moved: Value, hardware: Hardware) -> Row:
         "tiles_per_block": 1,
         "dram_us": dram,
         "launch_us": _NEXT_LAUNCH_US,
-        "analytic_us": _NEXT_LAUNCH_US + _COPY_LATENCY_US + dram,
+        "analytic_us": _NEXT_LAUNCH_US + COPY_LATENCY_US + dram,
     }

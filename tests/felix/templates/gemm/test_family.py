@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -60,31 +61,58 @@ def test_a_generator_without_templates_is_passed_over(monkeypatch: pytest.Monkey
     assert reasons == ("there is no template of it for sm_86",)
 
 
+def _of_text(text: str, machine: target.Target) -> Matching:
+    task = workloads.parse(text, machine)
+    return registry.templates_of(task.mod, machine, target.hardware(machine))
+
+
 def test_float32_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    assert _matching(monkeypatch, _generator("sm_86", None, made), dtype="float32") == Matching()
+    rounds = ("tensor cores would round its operands of float32",)
+    generator = _generator("sm_86", None, made)
+    assert _matching(monkeypatch, generator, dtype="float32").reasons == rounds
     x, y, bias = (te.placeholder(shape, name=name, dtype=dtype) for shape, name, dtype in (
         ((32, 64), "x", "float32"), ((48, 64), "y", "float32"), ((48,), "bias", "float16")
     ))  # fmt: skip
     product = topi.add(topi.nn.dense(x, y), topi.cast(bias, "float32"))
     task = felix.Task.from_te([x, y, bias, product], TARGET)
     matching = registry.templates_of(task.mod, task.target, target.hardware(task.target))
-    assert not made and not matching.templates
-    assert matching.reasons == ("tensor cores would round its operands of float32",)
+    assert not made and not matching.templates and matching.reasons == rounds
+    exact = dataclasses.replace(generator, rounds=False)
+    assert _matching(monkeypatch, generator, exact, dtype="float32").templates
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
+def test_float32_is_multiplied_without_tensor_cores(arch: str) -> None:
+    machine = target.parse(f"cuda -arch {arch}")
+    for text in ("gemm:64,48,32", "gemm:7,9,33,batch=3,transpose_a=true,epilogue=bias+gelu"):
+        matching = _of_text(text, machine)
+        assert [made.name for made in matching.templates] == ["gemm-simt"]
+        assert not matching.reasons
+    half = _of_text("gemm:64,48,32,dtype=float16", machine)
+    assert "gemm-simt" not in [made.name for made in half.templates]
+
+
+def test_wide_operands_and_convolutions_of_float32_have_none() -> None:
+    assert _of_text("gemm:64,48,32,dtype=float64", TARGET) == Matching()
+    reasons = _of_text("conv2d:1,14,14,32,48,3,padding=1", TARGET).reasons
+    assert reasons[-1] == "convolutions in float32 have no template"
 
 
 @pytest.mark.parametrize("arch", ["sm_86", "sm_90"])
 def test_float32_is_rounded_where_the_user_allows_tf32(arch: str) -> None:
-    text = "gemm:64,48,32,transpose_b=true"
     machine = target.parse(f"cuda -arch {arch}")
-    plain = workloads.parse(text, machine)
-    task = workloads.parse(f"{text},allow_tf32=true", machine)
-    hardware = target.hardware(machine)
-    assert registry.templates_of(plain.mod, machine, hardware) == Matching()
-    matching = registry.templates_of(task.mod, machine, hardware)
+    matching = _of_text("gemm:64,48,32,transpose_b=true,allow_tf32=true", machine)
     assert matching.templates and not matching.reasons
+    assert "gemm-simt" not in [made.name for made in matching.templates]
     wide = workloads.gemm(64, 48, 32, dtype="float64", target=machine).allowing_tf32()
+    hardware = target.hardware(machine)
     assert not registry.templates_of(wide.mod, machine, hardware).templates
+
+
+def test_what_tf32_does_not_take_is_multiplied_without_tensor_cores() -> None:
+    matching = _of_text("gemm:64,48,32,transpose_a=true,allow_tf32=true", TARGET)
+    assert [made.name for made in matching.templates] == ["gemm-simt"]
 
 
 def test_what_is_no_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

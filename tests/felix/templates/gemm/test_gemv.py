@@ -119,7 +119,7 @@ def _legal_values(p: GemmProblem, rng: random.Random) -> dict[str, int]:
 
 def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
     generated = program.program(p, Decisions.of(values), "sm_80")
-    library = host_gpu.build(generated, p, folder, on_tensor_cores=False)
+    library = host_gpu.build_gemv(generated, p, folder)
     (epilogue,) = gemm_problems.compile_epilogues([p], folder)
     arrays = _arrays(p)
     assert host_gpu.run(library, generated, arrays, late=False) == 0
@@ -210,7 +210,7 @@ def test_constraints_hold_where_a_block_fits() -> None:
 @pytest.mark.parametrize(
     "text, names",
     [
-        ("gemm:1,4096,4096,transpose_b=true", ["gemv"]),
+        ("gemm:1,4096,4096,transpose_b=true", ["gemm-simt", "gemv"]),
         ("gemm:1,768,3072,transpose_b=true,dtype=bfloat16", ["gemm-wgmma-swapped", "gemv"]),
         ("gemm:768,2,3072,transpose_b=true,dtype=float16", ["gemm-wgmma", "gemv"]),
         ("gemm:9,4096,4096,transpose_b=true", []),

@@ -1,0 +1,319 @@
+"""Products by threads: their text run on the CPU, compiled for four architectures, and limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+
+import numpy as np
+import pytest
+
+from felix import errors, target
+from felix.measure import reference
+from felix.measure.cuda import nvrtc
+from felix.templates import spec
+from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
+from felix.templates.gemm.simt import decisions, layout, program, template
+from felix.templates.gemm.simt.decisions import Decisions
+from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
+
+SMALL = {"thread_m": 4, "thread_n": 4, "lanes_m": 4, "warps_m": 1, "warps_n": 1, "block_k": 8,
+         "stages": 2, "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
+BIG = SMALL | {"thread_m": 8, "thread_n": 8, "warps_m": 4, "warps_n": 2, "block_k": 8,
+               "stages": 4, "group_m": 8, "blocks_per_sm": 2}  # fmt: skip
+GELU = "[&] { const float t0 = x + read0; return t0 * 0.5f * (1.0f + erff(t0 * 0.7f)) + read1; }()"
+MASK = "place1 <= place0 ? x : -1.0f"
+H100 = target.hardware(target.parse("cuda -arch sm_90"))
+
+
+def problem(
+    m: int, n: int, k: int, *, batch: int = 1, layouts: str = "kk", out: str = "float32",
+    fused: bool = False, shared: bool = False, offset: int = 0,
+) -> GemmProblem:  # fmt: skip
+    """A product of compact tensors in float32.
+
+    Args:
+        layouts: for A and B, "k" contiguous along k, else along rows or columns.
+        fused: with bias, GELU and residual.
+        shared: one B for all batches.
+        offset: of A, in elements.
+    """
+
+    def operand(param: int, rows: int, along: str, is_shared: bool = False) -> Operand:
+        strides = (0 if is_shared else rows * k, *((k, 1) if along == "k" else (1, rows)))
+        return Operand(param, "float32", strides, offset=0 if param else offset)
+
+    reads = (
+        (Read("read0", 2, "float32", (0, 0, 1)), Read("read1", 3, out, (m * n, n, 1)))
+        if fused
+        else ()
+    )
+    n_params = 3 + len(reads)
+    return GemmProblem(
+        batch, m, n, k, operand(0, m, layouts[0]), operand(1, n, layouts[1], shared), "float32",
+        Output(n_params - 1, out, (m * n, n, 1)),
+        Epilogue(GELU, reads) if fused else Epilogue(),
+        n_params,
+    )  # fmt: skip
+
+
+def _arrays(p: GemmProblem) -> list[np.ndarray]:
+    """Parameters with random values; the output is poison, and what lies behind it, too."""
+    rng = np.random.default_rng(0)
+    b_batches = p.batch if p.b.strides[0] else 1
+    sizes = [p.batch * p.m * p.k + p.a.offset, b_batches * p.n * p.k]
+    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
+    dtypes = [p.a.dtype, p.b.dtype, *(read.dtype for read in p.epilogue.reads)]
+    arrays = [
+        _aligned(rng.uniform(-1, 1, size).astype(reference.np_dtype(dtype)))
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    output = _aligned(np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype)))
+    output.view(np.uint8).fill(0x5A)
+    return [*arrays, output]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins at a multiple of 256 bytes."""
+    space = np.zeros(array.nbytes + 256, np.uint8)
+    start = -space.ctypes.data % 256
+    result = space[start : start + array.nbytes].view(array.dtype)
+    result[...] = array
+    return result
+
+
+CASES = {
+    "plain": (problem(32, 32, 96), SMALL),
+    "along_rows": (
+        problem(64, 96, 40, layouts="mn"),
+        SMALL | {"thread_n": 12, "warps_m": 2, "lanes_m": 8, "stages": 4},
+    ),
+    "warps": (
+        problem(128, 128, 64, layouts="kn", fused=True),
+        SMALL | {"thread_m": 8, "thread_n": 8, "lanes_m": 8, "warps_m": 2, "warps_n": 4,
+                 "block_k": 16, "stages": 3},
+    ),
+    "guards": (
+        problem(37, 45, 71, batch=2, fused=True),
+        SMALL | {"thread_m": 8, "warps_n": 2, "stages": 3, "group_m": 2, "block_k": 32},
+    ),
+    "odd": (problem(19, 21, 35, layouts="mn"), SMALL | {"thread_n": 8, "stages": 3}),
+    "eight_bytes": (
+        problem(38, 42, 50, layouts="mn", fused=True), SMALL | {"thread_m": 12, "block_k": 16}
+    ),
+    "one_row": (
+        problem(1, 300, 90, layouts="kn", fused=True),
+        SMALL | {"thread_m": 1, "lanes_m": 1, "warps_n": 2, "block_k": 32, "split_k": 2},
+    ),
+    "five_rows": (
+        problem(5, 70, 64), SMALL | {"thread_m": 2, "lanes_m": 2, "warps_m": 2, "block_k": 16}
+    ),
+    "columns": (
+        problem(70, 9, 64, layouts="mk"), SMALL | {"lanes_m": 16, "thread_m": 8, "block_k": 16}
+    ),
+    "split": (
+        problem(17, 33, 200, batch=2, fused=True),
+        SMALL | {"split_k": 4, "warps_n": 2, "stages": 4},
+    ),
+    "split_whole": (problem(24, 40, 100, layouts="mn"), SMALL | {"split_k": 3, "block_k": 16}),
+    "narrow": (problem(24, 40, 30, out="float16", fused=True), SMALL | {"thread_m": 16}),
+    "shared": (problem(20, 24, 32, layouts="mk", batch=3, shared=True), SMALL),
+    "offset": (problem(20, 24, 32, layouts="mn", offset=2), SMALL | {"block_k": 32}),
+    "masked": (
+        dataclasses.replace(
+            problem(24, 40, 16),
+            epilogue=Epilogue(MASK, (), (Place("place0", 1, 1, 24), Place("place1", 2, 2, 20))),
+        ),
+        SMALL,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
+    _check(*CASES[case], tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_decisions_compute_random_problems(seed: int, tmp_path: pathlib.Path) -> None:
+    rng = random.Random(seed)
+    p = problem(
+        rng.choice((1, 3, 16, 40, 97)), rng.choice((3, 8, 50, 132)), rng.choice((7, 32, 100, 130)),
+        batch=rng.choice((1, 2)), layouts=rng.choice(("kk", "kn", "mk", "mn")),
+        fused=rng.random() < 0.5,
+    )  # fmt: skip
+    made = template.SimtGemm(p, H100, "sm_90")
+    while True:
+        values = {q.name: rng.choice(q.domain) for q in made.parameters}
+        try:
+            made.generate(values)
+        except errors.DecisionError:
+            continue
+        return _check(p, values, tmp_path)
+
+
+def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None:
+    """The text computes the problem, with what the features count."""
+    generated = program.program(p, Decisions.of(values), "sm_80")
+    library = host_gpu.build_simt(generated, p, folder)
+    (epilogue,) = gemm_problems.compile_epilogues([p], folder)
+    for late in (True, False):
+        arrays = _arrays(p)
+        assert host_gpu.run(library, generated, arrays, late=late) == 0
+        actual = arrays[-1]
+        _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)
+        tolerance = 1e-4 if p.output.dtype == "float32" else 1e-2
+        assert reference.mismatch(actual[:-64], expected, tolerance) is None
+        assert (actual[-64:].view(np.uint8) == 0x5A).all()
+    done = host_gpu.counts(library)
+    f = template_rows.rows_of(template.SimtGemm(p, H100, "sm_90"), values)["gemm"]
+    d = Decisions.of(values)
+    padded = decisions.grid(p, d).tile_steps * d.block_k * d.block_m * d.block_n
+    assert done.mma == 2 * padded
+    assert done.copied_bytes == 2 * f["copied_bytes"]
+    assert done.copied_bytes + done.loaded_bytes == 2 * f["shared_traffic"]
+    assert done.copies == 2 * f["copy_instructions"]
+
+
+def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, float]]:
+    return template_rows.rows_of(template.SimtGemm(p, H100, "sm_90"), values)
+
+
+def test_features_of_launches_and_times() -> None:
+    p = problem(300, 200, 1000, fused=True)
+    values = BIG | {"split_k": 4}
+    whole, parted = _features(p, BIG), _features(p, values)
+    assert set(whole["reduce"].values()) == {0.0}
+    launches = program.plan(p, Decisions.of(values)).launches
+    for launch, row in zip(launches, parted.values(), strict=True):
+        assert row["grid_blocks"] == launch.extents[0]
+        assert row["block_threads"] == launch.extents[3]
+    assert parted["gemm"]["shared_bytes"] == launches[0].shared_bytes
+    # one read of the bias and of the residual, which partial sums do without
+    assert whole["gemm"]["dram_bytes"] == 4 * (300 * 1000 + 200 * 1000 + 2 * 300 * 200 + 200)
+    assert parted["gemm"]["stored_bytes"] == 4 * 4 * 300 * 200
+    for row in (whole["gemm"], *parted.values()):
+        assert set(row) <= set(spec.NAMES)
+        assert all(value >= 0 for value in row.values())
+        assert 1 < row["analytic_us"] < 1000
+    assert not any(name.startswith(("tensor_", "instruction_")) for name in whole["gemm"])
+
+
+def test_a_long_product_approaches_the_rate_of_the_chip() -> None:
+    big = _features(problem(8192, 8192, 8192), BIG)["gemm"]
+    least_us = 2 * 8192**3 / (1000 * H100.peak_fp32_gflops)
+    assert 1 < big["analytic_us"] / least_us < 1.5
+
+
+def test_a_wave_that_is_nearly_empty_costs_a_tile_of_one_block() -> None:
+    def mainloop_us(m: int) -> float:
+        return _features(problem(m, 64, 1024), BIG)["gemm"]["mainloop_us"]
+
+    at_once = 2 * H100.cores
+    full, one_more = mainloop_us(at_once * 128), mainloop_us((at_once + 1) * 128)
+    assert full < one_more < 1.9 * full
+
+
+def test_elements_that_a_warp_transposes_lie_in_different_banks() -> None:
+    a, _ = layout.tiles(problem(64, 64, 64))
+    assert a.is_transposed
+    for rows in range(4, 260, 4):
+        pitch = a.pitch(rows)
+        banks = {(k * pitch + row) % 32 for k in range(8) for row in range(4)}
+        assert len(banks) == 32 and pitch % 4 == 0 and rows <= pitch <= rows + 4
+
+
+@pytest.mark.parametrize(
+    "arch, p, values",
+    [
+        ("sm_80", problem(1024, 1024, 1024, layouts="kn"), BIG),
+        ("sm_86", problem(333, 1000, 999, layouts="mn", fused=True, batch=2), BIG),
+        ("sm_89", problem(256, 256, 256), BIG | {"thread_n": 16, "blocks_per_sm": 1}),
+        ("sm_90a", problem(128, 256, 2048, fused=True), BIG | {"block_k": 16, "split_k": 4}),
+        ("sm_90a", problem(1, 4096, 4096, layouts="kn"),
+         BIG | {"thread_m": 1, "lanes_m": 1, "warps_m": 1, "block_k": 16, "blocks_per_sm": 1}),
+    ],
+    ids=["plain", "guards", "wide", "split", "row"],
+)  # fmt: skip
+def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
+    hardware = target.hardware(target.parse(f"cuda -arch {arch.rstrip('a')}"))
+    generated = template.SimtGemm(p, hardware, arch).generate(values)
+    binary = nvrtc.compile_cubin(generated.source, arch)
+    for launch in generated.plan.launches:
+        assert cubin.stack_bytes(binary, launch.kernel) == 0
+    assert cubin.registers(binary, "gemm") <= 1.25 * decisions.registers(Decisions.of(values))
+
+
+def test_constraints_hold_where_a_block_fits() -> None:
+    p = problem(300, 200, 1000, layouts="kn")
+    made = template.SimtGemm(p, H100, "sm_90")
+    rng = random.Random(0)
+    legal = 0
+    for _ in range(300):
+        values = {q.name: rng.choice(q.domain) for q in made.parameters}
+        d = Decisions.of(values)
+        stage = 4 * d.block_k * (4 * (d.block_m // 4 // 2 * 2 + 1) + int(d.block_n))
+        copies = -(-d.block_m * d.block_k // d.threads) + -(
+            -d.block_n * d.block_k // 4 // d.threads
+        )
+        registers = max(72, d.sums + 2 * (d.thread_m + d.thread_n) + 32)
+        fits = (
+            d.sums <= 128
+            and d.stages * stage <= H100.shared_bytes_per_block
+            and d.blocks_per_sm * (d.stages * stage + 1024) <= H100.shared_bytes_per_core
+            and registers <= 255
+            and registers * d.threads * d.blocks_per_sm <= 65536
+            and d.threads <= 1024
+            and d.threads * d.blocks_per_sm <= H100.max_threads_per_core
+            and copies <= 72
+            and d.split_k <= -(-1000 // d.block_k)
+        )
+        if fits:
+            legal += 1
+            launch = made.generate(values).plan.launches[0]
+            tiles = -(-300 // d.block_m) * -(-200 // d.block_n)
+            assert launch.extents == (tiles * d.split_k, 1, 1, d.threads, 1, 1)
+            assert launch.shared_bytes == d.stages * stage
+        else:
+            with pytest.raises(errors.DecisionError):
+                made.generate(values)
+    assert legal > 20
+
+
+def test_decisions_outside_their_domains_are_refused() -> None:
+    made = template.SimtGemm(problem(64, 64, 64), H100, "sm_90")
+    with pytest.raises(errors.DecisionError, match="thread_m"):
+        made.generate(SMALL | {"thread_m": 5})
+
+
+def test_rows_of_threads_follow_the_problem() -> None:
+    def domain(m: int, n: int, name: str) -> tuple[int, ...]:
+        return next(q.domain for q in decisions.parameters(problem(m, n, 64)) if q.name == name)
+
+    assert domain(1, 64, "thread_m") == (1,) and domain(1, 64, "lanes_m") == (1,)
+    assert domain(3, 64, "thread_m") == (1, 2, 4)
+    assert domain(500, 64, "thread_m") == (4, 8, 12, 16)
+    assert domain(500, 64, "lanes_m") == (4, 8) and domain(500, 8, "lanes_m") == (4, 8, 16)
+
+
+def test_templates_by_architecture_and_problem() -> None:
+    p = problem(64, 64, 64)
+    float8 = dataclasses.replace(p, output=dataclasses.replace(p.output, dtype="float8_e4m3fn"))
+    assert [made.name for made in template.templates(p, H100, "sm_80")] == ["gemm-simt"]
+    assert [template.runs_on(arch) for arch in ("sm_75", "sm_80", "sm_90a")] == [False, True, True]
+    assert template.templates(float8, H100, "sm_86") == ()
+    assert len(template.templates(float8, H100, "sm_89")) == 1
+    keys = {
+        template.SimtGemm(q, H100, arch).key for q in (p, float8) for arch in ("sm_80", "sm_89")
+    }
+    assert len(keys) == 4
+
+
+def test_unsuited_problems_say_why() -> None:
+    p = problem(64, 64, 64)
+    half = dataclasses.replace(p, a=dataclasses.replace(p.a, dtype="float16"))
+    double = dataclasses.replace(p, output=dataclasses.replace(p.output, dtype="float64"))
+    assert template.unsuited(p) is None
+    assert "no template" in (template.unsuited(half) or "")
+    assert "not converted" in (template.unsuited(double) or "")
