@@ -23,9 +23,9 @@ def size(whole: int, left_s: float | None, n_fresh: int) -> int:
     Args:
         whole: with time enough.
         left_s: seconds that are left; None: no limit.
-        n_fresh: tasks without a first round.
+        n_fresh: tasks without a first round, of several.
     """
-    if left_s is None or n_fresh < 2:
+    if left_s is None:
         return whole
     share = left_s / (n_fresh * WHOLE_S)
     return max(1, min(whole, round(whole * share)))

@@ -18,6 +18,7 @@ from felix.measure import limits
 from felix.search import allocate, interface, strategies
 from felix.sketch import variables
 from felix.tuning import (
+    ahead,
     checkpoint,
     first_rounds,
     pacing,
@@ -101,6 +102,9 @@ class Run:
             clock=self._clock,
             breakdown=self._breakdown,
         )
+        fresh = [tasks[index] for index in self._allocator.order if self._allocator.is_open(index)]
+        made_ahead = ahead.Ahead(fresh, ahead.n_processes(fresh))
+        stack.callback(made_ahead.close)
         self._breakdown.add("start", self._clock.elapsed_s)
 
     def _load_model(self, request: options_module.Request) -> online_model.Learner | None:
@@ -193,11 +197,10 @@ class Run:
         options, trials = self._options, self._budget.trials
         size = options.round_size
         if not task_run.n_rounds:
-            left_s = self._budget.seconds
-            if left_s is not None:
-                left_s = max(0.0, left_s - self._clock.elapsed_s)
             size = min(size, options.first_round_size)
-            size = first_rounds.size(size, left_s, self._allocator.n_fresh)
+            seconds = self._budget.seconds if len(self._task_runs) > 1 else None
+            left_s = None if seconds is None else max(0.0, seconds - self._clock.elapsed_s)
+            size = first_rounds.size(size, left_s, max(1, self._allocator.n_fresh))
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
                 size = min(size, max(1, trials // len(self._task_runs)))

@@ -142,13 +142,12 @@ class TaskRun:
         for sketch in sketches:
             if before_each is not None:
                 before_each()
-            try:
-                sketch.sample(1, seed=1, max_structures=1)  # makes its formulas, too
-            except (errors.InvalidSchedule, errors.UnsupportedSchedule) as error:
-                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {error}")
-            else:
-                self._position[sketch.index] = len(self.sketches)
-                self.sketches.append(sketch)
+            failure = opening.make_formulas(sketch)
+            if failure is not None:
+                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
+                continue
+            self._position[sketch.index] = len(self.sketches)
+            self.sketches.append(sketch)
 
     def set_first(self, schedules: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Schedules to measure before what the search chooses; those of no sketch are left out."""
