@@ -39,6 +39,8 @@ TURNS, BURST = 3, 8
 _HOPELESS = 2.0
 #: What PyTorch's functions raise for arguments that they do not take, or without memory for them.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
+#: Groups whose contenders are compiled side by side: enough for the threads that do it.
+N_TOGETHER = 16
 _SEED = 0
 _Calls = dict[Contender, Callable[[], object]]
 
@@ -72,28 +74,40 @@ class Contest:
     Args:
         network: whose groups they are.
         known: where comparisons are stored; None if PyTorch is no contender.
+        n_together: groups whose contenders `compare` has in memory at a time.
 
     Attributes:
         n_timed: groups that were timed, and not known.
     """
 
-    def __init__(self, network: Programs, known: store.Store | None) -> None:
+    def __init__(
+        self, network: Programs, known: store.Store | None, n_together: int = N_TOGETHER
+    ) -> None:
         self.n_timed = 0
+        self._n_together = n_together
         self._network = network
         self._known = known
         self._built: dict[str, dict[Contender, relax.VMExecutable]] = {}
 
-    def prepare(self, every: Sequence[tuple[groups.Group, Outcome | None]]) -> None:
-        """Compile what has to be timed of groups side by side, before anything is timed.
-
-        Args:
-            every: groups, and what tuning gave.
+    def compare(
+        self, every: Sequence[tuple[groups.Group, Outcome | None]]
+    ) -> Iterator[tuple[groups.Group, Outcome | None, Compared]]:
+        """`held` of groups and what tuning gave, a few at a time: their contenders are compiled
+        side by side, timed one after the other, and dropped.
 
         Raises:
             MeasureError: a contender cannot be compiled here.
             RecordError: the known results cannot be used.
         """
-        unknown = {group.symbols[0]: (group, outcome) for group, outcome in every
+        for first in range(0, len(every), self._n_together):
+            some = every[first : first + self._n_together]
+            self._prepare(some)
+            for group, outcome in some:
+                yield group, outcome, self.held(group, outcome)
+
+    def _prepare(self, some: Sequence[tuple[groups.Group, Outcome | None]]) -> None:
+        """Compile what has to be timed of groups side by side."""
+        unknown = {group.symbols[0]: (group, outcome) for group, outcome in some
                    if self.known(group, outcome) is None}  # fmt: skip
         mods = {
             symbol: _assembled(self._network, group, outcome)
@@ -117,7 +131,7 @@ class Contest:
             self.n_timed += 1
             symbol = group.symbols[0]
             if symbol not in self._built:
-                self.prepare([(group, outcome)])
+                self._prepare([(group, outcome)])
             compared = _timed(self._built.pop(symbol), group.task)
             contenders = _text(group, outcome)
             self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))

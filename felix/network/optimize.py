@@ -163,8 +163,11 @@ def from_outcomes(
         TuningError: outputs differ from the model's.
         MeasureError: a program cannot be compiled here.
     """
-    contenders.prepare([(group, _outcome(group, gathered)) for group in every])
-    shipped = [_shipped(group, gathered, contenders) for group in every]
+    outcomes_of = [(group, _outcome(group, gathered)) for group in every]
+    shipped = [
+        shipping.choose(group, outcome, compared, is_known=_is_known(group, gathered))
+        for group, outcome, compared in contenders.compare(outcomes_of)
+    ]
     begin_step("building the network")
     built = _built(network, shipped)
     runner, calls = optimized.runner(built, network.examples)
@@ -190,13 +193,8 @@ def from_outcomes(
     return optimized.OptimizedNetwork(network, built, runner, summary)
 
 
-def _shipped(
-    group: groups.Group, gathered: outcomes.Outcomes, contenders: contest.Contest
-) -> shipping.Shipped:
-    key = None if group.task is None else group.task.key
-    outcome = _outcome(group, gathered)
-    compared = contenders.held(group, outcome)
-    return shipping.choose(group, outcome, compared, is_known=key in gathered.known)
+def _is_known(group: groups.Group, gathered: outcomes.Outcomes) -> bool:
+    return group.task is not None and group.task.key in gathered.known
 
 
 def _outcome(group: groups.Group, gathered: outcomes.Outcomes) -> Outcome | None:

@@ -11,10 +11,12 @@ The first term extrapolates the last D rounds, the second assumes that the rest 
 1/t; floor_i is a speed-of-light bound (0 if unknown), below which no gain can be expected. The
 task of the largest gain goes next.
 
-Every task gets one warm-up round first. A task without a legal result after `patience` rounds
-is dead, and one whose search returns nothing new for `patience` rounds is exhausted: neither is
-chosen again, so a run always ends. The original gives failing tasks a latency of 1e10, which
-makes them the most promising for ever, and loops endlessly on an empty candidate list.
+Every task gets one warm-up round first, in the order of weight times the latency that is expected
+of it untuned: what gets none before time is up matters least. A task without a legal result after
+`patience` rounds is dead, and one whose search returns nothing new for `patience` rounds is
+exhausted: neither is chosen again, so a run always ends. The original gives failing tasks a
+latency of 1e10, which makes them the most promising for ever, and loops endlessly on an empty
+candidate list.
 """
 
 from __future__ import annotations
@@ -88,15 +90,32 @@ def task_floor_us(task: Task, hardware: Hardware) -> float:
     return floor_us(flops, task.min_bytes, hardware)
 
 
+def untuned_us(task: Task, hardware: Hardware) -> float:
+    """What orders tasks nothing of which was measured: twice `floor_us`, without tensor cores,
+    which default schedules do not use."""
+    return 2.0 * floor_us(task.flops, task.min_bytes, hardware)
+
+
 class Allocator:
-    """Deals rounds to tasks; deterministic."""
+    """Deals rounds to tasks; deterministic.
+
+    Args:
+        weights: of the tasks.
+        floors_us: their floors; 0 if left out.
+        options: constants of the rule.
+        untuned_us: what orders first rounds, with the weights; all equal if left out.
+    """
 
     def __init__(
         self,
         weights: Sequence[float],
         floors_us: Sequence[float] | None = None,
         options: AllocationOptions | None = None,
+        untuned_us: Sequence[float] | None = None,
     ) -> None:
+        expected_us = untuned_us if untuned_us is not None else [0.0] * len(weights)
+        costs = [w * us for w, us in zip(weights, expected_us, strict=True)]
+        self._order = sorted(range(len(costs)), key=lambda i: -costs[i])
         floors = floors_us if floors_us is not None else [0.0] * len(weights)
         self.options = options or AllocationOptions()
         self.tasks = [TaskProgress(w, f) for w, f in zip(weights, floors, strict=True)]
@@ -152,11 +171,12 @@ class Allocator:
         return len(self._fresh())
 
     def _fresh(self) -> list[int]:
-        return [
-            i
-            for i, progress in enumerate(self.tasks)
-            if not progress.best_us and not progress.n_empty and self.is_open(i)
-        ]
+        return [i for i in self._order if not self._rounds(i) and self.is_open(i)]
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The tasks in the order of their first rounds."""
+        return self._order
 
     def is_open(self, task: int) -> bool:
         """Neither settled, dead nor exhausted."""

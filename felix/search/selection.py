@@ -9,8 +9,8 @@ because a winner has so many that they would fill rounds, and those that a build
 than a share of the picks while others have candidates, and the less the more of its candidates
 failed (some programs take LLVM longer than a builder allows); nor does a variant of the task. Near
 copies of picks wait; a share is for neighbours of what measured best, and a share is drawn at
-random. Models of different kinds of features may be wrong by different factors, so while nothing
-is measured each kind has a share. Code that takes long to build must promise more: the
+random. Models of different kinds of features may be wrong by different factors, so a kind
+of which nothing was proposed has a share. Code that takes long to build must promise more: the
 *acquisition* value adds the cost of building to the prediction.
 """
 
@@ -87,8 +87,8 @@ class SelectionOptions:
     max_compile_s: float = 3.0
     #: most that the sketches of one variant of the task may take while others have candidates
     variant_share: float = 0.85
-    #: least that each kind of features gets while it has candidates
-    kind_share: float = 0.0
+    #: least that a kind of features gets of which nothing was proposed, while it has candidates
+    kind_share: float = 0.25
 
 
 @dataclass(slots=True)
@@ -197,7 +197,7 @@ def select(
             taken[kind] = taken.get(kind, 0) + 1
             taken_of[variant] += 1
 
-    for of_kind in _by_kind(ranked, pool.scorer.sketches):
+    for of_kind in _of_new_kinds(ranked, pool):
         take(of_kind, min(n_greedy, len(chosen) + n_of_kind), True)
     take(near, round(options.neighbour_share * n_greedy), True)
     take(ranked, n_greedy, True)
@@ -222,15 +222,17 @@ def _limits(pool: Pool, limit: int, n_greedy: int) -> dict[Kind, int]:
     return limits
 
 
-def _by_kind(
-    ranked: Sequence[Candidate], sketches: Sequence[interface.Sketch]
-) -> list[list[Candidate]]:
-    """The candidates of each kind of features; none where all are of one."""
+def _of_new_kinds(ranked: Sequence[Candidate], pool: Pool) -> list[list[Candidate]]:
+    """The candidates of each kind of features of which nothing was proposed; none where all
+    sketches are of one kind."""
+    kinds = [sketch.formulas.kind for sketch in pool.scorer.sketches]
+    proposed = {kinds[index] for index, _ in (*pool.past.measured, *pool.past.pending)}
     groups: dict[FeatureKind, list[Candidate]] = {}
     for candidate in ranked:
-        kind = sketches[candidate.sketch_index].formulas.kind
-        groups.setdefault(kind, []).append(candidate)
-    return list(groups.values()) if len(groups) > 1 else []
+        kind = kinds[candidate.sketch_index]
+        if kind not in proposed:
+            groups.setdefault(kind, []).append(candidate)
+    return list(groups.values()) if len(set(kinds)) > 1 else []
 
 
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:

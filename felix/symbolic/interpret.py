@@ -294,9 +294,8 @@ def _transform_block_layout(state: State, inst: Instruction) -> list[Any]:
 
 def _reindex(state: State, inst: Instruction) -> list[Any]:
     index, side = inst.attrs
-    if side != _READ:
-        raise UnsupportedSchedule("reindex of a result")
-    return [layouts.reindex_read(state.program, state.get(inst.inputs[0]), index)]
+    reindex = layouts.reindex_read if side == _READ else layouts.reindex_write
+    return [reindex(state.program, state.get(inst.inputs[0]), index)]
 
 
 def _add_unit_loop(state: State, inst: Instruction) -> list[Any]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from felix import errors, events
 from felix.measure import protocol
 from felix.search import interface
+from felix.tuning import first_rounds, pacing, results
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class PendingTrial:
     #: when its measurement was there, in the run's elapsed seconds; None until then
     completed_s: float | None = None
     is_recorded: bool = False
+    #: whether it is measured even if time is up: without it nothing would be known of its task
+    is_first: bool = False
 
     def mark_recorded(self) -> None:
         """Its record is stored: whatever happens now, it is not recorded again."""
@@ -50,7 +52,8 @@ class PendingTrials:
 
     Args:
         clock, compute_guard, breakdown: of the run.
-        seconds: when candidates that have not begun are cancelled; None: never.
+        seconds: when candidates that have not begun are cancelled, the first ones of tasks later
+            (`first_rounds.OVERRUN`); None: never.
     """
 
     def __init__(
@@ -70,11 +73,15 @@ class PendingTrials:
         return len(self._trials)
 
     def submit(
-        self, task_run: TaskRun, suggestion: interface.Suggestion, program: Program
+        self,
+        task_run: TaskRun,
+        suggestion: interface.Suggestion,
+        program: Program,
+        is_first: bool = False,
     ) -> None:
         """Send a candidate of a task's current round to be measured."""
         future = task_run.measurer.submit(program)
-        trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds)
+        trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds, is_first=is_first)
 
         def note_time(_: _Future) -> None:
             trial.completed_s = self._clock.elapsed_s
@@ -96,13 +103,18 @@ class PendingTrials:
                 record(trial)
         self._trials.clear()
 
+    def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
+        """Record what is measured by now, without waiting."""
+        while any(trial.future.done() for trial in self._trials):
+            self.complete_one(record)
+
     def _wait(self) -> PendingTrial:
         """The oldest candidate that is measured, or cancelled because time is up."""
         start = time.perf_counter()
         while (trial := next((t for t in self._trials if t.future.done()), None)) is None:
             futures = [pending.future for pending in self._trials]
             first = concurrent.futures.FIRST_COMPLETED
-            concurrent.futures.wait(futures, self._timeout_s(futures), first)
+            concurrent.futures.wait(futures, self._timeout_s(), first)
             self._compute_guard.check()
         waited_s = time.perf_counter() - start
         run_s = 0.0 if trial.future.cancelled() else trial.future.result().run_s
@@ -111,17 +123,27 @@ class PendingTrials:
         self._breakdown.add("build_wait", waited_s - running_s)
         return trial
 
-    def _timeout_s(self, futures: list[_Future]) -> float | None:
+    def _timeout_s(self) -> float | None:
         """How long to wait; when time is up, candidates that have not begun are cancelled."""
-        left_s: float | None = None
-        if self._seconds is not None:
-            left_s = max(0.0, self._seconds - self._clock.elapsed_s)
-            if left_s == 0.0:
-                cancelled = [future.cancel() for future in futures]
-                left_s = 0.0 if any(cancelled) else None
+        left_s = self._until_cancelling_s()
         if self._compute_guard.can_stop:
             left_s = pacing.POLL_S if left_s is None else min(left_s, pacing.POLL_S)
         return left_s
+
+    def _until_cancelling_s(self) -> float | None:
+        """Seconds until candidates are to be cancelled, after those that are late; None: never."""
+        if self._seconds is None:
+            return None
+        for until_s, trials in (
+            (self._seconds, [trial for trial in self._trials if not trial.is_first]),
+            (first_rounds.OVERRUN * self._seconds, self._trials),
+        ):
+            left_s = until_s - self._clock.elapsed_s
+            if left_s > 0.0:
+                return left_s
+            if any([trial.future.cancel() for trial in trials]):
+                return 0.0
+        return None
 
 
 class Baselines:

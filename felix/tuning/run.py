@@ -17,17 +17,23 @@ from felix.features.kind import FeatureKind
 from felix.measure import limits
 from felix.search import allocate, interface, strategies
 from felix.sketch import variables
-from felix.tuning import checkpoint, pacing, pending, recorder, remeasure, results, session
+from felix.tuning import (
+    ahead,
+    checkpoint,
+    first_rounds,
+    pacing,
+    pending,
+    recorder,
+    remeasure,
+    results,
+    session,
+)
 from felix.tuning import options as options_module
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch
     from felix.tuning import online_model
-
-
-#: `TuneOptions.lookahead` while several tasks wait for their first round.
-_FIRST_LOOKAHEAD = 2.0
 
 
 class Run:
@@ -76,6 +82,7 @@ class Run:
             [task.weight for task in tasks],
             [allocate.task_floor_us(task, hardware) for task in tasks],
             options.allocation,
+            [allocate.untuned_us(task, hardware) for task in tasks],
         )
         for index, task in enumerate(tasks):
             if task.key in options.settled:
@@ -95,6 +102,9 @@ class Run:
             clock=self._clock,
             breakdown=self._breakdown,
         )
+        fresh = [tasks[index] for index in self._allocator.order if self._allocator.is_open(index)]
+        made_ahead = ahead.Ahead(fresh, ahead.n_processes(fresh))
+        stack.callback(made_ahead.close)
         self._breakdown.add("start", self._clock.elapsed_s)
 
     def _load_model(self, request: options_module.Request) -> online_model.Learner | None:
@@ -118,7 +128,12 @@ class Run:
         if self._options.should_pause is not None and self._options.should_pause():
             return "interrupted"
         n_begun = self._recorder.n_trials + len(self._pending)
-        reason = self._budget.spent(n_begun, self._clock.elapsed_s)
+        budget, elapsed_s = self._budget, self._clock.elapsed_s
+        reason = budget.spent(n_begun, elapsed_s)
+        if reason == "seconds" and first_rounds.may_overrun(
+            budget.seconds, elapsed_s, self._allocator.n_fresh, len(self._task_runs)
+        ):
+            return None
         patience, min_improvement = self._options.patience_rounds, self._options.min_improvement
         if reason is None and patience is not None:
             if self._allocator.has_converged(patience, min_improvement):
@@ -169,6 +184,8 @@ class Run:
         """Choose the candidates of a round."""
         from felix.search.strategies import base
 
+        if task_run.n_rounds and task_run.unopened:
+            self._open_rest(task_run)
         with self._compute_guard.computing("search"):
             if self._learner is not None and isinstance(task_run.search, base.ModelSearch):
                 task_run.search.model = self._learner.models_for(task_run.index)
@@ -181,6 +198,9 @@ class Run:
         size = options.round_size
         if not task_run.n_rounds:
             size = min(size, options.first_round_size)
+            seconds = self._budget.seconds if len(self._task_runs) > 1 else None
+            left_s = None if seconds is None else max(0.0, seconds - self._clock.elapsed_s)
+            size = first_rounds.size(size, left_s, max(1, self._allocator.n_fresh))
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
                 size = min(size, max(1, trials // len(self._task_runs)))
@@ -203,8 +223,10 @@ class Run:
                 steps=tuple(task_run.search.descent_steps),
             )
         )
-        for suggestion, program in made:
-            self._pending.submit(task_run, suggestion, program)
+        several = len(self._task_runs) > 1
+        for number, (suggestion, program) in enumerate(made):
+            is_first = several and not number and not task_run.n_rounds
+            self._pending.submit(task_run, suggestion, program, is_first)
         return len(made)
 
     def n_in_flight(self, n_candidates: int) -> int:
@@ -214,15 +236,16 @@ class Run:
         another task.
         """
         lookahead = self._options.lookahead
-        if lookahead and self._allocator.n_fresh > 1:  # the task of this round is one of them
-            lookahead = max(lookahead, _FIRST_LOOKAHEAD)
         other_devices = self._pool.n_devices - 1
-        return round((lookahead + other_devices) * n_candidates)
+        n = round((lookahead + other_devices) * n_candidates)
+        is_fresh = lookahead and self._allocator.n_fresh > 1  # this round's task is one of them
+        return max(n, first_rounds.IN_FLIGHT) if is_fresh else n
 
     def collect(self, leave: int = 0) -> None:
         """Wait until at most `leave` candidates are still being measured."""
         while len(self._pending) > leave:
             self._pending.complete_one(self._record)
+        self._pending.take_measured(self._record)
 
     def end_round(self, task_run: TaskRun, n_candidates: int) -> None:
         """Tell the allocator what the round gave so far; late results count to the next one."""
@@ -345,20 +368,38 @@ class Run:
             left_out = task_run.open(
                 self._budget.strategy, model, self._options.search, self._budget.seed,
                 self._compute_guard.yield_to_timing,
+                templates_first=len(self._task_runs) > 1 and not is_resumed,
             )  # fmt: skip
+        every = [*task_run.sketches, *task_run.unopened]
         if self._options.first_schedules is not None:
-            task_run.set_first(self._options.first_schedules(task_run.task, task_run.sketches))
+            self._set_first(task_run, self._options.first_schedules(task_run.task, every))
         for message in left_out:
             self._on_event(events.Warned(message=message))
         self._on_event(
             events.Opened(
                 task=task_run.task.name,
                 task_index=task_run.index,
-                n_sketches=len(task_run.sketches),
+                n_sketches=len(every),
                 extract_s=self._breakdown.extract_s - before_s,
-                decisions={s.index: _labels(s) for s in task_run.sketches},
+                decisions={s.index: _labels(s) for s in every},
             )
         )
+
+    def _set_first(
+        self, task_run: TaskRun, schedules: Sequence[tuple[str, Sequence[int]]]
+    ) -> None:
+        """Let schedules be measured first, whichever sketches they are of."""
+        unopened = {sketch.key for sketch in task_run.unopened}
+        if any(key in unopened for key, _ in schedules):
+            self._open_rest(task_run)
+        task_run.set_first(schedules)
+
+    def _open_rest(self, task_run: TaskRun) -> None:
+        """Let a task's search have the sketches of traces, too."""
+        with self._compute_guard.computing("extract"):
+            left_out = task_run.open_rest(self._compute_guard.yield_to_timing)
+        for message in left_out:
+            self._on_event(events.Warned(message=message))
 
 
 def _labels(sketch: Sketch) -> tuple[tuple[str, int], ...]:

@@ -14,8 +14,8 @@ from felix.measure import protocol
 from felix.search import interface, strategies
 from felix.target import cpu
 from felix.templates import generated
+from felix.tuning import opening, pacing, results
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results
 from felix.tuning import strategies as searches
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class TaskRun:
         #: those with legal schedules; a search counts in this list
         self.sketches: list[Sketch] = []
         self._position: dict[int, int] = {}
+        self._unopened: Sequence[Sketch] = []
         #: trials, and the measurements of those that were measured again
         self.records: list[records.Record] = []
         self.repeats: list[records.Record] = []
@@ -83,12 +84,15 @@ class TaskRun:
         options: options_module.SearchOptions | None,
         seed: int,
         before_each: Callable[[], None] | None = None,
+        templates_first: bool = False,
     ) -> list[str]:
         """Make the sketches and the search; says which sketches are left out and why.
 
         Args:
             strategy, model, options, seed: of the search.
             before_each: called before the formulas of each sketch are made; it may raise.
+            templates_first: where there are templates, leave traces, whose formulas take a
+                hundred times as long, to `open_rest`.
 
         Raises:
             TuningError: the task has no sketch with legal schedules.
@@ -99,22 +103,51 @@ class TaskRun:
             sketches = sketches_of(self.task, left_out.append, has_templates)
         except errors.UnsupportedSchedule as error:
             raise errors.TuningError(str(error)) from error
-        for sketch in _searched(sketches):
-            if before_each is not None:
-                before_each()
-            try:
-                sketch.sample(1, seed=1, max_structures=1)  # makes its formulas, too
-                self.sketches.append(sketch)
-            except (errors.InvalidSchedule, errors.UnsupportedSchedule) as error:
-                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {error}")
+        templates, traces = opening.by_kind(opening.searched(sketches))
+        self._take_legal(templates, left_out, before_each)
+        if not templates_first or not self.sketches:
+            self._take_legal(traces, left_out, before_each)
+            traces = []
         if not self.sketches:
             raise errors.TuningError(
                 "; ".join(left_out) or f"{self.task.name} has no design space for this target"
             )
-        self._position = {sketch.index: i for i, sketch in enumerate(self.sketches)}
+        self._unopened = traces
         task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
         self._search = searches.make_search(strategy, self.sketches, model, options, task_seed)
         return left_out
+
+    @property
+    def unopened(self) -> Sequence[Sketch]:
+        """Sketches that `open` left to `open_rest`."""
+        return self._unopened
+
+    def open_rest(self, before_each: Callable[[], None] | None = None) -> list[str]:
+        """Let the search have the sketches that `open` left out for now; says which have no
+        legal schedule, and why."""
+        left_out: list[str] = []
+        n_open = len(self.sketches)
+        self._take_legal(self._unopened, left_out, before_each)
+        self._unopened = []
+        self.search.extend(self.sketches[n_open:])
+        return left_out
+
+    def _take_legal(
+        self,
+        sketches: Sequence[Sketch],
+        left_out: list[str],
+        before_each: Callable[[], None] | None,
+    ) -> None:
+        """Take in those with legal schedules; makes their formulas."""
+        for sketch in sketches:
+            if before_each is not None:
+                before_each()
+            failure = opening.make_formulas(sketch)
+            if failure is not None:
+                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
+                continue
+            self._position[sketch.index] = len(self.sketches)
+            self.sketches.append(sketch)
 
     def set_first(self, schedules: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Schedules to measure before what the search chooses; those of no sketch are left out."""
@@ -375,10 +408,3 @@ def sketches_of(
     if has_templates:
         return sketching.sketches(task, on_left_out=on_left_out)
     return sketching.trace_sketches(task, on_left_out=on_left_out)
-
-
-def _searched(sketches: Sequence[Sketch]) -> list[Sketch]:
-    """Those that a search is worth its while for."""
-    from felix.sketch import diversity
-
-    return diversity.searched(sketches)

@@ -52,6 +52,10 @@ class BaseSearch:
         """Learn measurements."""
         self.history.record(results)
 
+    def extend(self, sketches: Sequence[interface.Sketch]) -> None:
+        """Search these sketches, too, from the next round on."""
+        self.sketches += sketches
+
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         raise NotImplementedError
 

@@ -46,6 +46,11 @@ class EvolutionarySearch(base.ModelSearch):
         self.options = options or EvolutionOptions()
         self._moves = [mutations.Moves(s.variables) for s in sketches]
 
+    def extend(self, sketches: Sequence[interface.Sketch]) -> None:
+        """Search these sketches, too, from the next round on."""
+        super().extend(sketches)
+        self._moves += [mutations.Moves(s.variables) for s in sketches]
+
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round(self.options.n_new_structures)
         pool = self._pool(self.options.selection)

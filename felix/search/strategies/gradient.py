@@ -72,7 +72,7 @@ class GradientOptions:
     descent: descent.DescentOptions = field(default_factory=descent.DescentOptions)
     #: of the warm-up rounds
     warm_selection: selection.SelectionOptions = field(
-        default_factory=lambda: selection.SelectionOptions(random_share=0.5, kind_share=0.25)
+        default_factory=lambda: selection.SelectionOptions(random_share=0.5)
     )
     selection: selection.SelectionOptions = field(default_factory=selection.SelectionOptions)
 
@@ -104,6 +104,12 @@ class GradientSearch(base.ModelSearch):
         self._moves = [mutations.Moves(s.variables) for s in sketches]
         #: the latest samples of each sketch
         self._samples: dict[int, interface.Decisions] = {}
+
+    def extend(self, sketches: Sequence[interface.Sketch]) -> None:
+        """Search these sketches, too, from the next round on."""
+        super().extend(sketches)
+        self._rounders += [rounding.Rounder(s.variables) for s in sketches]
+        self._moves += [mutations.Moves(s.variables) for s in sketches]
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state."""

@@ -113,25 +113,57 @@ def reindex_read(program: Program, block: Block, index: int) -> Block:
     return _insert_copy(program, block, access, read, iters)
 
 
-def _insert_copy(
-    program: Program, block: Block, access: Access, read: Access, iters: list[Iter]
-) -> Block:
-    """The block that stores what `access` has to where `read` is, before the block."""
+def reindex_write(program: Program, block: Block, index: int) -> Block:
+    """sch.reindex of what the block writes: it writes a buffer with an index for each iterator
+    that is in the indices of the result, and a copy of that to the result comes after it."""
+    (target,) = block.writes[index : index + 1]
+    used = set().union(*(each.free_symbols for each in target.indices))
+    iters = [it for it in block.iters if it.symbol in used]
+    old, shape = target.buffer, tuple(it.extent for it in iters)
+    made = Buffer(f"{old.name}_reindex", shape, old.dtype, old.dtype_bytes, old.scope)
+    program.buffers.append(made)
+    written = Access(made, tuple(it.symbol for it in iters))
+    block.stores, block.inits = (
+        tuple(ir.Store(written, _redirected(store.value, target, written)) for store in stores)
+        for stores in (block.stores, block.inits)
+    )
+    fresh, names = _renamed(iters)
+    is_float = old.dtype.startswith(("float", "bfloat"))
+    loaded = Access(made, tuple(it.symbol for it in fresh))
+    indices = tuple(inlining.replace(each, names) for each in target.indices)
+    value = ir.Value("load", is_float, access=loaded)
+    copy = Block(made.name, fresh, [], (ir.Store(Access(old, indices), value),))
+    program.body.insert(_place(program, block) + 1, _nest(copy))
+    return copy
+
+
+def _renamed(iters: list[Iter]) -> tuple[list[Iter], dict[sympy.Symbol, sympy.Expr]]:
+    """Spatial iterators v0, v1, ... in place of some, and which is in place of which."""
     fresh = [
         dataclasses.replace(it, symbol=index_expr.iter_symbol(f"v{number}"), kind="spatial")
         for number, it in enumerate(iters)
     ]
-    names = {it.symbol: new.symbol for it, new in zip(iters, fresh, strict=True)}
+    return fresh, {it.symbol: new.symbol for it, new in zip(iters, fresh, strict=True)}
+
+
+def _place(program: Program, block: Block) -> int:
+    """Where the block's nest is in the program's body."""
+    loops = program.loops_of(block)
+    top: Loop | Block = loops[0] if loops else block
+    return next(i for i, node in enumerate(program.body) if node is top)
+
+
+def _insert_copy(
+    program: Program, block: Block, access: Access, read: Access, iters: list[Iter]
+) -> Block:
+    """The block that stores what `access` has to where `read` is, before the block."""
+    fresh, names = _renamed(iters)
     indices = tuple(inlining.replace(each, names) for each in access.indices)
     target = Access(read.buffer, tuple(it.symbol for it in fresh))
     is_float = read.buffer.dtype.startswith(("float", "bfloat"))
     value = ir.Value("load", is_float, access=Access(access.buffer, indices))
     stage = Block(f"{read.buffer.name}_reindex", fresh, [], (ir.Store(target, value),))
-    nest = _nest(stage)
-    loops = program.loops_of(block)
-    top: Loop | Block = loops[0] if loops else block
-    place = next(i for i, node in enumerate(program.body) if node is top)
-    program.body.insert(place, nest)
+    program.body.insert(_place(program, block), _nest(stage))
     return stage
 
 

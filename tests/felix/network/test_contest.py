@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ import tvm
 from torch import nn
 
 import felix
+from felix import frontend, target
 from felix.known_results import store
 from felix.measure.calls import cpu_calls
-from felix.network import cuda_graph
+from felix.network import contest, cuda_graph, executable, groups, imported
 from felix.network.shipping import Contender
 from tests.support import networks
 
@@ -141,3 +144,30 @@ def test_pytorch_in_a_captured_graph(
         expected = model(other)
     for output, reference in zip(captured([other]), expected, strict=True):
         torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+
+
+def test_contenders_are_compiled_a_few_groups_at_a_time(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _timed(monkeypatch, 20.0)
+    compiled: list[list[weakref.ref[Any]]] = []
+    compile_networks = executable.compile_networks
+
+    def logged(mods: Any, full: Any) -> Any:
+        gc.collect()
+        assert not any(ref() for each in compiled for ref in each)  # dropped: they were timed
+        built = compile_networks(mods, full)
+        compiled.append([weakref.ref(each) for each in built])
+        return built
+
+    monkeypatch.setattr(executable, "compile_networks", logged)
+    model, x = networks.Convolutions().eval(), torch.randn(1, 3, 6, 6)
+    network = imported.read(model, (x,), {}, target.parse("llvm"), None, frontend.Grouping())
+    every = [(group, None) for group in groups.of(network.lowered, network.target)]
+    known = store.Store(tmp_path / "known.sqlite")
+    contenders = contest.Contest(network, known, n_together=2)
+    compared = [each for _, _, each in contenders.compare(every)]
+    assert len(compared) == len(every) > 2 and contenders.n_timed > 2
+    assert len(compiled) > 1 and all(0 < len(each) <= 4 for each in compiled)
+    again = contest.Contest(network, known)
+    assert [each for _, _, each in again.compare(every)] == compared and not again.n_timed

@@ -163,3 +163,8 @@ def test_late_first_results_are_of_their_round() -> None:
     assert not allocator.record_late(0, 5.0)  # it has a latency: this counts to the next round
     assert not allocator.record_late(1, 5.0)  # no round of it has ended
     assert allocator.tasks[0].best_us == [10.0] and not allocator.tasks[1].best_us
+
+
+def test_first_rounds_begin_with_the_tasks_that_take_most_untuned() -> None:
+    allocator = allocate.Allocator([1.0, 4.0, 1.0], untuned_us=[10.0, 5.0, 30.0])
+    assert run(allocator, 3, {0: [9.0], 1: [9.0], 2: [9.0]}) == [2, 1, 0]

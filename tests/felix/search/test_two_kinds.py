@@ -133,7 +133,7 @@ def test_a_first_round_measures_both_kinds_whatever_the_models_say(shift: float)
     for index, sketch in enumerate(search.sketches):
         pool.add(index, sketch.sample(40, 3).tolist(), selection.Source.SAMPLE)
     shares = {"max_similar": 99, "random_share": 0.0, "structure_share": 1.0, "variant_share": 1.0}
-    options = selection.SelectionOptions(**shares)
+    options = selection.SelectionOptions(**shares, kind_share=0.0)
     picked = selection.select(pool, 16, options, np.random.default_rng(0))
     assert {c.sketch_index == 2 for c in picked} == {shift > 0}
     options = selection.SelectionOptions(**shares, kind_share=0.25)
@@ -188,7 +188,9 @@ def test_a_template_need_not_leave_picks_to_other_structures() -> None:
     pool = selection.Pool(search.scorer, history_module.History())  # type: ignore[attr-defined]
     for index, sketch in enumerate(search.sketches):
         pool.add(index, sketch.sample(100, 3).tolist(), selection.Source.SAMPLE)
-    options = selection.SelectionOptions(random_share=0.0, structure_share=0.5, max_similar=99)
+    options = selection.SelectionOptions(
+        random_share=0.0, structure_share=0.5, max_similar=99, kind_share=0.0
+    )
     picked = selection.select(pool, 20, options, np.random.default_rng(0))
     assert sum(c.sketch_index == 2 for c in picked) == 17  # a variant has 0.85 of the picks
     failed = [(i, row) for i, row in pool.candidates if i == 2][:30]

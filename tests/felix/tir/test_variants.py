@@ -489,6 +489,17 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
     assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
 
 
+def test_schedules_of_a_packed_operand_compute_what_the_task_does() -> None:
+    """Tiles that are no box of the result, with an epilogue behind them."""
+    task = PACKED["transposed"]()
+    expected = result_of(task, task.mod)
+    sketches = [s for s in felix.sketches(task) if s.variant != variants.STOCK]
+    for sketch in sketches:
+        for row in legal_rows.draw(sketch, 4, seed=3):
+            actual = result_of(task, sketch.program(row))
+            assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+
+
 @pytest.mark.parametrize(
     "name",
     ["few rows", "window first", "rows", "columns", "middle", "one row", "primes", "windows"],

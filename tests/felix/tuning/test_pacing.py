@@ -181,7 +181,7 @@ def _pending_before_rounds(lookahead: float) -> list[tuple[int, int]]:
 
 def test_first_rounds_of_several_tasks_overlap() -> None:
     pending = _pending_before_rounds(0.5)
-    assert [task for task, _ in pending[:4]] == [0, 1, 2, 3]
+    assert [task for task, _ in pending[:4]] == [3, 2, 1, 0]  # the largest first
     first, later = [n for _, n in pending[:4]], [n for _, n in pending[4:]]
     assert max(first) > max(later) > 0
     assert all(n == 0 for _, n in _pending_before_rounds(0.0))

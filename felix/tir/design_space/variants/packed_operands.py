@@ -6,6 +6,11 @@ first, in parallel, to [j / panel, k, panel], which tiles then read in the order
 (`reindex`), and j becomes two iterators of the product (`transform_block_layout`), so that no
 index needs a division. What the copy costs is what the cost model and measuring decide by.
 
+The sums have an index for each iterator, too. A tile of both parts of j is no box of C[i, j], and
+TVM would place a consumer at the tile for the box around it, elements of other tiles included.
+The block that copies the sums to C has the iterators of the product, and what is elementwise
+behind C is computed in it (`reverse_compute_inline`).
+
 The operand is indexed by iterators alone, among them the last axis of the result (the `axis`) and
 every axis of the sum, and lacks some spatial iterator, so that its elements are used again.
 A panel is two vectors wide, or one.
@@ -26,6 +31,7 @@ from collections.abc import Sequence
 import tvm
 from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
+from tvm.s_tir.schedule import SBlockRV
 
 from felix.tir.design_space import blocks
 from felix.tir.design_space.variants import split_reductions
@@ -91,9 +97,22 @@ def _prefix(name: str, operand: Operand, panel: int) -> Prefix:
         n_iters = len(schedule.get(block).iter_vars)
         schedule.transform_block_layout(block, tirx.IndexMap.from_func(split, ndim=n_iters))
         schedule.reindex(block, ("read", operand.number))
+        _inline_consumers(schedule, schedule.reindex(block, ("write", 0)))
 
     parameters = (("operand", operand.number), ("panel", panel))
     return Prefix(Variant("packed_operand", parameters), apply, is_at_root=True)
+
+
+def _inline_consumers(schedule: tvm.s_tir.Schedule, copy: SBlockRV) -> None:
+    """Compute what is elementwise behind a copy in it, as far as TVM can."""
+    consumers = schedule.get_consumers(copy)
+    while len(consumers) == 1:
+        (consumer,) = consumers
+        consumers = schedule.get_consumers(consumer)
+        try:
+            schedule.reverse_compute_inline(consumer)
+        except tvm.s_tir.ScheduleError:
+            return
 
 
 # ---------------------------------------------------------------- reading the program

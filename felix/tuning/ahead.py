@@ -1,0 +1,81 @@
+"""Formulas of tasks made ahead, in processes of their own, while the first rounds go on.
+
+What they make goes to the cache of formulas (`felix.sketch.formula_cache`), which the run reads
+when it opens a task's traces: nothing waits for them, and what they have not made by then the run
+makes itself. On a CPU they would disturb timing, so they are for runs on GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from felix import files
+from felix.processes import environment
+from felix.target import cpu
+
+if TYPE_CHECKING:
+    from felix.task import Task
+
+#: Processes at most, and cores for each: builders have the others.
+MAX_PROCESSES, CORES_EACH = 6, 2
+_MODULE = "felix.tuning.ahead_main"
+
+
+def n_processes(tasks: Sequence[Task], n_cores: int | None = None) -> int:
+    """How many processes are worth their start; 0 for one task, or on a CPU."""
+    if len(tasks) < 2 or tasks[0].target.kind.name == "llvm":
+        return 0
+    cores = cpu.available_cores() if n_cores is None else n_cores
+    return min(MAX_PROCESSES, cores // CORES_EACH - 1, len(tasks) // 2)
+
+
+class Ahead:
+    """Processes that make the formulas of tasks, in order; `close` ends them.
+
+    Args:
+        tasks: the first one first.
+        count: how many processes; 0: none.
+    """
+
+    def __init__(self, tasks: Sequence[Task], count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="felix-ahead-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for number in range(count):
+                self._processes.append(self._start(number, tasks[number::count]))
+        except OSError:  # no process could be started: the run makes all formulas itself
+            self.close()
+
+    def _start(self, number: int, tasks: Sequence[Task]) -> subprocess.Popen[bytes]:
+        path = pathlib.Path(self._folder.name, f"{number}.json")
+        path.write_text(json.dumps([task.to_json() for task in tasks]))
+        variables = {"FELIX_CACHE_DIR": str(files.cache_folder())}
+        return subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(path)],
+            env=environment.for_child(os.environ) | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
+        )
+
+    def wait(self) -> None:
+        """Until all formulas are made."""
+        for process in self._processes:
+            process.wait()
+
+    def close(self) -> None:
+        """End the processes; may be called twice."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+        self._folder.cleanup()
