@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,12 @@ class _Group:
         return self.first_edge + self.arguments.size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Passes:
-    """The passes of one program: index arrays, built once and only read by evaluations."""
+    """The passes of one program: index arrays, built once and only read by evaluations.
+
+    Those of the reverse pass are built when it is first needed: most programs never are descended.
+    """
 
     n_symbols: int
     constants: Array
@@ -62,8 +66,6 @@ class Passes:
     n_nodes: int
     n_edges: int
     outputs: NDArray[np.intp]
-    #: per group, then for the symbols last: [n, rows of X] gathers the gradient of its nodes
-    gathers: tuple[Any, ...]
 
     @classmethod
     def make(cls, graph: expression_graph.Graph, n_symbols: int, outputs: Sequence[int]) -> Passes:
@@ -81,8 +83,13 @@ class Passes:
             edge = groups[-1].last_edge
         values = np.asarray([graph.coefficients[n][0] for n in constants], np.float64)
         output_rows = np.asarray([row[n] for n in outputs], np.intp)
-        gathers = _make_gathers(groups, n_symbols, len(row), edge, output_rows)
-        return cls(n_symbols, values, tuple(groups), len(row), edge, output_rows, gathers)
+        return cls(n_symbols, values, tuple(groups), len(row), edge, output_rows)
+
+    @cached_property
+    def gathers(self) -> tuple[Any, ...]:
+        """Per group, the last one first, then for the symbols: [n, rows of X] gathers the gradient
+        of its nodes."""
+        return _make_gathers(self.groups, self.n_symbols, self.n_nodes, self.n_edges, self.outputs)
 
     def _start(self, points: Array) -> Array:
         values = np.empty((self.n_nodes, points.shape[1]))
@@ -149,7 +156,11 @@ def _make_group(
 
 
 def _make_gathers(
-    groups: list[_Group], n_symbols: int, n_nodes: int, n_edges: int, outputs: NDArray[np.intp]
+    groups: Sequence[_Group],
+    n_symbols: int,
+    n_nodes: int,
+    n_edges: int,
+    outputs: NDArray[np.intp],
 ) -> tuple[Any, ...]:
     """The matrix of all (node, consumer) pairs, cut into the rows of each group."""
     source, column, weight = [outputs], [n_edges + n_nodes + np.arange(len(outputs))], []

@@ -31,8 +31,9 @@ Array = NDArray[np.float64]
 
 #: Version of the serialised form.
 FORMAT = 1
-#: Columns evaluated together by `exact`: a block of V should stay in the second-level cache.
-EXACT_BLOCK = 64
+#: Values of V that `exact` works on together, so that a block of V stays near the second-level
+#: cache, and columns that it has at least, so that array operations are worth their calls.
+EXACT_VALUES, EXACT_COLUMNS = 1 << 18, 64
 #: What reading damaged bytes can raise on the way.
 _DAMAGE = (
     ValueError, KeyError, IndexError, TypeError, OSError, EOFError,
@@ -149,13 +150,14 @@ class Program:
         """
         points = self._checked(np.asarray(values, dtype=np.float64))
         result = np.empty((len(points), len(self.outputs)))
-        for start in range(0, len(points), EXACT_BLOCK):
-            block = points[start : start + EXACT_BLOCK]
+        size = max(EXACT_COLUMNS, EXACT_VALUES // max(1, self.n_nodes))
+        for start in range(0, len(points), size):
+            block = points[start : start + size]
             outputs = self._passes.exact(block.T)
             if not raw and len(self._log_rows):
                 flagged = outputs.take(self._log_rows, 0)
                 outputs[self._log_rows] = signed_log2(flagged)
-            result[start : start + EXACT_BLOCK] = outputs.T
+            result[start : start + size] = outputs.T
         return result
 
     def forward(
@@ -283,9 +285,28 @@ def relative_constraint(constraint: sympy.Expr) -> sympy.Expr:
     below: list[sympy.Expr] = []
     for term in sympy.Add.make_args(constraint):
         factor, _ = term.as_coeff_Mul()
-        if term.has(sympy.log) or not factor.is_real:
+        if _has_logarithm(term) or not factor.is_real:
             return constraint
         (above if factor > 0 else below).append(term)
     if not above or not below:
         return constraint
-    return sympy.log(1 + sympy.Add(*above)) - sympy.log(1 - sympy.Add(*below))
+    return _logarithm(1 + sympy.Add(*above)) - _logarithm(1 - sympy.Add(*below))
+
+
+def _logarithm(value: sympy.Expr) -> sympy.Expr:
+    """ln of a value as it stands: sympy takes long to see that a long sum has no simpler one."""
+    return sympy.log(value, evaluate=value.is_Number)
+
+
+def _has_logarithm(expression: sympy.Expr) -> bool:
+    """Whether a logarithm is among the nodes; each object is looked at once."""
+    known: set[int] = set()
+    stack = [expression]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, sympy.log):
+            return True
+        if id(node) not in known:
+            known.add(id(node))
+            stack += node.args
+    return False
