@@ -33,8 +33,8 @@ Array = NDArray[np.float64]
 CHECKED_ROWS = 3
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
-#: Array type of a fingerprint: 32 hexadecimal digits.
-FINGERPRINT = "S32"
+#: Array type of a fingerprint: 40 hexadecimal digits.
+FINGERPRINT = "S40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Scorer:
 def _digests(values: Array) -> NDArray[np.bytes_]:
     """Digests [n] of values [n, ...], in hexadecimal, as a model reads them."""
     rows = values.astype(np.float32) + np.float32(0)  # the same for 0 and -0
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows]
+    digests = [hashlib.sha1(row.tobytes(), usedforsecurity=False).hexdigest() for row in rows]
     return np.asarray(digests, FINGERPRINT)
 
 
