@@ -178,14 +178,14 @@ class Program:
         return points
 
     def to_bytes(self) -> bytes:
-        """A portable form without code objects: numpy arrays in an npz archive."""
+        """A portable form without code objects: numpy arrays in an npz archive, not compressed."""
         nodes = expression_graph.reachable(self.graph, (*range(len(self.symbols)), *self.outputs))
         place = {node: i for i, node in enumerate(nodes)}
         arguments = [[place[a] for a in self.graph.arguments[n]] for n in nodes]
         coefficients = [self.graph.coefficients[n] for n in nodes]
         head = {"format": FORMAT, "kinds": expression_graph.KINDS, "symbols": self.symbols}
         file = io.BytesIO()
-        np.savez_compressed(
+        np.savez(
             file,
             head=np.frombuffer(json.dumps(head).encode(), dtype=np.uint8),
             kinds=np.asarray(
@@ -219,16 +219,15 @@ class Program:
         if head["format"] != FORMAT or tuple(head["kinds"]) != expression_graph.KINDS:
             raise ValueError("written by another version")
         graph = expression_graph.Graph()
-        ends = np.cumsum(arrays["n_arguments"])
-        coefficient_ends = np.cumsum(arrays["n_coefficients"])
         symbols = [str(name) for name in head["symbols"]]
-        for node, kind_index in enumerate(arrays["kinds"]):
-            end, last = int(ends[node]), int(coefficient_ends[node])
-            arguments = arrays["arguments"][end - int(arrays["n_arguments"][node]) : end].tolist()
-            factors = arrays["coefficients"][last - int(arrays["n_coefficients"][node]) : last]
-            kind = expression_graph.KINDS[int(kind_index)]
+        arguments_of = _cut(arrays["arguments"], arrays["n_arguments"])
+        factors_of = _cut(arrays["coefficients"], arrays["n_coefficients"])
+        for node, kind_index in enumerate(arrays["kinds"].tolist()):
+            kind, arguments, factors = (
+                expression_graph.KINDS[kind_index], arguments_of[node], factors_of[node],
+            )  # fmt: skip
             _check_node(kind, arguments, factors, node, len(symbols))
-            if graph.add(kind, tuple(arguments), tuple(factors.tolist())) != node:
+            if graph.add(kind, arguments, factors) != node:
                 raise ValueError("nodes repeat")
         outputs = arrays["outputs"].tolist()
         if any(not 0 <= output < len(graph) for output in outputs):
@@ -245,8 +244,17 @@ def signed_log2(values: Array) -> Array:
     return np.copysign(np.log2(size, out=size), values)
 
 
+def _cut(values: NDArray[Any], counts: NDArray[Any]) -> list[tuple[Any, ...]]:
+    """The values in pieces of these lengths."""
+    plain, pieces, end = values.tolist(), [], 0
+    for count in counts.tolist():
+        pieces.append(tuple(plain[end : end + count]))
+        end += count
+    return pieces
+
+
 def _check_node(
-    kind: str, arguments: list[int], factors: NDArray[Any], node: int, n_symbols: int
+    kind: str, arguments: Sequence[int], factors: Sequence[float], node: int, n_symbols: int
 ) -> None:
     expected_factors = {"symbol": 1, "constant": 1, "linear": len(arguments)}.get(kind, 0)
     if (
