@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from felix.autodiff import graph as expression_graph
-from felix.autodiff import smoothing
+from felix.autodiff import smoothing, sparse
 
 Array = NDArray[np.float64]
 
@@ -44,7 +43,7 @@ class _Group:
     #: [n_arguments, n] rows of V (empty for linear groups)
     arguments: NDArray[np.intp]
     #: linear groups: [n, start] coefficients over the rows before
-    matrix: Any
+    matrix: sparse.SparseRows | None
     first_edge: int
 
     @property
@@ -52,9 +51,12 @@ class _Group:
         return self.first_edge + self.arguments.size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Passes:
-    """The passes of one program: index arrays, built once and only read by evaluations."""
+    """The passes of one program: index arrays, built once and only read by evaluations.
+
+    Those of the reverse pass are built when it is first needed: most programs never are descended.
+    """
 
     n_symbols: int
     constants: Array
@@ -62,8 +64,6 @@ class Passes:
     n_nodes: int
     n_edges: int
     outputs: NDArray[np.intp]
-    #: per group, then for the symbols last: [n, rows of X] gathers the gradient of its nodes
-    gathers: tuple[Any, ...]
 
     @classmethod
     def make(cls, graph: expression_graph.Graph, n_symbols: int, outputs: Sequence[int]) -> Passes:
@@ -81,8 +81,13 @@ class Passes:
             edge = groups[-1].last_edge
         values = np.asarray([graph.coefficients[n][0] for n in constants], np.float64)
         output_rows = np.asarray([row[n] for n in outputs], np.intp)
-        gathers = _make_gathers(groups, n_symbols, len(row), edge, output_rows)
-        return cls(n_symbols, values, tuple(groups), len(row), edge, output_rows, gathers)
+        return cls(n_symbols, values, tuple(groups), len(row), edge, output_rows)
+
+    @cached_property
+    def gathers(self) -> tuple[sparse.SparseRows, ...]:
+        """Per group, the last one first, then for the symbols: [n, rows of X] gathers the gradient
+        of its nodes."""
+        return _make_gathers(self.groups, self.n_symbols, self.n_nodes, self.n_edges, self.outputs)
 
     def _start(self, points: Array) -> Array:
         values = np.empty((self.n_nodes, points.shape[1]))
@@ -96,8 +101,8 @@ class Passes:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for group in self.groups:
                 target = values[group.start : group.stop]
-                if group.kind == "linear":
-                    target[:] = group.matrix @ values[: group.start]
+                if group.matrix is not None:
+                    group.matrix.multiply(values[: group.start], target)
                 else:
                     arguments = [values.take(rows, 0) for rows in group.arguments]
                     target[:] = _RULES[group.kind].exact(*arguments)
@@ -110,8 +115,8 @@ class Passes:
         buffer = np.empty((self.n_edges + self.n_nodes + len(self.outputs), points.shape[1]))
         for group in self.groups:
             target = values[group.start : group.stop]
-            if group.kind == "linear":
-                target[:] = group.matrix @ values[: group.start]
+            if group.matrix is not None:
+                group.matrix.multiply(values[: group.start], target)
                 continue
             arguments = tuple(values.take(rows, 0) for rows in group.arguments)
             target[:], partials = _RULES[group.kind].smooth(arguments, temperature, kernel)
@@ -124,13 +129,17 @@ class Passes:
     def backward(self, buffer: Array, gradient: Array) -> Array:
         buffer[self.n_edges + self.n_nodes :] = gradient
         for group, gather in zip(reversed(self.groups), self.gathers[:-1], strict=True):
-            node_gradients = gather @ buffer
-            if group.kind == "linear":
-                buffer[self.n_edges + group.start : self.n_edges + group.stop] = node_gradients
+            if group.matrix is not None:
+                first = self.n_edges + group.start
+                gather.multiply(buffer, buffer[first : self.n_edges + group.stop])
             else:
+                node_gradients = np.empty((group.stop - group.start, buffer.shape[1]))
+                gather.multiply(buffer, node_gradients)
                 edges = buffer[group.first_edge : group.last_edge]
                 edges.reshape(len(group.arguments), *node_gradients.shape)[:] *= node_gradients
-        return np.asarray(self.gathers[-1] @ buffer)
+        result = np.empty((self.n_symbols, buffer.shape[1]))
+        self.gathers[-1].multiply(buffer, result)
+        return result
 
 
 def _make_group(
@@ -141,31 +150,33 @@ def _make_group(
     if kind != "linear":
         rows = [[row[a] for a in graph.arguments[n]] for n in members]
         return _Group(kind, start, stop, np.asarray(rows, np.intp).T.copy(), None, edge)
-    indices = [row[a] for n in members for a in graph.arguments[n]]
-    data = [c for n in members for c in graph.coefficients[n]]
-    pointers = np.cumsum([0, *(len(graph.arguments[n]) for n in members)])
-    matrix = scipy.sparse.csr_array((data, indices, pointers), shape=(len(members), start))
+    terms = [([row[a] for a in graph.arguments[n]], graph.coefficients[n]) for n in members]
+    matrix = sparse.SparseRows.make(terms, start)
     return _Group(kind, start, stop, np.empty((0, len(members)), np.intp), matrix, edge)
 
 
 def _make_gathers(
-    groups: list[_Group], n_symbols: int, n_nodes: int, n_edges: int, outputs: NDArray[np.intp]
-) -> tuple[Any, ...]:
+    groups: Sequence[_Group],
+    n_symbols: int,
+    n_nodes: int,
+    n_edges: int,
+    outputs: NDArray[np.intp],
+) -> tuple[sparse.SparseRows, ...]:
     """The matrix of all (node, consumer) pairs, cut into the rows of each group."""
     source, column, weight = [outputs], [n_edges + n_nodes + np.arange(len(outputs))], []
     weight.append(np.ones(len(outputs)))
     for group in groups:
-        if group.kind == "linear":
-            pairs = group.matrix.tocoo()
-            source.append(pairs.coords[1])
-            column.append(n_edges + group.start + pairs.coords[0])
-            weight.append(pairs.data)
+        if group.matrix is not None:
+            source.append(group.matrix.columns.astype(np.intp))
+            column.append(n_edges + group.start + group.matrix.rows)
+            weight.append(group.matrix.values)
         else:
             source.append(group.arguments.ravel())
             column.append(group.first_edge + np.arange(group.arguments.size))
             weight.append(np.ones(group.arguments.size))
     shape = (n_nodes, n_edges + n_nodes + len(outputs))
-    pairs = (np.concatenate(weight), (np.concatenate(source), np.concatenate(column)))
-    whole = scipy.sparse.csr_array(pairs, shape=shape)
-    cuts = [whole[group.start : group.stop] for group in reversed(groups)]
-    return (*cuts, whole[:n_symbols])
+    whole = sparse.SparseRows.of_entries(
+        np.concatenate(source), np.concatenate(column), np.concatenate(weight), shape
+    )
+    cuts = [whole.part(group.start, group.stop) for group in reversed(groups)]
+    return (*cuts, whole.part(0, n_symbols))

@@ -31,8 +31,9 @@ Array = NDArray[np.float64]
 
 #: Version of the serialised form.
 FORMAT = 1
-#: Columns evaluated together by `exact`: a block of V should stay in the second-level cache.
-EXACT_BLOCK = 64
+#: Values of V that `exact` works on together, so that a block of V stays near the second-level
+#: cache, and columns that it has at least, so that array operations are worth their calls.
+EXACT_VALUES, EXACT_COLUMNS = 1 << 18, 64
 #: What reading damaged bytes can raise on the way.
 _DAMAGE = (
     ValueError, KeyError, IndexError, TypeError, OSError, EOFError,
@@ -149,13 +150,14 @@ class Program:
         """
         points = self._checked(np.asarray(values, dtype=np.float64))
         result = np.empty((len(points), len(self.outputs)))
-        for start in range(0, len(points), EXACT_BLOCK):
-            block = points[start : start + EXACT_BLOCK]
+        size = max(EXACT_COLUMNS, EXACT_VALUES // max(1, self.n_nodes))
+        for start in range(0, len(points), size):
+            block = points[start : start + size]
             outputs = self._passes.exact(block.T)
             if not raw and len(self._log_rows):
                 flagged = outputs.take(self._log_rows, 0)
                 outputs[self._log_rows] = signed_log2(flagged)
-            result[start : start + EXACT_BLOCK] = outputs.T
+            result[start : start + size] = outputs.T
         return result
 
     def forward(
@@ -176,14 +178,14 @@ class Program:
         return points
 
     def to_bytes(self) -> bytes:
-        """A portable form without code objects: numpy arrays in an npz archive."""
+        """A portable form without code objects: numpy arrays in an npz archive, not compressed."""
         nodes = expression_graph.reachable(self.graph, (*range(len(self.symbols)), *self.outputs))
         place = {node: i for i, node in enumerate(nodes)}
         arguments = [[place[a] for a in self.graph.arguments[n]] for n in nodes]
         coefficients = [self.graph.coefficients[n] for n in nodes]
         head = {"format": FORMAT, "kinds": expression_graph.KINDS, "symbols": self.symbols}
         file = io.BytesIO()
-        np.savez_compressed(
+        np.savez(
             file,
             head=np.frombuffer(json.dumps(head).encode(), dtype=np.uint8),
             kinds=np.asarray(
@@ -217,16 +219,15 @@ class Program:
         if head["format"] != FORMAT or tuple(head["kinds"]) != expression_graph.KINDS:
             raise ValueError("written by another version")
         graph = expression_graph.Graph()
-        ends = np.cumsum(arrays["n_arguments"])
-        coefficient_ends = np.cumsum(arrays["n_coefficients"])
         symbols = [str(name) for name in head["symbols"]]
-        for node, kind_index in enumerate(arrays["kinds"]):
-            end, last = int(ends[node]), int(coefficient_ends[node])
-            arguments = arrays["arguments"][end - int(arrays["n_arguments"][node]) : end].tolist()
-            factors = arrays["coefficients"][last - int(arrays["n_coefficients"][node]) : last]
-            kind = expression_graph.KINDS[int(kind_index)]
+        arguments_of = _cut(arrays["arguments"], arrays["n_arguments"])
+        factors_of = _cut(arrays["coefficients"], arrays["n_coefficients"])
+        for node, kind_index in enumerate(arrays["kinds"].tolist()):
+            kind, arguments, factors = (
+                expression_graph.KINDS[kind_index], arguments_of[node], factors_of[node],
+            )  # fmt: skip
             _check_node(kind, arguments, factors, node, len(symbols))
-            if graph.add(kind, tuple(arguments), tuple(factors.tolist())) != node:
+            if graph.add(kind, arguments, factors) != node:
                 raise ValueError("nodes repeat")
         outputs = arrays["outputs"].tolist()
         if any(not 0 <= output < len(graph) for output in outputs):
@@ -243,8 +244,17 @@ def signed_log2(values: Array) -> Array:
     return np.copysign(np.log2(size, out=size), values)
 
 
+def _cut(values: NDArray[Any], counts: NDArray[Any]) -> list[tuple[Any, ...]]:
+    """The values in pieces of these lengths."""
+    plain, pieces, end = values.tolist(), [], 0
+    for count in counts.tolist():
+        pieces.append(tuple(plain[end : end + count]))
+        end += count
+    return pieces
+
+
 def _check_node(
-    kind: str, arguments: list[int], factors: NDArray[Any], node: int, n_symbols: int
+    kind: str, arguments: Sequence[int], factors: Sequence[float], node: int, n_symbols: int
 ) -> None:
     expected_factors = {"symbol": 1, "constant": 1, "linear": len(arguments)}.get(kind, 0)
     if (
@@ -283,9 +293,28 @@ def relative_constraint(constraint: sympy.Expr) -> sympy.Expr:
     below: list[sympy.Expr] = []
     for term in sympy.Add.make_args(constraint):
         factor, _ = term.as_coeff_Mul()
-        if term.has(sympy.log) or not factor.is_real:
+        if _has_logarithm(term) or not factor.is_real:
             return constraint
         (above if factor > 0 else below).append(term)
     if not above or not below:
         return constraint
-    return sympy.log(1 + sympy.Add(*above)) - sympy.log(1 - sympy.Add(*below))
+    return _logarithm(1 + sympy.Add(*above)) - _logarithm(1 - sympy.Add(*below))
+
+
+def _logarithm(value: sympy.Expr) -> sympy.Expr:
+    """ln of a value as it stands: sympy takes long to see that a long sum has no simpler one."""
+    return sympy.log(value, evaluate=value.is_Number)
+
+
+def _has_logarithm(expression: sympy.Expr) -> bool:
+    """Whether a logarithm is among the nodes; each object is looked at once."""
+    known: set[int] = set()
+    stack = [expression]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, sympy.log):
+            return True
+        if id(node) not in known:
+            known.add(id(node))
+            stack += node.args
+    return False

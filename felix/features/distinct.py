@@ -19,7 +19,7 @@ import sympy
 from numpy.typing import NDArray
 
 from felix.features import iterators, stores
-from felix.symbolic import ir, scalar
+from felix.symbolic import expr, ir, scalar
 from felix.symbolic.indices import index_expr, loaded
 from felix.symbolic.ir import Access, Scalar
 
@@ -32,10 +32,7 @@ _Visited = dict[sympy.Symbol, iterators.Visited]
 
 def elements(row: stores.Row, accesses: list[Access]) -> Scalar:
     """Distinct elements touched by the accesses (all to one buffer)."""
-    visited = {
-        it.symbol: iterators.visit(binding, row.block, it.extent)
-        for it, binding in zip(row.block.iters, row.block.bindings, strict=True)
-    }
+    visited = dict(row.visited)
     conditions = {access: _conditions(row.store.value, access) for access in accesses}
     joined = _joined(accesses, visited)
     if joined:
@@ -84,8 +81,8 @@ def _joined(accesses: list[Access], visited: _Visited) -> dict[sympy.Expr, sympy
             continue
         for outer, inner in (tuple(pair), tuple(pair)[::-1]):
             n, size = pair[outer] / outer, visited[inner].length
-            length = scalar.plain(sympy.expand(visited[outer].length * size))
-            if pair[inner] == inner and sympy.expand(n - size) == 0 and isinstance(length, int):
+            length = scalar.plain(expr.expanded(visited[outer].length * size))
+            if pair[inner] == inner and expr.expanded(n - size) == 0 and isinstance(length, int):
                 joined[total] = sympy.Dummy(integer=True, nonnegative=True)
                 visited[joined[total]] = iterators.Visited(0, length, length)
                 break

@@ -14,7 +14,7 @@ import itertools
 
 import sympy
 
-from felix.symbolic import ir, scalar
+from felix.symbolic import expr, ir, scalar
 from felix.symbolic.ir import Affine, Block, Scalar
 
 #: (c, e): the values 0, c, 2c, ... of e iterations.
@@ -55,7 +55,7 @@ def visit(binding: Affine, block: Block, extent: Scalar) -> Visited:
     steps = [
         (-c if scalar.is_negative(c) else c, comp.extent) for comp, c in binding.terms.items()
     ]
-    length = scalar.plain(sympy.expand(1 + sum(c * (e - 1) for c, e in steps)))
+    length = scalar.plain(expr.expanded(1 + sum(c * e - c for c, e in steps)))
     reach, rest = _closed(steps)
     count = _union(reach, rest, length)
     if isinstance(length, int) and isinstance(start, int) and isinstance(extent, int):
@@ -114,14 +114,14 @@ def _closed(steps: list[_Step]) -> tuple[Scalar, list[_Step]]:
                 break
         else:
             return reach, _chained(rest)
-        reach = scalar.plain(sympy.expand(reach + step[0] * (step[1] - 1)))
+        reach = scalar.plain(expr.expanded(reach + step[0] * step[1] - step[0]))
         rest = [s for s in rest if s is not step]
 
 
 def _chained(steps: list[_Step]) -> list[_Step]:
     for a, b in itertools.permutations(steps, 2):
-        if sympy.expand(a[0] * a[1] - b[0]) == 0:
-            joined = (a[0], scalar.plain(sympy.expand(a[1] * b[1])))
+        if expr.expanded(a[0] * a[1] - b[0]) == 0:
+            joined = (a[0], scalar.plain(expr.expanded(a[1] * b[1])))
             return _chained([joined, *(s for s in steps if s is not a and s is not b)])
     return steps
 
@@ -130,12 +130,25 @@ def _chained(steps: list[_Step]) -> list[_Step]:
 def _at_least(a: Scalar, b: Scalar) -> bool:
     """a >= b for every value >= 1 of the variables, visibly: all coefficients of the difference
     in (variable - 1) are nonnegative."""
-    difference = sympy.sympify(a - b)
+    difference = expr.expanded(sympy.sympify(a - b))
     if difference.is_number:
         return bool(difference >= 0)
-    shifted = sympy.expand(
-        sympy.expand(difference).xreplace({s: s + 1 for s in difference.free_symbols})
-    )
+    if _is_visibly_lower(difference):
+        return False
+    symbols = difference.free_symbols
+    shifted = expr.expanded(difference.xreplace({s: s + 1 for s in symbols}))
     if any(f.is_Pow and f.exp.is_negative for f in shifted.atoms(sympy.Pow)):
         return False
     return all(term.as_coeff_Mul()[0] >= 0 for term in sympy.Add.make_args(shifted))
+
+
+def _is_visibly_lower(difference: sympy.Expr) -> bool:
+    """Whether a sum of monomials cannot have only nonnegative coefficients in (variable - 1):
+    it is negative where all variables are 1, or has a quotient."""
+    terms = sympy.Add.make_args(difference)
+    if not all(map(expr.is_monomial, terms)):
+        return False
+    has_quotient = any(
+        f.is_Pow and f.exp.is_negative for term in terms for f in sympy.Mul.make_args(term)
+    )
+    return has_quotient or sum(term.as_coeff_Mul()[0] for term in terms) < 0

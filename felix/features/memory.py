@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from felix.features import distinct, stores
+from felix.features import addresses, distinct, stores
 from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.ir import IterComponent, Loop, Scalar
 
@@ -137,16 +137,15 @@ def _invariant(access: ir.Access, row: stores.Row, loop: Loop) -> Scalar:
     return result
 
 
-def stride(row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
+def stride(row: stores.Row, address: addresses.Address) -> Scalar:
     """Address step of the innermost loop with more than one iteration that passes the guards."""
     result: Scalar = 0
     for loop, live in zip(row.loops, row.live, strict=True):
-        (step,) = stores.offsets(access, row.block, shape, loop)
-        result = scalar.select(live, step, result)
+        result = scalar.select(live, address.offset(loop), result)
     return result
 
 
-def vector_stride(row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...]) -> Scalar:
+def vector_stride(row: stores.Row, address: addresses.Address) -> Scalar:
     """Address step of the innermost loop if that is vectorized and not trivial.
 
     Loops that have one iteration for some decisions only do not make TVM vectorize around them.
@@ -158,14 +157,13 @@ def vector_stride(row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...])
     live = scalar.both(stores.is_vector(loop), scalar.negated(scalar.equal(loop.extent, 1)))
     if scalar.is_static(live, 0):
         return 0
-    (step,) = stores.offsets(access, row.block, shape, loop)
-    return scalar.select(live, step, 0)
+    return scalar.select(live, address.offset(loop), 0)
 
 
 def warp(
-    row: stores.Row, access: ir.Access, shape: tuple[Scalar, ...], element: int
+    row: stores.Row, address: addresses.Address, element: int, scope: str
 ) -> tuple[Scalar, Scalar]:
-    """(32-byte sectors, bank-conflict ways) of one warp access.
+    """(32-byte sectors, bank-conflict ways) of one warp access: of global, of shared memory.
 
     Built from the byte offsets of lanes 1, 2, 4, 8, 16: each offset of a sector or more doubles
     the sectors, each nonzero multiple of 128 bytes doubles the ways; lanes that a boundary guard
@@ -175,6 +173,8 @@ def warp(
     axes = {lp.thread: lp for lp in row.loops if lp.thread in ("threadIdx.x", "threadIdx.y")}
     sectors: Scalar = 1
     ways: Scalar = 1
+    if scope not in ("global", "shared"):
+        return 0, 0
     lanes: list[tuple[Loop, Scalar]] = []
     inner: Scalar = 1
     for axis in ("threadIdx.x", "threadIdx.y"):
@@ -182,15 +182,17 @@ def warp(
             lanes += [(axes[axis], scalar.floor_div(lane, inner)) for lane in LANES]
             inner = inner * axes[axis].extent
     for loop, lane in lanes:
-        (offset,) = stores.offsets(access, row.block, shape, loop, (lane,))
-        distance = offset * element
-        present = scalar.both(scalar.less(lane, loop.extent), stores.passes(row.block, loop, lane))
-        far = scalar.both(present, scalar.less_equal(SECTOR_BYTES, distance))
-        sectors = sectors * scalar.select(far, 2, 1)
-        bank = scalar.equal(scalar.floor_mod(distance, BANKS_BYTES), 0)
-        moved = scalar.both(present, scalar.less(0, distance))
-        ways = ways * scalar.select(scalar.both(moved, bank), 2, 1)
-    return sectors, ways
+        distance = address.offset(loop, lane) * element
+        passes = addresses.passes(row.block, loop, lane)
+        present = scalar.both(scalar.less(lane, loop.extent), passes)
+        if scope == "global":
+            far = scalar.both(present, scalar.less_equal(SECTOR_BYTES, distance))
+            sectors = sectors * scalar.select(far, 2, 1)
+        else:
+            bank = scalar.equal(scalar.floor_mod(distance, BANKS_BYTES), 0)
+            moved = scalar.both(present, scalar.less(0, distance))
+            ways = ways * scalar.select(scalar.both(moved, bank), 2, 1)
+    return (sectors, 0) if scope == "global" else (0, ways)
 
 
 def task_bytes(row: stores.Row, slot: int) -> Scalar:
@@ -214,15 +216,13 @@ def slot_values(
 ) -> list[Scalar]:
     """The features of one buffer slot, in the order of `spec`."""
     buffer, accesses, read, written = row.accesses[slot]
-    shape = shapes[buffer]
+    address = addresses.Address(accesses[0], row.block, shapes[buffer])
     element = buffer.dtype_bytes
     scope = buffer.scope.split(".")[0]
     times, trips, distance = reuse(row, stack, slot)
     if machine.is_gpu:
         moved: list[Scalar] = [0, 0, 0]
-        sectors, ways = warp(row, accesses[0], shape, element)
-        sectors = sectors if scope == "global" else 0
-        ways = ways if scope == "shared" else 0
+        sectors, ways = warp(row, address, element, scope)
     else:
         capacities = (machine.l1_bytes, machine.l2_bytes, machine.l3_bytes)
         moved = traffic(stack, slot, capacities)
@@ -235,8 +235,8 @@ def slot_values(
         row.trip * element,
         distinct.elements(row, accesses) * element,
         task_bytes(row, slot),
-        stride(row, accesses[0], shape),
-        vector_stride(row, accesses[0], shape),
+        stride(row, address),
+        vector_stride(row, address),
         times,
         trips,
         distance,

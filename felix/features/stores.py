@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import sympy
 
 from felix.errors import UnsupportedSchedule
+from felix.features import addresses, iterators
 from felix.symbolic import expr, ir, scalar, usage
 from felix.symbolic.indices import loaded
 from felix.symbolic.ir import Access, Affine, Block, IterComponent, Loop, Program, Scalar
@@ -53,11 +54,21 @@ class Row:
         return [
             expr.share(
                 scalar.both(
-                    scalar.negated(scalar.equal(loop.extent, 1)), passes(self.block, loop, 1)
+                    scalar.negated(scalar.equal(loop.extent, 1)),
+                    addresses.passes(self.block, loop, 1),
                 )
             )
             for loop in self.loops
         ]
+
+    @functools.cached_property
+    def visited(self) -> dict[sympy.Symbol, iterators.Visited]:
+        """What each iterator of the block takes over the launch."""
+        block = self.block
+        return {
+            it.symbol: iterators.visit(binding, block, it.extent)
+            for it, binding in zip(block.iters, block.bindings, strict=True)
+        }
 
     @functools.cached_property
     def accesses(self) -> list[tuple[ir.Buffer, list[Access], bool, bool]]:
@@ -126,109 +137,6 @@ def is_vector(loop: Loop) -> Scalar:
     return 1 if loop.kind == "vectorized" else loop.vector
 
 
-# ---------------------------------------------------------------- addresses
-
-
-def value_at(affine: Affine, point: dict[IterComponent, Scalar]) -> Scalar:
-    """The affine form where `point` gives components their values and all others are 0."""
-    total: Scalar = affine.constant
-    for component, coefficient in affine.terms.items():
-        if component in point or component.source is not None:
-            total = total + coefficient * component_at(component, point)
-    return total
-
-
-def component_at(component: IterComponent, point: dict[IterComponent, Scalar]) -> Scalar:
-    """A component's value at a point, through its formula if it is derived."""
-    if component in point:
-        return point[component]
-    if component.source is None:
-        return 0
-    value = scalar.floor_div(value_at(component.source.flat, point), component.source.inner)
-    return value if component.source.outermost else scalar.floor_mod(value, component.extent)
-
-
-def index_at(index: sympy.Expr, block: Block, point: dict[IterComponent, Scalar]) -> Scalar:
-    """An index expression of the block's iterators at a point."""
-    used = index.free_symbols
-    mapping = {
-        it.symbol: sympy.sympify(value_at(binding, point))
-        for it, binding in zip(block.iters, block.bindings, strict=True)
-        if it.symbol in used
-    }
-    return scalar.plain(index.xreplace(mapping))
-
-
-def moved_dims(access: Access, block: Block, components: Collection[IterComponent]) -> list[int]:
-    """Buffer dimensions whose index depends on any of the components."""
-    iters = {
-        it.symbol
-        for it, binding in zip(block.iters, block.bindings, strict=True)
-        if any(_depends(comp, components) for comp in binding.terms)
-    }
-    return [i for i, index in enumerate(access.indices) if index.free_symbols & iters]
-
-
-def _depends(component: IterComponent, components: Collection[IterComponent]) -> bool:
-    if component in components:
-        return True
-    return component.source is not None and any(
-        _depends(comp, components) for comp in component.source.flat.terms
-    )
-
-
-def strides(shape: tuple[Scalar, ...]) -> list[Scalar]:
-    """Row-major element strides."""
-    return [ir.product(shape[i + 1 :]) for i in range(len(shape))]
-
-
-def loop_point(loop: Loop, value: Scalar) -> dict[IterComponent, Scalar]:
-    """The components of a loop when its (fused) variable has `value`."""
-    point = {}
-    inner: Scalar = 1
-    for i in range(len(loop.components) - 1, -1, -1):
-        component = loop.components[i]
-        part = scalar.floor_div(value, inner)
-        point[component] = part if i == 0 else scalar.floor_mod(part, component.extent)
-        inner = inner * component.extent
-    return point
-
-
-def offsets(
-    access: Access,
-    block: Block,
-    shape: tuple[Scalar, ...],
-    loop: Loop,
-    values: Sequence[Scalar] = (1,),
-) -> list[Scalar]:
-    """|address(loop = value) - address(origin)| in elements for each value, other loops at 0.
-
-    An index that depends on data moves by half its dimension with each place it is loaded from.
-    """
-    steps = strides(shape)
-    dims = moved_dims(access, block, loop.components)
-    indices = {dim: loaded.stepped(access.indices[dim], shape[dim]) for dim in dims}
-    origin = [index_at(indices[dim], block, {}) for dim in dims]
-    distances = []
-    for value in values:
-        point = loop_point(loop, value)
-        total: Scalar = 0
-        for dim, start in zip(dims, origin, strict=True):
-            total = total + (index_at(indices[dim], block, point) - start) * steps[dim]
-        distances.append(abs(total) if isinstance(total, int) else expr.Absolute(total))
-    return distances
-
-
-def passes(block: Block, loop: Loop, value: Scalar) -> Scalar:
-    """Condition that the iteration loop = value, other loops at 0, passes the block's guards."""
-    point = loop_point(loop, value)
-    result: Scalar = 1
-    for flat, bound in block.guards:
-        if any(comp in point for comp in flat.terms):
-            result = scalar.both(result, scalar.less(value_at(flat, point), bound))
-    return result
-
-
 # ---------------------------------------------------------------- footprints
 
 
@@ -247,11 +155,15 @@ def hull(
         before: (components, hull): the hull without those components; dimensions that do not
             depend on them are taken from it.
     """
-    dims = range(len(access.indices)) if before is None else moved_dims(access, block, before[0])
+    dims = (
+        range(len(access.indices))
+        if before is None
+        else addresses.moved_dims(access, block, before[0])
+    )
     used = {s for dim in dims for s in access.indices[dim].free_symbols}
     bindings = [(it.symbol, b) for it, b in zip(block.iters, block.bindings, strict=True)]
     spans = {symbol: _span(b, block, extents) for symbol, b in bindings if symbol in used}
-    origin = {symbol: value_at(b, {}) for symbol, b in bindings if symbol in used}
+    origin = {symbol: addresses.value_at(b, {}) for symbol, b in bindings if symbol in used}
     result: list[Scalar] = [1] * len(access.indices) if before is None else list(before[1])
     for dim in dims:
         index, extent = access.indices[dim], access.buffer.shape[dim]

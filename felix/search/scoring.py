@@ -33,8 +33,8 @@ Array = NDArray[np.float64]
 CHECKED_ROWS = 3
 #: Candidates shown to the model in one call.
 MODEL_BATCH = 512
-#: Array type of a fingerprint: 32 hexadecimal digits.
-FINGERPRINT = "S32"
+#: Array type of a fingerprint: 40 hexadecimal digits.
+FINGERPRINT = "S40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +229,14 @@ class Scorer:
 def _digests(values: Array) -> NDArray[np.bytes_]:
     """Digests [n] of values [n, ...], in hexadecimal, as a model reads them."""
     rows = values.astype(np.float32) + np.float32(0)  # the same for 0 and -0
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest() for row in rows]
+    digests = [hashlib.sha1(row.tobytes(), usedforsecurity=False).hexdigest() for row in rows]
     return np.asarray(digests, FINGERPRINT)
 
 
 def row_mask(rows: torch.Tensor) -> torch.Tensor:
     """1 for rows that exist: a row of a block that a structure leaves out is all zeros."""
-    return (rows != 0).any(dim=-1).to(rows.dtype)
+    exists = (rows.amax(dim=-1) != 0) | (rows.amin(dim=-1) != 0)  # `any` is five times slower
+    return exists.to(rows.dtype)
 
 
 def dtype_of(model: interface.CostModel) -> torch.dtype:

@@ -129,7 +129,7 @@ class Pool:
         statements = scores.build.statements / build_time.FREE_STATEMENTS
         acquisition = scores.ln_latency + self.options.build_weight * np.log1p(statements)
         is_long = scores.build.compile_s > self.options.max_compile_s
-        variables = self.scorer.sketches[sketch_index].variables
+        structural = coordinates.structural(self.scorer.sketches[sketch_index].variables)
         for row in np.flatnonzero(~np.isnan(scores.ln_latency)).tolist():
             self.n_legal += 1
             decisions, fingerprint = decisions_list[row], bytes(scores.fingerprints[row])
@@ -139,7 +139,7 @@ class Pool:
             group[(sketch_index, decisions)] = Candidate(
                 sketch_index,
                 decisions,
-                coordinates.structure(variables, decisions),
+                tuple(decisions[column] for column in structural),
                 float(scores.ln_latency[row]),
                 source,
                 float(acquisition[row]),

@@ -142,7 +142,12 @@ class Space:
 
 def structure(variables: Sequence[Variable], decisions: Sequence[int]) -> Structure:
     """The values of the structural variables among decisions."""
-    return tuple(int(value) for v, value in zip(variables, decisions, strict=True) if v.structural)
+    return tuple(int(decisions[column]) for column in structural(variables))
+
+
+def structural(variables: Sequence[Variable]) -> list[int]:
+    """Positions of the structural variables."""
+    return [column for column, variable in enumerate(variables) if variable.structural]
 
 
 def tilings(variables: Sequence[Variable]) -> list[list[int]]:

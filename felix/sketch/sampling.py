@@ -32,8 +32,9 @@ def no_tvm_sample(seed: int) -> None:
 #: Different structures in one call unless the caller says otherwise, of `STRUCTURE_DRAWS` draws.
 MAX_STRUCTURES = 6
 STRUCTURE_DRAWS = 12
-CHUNK = 4096
-MAX_CHUNKS = 16
+#: Rows drawn together: at first so many for each that is wished, at most `CHUNK`; then `CHUNK`.
+CHUNK_SHARE, CHUNK = 64, 4096
+MAX_DRAWN = 16 * CHUNK
 MAX_MOVES = 400
 
 
@@ -112,10 +113,10 @@ class _Space:
     def draw(self, n: int, rng: np.random.Generator) -> Rows:
         """At most n distinct legal rows."""
         legal = np.empty((0, len(self._variables)), dtype=np.int64)
-        drawn = 0
-        for _ in range(MAX_CHUNKS):
-            rows = random_rows(self._variables, self._structure, CHUNK, rng)
-            drawn += len(rows)
+        drawn, chunk = 0, min(CHUNK, CHUNK_SHARE * n)
+        while drawn < MAX_DRAWN:
+            rows = random_rows(self._variables, self._structure, chunk, rng)
+            drawn, chunk = drawn + len(rows), CHUNK
             legal = _distinct(np.concatenate([legal, self._legal_of(rows)]))
             if len(legal) >= n:
                 break

@@ -321,6 +321,25 @@ def resolved(expression: Expr, known: dict[SharedSubexpr, Expr] | None = None) -
     return expression.xreplace(known)
 
 
+@functools.lru_cache(INTERNED)
+def expanded(value: Expr | int) -> Expr:
+    """The value with products and powers of sums multiplied out.
+
+    sympy's own `expand` also splits logarithms and exponents, which it looks for node by node.
+    """
+    if isinstance(value, Expr) and all(map(is_monomial, sympy.Add.make_args(value))):
+        return value
+    return sympy.expand(value, log=False, power_base=False, power_exp=False, basic=False)
+
+
+def is_monomial(value: Expr) -> bool:
+    """Whether a value is a number, or a product of numbers and powers of variables."""
+    return all(
+        factor.is_Number or factor.is_Symbol or (factor.is_Pow and factor.base.is_Symbol)
+        for factor in sympy.Mul.make_args(value)
+    )
+
+
 def divides(quotient: Expr) -> bool:
     """True if `quotient` is visibly an integer: no negative power of a variable, no fraction.
 

@@ -383,8 +383,8 @@ def within(interval: Interval, extent: Scalar) -> bool:
     """
     farthest = interval.minimum.constant + interval.extent - 1
     for component, coefficient in interval.minimum.terms.items():
-        farthest = farthest + coefficient * (component.extent - 1)
-    difference = sympy.expand(extent - 1 - farthest)
+        farthest = farthest + coefficient * component.extent - coefficient
+    difference = expr.expanded(extent - 1 - farthest)
     return bool(difference.is_number and difference >= 0)
 
 

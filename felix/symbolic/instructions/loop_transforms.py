@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import sympy
 
 from felix.errors import UnsupportedSchedule
-from felix.symbolic import ir, scalar
+from felix.symbolic import expr, ir, scalar
 from felix.symbolic.ir import Affine, Block, IterComponent, Loop, Program, Scalar
 
 
@@ -37,7 +37,7 @@ def split(program: Program, loop: Loop, factors: Sequence[Scalar | None]) -> lis
 
 
 def _visibly_zero(value: Scalar) -> bool:
-    return isinstance(value, sympy.Expr) and bool(sympy.expand(value) == 0)
+    return isinstance(value, sympy.Expr) and bool(expr.expanded(value) == 0)
 
 
 def _resolve(loop: Loop, flat: Affine) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+import sympy
+
+from felix.features import iterators
 from felix.symbolic import expr, scalar
 
 X, Y = expr.variable("x"), expr.variable("y")
@@ -35,3 +41,22 @@ def test_the_span_of_a_number_is_the_product_of_the_extents_of_its_components() 
         values = {abs(coefficient) * i for i in range(extent)}
         assert scalar.spread(span, extent, coefficient) == max(values) + span
     assert scalar.spread(Y, X, -Y) == Y + (X - 1) * Y
+
+
+@pytest.mark.parametrize(
+    "value",
+    [X * (Y - 1), (X + 1) ** 2 / Y, 3 * X * Y - X + 1, expr.CeilDiv(X * (Y + 1), Y + 2) * (X + Y),
+     sympy.Integer(4), X / (X * Y + Y)],
+    ids=str,
+)  # fmt: skip
+def test_expanded_is_what_sympy_expands(value: sympy.Expr) -> None:
+    assert expr.expanded(value) == sympy.expand(value)
+
+
+def test_one_value_is_at_least_another_where_no_coefficient_over_1_is_negative() -> None:
+    """Every polynomial of small coefficients, against the expansion itself."""
+    for a, b, c, d in itertools.product(range(-2, 3), repeat=4):
+        value = a * X * Y + b * X + c * Y**2 + d
+        over = sympy.Poly(value.subs({X: X + 1, Y: Y + 1}, simultaneous=True), X, Y)
+        assert iterators._at_least(value, sympy.Integer(0)) == all(k >= 0 for k in over.coeffs())
+    assert not iterators._at_least(X, X / Y)

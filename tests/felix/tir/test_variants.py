@@ -317,6 +317,17 @@ def test_a_padded_program_replaces_one_that_tiles_cannot_divide() -> None:
     assert searched(on_cpu) == [sketch.variant.name for sketch in felix.sketches(on_cpu)]
 
 
+def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> None:
+    four_taps = (1, 8, 8, 64, 32, 4)
+    assert searched(workloads.conv_transpose2d(*four_taps, target="h200")).count("stock") == 1
+    three_taps = (1, 8, 8, 64, 32, 3)
+    for others in (
+        workloads.conv_transpose2d(*three_taps, target="h200"),
+        workloads.conv_transpose2d(*four_taps),
+    ):
+        assert searched(others) == [sketch.variant.name for sketch in felix.sketches(others)]
+
+
 def test_what_replaced_programs_measured_can_still_be_read() -> None:
     """Their sketches are made, and are not searched."""
     sums = workloads.reduce((4096, 512), (0,), target="h200")
@@ -348,7 +359,7 @@ def test_a_padded_reduction_is_split_as_well() -> None:
 def test_a_transposed_convolution_by_phases_computes_the_same(name: str) -> None:
     make, strides = PHASES[name]
     task = make(target="llvm")
-    (prefix,) = phases.prefixes(task.mod)
+    (prefix,) = phases.prefixes(task.mod, GPU)
     assert prefix.variant.parameters == tuple((f"stride{i}", s) for i, s in enumerate(strides))
     expected, actual = (result_of(task, mod) for mod in (task.mod, program(task, prefix)))
     assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
@@ -356,7 +367,7 @@ def test_a_transposed_convolution_by_phases_computes_the_same(name: str) -> None
 
 def test_phases_multiply_no_zeros_between_cells() -> None:
     task = workloads.conv_transpose2d(1, 16, 16, 32, 32)
-    (prefix,) = phases.prefixes(task.mod)
+    (prefix,) = phases.prefixes(task.mod, GPU)
     assert 3.9 < task.flops / Task.from_prim_func(program(task, prefix)["main"]).flops < 4.1
 
 
@@ -367,7 +378,7 @@ def test_phases_multiply_no_zeros_between_cells() -> None:
     ids=["convolution", "stride 1", "product", "pooling"],
 )  # fmt: skip
 def test_other_programs_have_no_phases(task: Task) -> None:
-    assert phases.prefixes(task.mod) == []
+    assert phases.prefixes(task.mod, GPU) == []
 
 
 def test_phases_are_split() -> None:
@@ -400,7 +411,7 @@ def test_the_parts_of_phases_are_added_and_joined(kernel: int, kernels: int) -> 
 @pytest.mark.parametrize("kernel", [3, 4])
 def test_split_phases_compute_the_same(kernel: int) -> None:
     task = workloads.conv_transpose2d(1, 9, 9, 256, 8, kernel, target="llvm")
-    (phased,) = phases.prefixes(task.mod)
+    (phased,) = phases.prefixes(task.mod, GPU)
     made = program(task, phased)
     (split,) = split_reductions.prefixes(made, GPU)
     schedule = tvm.s_tir.Schedule(made)

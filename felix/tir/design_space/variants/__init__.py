@@ -29,7 +29,7 @@ __all__ = ["STOCK", "Machine", "Prefix", "Rule", "Variant", "of_program"]
 
 def of_program(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The variants that a program has on a machine, besides the program itself."""
-    phased = phases.prefixes(mod)
+    phased = phases.prefixes(mod, machine)
     if phased:
         return _with_splits(phased, mod, machine)
     padded = padded_extents.prefixes(mod, machine) or padded_windows.prefixes(mod)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 
 import tvm
@@ -29,12 +30,16 @@ from felix import errors
 from felix.tir.checks import validate
 from felix.tir.design_space.variants import guards, nests, transposed
 from felix.tir.design_space.variants.nests import SPATIAL, Axis, Expr, Nest
-from felix.tir.design_space.variants.variant import Prefix, Variant, nothing
+from felix.tir.design_space.variants.variant import Machine, Prefix, Variant, nothing
 
 _LOGGER = logging.getLogger(__name__)
 
 
-def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
+#: Share of the task's multiplications up to which phases replace its own program on a GPU.
+FEW = 0.25
+
+
+def prefixes(mod: tvm.IRModule, machine: Machine) -> Sequence[Prefix]:
     """The program by phases, where it is a transposed convolution; not if it is not proved."""
     made = rewritten(mod["main"])
     if made is None:
@@ -46,7 +51,15 @@ def prefixes(mod: tvm.IRModule) -> Sequence[Prefix]:
         _LOGGER.debug("phases are refused: %s", error)
         return []
     strides = tuple((f"stride{i}", each.stride) for i, each in enumerate(strided))
-    return [Prefix(Variant("phases", strides), nothing, mod=tvm.IRModule({"main": checked}))]
+    replaces_stock = machine.is_gpu and _share(strided) <= FEW
+    variant = Variant("phases", strides, replaces_stock)
+    return [Prefix(variant, nothing, mod=tvm.IRModule({"main": checked}))]
+
+
+def _share(strided: Sequence[transposed.Strided]) -> float:
+    """Multiplications of the phases, of one of the task's."""
+    taps = math.prod(each.taps for each in strided)
+    return taps / math.prod(each.tap.extent for each in strided)
 
 
 def rewritten(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, tuple[transposed.Strided, ...]] | None:
