@@ -337,7 +337,8 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
     assert keys(target="llvm") == different[:3]
     code = (
         "import felix;"
-        "print(*[s.key for s in felix.trace_sketches(felix.workloads.gemm(64, 48, 32, target='llvm'))])"
+        "task = felix.workloads.gemm(64, 48, 32, target='llvm');"
+        "print(*[s.key for s in felix.trace_sketches(task)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
