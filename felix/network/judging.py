@@ -8,6 +8,7 @@ from felix import errors
 from felix.frontend import Judgement
 from felix.known_results import store
 from felix.sketch import sketch
+from felix.sketch.template_sketch import TemplateSketch
 from felix.sketch.trace_sketch import TraceSketch
 from felix.task import Task
 
@@ -25,14 +26,15 @@ class SketchJudge:
         self._allow_tf32 = allow_tf32
 
     def judge(self, task: Task) -> Judgement:
-        """Kernels of the task's best sketch, and whether it has templates."""
+        """Kernels of the task's best sketch, and whether tensor cores compute it."""
         try:
             every = sketch.sketches(self._allowing(task))
         except errors.UnsupportedSchedule:
             return Judgement(n_kernels=None)
         traced = [each for each in every if isinstance(each, TraceSketch)]
-        has_template = len(traced) < len(every)
-        return Judgement(1 if has_template else min(map(_n_kernels, traced)), has_template)
+        generated = [each for each in every if isinstance(each, TemplateSketch)]
+        n_kernels = 1 if generated else min(map(_n_kernels, traced))
+        return Judgement(n_kernels, any(map(_is_on_tensor_cores, generated)))
 
     def latency_us(self, task: Task) -> float | None:
         """The least latency of the task that is known.
@@ -48,6 +50,11 @@ class SketchJudge:
 
     def _allowing(self, task: Task) -> Task:
         return task.where_tf32_matters() if self._allow_tf32 else task
+
+
+def _is_on_tensor_cores(each: TemplateSketch) -> bool:
+    """Whether a template's kernels multiply by tensor cores."""
+    return any("tensor_instructions" in row for row in each.template.rows().values())
 
 
 def _n_kernels(each: TraceSketch) -> int:

@@ -98,7 +98,7 @@ def test_the_first_choice_is_the_best_predicted_of_the_templates() -> None:
     times_us = (np.exp2(rows[..., spec.NAMES.index("analytic_us")]) - 1).sum(axis=1)
     assert suggestion.predicted_us is not None
     assert suggestion.predicted_us <= times_us.min() * 1.25
-    wide = catalogue.parse("gemm:64,64,64", target="h200")
+    wide = catalogue.parse("gemm:64,64,64,dtype=float64", target="h200")
     assert first_choice.choose(wide, seed=0) is None
 
 
@@ -134,6 +134,6 @@ def test_the_piece_of_a_first_choice_has_its_latency_or_its_error(
     assert wrong["us"] is None and "wrong_result" in wrong["error"]
     assert winners.read_one(tmp_path / "b.json") == []
     assert right["decisions"] == wrong["decisions"] and right["predicted_us"] > 0
-    wide = request | {"workload": "gemm:64,64,64", "path": str(tmp_path / "c.json")}
+    wide = request | {"workload": "gemm:64,64,64,dtype=float64", "path": str(tmp_path / "c.json")}
     assert set(first_choice.piece(wide)) == {"wall_s"}
     assert winners.read_one(tmp_path / "c.json") == []

@@ -27,7 +27,7 @@ from felix.workloads import catalogue
 from tests.support.templates import made_up_data
 
 BFLOAT16 = "gemm:96,160,64,transpose_b=true,epilogue=bias+gelu,dtype=bfloat16"
-FLOAT32 = "gemm:64,64,64"
+FLOAT64 = "gemm:64,64,64,dtype=float64"
 
 
 def _extents(text: str) -> tuple[Any, ...]:
@@ -154,14 +154,14 @@ def test_wrong_results_are_recorded_and_what_has_no_template_is_left_out(
     pool = made_up_data.Pool(answer)
     monkeypatch.setattr(felix_bridge, "pool_for", lambda task, builders: pool)
     depthwise = "depthwise_conv2d:1,8,8,32,3,padding=1,dtype=bfloat16"
-    lines = f"{depthwise}\n{BFLOAT16}\n{FLOAT32}\n"
+    lines = f"{depthwise}\n{BFLOAT16}\n{FLOAT64}\n"
     assert _collect(tmp_path, lines, "--per-workload", "12", "--descend", "0") == 0
     output = capsys.readouterr()
     assert "no generated kernel" in output.err and "12 of 36" in output.out
     data = dataset.read(tmp_path / "data")
     assert Counter(r.error for r in data.records).keys() == {None, "wrong_result"}
     assert {data.workloads[r.workload].operator for r in data.records} == {"gemm"}
-    assert _collect(tmp_path, f"{FLOAT32}\n") == 0 and len(pool.submitted) == 12
+    assert _collect(tmp_path, f"{FLOAT64}\n") == 0 and len(pool.submitted) == 12
 
 
 def test_templates_are_for_gpus(

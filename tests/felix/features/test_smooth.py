@@ -32,7 +32,7 @@ TEMPERATURES = (1e-5, 1e-7, 1e-9)
 
 def sketches(name: str, target: str) -> list[sketching.Sketch]:
     """Those with decisions: formulas without variables are constants."""
-    return [s for s in sketching.sketches(TASKS[name](target=target)) if s.variables]
+    return [s for s in sketching.trace_sketches(TASKS[name](target=target)) if s.variables]
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])

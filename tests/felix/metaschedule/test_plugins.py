@@ -126,7 +126,7 @@ def context_of(task: felix.Task, strategy: Any = None) -> Any:
 def scheduled(task: felix.Task) -> list[list[Any]]:
     """Six legal candidates of every sketch of a task."""
     candidates = []
-    for sketch in felix.sketches(task):
+    for sketch in felix.trace_sketches(task):
         schedules = [sketch.schedule(row) for row in sketch.sample(6, seed=2)]
         candidates.append([
             ms.search_strategy.MeasureCandidate(
@@ -342,7 +342,7 @@ def test_a_model_of_another_device_is_refused(task: felix.Task) -> None:
     model = cost_model.MLPCostModel()
     model.predict(context_of(task), candidates_of(task, 1))
     gpu = felix.workloads.gemm(64, 64, 64, target="cuda -arch=sm_80")
-    sketch = felix.sketches(gpu)[0]
+    sketch = felix.trace_sketches(gpu)[0]
     schedule = sketch.schedule(sketch.sample(1, seed=1)[0])
     candidate = ms.search_strategy.MeasureCandidate(schedule, [])
     context = ms.TuneContext(mod=gpu.mod, target=gpu.target, num_threads=1)

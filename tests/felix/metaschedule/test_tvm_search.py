@@ -36,7 +36,7 @@ def task() -> felix.Task:
 
 @pytest.fixture(scope="module")
 def sketches(task: felix.Task) -> list[felix.Sketch]:
-    return felix.sketches(task)
+    return felix.trace_sketches(task)
 
 
 def make(kind: str, sketches: list[felix.Sketch], seed: int = 5) -> Any:
@@ -139,7 +139,7 @@ def test_tunes_in_the_round_loop(kind: str, task: felix.Task) -> None:
 def test_traces_after_postprocessors_give_their_decisions(
     make_task: Callable[[], felix.Task],
 ) -> None:
-    sketches = felix.sketches(make_task())
+    sketches = felix.trace_sketches(make_task())
     scorer = trace_scorer(sketches)
     for index, sketch in enumerate(sketches):
         for row in sketch.sample(3, seed=1):

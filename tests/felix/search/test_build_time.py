@@ -69,7 +69,7 @@ def test_the_limit_is_half_of_what_a_builder_has() -> None:
 
 
 def test_statements_of_a_cpu_are_those_of_the_largest_kernel() -> None:
-    (sketch, *_) = sketching.sketches(workloads.gemm(32, 32, 32))
+    (sketch, *_) = sketching.trace_sketches(workloads.gemm(32, 32, 32))
     rows = sketch.sample(16, seed=0)
     cost = scoring.Scorer([sketch], synthetic.CostModel()).score(0, rows).build
     raw = sketch.formulas.raw(rows)[..., list(sketch.formulas.names).index("code_statements")]
@@ -86,7 +86,7 @@ def test_statements_agree_with_the_cuda_source(text: str, copies: set[int]) -> N
     Of every sketch, pipelined ones and two kernels among them; 15 lines are no statements.
     """
     task = workloads.parse(text, target="h200")
-    sketches = sketching.sketches(task)
+    sketches = sketching.trace_sketches(task)
     assert {build_time.pipeline_copies(s.instructions) for s in sketches} == copies
     for sketch in sketches:
         rows = sketch.sample(24, seed=1)

@@ -30,7 +30,7 @@ def cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 
 def gemm(target: Any = "cuda", index: int = 0) -> sketching.Sketch:
-    return sketching.sketches(workloads.gemm(64, 48, 32, target=target))[index]
+    return sketching.trace_sketches(workloads.gemm(64, 48, 32, target=target))[index]
 
 
 #: The same sketch again, for tests that leave it as it is.
@@ -40,7 +40,9 @@ shared_gemm = functools.cache(gemm)
 @functools.cache
 def pool(target: str = "llvm") -> sketching.Sketch:
     """One with compute locations."""
-    return sketching.sketches(workloads.pool2d(1, 15, 15, 16, 3, padding=1, target=target))[0]
+    return sketching.trace_sketches(workloads.pool2d(1, 15, 15, 16, 3, padding=1, target=target))[
+        0
+    ]
 
 
 # ---------------------------------------------------------------- variables
@@ -48,7 +50,7 @@ def pool(target: str = "llvm") -> sketching.Sketch:
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_variables_describe_the_trace(target: str) -> None:
-    for sketch in sketching.sketches(workloads.gemm(64, 48, 30, target=target)):
+    for sketch in sketching.trace_sketches(workloads.gemm(64, 48, 30, target=target)):
         names = [v.name for v in sketch.variables]
         assert len(set(names)) == len(names)
         samples = [i for i in sketch.trace.insts if i.kind.name.startswith("Sample")]
@@ -146,14 +148,14 @@ def test_samples_cover_the_domains() -> None:
 
 
 def test_a_small_space_is_repeated_not_refused() -> None:
-    sketch = sketching.sketches(workloads.softmax((48, 128), target="cuda"))[0]
+    sketch = sketching.trace_sketches(workloads.softmax((48, 128), target="cuda"))[0]
     rows = sketch.sample(500, seed=0)
     assert len(rows) == 500
     assert len(np.unique(rows, axis=0)) <= np.prod([len(v.domain) for v in sketch.variables])
 
 
 def test_a_sketch_without_decisions_has_one_row() -> None:
-    (sketch,) = sketching.sketches(workloads.elementwise((32, 64), ("relu",), target="llvm"))
+    (sketch,) = sketching.trace_sketches(workloads.elementwise((32, 64), ("relu",), target="llvm"))
     assert sketch.variables == ()
     rows = sketch.sample(3, seed=0)
     assert rows.shape == (3, 0)
@@ -163,14 +165,14 @@ def test_a_sketch_without_decisions_has_one_row() -> None:
 
 def test_an_impossible_sketch_says_so() -> None:
     """A software pipeline needs a reduction loop of at least two iterations."""
-    sketch = sketching.sketches(workloads.gemm(32, 48, 1, target="cuda"))[1]
+    sketch = sketching.trace_sketches(workloads.gemm(32, 48, 1, target="cuda"))[1]
     with pytest.raises(errors.InvalidSchedule, match="no legal decisions"):
         sketch.sample(1)
 
 
 @pytest.mark.parametrize("target", ["llvm", "cuda"])
 def test_schedules_hold_the_decisions(target: str) -> None:
-    for sketch in sketching.sketches(workloads.gemm(64, 48, 32, target=target)):
+    for sketch in sketching.trace_sketches(workloads.gemm(64, 48, 32, target=target)):
         for row in sketch.sample(5, seed=9):
             schedule = sketch.schedule(row)
             assert sketch.decisions_of(schedule.trace) == tuple(row)
@@ -251,7 +253,7 @@ ACCEPTED = [
 @pytest.mark.parametrize(("name", "target"), ACCEPTED)
 def test_tvm_accepts_nearly_every_sampled_row(name: str, target: str) -> None:
     """At least 95 % of each sketch; uniform sampling: 7 % for a GEMM, 2 % for a convolution."""
-    for sketch in sketching.sketches(workloads.CHECK_SUITE[name](target)):
+    for sketch in sketching.trace_sketches(workloads.CHECK_SUITE[name](target)):
         rows = sketch.sample(20, seed=6)
         rejected = 0
         for row in rows:
@@ -326,7 +328,7 @@ def test_a_block_that_is_inlined_has_a_row_of_zeros() -> None:
 def test_keys_tell_sketches_apart_and_are_stable() -> None:
     def keys(**options: Any) -> list[str]:
         task = workloads.gemm(64, 48, 32, **options)
-        return [s.key for s in sketching.sketches(task)]
+        return [s.key for s in sketching.trace_sketches(task)]
 
     cores = {"kind": "llvm", "num-cores": 7}
     different = [*keys(target="llvm"), *keys(target="cuda"), *keys(target=cores),
@@ -335,7 +337,8 @@ def test_keys_tell_sketches_apart_and_are_stable() -> None:
     assert keys(target="llvm") == different[:3]
     code = (
         "import felix;"
-        "print(*[s.key for s in felix.sketches(felix.workloads.gemm(64, 48, 32, target='llvm'))])"
+        "task = felix.workloads.gemm(64, 48, 32, target='llvm');"
+        "print(*[s.key for s in felix.trace_sketches(task)])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
@@ -419,7 +422,7 @@ def test_a_program_with_other_names_has_rows_of_its_own(cache: pathlib.Path) -> 
 
     def product(*names: str) -> sketching.Sketch:
         x, y = (te.placeholder((16, 16), name=name) for name in names)
-        return sketching.sketches(felix.Task.from_te([x, y, topi.nn.dense(x, y)], "cuda"))[0]
+        return sketching.trace_sketches(felix.Task.from_te([x, y, topi.nn.dense(x, y)], "cuda"))[0]
 
     first, second = product("a", "b"), product("x", "y")
     assert first.key == second.key
@@ -483,7 +486,7 @@ def test_a_reduction_that_tvm_cannot_spread_over_threads_is_left_out() -> None:
     (line,) = left_out
     assert "sketch 1 left out: TVM cannot spread the reduction over threads" in line
     total = felix.Task.from_te([b, topi.sum(b.astype("int32"), axis=1)], target="cuda")
-    assert len(sketching.sketches(total)) == 2
+    assert len(sketching.trace_sketches(total)) == 2
 
 
 def test_a_sketch_that_cannot_be_modelled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,9 +502,9 @@ def test_a_sketch_that_cannot_be_modelled_is_left_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(variables, "of_trace", refuse_some)
     task = workloads.gemm(64, 48, 32, target="llvm")
     unknown, reasons = {1}, list[str]()
-    assert [s.index for s in sketching.sketches(task, on_left_out=reasons.append)] == [0, 2]
+    assert [s.index for s in sketching.trace_sketches(task, on_left_out=reasons.append)] == [0, 2]
     assert [reason.split(":")[1] for reason in reasons] == [" sketch 1 left out"]
     assert "a form nobody thought of" in reasons[0]
     unknown = set(range(99))
     with pytest.raises(errors.UnsupportedSchedule, match=rf"^{task.name}: .*nobody thought of"):
-        sketching.sketches(task)
+        sketching.trace_sketches(task)

@@ -62,7 +62,7 @@ class Copies:
 
 def pipelined(text: str) -> list[TraceSketch]:
     """The stock sketches of a workload that copy asynchronously."""
-    sketches = felix.sketches(workloads.parse(text, target="h200"))
+    sketches = felix.trace_sketches(workloads.parse(text, target="h200"))
     return [sketch for sketch in sketches if _is_pipelined(sketch)]
 
 
@@ -107,5 +107,5 @@ def test_a_fetch_at_indices_from_data_is_judged() -> None:
     rows = te.placeholder((16,), "int32", name="rows")
     y = topi.nn.dense(topi.take(table, rows, axis=0, mode="clip"), w)
     task = Task.from_te([table, rows, w, y], target="h200")
-    sketches = [sketch for sketch in felix.sketches(task) if _is_pipelined(sketch)]
+    sketches = [sketch for sketch in felix.trace_sketches(task) if _is_pipelined(sketch)]
     assert sketches and all(len(sketch.sample(2)) == 2 for sketch in sketches)

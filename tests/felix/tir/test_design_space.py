@@ -38,20 +38,20 @@ def test_sums_keep_the_schedules_that_other_rules_give(name: str) -> None:
     task = corpus_task(name, "cuda")
     with pytest.raises((LookupError, RuntimeError)):
         design_space.tune_context(task.mod, task.target).generate_design_space()
-    sketches = sketching.sketches(task)
+    sketches = sketching.trace_sketches(task)
     assert len(sketches) > 1
     assert any(instruction_counts(sketch)["Bind"] > 3 or tilings(sketch) for sketch in sketches)
 
 
 def test_a_product_whose_softmax_cannot_be_spread_is_still_tiled() -> None:
-    sketches = sketching.sketches(corpus_task("dense_softmax", "cuda"))
+    sketches = sketching.trace_sketches(corpus_task("dense_softmax", "cuda"))
     assert [tilings(sketch) for sketch in sketches] == [1] * len(sketches)
     assert any(instruction_counts(sketch)["SampleCategorical"] > 3 for sketch in sketches)
 
 
 def test_two_products_that_are_added_are_both_tiled() -> None:
     """MultiLevelTiling moves the sum under one product, where the other is not computed."""
-    (sketch,) = sketching.sketches(corpus_task("dense_twice_shared", "llvm"))
+    (sketch,) = sketching.trace_sketches(corpus_task("dense_twice_shared", "llvm"))
     assert tilings(sketch) == 2
     assert instruction_counts(sketch)["SamplePerfectTile"] == 6
 
@@ -65,7 +65,7 @@ def test_without_any_rule_one_sound_schedule_is_left(
 
     monkeypatch.setattr(ms.TuneContext, "generate_design_space", fail)
     x = te.placeholder((40, 30), name="x")
-    (sketch,) = sketching.sketches(Task.from_te([x, topi.sum(topi.exp(x), axis=1)], target))
+    (sketch,) = sketching.trace_sketches(Task.from_te([x, topi.sum(topi.exp(x), axis=1)], target))
     report = compare.check_rows(sketch, legal_rows.draw(sketch, 1, seed=0))
     assert (report.checked, report.mismatches) == (1, ())
 

@@ -225,7 +225,7 @@ def test_other_reductions_do_not_go_along_columns(task: Task) -> None:
 
 def unrolled_source(task: Task) -> tuple[int, str]:
     """Parts of a reduction along columns, and its kernels with four columns a thread."""
-    (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "split_columns")
+    (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "split_columns")
     factors, lanes, *choices = sketch.variables
     assert factors.extent is not None and [lanes.kind, len(choices)] == ["tile", 3]
     mod = sketch.schedule([factors.extent // 4, 4, 64, 512, 64]).mod
@@ -247,7 +247,7 @@ def test_only_the_last_terms_of_a_prime_number_are_guarded() -> None:
 
 def test_long_sums_are_spread_over_blocks_and_threads() -> None:
     task = workloads.reduce((1, 1 << 22), (1,), target=CUDA)
-    sketch = felix.sketches(task)[-1]
+    sketch = felix.trace_sketches(task)[-1]
     rows = legal_rows.draw(sketch, 3, seed=1)
     report = compare.check_rows(sketch, rows)
     assert (report.checked, report.mismatches) == (len(rows), ())
@@ -277,7 +277,7 @@ def test_other_rows_are_not_grouped(task: Task) -> None:
 def test_a_block_takes_a_group_of_rows_in_one_kernel(name: str) -> None:
     """Results of rows are in registers: TVM would read them in shared memory too early."""
     task = ROWS[name](target=CUDA)
-    (sketch,) = (s for s in felix.sketches(task) if s.variant.name == "row_groups")
+    (sketch,) = (s for s in felix.trace_sketches(task) if s.variant.name == "row_groups")
     rows = legal_rows.draw(sketch, 3, seed=2)
     report = compare.check_rows(sketch, rows)
     assert (report.checked, report.mismatches) == (len(rows), ())
@@ -302,7 +302,7 @@ def test_extents_are_padded_that_divide_badly() -> None:
 
 def searched(task: Task) -> list[str]:
     """Variants of the sketches that are searched."""
-    return [sketch.variant.name for sketch in diversity.searched(felix.sketches(task))]
+    return [sketch.variant.name for sketch in diversity.searched(felix.trace_sketches(task))]
 
 
 def test_a_padded_program_replaces_one_that_tiles_cannot_divide() -> None:
@@ -314,7 +314,7 @@ def test_a_padded_program_replaces_one_that_tiles_cannot_divide() -> None:
     assert searched(smooth)[:4] == ["stock"] * 3 + ["split_reduction"]
     assert "padded_extents" in searched(smooth)
     on_cpu = workloads.gemm(197, 256, 256)
-    assert searched(on_cpu) == [sketch.variant.name for sketch in felix.sketches(on_cpu)]
+    assert searched(on_cpu) == [sketch.variant.name for sketch in felix.trace_sketches(on_cpu)]
 
 
 def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> None:
@@ -331,7 +331,7 @@ def test_phases_replace_the_program_that_multiplies_four_times_as_often() -> Non
 def test_what_replaced_programs_measured_can_still_be_read() -> None:
     """Their sketches are made, and are not searched."""
     sums = workloads.reduce((4096, 512), (0,), target="h200")
-    names = [sketch.variant.name for sketch in felix.sketches(sums)]
+    names = [sketch.variant.name for sketch in felix.trace_sketches(sums)]
     assert {"stock", "split_reduction", "split_columns"} == set(names)
     assert {*searched(sums)} == {"stock", "split_columns"}
 
@@ -398,7 +398,7 @@ def test_the_parts_of_phases_are_added_and_joined(kernel: int, kernels: int) -> 
     """In the join's kernel where TVM can place them there, and as the formulas say."""
     task = workloads.conv_transpose2d(1, 9, 9, 256, 128, kernel, target=CUDA)
     name = "phases+split_reduction"
-    split = [s for s in felix.sketches(task) if s.variant.name == name]
+    split = [s for s in felix.trace_sketches(task) if s.variant.name == name]
     assert split
     for sketch in split:
         rows = legal_rows.draw(sketch, 2, seed=1)
@@ -424,16 +424,16 @@ def test_split_phases_compute_the_same(kernel: int) -> None:
 def test_phases_are_one_kernel() -> None:
     """Cells, taps and joining are inlined, where results overhang, too."""
     task = workloads.conv_transpose2d(1, 8, 8, 16, 32, 3, epilogue=("relu",), target=CUDA)
-    sketch = next(s for s in felix.sketches(task) if s.variant.name == "phases")
+    sketch = next(s for s in felix.trace_sketches(task) if s.variant.name == "phases")
     mod = sketch.schedule(legal_rows.draw(sketch, 1, seed=1)[0]).mod
     assert len(cuda_build.lower(mod, task.target).plan.launches) == 1
-    assert sketch.key != felix.sketches(task)[0].key
+    assert sketch.key != felix.trace_sketches(task)[0].key
 
 
 def test_a_database_has_the_variants_own_program(tmp_path: pathlib.Path) -> None:
     """With it plain TVM builds the schedule."""
     task = workloads.conv_transpose2d(1, 4, 4, 8, 8)
-    sketch = next(s for s in felix.sketches(task) if s.variant.name == "phases")
+    sketch = next(s for s in felix.trace_sketches(task) if s.variant.name == "phases")
     decisions = sketch.tvm_sample(1)
     assert decisions is not None
     schedule = sketch.schedule(decisions)
@@ -474,7 +474,7 @@ def test_packing_is_for_cpus() -> None:
 
 @pytest.mark.parametrize("name", PACKED)
 def test_formulas_of_packed_operands_say_what_tvm_makes(name: str) -> None:
-    sketches = [s for s in felix.sketches(PACKED[name]()) if s.variant != variants.STOCK]
+    sketches = [s for s in felix.trace_sketches(PACKED[name]()) if s.variant != variants.STOCK]
     assert 1 <= len(sketches) <= 2
     rows = legal_rows.draw(sketches[-1], 2, seed=2)
     report = compare.check_rows(sketches[-1], rows)
@@ -483,7 +483,7 @@ def test_formulas_of_packed_operands_say_what_tvm_makes(name: str) -> None:
 
 def test_a_packed_operand_stays_outside_of_the_product() -> None:
     """No compute location is a decision of it, and it is not inlined."""
-    sketches = felix.sketches(PACKED["transposed"]())
+    sketches = felix.trace_sketches(PACKED["transposed"]())
     assert not any(v.structural for s in sketches for v in s.variables)
     program = sketches[-1].concrete(legal_rows.draw(sketches[-1], 1, seed=1)[0])
     assert [loop.kind for loop in program.loops_of(program.block("B_reindex_reindex"))] == [
@@ -518,7 +518,7 @@ def test_schedules_of_a_packed_operand_compute_what_the_task_does() -> None:
 def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
     """The first sketch of a variant, and one with a software pipeline."""
     task = (SPLIT | PADDED)[name](target=CUDA)
-    sketches = [s for s in felix.sketches(task) if s.variant != variants.STOCK]
+    sketches = [s for s in felix.trace_sketches(task) if s.variant != variants.STOCK]
     for sketch in (sketches[0], sketches[-1]):
         rows = legal_rows.draw(sketch, 2, seed=2)
         report = compare.check_rows(sketch, rows)
@@ -526,14 +526,14 @@ def test_formulas_of_variants_say_what_tvm_makes(name: str) -> None:
 
 
 def test_a_variant_of_a_gpu_has_two_kernels_with_its_epilogue_in_the_second() -> None:
-    sketch = felix.sketches(SPLIT["few rows"](target=CUDA))[-1]
+    sketch = felix.trace_sketches(SPLIT["few rows"](target=CUDA))[-1]
     mod = sketch.schedule(legal_rows.draw(sketch, 1, seed=1)[0]).mod
     launches = cuda_build.lower(mod, sketch.task.target).plan.launches
     assert len(launches) == 2
 
 
 def test_the_tasks_own_program_comes_first() -> None:
-    sketches = felix.sketches(SPLIT["few rows"](target=CUDA))
+    sketches = felix.trace_sketches(SPLIT["few rows"](target=CUDA))
     names = [sketch.variant.name for sketch in sketches]
     n_stock = names.count("stock")
     assert names == ["stock"] * n_stock + ["split_reduction"] * (len(names) - n_stock)
@@ -546,6 +546,6 @@ def test_a_variant_that_tvm_cannot_make_is_left_out(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("TVM cannot")
 
     task = SPLIT["rows"](target=CUDA)
-    n_sketches = len(sketching.sketches(task))
+    n_sketches = len(sketching.trace_sketches(task))
     monkeypatch.setattr(tvm.s_tir.Schedule, "rfactor", fail)
-    assert len(sketching.sketches(task)) == 2 < n_sketches
+    assert len(sketching.trace_sketches(task)) == 2 < n_sketches

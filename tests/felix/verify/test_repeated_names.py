@@ -14,7 +14,7 @@ from tests.support import legal_rows
 
 
 def first_sketch(tensors: list[te.Tensor], target: str) -> sketching.Sketch:
-    return sketching.sketches(Task.from_te(tensors, target))[0]
+    return sketching.trace_sketches(Task.from_te(tensors, target))[0]
 
 
 def test_two_caches_of_one_buffer_are_two() -> None:

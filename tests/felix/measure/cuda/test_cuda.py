@@ -142,7 +142,7 @@ def _bound() -> tvm.IRModule:
 
 def _schedules(text: str, n: int, sketch: int = 0) -> tuple[Task, list[tvm.IRModule]]:
     task = felix.workloads.parse(text, target="h200")
-    chosen = felix.sketches(task)[sketch]
+    chosen = felix.trace_sketches(task)[sketch]
     return task, [chosen.schedule(row).mod for row in chosen.sample(n, seed=0)]
 
 
@@ -182,7 +182,7 @@ def test_host_loops_are_refused() -> None:
 
 def test_pragma_replaces_written_out_loops() -> None:
     task = felix.workloads.parse("conv2d:1,28,28,64,64,3,padding=1", target="h200")
-    sketch = felix.sketches(task)[0]
+    sketch = felix.trace_sketches(task)[0]
     unroll = [i for i, v in enumerate(sketch.variables) if 1024 in v.domain][-1]
     rows = sketch.sample(40, seed=1)
     row = next(row for row in rows if row[unroll] >= 64)
@@ -213,7 +213,7 @@ def test_prelude_has_only_what_is_used() -> None:
 def test_sources_define_no_shared_expressions() -> None:
     """TVM takes long to find them, and then writes the expressions out all the same."""
     task = felix.workloads.conv2d(1, 14, 14, 32, 32, 3, padding=1, target="h200")
-    sketch = felix.sketches(task)[0]
+    sketch = felix.trace_sketches(task)[0]
     (row,) = sketch.sample(1, seed=0)
     assert "cse_v" not in cuda_build.lower(sketch.schedule(row).mod, task.target).source.text
 
@@ -259,7 +259,7 @@ def test_arrays_stay_if_anything_else_is_done_with_them(use: str) -> None:
 
 def test_candidates_have_variables_for_their_accumulators() -> None:
     task = felix.workloads.gemm(128, 128, 128, target="h200")
-    sketch = felix.sketches(task)[0]
+    sketch = felix.trace_sketches(task)[0]
     changed = 0
     for row in sketch.sample(8, seed=0):
         mod = sketch.schedule(row).mod
@@ -436,7 +436,7 @@ class TestOnGpu:
         task = felix.workloads.parse(text, target="cuda")
         mods = [
             sketch.schedule(row).mod
-            for sketch in felix.sketches(task)
+            for sketch in felix.trace_sketches(task)
             for row in sketch.sample(3, seed=3)
         ]
         patient = local.LocalOptions(builders=4, build_timeout_s=60.0, max_source_bytes=1 << 30)
