@@ -47,7 +47,9 @@ def gemm(
         target: what to tune for.
     """
     if allow_tf32 and dtype != "float32":
-        raise errors.WorkloadError(f"gemm: allow_tf32 is for dtype=float32, got {dtype}")
+        raise errors.WorkloadError(
+            f"gemm: allow_tf32 is for dtype=float32, got {dtype}: leave it out"
+        )
     out = dtypes.output("gemm", dtype, out_dtype, epilogue)
     lead = () if batch is None else (batch,)
     a = common.placeholder("A", lead + ((k, m) if transpose_a else (m, k)), dtype)
