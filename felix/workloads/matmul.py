@@ -10,7 +10,7 @@ from typing import Any
 from tvm import te
 
 from felix import errors, task
-from felix.workloads import common, dtypes
+from felix.workloads import common, dtypes, epilogues
 
 
 @common.operator
@@ -63,7 +63,7 @@ def gemm(
         return te.sum(common.wide(x) * common.wide(y), axis=rk)
 
     result = common.compute("matmul", (*lead, m, n), product)
-    extra, output = common.add_epilogue(result, epilogue, len(lead) + 1, out)
+    extra, output = epilogues.add(result, epilogue, len(lead) + 1, out)
     layout = ("t" if transpose_a else "n") + ("t" if transpose_b else "n")
     tags = ["" if layout == "nn" else layout, *epilogue, dtypes.tag(dtype, out)]
     name = common.name_of("gemm", (*lead, m, n, k), *tags, "tf32" if allow_tf32 else "")
