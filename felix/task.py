@@ -218,7 +218,7 @@ def _check_float8(func: tirx.PrimFunc, full: tvm.target.Target) -> None:
     if full.kind.name == "llvm" and types & set(grammar.STORAGE_DTYPES):
         raise errors.WorkloadError(
             "programs of float8 are tuned for cuda alone: TVM's code for CPUs converts float8 to "
-            "wrong values"
+            "wrong values. Give a GPU as the target, like cuda or h100, or another dtype"
         )
 
 

@@ -1,4 +1,4 @@
-"""What every operator shares: parameter types, validation, tensor helpers, epilogues.
+"""What every operator shares: parameter types, validation, tensor helpers.
 
 Notation: an *extent* is a positive integer; te tensors are built with int64 dimensions, so an
 index never overflows (`felix.task` narrows them to int32 where that is safe).
@@ -312,57 +312,6 @@ def const(value: float, like: Any) -> Any:
 def gelu_of(x: Any) -> Any:
     """Exact (erf) GELU: x/2 · (1 + erf(x/√2))."""
     return x * const(0.5, x) * (const(1.0, x) + te.erf(x * const(0.5**0.5, x)))
-
-
-def add_epilogue(
-    output: Tensor, epilogue: Sequence[str], channel_axis: int, dtype: str
-) -> tuple[list[Tensor], Tensor]:
-    """Append epilogue stages to `output`.
-
-    Returns the extra inputs (bias and scale [channels], residual [shape of output], scalar_scale
-    [1], in the order given) and the last tensor, which has type `dtype`. Biases and residuals
-    have it, too, but those of integer sums before a scale, which are int32.
-    """
-    shape = shape_of(output)
-    shapes = {"bias": (shape[channel_axis],), "residual": shape, "scale": (shape[channel_axis],),
-              "scalar_scale": (1,)}  # fmt: skip
-    names = {"bias": "bias_add", "residual": "residual_add", "scale": "scaled",
-             "scalar_scale": "scalar_scaled"}  # fmt: skip
-    inputs: list[Tensor] = []
-    for number, stage in enumerate(epilogue):
-        again = epilogue[:number].count(stage)
-        suffix = f"_{again + 1}" if again else ""
-        if stage in shapes:
-            of_stage = _type_of_extra(stage, dtype_of(output), dtype)
-            inputs.append(placeholder(f"{stage}{suffix}", shapes[stage], of_stage))
-        extra = inputs[-1] if inputs else None
-        body = _stage(stage, output, extra, channel_axis)
-        output = compute(names.get(stage, stage) + suffix, shape, body)
-    return inputs, cast(output, dtype)
-
-
-def _type_of_extra(stage: str, values: str, dtype: str) -> str:
-    """The type of a stage's input, where it gets values of one type and the end has another."""
-    if stage in dtypes.SCALES:
-        return dtypes.scale(values)
-    return values if values == "int32" else dtype
-
-
-def _stage(stage: str, x: Tensor, extra: Tensor, channel_axis: int) -> Callable[..., Any]:
-    bodies: dict[str, Callable[..., Any]] = {
-        "bias": lambda *i: x[i] + wide(extra[i[channel_axis]]),
-        "residual": lambda *i: x[i] + wide(extra[i]),
-        "relu": lambda *i: te.max(x[i], const(0.0, x)),
-        "gelu": lambda *i: gelu_of(x[i]),
-        "scale": lambda *i: as_type(x[i], extra) * extra[i[channel_axis]],
-        "scalar_scale": lambda *i: as_type(x[i], extra) * extra[0],
-    }
-    return bodies[stage]
-
-
-def as_type(value: Any, like: Any) -> Any:
-    """The value in the type of `like`."""
-    return value if dtype_of(value) == dtype_of(like) else value.astype(dtype_of(like))
 
 
 def cast(tensor: Tensor, dtype: str) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import te
 
 from felix import errors, task
-from felix.workloads import common, dtypes
+from felix.workloads import common, dtypes, epilogues
 
 
 @common.operator
@@ -47,7 +47,9 @@ def gemm(
         target: what to tune for.
     """
     if allow_tf32 and dtype != "float32":
-        raise errors.WorkloadError(f"gemm: allow_tf32 is for dtype=float32, got {dtype}")
+        raise errors.WorkloadError(
+            f"gemm: allow_tf32 is for dtype=float32, got {dtype}: leave it out"
+        )
     out = dtypes.output("gemm", dtype, out_dtype, epilogue)
     lead = () if batch is None else (batch,)
     a = common.placeholder("A", lead + ((k, m) if transpose_a else (m, k)), dtype)
@@ -61,7 +63,7 @@ def gemm(
         return te.sum(common.wide(x) * common.wide(y), axis=rk)
 
     result = common.compute("matmul", (*lead, m, n), product)
-    extra, output = common.add_epilogue(result, epilogue, len(lead) + 1, out)
+    extra, output = epilogues.add(result, epilogue, len(lead) + 1, out)
     layout = ("t" if transpose_a else "n") + ("t" if transpose_b else "n")
     tags = ["" if layout == "nn" else layout, *epilogue, dtypes.tag(dtype, out)]
     name = common.name_of("gemm", (*lead, m, n, k), *tags, "tf32" if allow_tf32 else "")

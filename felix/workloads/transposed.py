@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tvm import te, tirx
 
 from felix import errors, task
-from felix.workloads import common, convolution, dtypes
+from felix.workloads import common, convolution, dtypes, epilogues
 
 
 @common.operator
@@ -80,7 +80,7 @@ def conv_transpose2d(
         return te.sum(value, axis=[rc, *taps])
 
     result = common.compute(owner, convolution.place(layout, n, co, outputs), body)
-    extra, output = common.add_epilogue(result, epilogue, 3 if channels_last else 1, out)
+    extra, output = epilogues.add(result, epilogue, 3 if channels_last else 1, out)
     name = common.name_of(
         owner,
         (n, h, w, ci, co),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from felix import workloads
+from felix.task import Task
 from server import errors
 from server.parsing import child
 from server.parsing import parser as parsing
@@ -77,6 +78,50 @@ def test_tf32_is_a_part_of_a_submitted_program(parser: parsing.Parser) -> None:
     (allowed,) = parser.parse(TF32, "llvm").tasks
     assert json.loads(allowed.program)["allow_tf32"] and "allow_tf32" not in exact.program
     assert allowed.program_key != exact.program_key
+
+
+@pytest.mark.parametrize(
+    "dtype, more, output",
+    [
+        ("bfloat16", {}, "bfloat16"),
+        ("bfloat16", {"out_dtype": "float32"}, "float32"),
+        ("float16", {}, "float16"),
+        ("int8", {}, "int32"),
+        ("int8", {"epilogue": ["scale", "bias"], "out_dtype": "float16"}, "float16"),
+        ("float8_e4m3fn", {}, "bfloat16"),
+        ("float8_e5m2", {"epilogue": ["scalar_scale"], "out_dtype": "float32"}, "float32"),
+    ],
+)
+def test_every_element_type_comes_in(
+    parser: parsing.Parser, dtype: str, more: dict[str, Any], output: str
+) -> None:
+    params = {**GEMM.params, "dtype": dtype, **more}
+    for name, extents in (("gemm", {}), ("conv2d", {"n": 1, "h": 6, "w": 6, "ci": 8, "co": 8})):
+        chosen = params if not extents else {**extents, "dtype": dtype, **more}
+        workload = parsing.Workload(kind="operator", name=name, params=chosen)
+        (task,) = parser.parse(workload, "h100").tasks
+        made = Task.from_json(task.program, trusted=True)
+        dtypes = [str(param.ty.dtype) for param in made.func.params]
+        assert (dtypes[0], dtypes[-1]) == (dtype, output)
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"dtype": "float8_e4m3fn"}, "Give a GPU as the target"),
+        ({"dtype": "int8", "out_dtype": "float32"}, "with a scale"),
+        ({"dtype": "int8", "epilogue": ["gelu"]}, "put a scale before it"),
+        ({"dtype": "float8"}, "float8_e4m3fn"),
+        ({"dtype": "float16", "allow_tf32": True}, "leave it out"),
+        ({"epilogue": ["scales"]}, "did you mean 'scale'"),
+    ],
+)
+def test_refused_types_say_what_to_do(
+    parser: parsing.Parser, params: dict[str, Any], message: str
+) -> None:
+    workload = dataclasses.replace(GEMM, params={**GEMM.params, **params})
+    with pytest.raises(errors.InvalidRequest, match=message):
+        parser.parse(workload, "llvm")
 
 
 def test_tf32_may_be_allowed_to_any_workload(parser: parsing.Parser) -> None:

@@ -171,6 +171,34 @@ def test_begin_anew_is_the_api_s_reuse_false(
     assert 'name="begin_anew" value="on" checked' in refused.text
 
 
+@pytest.mark.parametrize(
+    "texts, params",
+    [
+        ({"p.dtype": "bfloat16", "p.out_dtype": "float32"},
+         {"dtype": "bfloat16", "out_dtype": "float32"}),
+        ({"p.dtype": "int8", "p.epilogue": "scale, bias, gelu", "p.out_dtype": "float16"},
+         {"dtype": "int8", "epilogue": ["scale", "bias", "gelu"], "out_dtype": "float16"}),
+        ({"p.dtype": "float8_e5m2", "p.epilogue": "scalar_scale", "target": "h100"},
+         {"dtype": "float8_e5m2", "epilogue": ["scalar_scale"]}),
+    ],
+)  # fmt: skip
+def test_types_and_scales_come_in_by_the_form(
+    pages: Pages, texts: dict[str, str], params: dict[str, Any]
+) -> None:
+    form = filled(pages) | {"p.epilogue": ""} | texts
+    response = pages.client.post("/dashboard/submit", data=form)
+    assert response.status_code == 303, words(response.text)
+    with pages.service.db.read() as tx:
+        job = jobs.get(tx, int(response.headers["location"].rsplit("/", 1)[1]))
+    assert {name: job.workload["params"][name] for name in params} == params
+
+
+def test_a_type_that_a_cpu_lacks_is_refused_with_what_to_do(pages: Pages) -> None:
+    form = filled(pages) | {"p.dtype": "float8_e4m3fn", "target": "llvm"}
+    response = pages.client.post("/dashboard/submit", data=form)
+    assert response.status_code == 422 and "Give a GPU as the target" in response.text
+
+
 def test_tf32_is_allowed_by_a_switch(pages: Pages) -> None:
     form = filled(pages)
     assert 'name="allow_tf32" value="on"  aria' in pages.get("/dashboard/submit")

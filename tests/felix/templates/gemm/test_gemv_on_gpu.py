@@ -19,7 +19,6 @@ pytestmark = on_gpu.MARKS
         "gemm:1,768,3072,transpose_b=true,dtype=bfloat16",
         "gemm:1,4096,1024,transpose_b=true,epilogue=bias",
         "gemm:7,1000,333,transpose_b=true,epilogue=bias+relu,dtype=float16",
-        "gemm:300,2,1024,transpose_b=true,transpose_a=true",
         "gemm:2,197,64,batch=12,transpose_b=true,dtype=bfloat16",
         "gemm:8,512,2048,transpose_b=true,dtype=int8",
         "gemm:4,512,2048,transpose_b=true,dtype=float8_e4m3fn,out_dtype=bfloat16",

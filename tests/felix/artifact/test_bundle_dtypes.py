@@ -1,0 +1,116 @@
+"""Bundles of narrow element types: run.py on a CPU, and what a GPU's bundle has of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+import tvm
+
+from benchmarks.support.generated import fuzzing
+from felix import target, workloads
+from felix.artifact import export
+from felix.measure import reference
+from felix.measure.cuda import nvrtc
+from felix.task import Task
+from tests.felix.artifact import test_generated_bundle
+
+
+def _export(task: Task, best: Any, folder: pathlib.Path) -> dict[str, Any]:
+    export.export(test_generated_bundle._Result(task, best), folder, created_s=0.0)
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return manifest
+
+
+def _oracle(folder: pathlib.Path) -> Any:
+    spec = importlib.util.spec_from_file_location("bundle_oracle", folder / "oracle.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "text, output",
+    [
+        ("gemm:24,16,32,dtype=bfloat16,epilogue=bias+gelu", "bfloat16"),
+        ("gemm:24,16,32,dtype=bfloat16,out_dtype=float32", "float32"),
+        ("gemm:24,16,32,dtype=float16,batch=2", "float16"),
+        ("gemm:24,16,32,dtype=int8,epilogue=bias+relu", "int32"),
+        ("gemm:24,16,32,dtype=int8,epilogue=scale+bias", "bfloat16"),
+        ("gemm:24,16,32,dtype=int8,epilogue=scalar_scale+gelu,out_dtype=float16", "float16"),
+        ("conv2d:1,6,6,8,8,3,padding=1,dtype=int8,epilogue=scale,out_dtype=float32", "float32"),
+    ],
+)
+def test_run_py_checks_narrow_types_on_a_cpu(
+    text: str, output: str, tmp_path: pathlib.Path
+) -> None:
+    task = workloads.parse(text, "llvm -num-cores 1")
+    schedule = tvm.s_tir.Schedule(task.mod)
+    schedule.get_sblock("root")
+    best = types.SimpleNamespace(
+        generated=None, template_text=None, mod=task.mod, schedule=schedule, latency_us=3.0,
+        sketch_index=0, decisions=(), variant="stock",
+    )  # fmt: skip
+    manifest = _export(task, best, tmp_path)
+    assert manifest["arguments"][-1]["dtype"] == output
+    command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    checked = json.loads(done.stdout)["checked_against"]
+    assert ("numpy" in checked) is (tmp_path / "oracle.py").exists() is text.startswith("gemm")
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
+@pytest.mark.parametrize(
+    "text, types_of_arguments",
+    [
+        ("gemm:64,48,64,transpose_b=true,dtype=bfloat16,epilogue=bias", ["bfloat16"] * 4),
+        ("gemm:64,48,64,dtype=float8_e4m3fn", [*["float8_e4m3fn"] * 2, "bfloat16"]),
+        ("gemm:64,48,64,dtype=float8_e5m2,epilogue=scalar_scale+bias,out_dtype=float16",
+         [*["float8_e5m2"] * 2, "float32", "float16", "float16"]),
+        ("gemm:64,48,64,dtype=int8,epilogue=scale,out_dtype=float32",
+         ["int8", "int8", "float32", "float32"]),
+    ],
+)  # fmt: skip
+def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
+    text: str, types_of_arguments: list[str], tmp_path: pathlib.Path
+) -> None:
+    task = workloads.parse(text, "h200")
+    made = fuzzing.suited(task, target.hardware(task.target))[0][0]
+    ((decisions, program),) = fuzzing.legal(made, 1, random.Random(0))
+    best = test_generated_bundle._Best(
+        program, task.mod, decisions=tuple(decisions.values()), variant=made.name
+    )
+    manifest = _export(task, best, tmp_path)
+    assert (manifest["kind"], manifest["library"]) == ("generated", "kernel.cubin")
+    assert [argument["dtype"] for argument in manifest["arguments"]] == types_of_arguments
+    assert (tmp_path / "kernel.cubin").stat().st_size > 0
+    assert (tmp_path / "reference.cubin").stat().st_size > 0
+    assert manifest["tolerance"] > 0
+    read = Task.from_json((tmp_path / "workload.json").read_text(), "h200", trusted=True)
+    assert read.program_key == task.program_key
+    args = reference.arguments(task.mod)
+    inputs = reference.inputs(args, 0, positive=False)[:-1]
+    (expected,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
+    named = {arg.name: array for arg, array in zip(args, inputs, strict=False)}
+    computed = _oracle(tmp_path).compute(named)[args[-1].name]
+    assert computed.dtype == expected.dtype
+    limit = 2 * reference.tolerance(task.mod)
+    assert reference.mismatch(computed, expected, limit) is None
+
+
+def test_what_a_bundle_says_is_of_the_task() -> None:
+    """Arguments of a bundle have the ranges that keep float16 from overflowing."""
+    for out, is_full in (("float16", False), ("float32", True)):
+        task = workloads.parse(f"gemm:8,8,8,dtype=int8,epilogue=scale,out_dtype={out}", "h200")
+        first, *_ = map(dataclasses.asdict, reference.arguments(task.mod))
+        assert first["is_full_range"] is is_full
