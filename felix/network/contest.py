@@ -35,7 +35,8 @@ from felix.workloads import torch_forms
 
 #: Turns of each contender, and timed calls in a turn.
 TURNS, BURST = 3, 8
-#: A program that tuning found so many times as slow as another one is not timed again.
+#: A program so many times as slow as another one, by tuning or by a first turn, is not timed
+#: again.
 _HOPELESS = 2.0
 #: What PyTorch's functions raise for arguments that they do not take, or without memory for them.
 _TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
@@ -201,9 +202,9 @@ def _timed(built: Mapping[Contender, relax.VMExecutable], task: Task) -> Compare
         is_gpu = task.target.kind.name == "cuda"
         flushed = [] if is_gpu else [tvm.runtime.from_dlpack(each) for each in inputs]
         latencies_us = (
-            cuda_calls.in_turns_us(calls, TURNS, BURST)
+            cuda_calls.in_turns_us(calls, TURNS, BURST, _HOPELESS)
             if is_gpu
-            else cpu_calls.in_turns_us(calls, flushed, TURNS, BURST)
+            else cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, _HOPELESS)
         )
     medians_us = {name: statistics.median(each) for name, each in latencies_us.items()}
     return Compared(latencies_us=medians_us, without_pytorch=without_pytorch)

@@ -7,6 +7,7 @@ re-measuring, and the median counts.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import tvm
 
+from felix.measure.calls import contending
 from felix.measure.cpu import timing
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -51,19 +53,21 @@ def in_turns_us(
     inputs: Sequence[Any],
     turns: int,
     burst: int,
+    hopeless: float = math.inf,
 ) -> dict[_Name, list[float]]:
     """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
 
     All read `inputs`, which are cold. The first calls do not count. A burst of long calls is
-    shorter (`MAX_BURST_S`).
+    shorter (`MAX_BURST_S`). A call that took more than `hopeless` times as long as the fastest one
+    has no further turn.
     """
     flush = timing.flusher(CACHE_BYTES)
     for call in calls.values():
         call()
     latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
-        for name, call in calls.items():
-            end = time.perf_counter() + MAX_BURST_S
+        for name in contending.names(latencies_us, hopeless):
+            call, end = calls[name], time.perf_counter() + MAX_BURST_S
             for _ in range(burst):
                 flush(*inputs)
                 begin = time.perf_counter()

@@ -7,12 +7,15 @@ before the first event happens, so its launches do not count. The median counts.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
 import torch
+
+from felix.measure.calls import contending
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -31,11 +34,15 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def in_turns_us(
-    calls: Mapping[_Name, Callable[[], object]], turns: int, burst: int
+    calls: Mapping[_Name, Callable[[], object]],
+    turns: int,
+    burst: int,
+    hopeless: float = math.inf,
 ) -> dict[_Name, list[float]]:
     """Latencies of calls in us, `turns` x `burst` of each: a burst of each call, then the next.
 
-    The first calls, which may compile, do not count.
+    The first calls, which may compile, do not count. A call that took more than `hopeless` times
+    as long as the fastest one has no further turn.
     """
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     swept = torch.zeros(2 * l2_bytes // 4, dtype=torch.float32, device="cuda")
@@ -47,8 +54,8 @@ def in_turns_us(
         delays[name] = int(max(_MIN_DELAY_S, 2 * _queueing_s(call)) * _CYCLES_PER_S)
     latencies_us: dict[_Name, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
-        for name, call in calls.items():
-            latencies_us[name] += _burst_us(call, burst, delays[name], swept)
+        for name in contending.names(latencies_us, hopeless):
+            latencies_us[name] += _burst_us(calls[name], burst, delays[name], swept)
     return latencies_us
 
 

@@ -28,7 +28,7 @@ def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Conte
     """Contenders that were timed; PyTorch's take so long, others 10 us."""
     log: list[set[Contender]] = []
 
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int) -> Any:
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
         log.append(set(calls))
         for call in calls.values():
             call()
@@ -130,7 +130,7 @@ def test_pytorch_in_a_captured_graph(
 ) -> None:
     from felix.measure.calls import cuda_calls
 
-    def in_turns_us(calls: Any, turns: int, burst: int) -> Any:
+    def in_turns_us(calls: Any, turns: int, burst: int, hopeless: float) -> Any:
         return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}
 
     monkeypatch.setattr(cuda_calls, "in_turns_us", in_turns_us)

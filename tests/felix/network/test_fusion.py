@@ -44,7 +44,7 @@ def test_an_unknown_fusion_is_refused() -> None:
 def test_pytorch_contends_for_planned_groups(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int) -> Any:
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
         return {name: [1.0 if name is Contender.PYTORCH else 10.0] for name in calls}
 
     monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)

@@ -31,7 +31,7 @@ def _model() -> nn.Module:
 def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> None:
     """PyTorch's operators take so long, others 10 us."""
 
-    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int) -> Any:
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
         for call in calls.values():
             call()
         return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}

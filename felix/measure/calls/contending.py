@@ -1,0 +1,19 @@
+"""Which of several calls that are timed in turns have a further turn."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+def names(latencies_us: Mapping[_Name, Sequence[float]], hopeless: float) -> list[_Name]:
+    """Those that took no more than `hopeless` times as long as the fastest one; all before the
+    first turn."""
+    if not all(latencies_us.values()):
+        return list(latencies_us)
+    medians_us = {name: statistics.median(each) for name, each in latencies_us.items()}
+    limit_us = hopeless * min(medians_us.values())
+    return [name for name, us in medians_us.items() if us <= limit_us]
