@@ -32,6 +32,7 @@ from benchmarks import (
     features,
     fusion,
     measure_throughput,
+    search_cost,
     tensor_cores,
     unrolling,
 )
@@ -53,6 +54,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "measure_throughput": measure_throughput.render,
     "networks": networks.render,
     "proposals": statements.proposals_table,
+    "search_cost": search_cost.render,
     "search_efficiency": efficiency.render,
     "service-answers": statements.service_answers,
     "structure": statements.structure_table,

@@ -8,7 +8,7 @@ sketches are made and opened, then the gradient search proposes a warm-up round 
 built or measured, so no GPU is needed. *Cold* starts with an empty formula cache, *warm* again
 with what the cold search left there. Each search has a process of its own, one thread, and what
 a process pays once (imports, the first call of each library) is not counted. The median of the
-seeds counts. *Structures* are the formulas that a search compiled or loaded. Writes
+seeds counts. *structures*: those whose formulas a search compiled or loaded. Writes
 benchmarks/results/formulas/search_cost.json.
 """
 
@@ -172,7 +172,13 @@ def main() -> int:
                         job = Job(name, cache, seed, args.rounds, folder)
                         pieces.append(pool.apply(piece, (job,)))
                         print(pieces[-1], flush=True)
-    data = {**head, "target": TARGET, "pieces": pieces, "summary": summary(pieces)}
+    data = {
+        **head,
+        "target": TARGET,
+        "candidates": N_WARM_UP + args.rounds * N_ROUND,
+        "pieces": pieces,
+        "summary": summary(pieces),
+    }
     common.write(args.out, data)
     print(render(data))
     return 0

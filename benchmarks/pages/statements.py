@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import fusion, structure, tensor_cores
+from benchmarks import fusion, search_cost, structure, tensor_cores
 from benchmarks.networks import results as networks
 from benchmarks.support import common, efficiency
 
@@ -53,6 +53,18 @@ def proposals(data: Data) -> str:
         f"TVM accepts {sum(entry['accepted'] for entry in entries)} of "
         f"{sum(entry['proposed'] for entry in entries)} proposals of the search. "
         f"Of uniform samples it accepts {min(shares):.1%} to {max(shares):.0%} by workload."
+    )
+
+
+def search_costs(data: Data) -> str:
+    """How long opening and proposing takes, cold and warm."""
+    rows = data["summary"]
+    colds, warms = ([row[f"{cache}_s"] for row in rows] for cache in search_cost.CACHES)
+    opened = [row["cold_open_s"] / row["cold_s"] for row in rows]
+    return (
+        f"A search of {data['candidates']} candidates takes {_range(colds)} CPU seconds with an "
+        f"empty formula cache, {_range(warms)} with a filled one. Opening the sketches is "
+        f"{min(opened):.0%} to {max(opened):.0%} of the former."
     )
 
 
@@ -265,6 +277,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "measure_throughput": measure_throughput,
     "networks": networks.statement,
     "proposals": proposals,
+    "search_cost": search_costs,
     "search_efficiency": search_efficiency,
     "service-hostile": service_hostile,
     "service-polling": service_polling,

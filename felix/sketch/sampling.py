@@ -113,7 +113,7 @@ class _Space:
     def draw(self, n: int, rng: np.random.Generator) -> Rows:
         """At most n distinct legal rows."""
         legal = np.empty((0, len(self._variables)), dtype=np.int64)
-        drawn, chunk = 0, min(CHUNK, CHUNK_SHARE * n)
+        drawn, chunk = 0, min(CHUNK, CHUNK_SHARE * max(1, n))
         while drawn < MAX_DRAWN:
             rows = random_rows(self._variables, self._structure, chunk, rng)
             drawn, chunk = drawn + len(rows), CHUNK

@@ -14,6 +14,7 @@ from benchmarks import (
     cuda_build_time,
     features,
     report,
+    search_cost,
 )
 from benchmarks.pages import statements
 from benchmarks.support import common, cpu_pieces, model_tables, service_polling
@@ -122,6 +123,22 @@ def test_build_times_count_what_a_limit_tells() -> None:
     assert rows["gemm"][-3:] == [3, 3, 0] and rows["conv"][-3:] == [0, 0, 1]
     assert rows["gemm"][-6:-3] == [2.0, "1 of 2", "2 of 2"]
     assert rows["all"][2:5] == [6, 5, "0.90 0.90 0.90"]
+
+
+def test_costs_of_a_search_are_medians_over_seeds() -> None:
+    def piece(cache: str, seed: int, open_s: float) -> dict[str, Any]:
+        return {"name": "gemm", "workload": "gemm:8,8,8", "cache": cache, "seed": seed,
+                "sketches": 3, "structures": 3, "open_s": open_s, "rounds_s": 1.0,
+                "best_us": 5.0}  # fmt: skip
+
+    opened = {"cold": (0.5, 3.0, 1.0), "warm": (0.25, 0.125, 0.5)}
+    pieces = [piece(cache, seed, s) for cache in opened for seed, s in enumerate(opened[cache])]
+    (row,) = search_cost.summary(pieces)
+    assert (row["cold_open_s"], row["cold_s"], row["warm_open_s"]) == (1.0, 2.0, 0.25)
+    data = {"summary": [row], "candidates": 104}
+    assert "| gemm:8,8,8" in search_cost.render(data)
+    assert "takes 2 to 2 CPU seconds" in statements.search_costs(data)
+    assert "50% to 50%" in statements.search_costs(data)
 
 
 def test_tables_of_cost_models() -> None:

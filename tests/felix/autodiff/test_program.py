@@ -81,6 +81,26 @@ def test_exact_equals_plain_evaluation(typical) -> None:
         np.testing.assert_allclose(row, expected, rtol=1e-12)
 
 
+def test_values_do_not_depend_on_the_size_of_the_batch(typical) -> None:
+    """Batches are cut into blocks, whose size depends on the number of nodes."""
+    variables, formulas, program = typical
+    small = autodiff_program.Program.compile(formulas[:1], variables)
+    points = np.random.default_rng(0).integers(1, 9, (5000, len(variables)))
+    for each in (program, small):
+        whole = each.exact(points)
+        for row in (0, 63, 64, 4999):
+            np.testing.assert_array_equal(each.exact(points[row : row + 1])[0], whole[row])
+
+
+def test_the_reverse_pass_is_made_where_it_is_needed() -> None:
+    (x,) = symbols(1)
+    program = autodiff_program.Program.compile([x * x], [x])
+    assert program.exact(np.asarray([[3]])).tolist() == [[9]]
+    assert "gathers" not in vars(program._passes)
+    _, buffer = program.forward(np.asarray([[3.0]]), 0.1, smoothing.KERNELS["algebraic"])
+    assert program.backward(buffer, np.ones((1, 1))).tolist() == [[6.0]]
+
+
 def test_log_outputs_are_log2_of_one_plus_v(typical) -> None:
     _, _, program = typical
     points = np.full((2, 12), 4)

@@ -16,7 +16,7 @@ from tvm import te, topi
 import felix
 from felix import errors, workloads
 from felix.features import spec, table
-from felix.sketch import coordinates, formula_cache, formulas, legality, variables
+from felix.sketch import coordinates, formula_cache, formulas, legality, sampling, variables
 from felix.sketch import sketch as sketching
 from felix.symbolic import interpret
 
@@ -145,6 +145,22 @@ def test_samples_cover_the_domains() -> None:
     rows = sketch.sample(2000, seed=0)
     for v, column in zip(sketch.variables, rows.T, strict=True):
         assert set(column.tolist()) == set(v.domain), v.name
+
+
+def test_few_samples_need_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a sketch asks for one sample, which says whether there are legal decisions."""
+    drawn: list[int] = []
+    random_rows = sampling.random_rows
+
+    def recorded(variables: Any, structure: Any, n: int, rng: Any) -> Any:
+        drawn.append(n)
+        return random_rows(variables, structure, n, rng)
+
+    monkeypatch.setattr(sampling, "random_rows", recorded)
+    sketch = shared_gemm("llvm")
+    assert len(sketch.sample(1, seed=1)) == 1 and max(drawn) == sampling.CHUNK_SHARE
+    drawn.clear()
+    assert len(sketch.sample(64, seed=1)) == 64 and drawn[0] == sampling.CHUNK
 
 
 def test_a_small_space_is_repeated_not_refused() -> None:
