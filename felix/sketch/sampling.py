@@ -33,7 +33,7 @@ def no_tvm_sample(seed: int) -> None:
 MAX_STRUCTURES = 6
 STRUCTURE_DRAWS = 12
 #: Rows drawn together: at first so many for each that is wished, at most `CHUNK`; then `CHUNK`.
-CHUNK_SHARE, CHUNK = 64, 4096
+CHUNK_SHARE, CHUNK = 256, 4096
 MAX_DRAWN = 16 * CHUNK
 MAX_MOVES = 400
 
@@ -61,7 +61,8 @@ def sample(
         for structure in _structures(variables, formulas, tvm_sample, rng, max_structures)
     ]
     share = -(-n // len(spaces))
-    parts = [space.draw(share, rng) for space in spaces]
+    chunk = min(CHUNK, CHUNK_SHARE * max(1, n))
+    parts = [space.draw(share, rng, chunk) for space in spaces]
     lacking = n - sum(map(len, parts))
     if lacking > 0 and len(spaces) > 1:
         best = max(range(len(parts)), key=lambda i: len(parts[i]))
@@ -110,10 +111,10 @@ class _Space:
         self._constraints = constraints
         self._groups = np.array([v.group for v in variables])
 
-    def draw(self, n: int, rng: np.random.Generator) -> Rows:
-        """At most n distinct legal rows."""
+    def draw(self, n: int, rng: np.random.Generator, chunk: int = CHUNK) -> Rows:
+        """At most n distinct legal rows, of `chunk` random ones if those are enough."""
         legal = np.empty((0, len(self._variables)), dtype=np.int64)
-        drawn, chunk = 0, min(CHUNK, CHUNK_SHARE * max(1, n))
+        drawn = 0
         while drawn < MAX_DRAWN:
             rows = random_rows(self._variables, self._structure, chunk, rng)
             drawn, chunk = drawn + len(rows), CHUNK
