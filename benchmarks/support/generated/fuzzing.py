@@ -177,7 +177,7 @@ def suited(task: Task, machine: Hardware) -> tuple[list[Template], list[str]]:
         return [], [problem.reason]
     templates: list[Template] = []
     reasons: list[str] = []
-    for generator in family.GENERATORS:
+    for generator in (*family.GENERATORS, family.BESIDE):
         if not generator.runs_on(arch):
             continue
         reason = generator.unsuited(problem)
