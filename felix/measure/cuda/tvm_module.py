@@ -1,7 +1,7 @@
 """A generated program as a module of TVM: its launches as host code, and its cubin.
 
 The host function has the task's parameters, which TVM checks as those of any program. It takes
-workspaces from TVM's pool, encodes the tensor maps and launches the kernels. TVM's runtime cannot
+the workspaces from TVM's pool as one, encodes the tensor maps and launches the kernels. TVM's runtime cannot
 encode im2col tensor maps: a function of this module does, so that a program with some runs only
 in a process that has imported it. TVM also wants device
 functions, from which it learns what the arguments are: they have the kernels' names and no body,
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,8 @@ _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y",
 _CLUSTER_AXES = ("clusterCtaIdx.x", "clusterCtaIdx.y", "clusterCtaIdx.z")
 _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _DEVICE_KERNEL_LAUNCH = 2
+#: Workspaces begin at multiples of this in their allocation.
+_ALIGNMENT_BYTES = 256
 #: The packed function by which host code encodes an im2col tensor map.
 _ENCODE_IM2COL = "felix.encode_im2col_tensor_map"
 
@@ -78,11 +81,13 @@ def host_module(
 
 def host_function(plan: launch_plan.LaunchPlan, task_func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function with the parameters of a task's that does what a plan says."""
-    workspaces = [
-        tirx.decl_buffer((size,), "uint8", f"workspace{number}")
-        for number, size in enumerate(plan.workspaces)
-    ]
-    pointers = [buffer.data for buffer in (*task_func.params, *workspaces)]
+    # One allocation: of several, TVM gives one the memory of another that only a tensor map
+    # still reads, because it does not see which launches have the map.
+    offsets = [0, *itertools.accumulate(map(_aligned, plan.workspaces))]
+    size_bytes = offsets[-2] + plan.workspaces[-1] if plan.workspaces else 0
+    whole = tirx.decl_buffer((size_bytes,), "uint8", "workspace")
+    pointers = [buffer.data for buffer in task_func.params]
+    pointers += [_moved(whole.data, offset) for offset in offsets[:-1]]
     encodes: list[tirx.Stmt] = []
     launches: list[tirx.Stmt] = []
     for launch in plan.launches:
@@ -94,7 +99,7 @@ def host_function(plan: launch_plan.LaunchPlan, task_func: tirx.PrimFunc) -> tir
                 args.append(_map_variable(f"map{len(encodes) // 2}"))
                 encodes += _encode(args[-1], arg, pointers[arg.tensor])
         launches.append(_launch(launch, args, _tags(plan)))
-    allocations = [tirx.AllocBuffer(buffer) for buffer in workspaces]
+    allocations = [tirx.AllocBuffer(whole)] if plan.workspaces else []
     steps = [*allocations, *encodes, *launches]
     return task_func.with_body(tirx.SeqStmt(steps) if len(steps) > 1 else steps[0])
 
@@ -139,6 +144,18 @@ def _launch(launch: launch_plan.Launch, args: Sequence[Any], tags: Sequence[str]
     return tirx.Evaluate(call)
 
 
+def _aligned(size_bytes: int) -> int:
+    """A size after which the next workspace begins."""
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _moved(pointer: Any, offset_bytes: int) -> Any:
+    """An address so many bytes behind another one."""
+    if not offset_bytes:
+        return pointer
+    return tirx.call_intrin(pointer.ty, "tirx.handle_add_byte_offset", pointer, offset_bytes)
+
+
 def _map_variable(name: str) -> tvm.ir.Var:
     return tvm.ir.Var(name, tvm.ir.PointerType(tirx.type.TensorMapType()))
 
@@ -147,10 +164,7 @@ def _encode(
     variable: tvm.ir.Var, tensor_map: launch_plan.TensorMap, pointer: Any
 ) -> list[tirx.Stmt]:
     """Room for a tensor map on the stack, and the call that fills it."""
-    if tensor_map.offset_bytes:
-        pointer = tirx.call_intrin(
-            pointer.ty, "tirx.handle_add_byte_offset", pointer, tensor_map.offset_bytes
-        )
+    pointer = _moved(pointer, tensor_map.offset_bytes)
     room = tirx.Bind(variable, tirx.tvm_stack_alloca("tensormap", 1))
     if tensor_map.im2col is not None:
         text = json.dumps(dataclasses.asdict(tensor_map))

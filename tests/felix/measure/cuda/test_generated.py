@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -267,6 +268,28 @@ def test_a_host_function_launches_clusters_and_takes_workspaces() -> None:
     assert [int(extent) for extent in allocated.shape] == [4000]
     for used in (first.args[2], second.args[1]):
         tvm.ir.assert_structural_equal(used, allocated.data)
+
+
+def test_workspaces_that_a_tensor_map_reads_are_no_others_memory() -> None:
+    """Packed operands are read through maps alone while partial sums are written."""
+    task = programs.task(programs.square_sum)
+    size = 64 * 1024
+
+    def packed(tensor: int) -> launch_plan.TensorMap:
+        return launch_plan.TensorMap(tensor, "float32", (64, 256), (256,), (32, 8))
+
+    extents = (1, 1, 1, 32, 1, 1)
+    plan = launch_plan.LaunchPlan(
+        2, (size, size, size),
+        (
+            launch_plan.Launch("pack", extents, 0, (0, 2, 3)),
+            launch_plan.Launch("multiply", extents, 0, (packed(2), packed(3), 4)),
+            launch_plan.Launch("add", extents, 0, (4, 1)),
+        ),
+    )  # fmt: skip
+    host = tvm_module.host_module(plan, task.mod, task.target).inspect_source("ll")
+    taken = re.findall(r"%workspace\w* = .* call .*?i64 (\d+)", host)
+    assert sum(map(int, taken)) >= 3 * size, taken
 
 
 @pytest.mark.parametrize("make", [programs.boxes, programs.clusters, programs.plain])
