@@ -1,11 +1,11 @@
 """A generated program as a module of TVM: its launches as host code, and its cubin.
 
 The host function has the task's parameters, which TVM checks as those of any program. It takes
-the workspaces from TVM's pool as one, encodes the tensor maps and launches the kernels. TVM's runtime cannot
-encode im2col tensor maps: a function of this module does, so that a program with some runs only
-in a process that has imported it. TVM also wants device
-functions, from which it learns what the arguments are: they have the kernels' names and no body,
-and TVM gets the cubin in place of what it would compile of them.
+the workspaces from TVM's pool as one, encodes the tensor maps and launches the kernels. TVM's
+runtime cannot encode im2col tensor maps: a function of this module does, so that a program with
+some runs only in a process that has imported it. TVM also wants device functions, from which it
+learns what the arguments are: they have the kernels' names and no body, and TVM gets the cubin in
+place of what it would compile of them.
 """
 
 from __future__ import annotations
