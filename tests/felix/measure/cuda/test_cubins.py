@@ -36,14 +36,14 @@ def _cubin(source: cuda_source.Source) -> bytes:
 @pytest.mark.parametrize(
     ("text", "sketch", "row"),
     [
-        ("gemm:64,64,64,epilogue=bias+relu", 0, 1),
-        ("gemm:64,64,64,epilogue=bias+relu", 1, 3),
+        ("gemm:16,64,64,epilogue=bias+relu", 0, 3),
+        ("gemm:64,64,96,epilogue=bias+relu", 1, 0),
         ("softmax:12x64x197", 1, 0),
         ("softmax:12x64x197", 3, 1),
         ("layer_norm:64x256", 2, 0),
         ("layer_norm:64x256", 3, 1),
-        ("conv2d:1,14,14,32,32,3,padding=1", 0, 1),
-        ("conv2d:1,14,14,16,16,3,padding=1", 1, 0),
+        ("conv2d:1,14,14,32,32,3,padding=1", 0, 2),
+        ("conv2d:1,14,14,16,16,3,padding=1", 1, 2),
     ],
 )
 def test_what_is_measured_is_what_tvm_would_build(
