@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from felix import errors, events
 from felix.measure import protocol
 from felix.search import interface
-from felix.tuning import first_rounds, pacing, results
 from felix.tuning import options as options_module
+from felix.tuning import pacing, results
+from felix.tuning.opening import first_rounds
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:

@@ -18,9 +18,7 @@ from felix.measure import limits
 from felix.search import allocate, interface, strategies
 from felix.sketch import variables
 from felix.tuning import (
-    ahead,
     checkpoint,
-    first_rounds,
     pacing,
     pending,
     recorder,
@@ -29,6 +27,7 @@ from felix.tuning import (
     session,
 )
 from felix.tuning import options as options_module
+from felix.tuning.opening import ahead, first_rounds
 from felix.tuning.task_run import TaskRun
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from felix.measure import protocol
 from felix.search import interface, strategies
 from felix.target import cpu
 from felix.templates import generated
-from felix.tuning import opening, pacing, results
 from felix.tuning import options as options_module
+from felix.tuning import pacing, results
 from felix.tuning import strategies as searches
+from felix.tuning.opening import opened_sketches
 
 if TYPE_CHECKING:
     from felix.search.strategies import base
@@ -103,7 +104,7 @@ class TaskRun:
             sketches = sketches_of(self.task, left_out.append, has_templates)
         except errors.UnsupportedSchedule as error:
             raise errors.TuningError(str(error)) from error
-        templates, traces = opening.by_kind(opening.searched(sketches))
+        templates, traces = opened_sketches.by_kind(opened_sketches.searched(sketches))
         self._take_legal(templates, left_out, before_each)
         if not templates_first or not self.sketches:
             self._take_legal(traces, left_out, before_each)
@@ -142,7 +143,7 @@ class TaskRun:
         for sketch in sketches:
             if before_each is not None:
                 before_each()
-            failure = opening.make_formulas(sketch)
+            failure = opened_sketches.make_formulas(sketch)
             if failure is not None:
                 left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
                 continue

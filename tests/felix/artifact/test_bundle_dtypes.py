@@ -19,7 +19,6 @@ from benchmarks.support.generated import fuzzing
 from felix import target, workloads
 from felix.artifact import export
 from felix.measure import reference
-from felix.measure.cuda import nvrtc
 from felix.task import Task
 from tests.felix.artifact import test_generated_bundle
 
@@ -69,7 +68,6 @@ def test_run_py_checks_narrow_types_on_a_cpu(
     assert ("numpy" in checked) is (tmp_path / "oracle.py").exists() is text.startswith("gemm")
 
 
-@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
 @pytest.mark.parametrize(
     "text, types_of_arguments",
     [

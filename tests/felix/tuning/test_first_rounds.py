@@ -10,7 +10,8 @@ import pytest
 import felix
 from felix import workloads
 from felix.sketch import formula_cache
-from felix.tuning import ahead, first_rounds, opening, task_run
+from felix.tuning import task_run
+from felix.tuning.opening import ahead, first_rounds, opened_sketches
 from tests.support import tuning_fakes as fakes
 
 
@@ -45,7 +46,7 @@ def test_traces_join_the_search_in_the_second_round(monkeypatch: pytest.MonkeyPa
     def by_kind(sketches: Any) -> tuple[list[Any], list[Any]]:
         return [each for each in sketches if each.index == 1], [sketches[0]]
 
-    monkeypatch.setattr(opening, "by_kind", by_kind)
+    monkeypatch.setattr(opened_sketches, "by_kind", by_kind)
     tasks = [fakes.task(m) for m in (32, 64)]
     network = felix.tune(tasks, 48, model=fakes.Model(), options=fakes.small())
     for result in network.results:
@@ -62,7 +63,7 @@ def test_a_run_that_had_opened_templates_alone_is_resumed(
     def by_kind(sketches: Any) -> tuple[list[Any], list[Any]]:
         return [each for each in sketches if each.index == 1], [sketches[0]]
 
-    monkeypatch.setattr(opening, "by_kind", by_kind)
+    monkeypatch.setattr(opened_sketches, "by_kind", by_kind)
     tasks = [fakes.task(m) for m in (32, 64)]
     felix.tune(tasks, 16, model=fakes.Model(), options=fakes.small(), out=tmp_path)
     network = felix.tune(
@@ -84,8 +85,8 @@ def test_processes_make_formulas_ahead(
     made_ahead.close()
     n_files = len(list(formula_cache.folder().iterdir()))
     for task in tasks:
-        _, traces = opening.by_kind(opening.searched(task_run.sketches_of(task)))
-        assert traces and all(opening.make_formulas(sketch) is None for sketch in traces)
+        _, traces = opened_sketches.by_kind(opened_sketches.searched(task_run.sketches_of(task)))
+        assert traces and all(opened_sketches.make_formulas(sketch) is None for sketch in traces)
     assert len(list(formula_cache.folder().iterdir())) == n_files > 0
 
 

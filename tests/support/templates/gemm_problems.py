@@ -34,6 +34,36 @@ def compile_epilogues(problems: Sequence[GemmProblem], folder: pathlib.Path) -> 
     return [_function(loaded[f"epilogue{n}"], each) for n, each in enumerate(problems)]
 
 
+def arrays(problem: GemmProblem) -> list[Array]:
+    """Compact parameters with random values; the output is poison, and 64 elements behind it, too.
+
+    The epilogue reads at most a row and a whole C, in this order.
+    """
+    p, rng = problem, np.random.default_rng(0)
+    b_batches = p.batch if p.b.strides[0] else 1
+    sizes = [p.batch * p.m * p.k + p.a.offset, b_batches * p.n * p.k]
+    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
+    dtypes = [p.a.dtype, p.b.dtype, *(read.dtype for read in p.epilogue.reads)]
+    is_integer = p.accumulator == "int32"
+    inputs = [
+        (rng.integers(-9, 10, size) if is_integer else rng.uniform(-1, 1, size))
+        .astype(reference.np_dtype(dtype))
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    ]  # fmt: skip
+    output = aligned(np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype)))
+    output.view(np.uint8).fill(0x5A)
+    return [*map(aligned, inputs), output]
+
+
+def aligned(array: Array) -> Array:
+    """A copy that begins at a multiple of 256 bytes, as device memory does."""
+    space = np.zeros(array.nbytes + 256, np.uint8)
+    start = -space.ctypes.data % 256
+    result = space[start : start + array.nbytes].view(array.dtype)
+    result[...] = array
+    return result
+
+
 def evaluate(
     problem: GemmProblem, arrays: Sequence[Array], function: Function
 ) -> tuple[int, Array]:

@@ -13,13 +13,13 @@ Notation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
+from felix.templates import decisions
 from felix.templates.gemm.ampere import dtypes
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.template import Parameter
@@ -46,7 +46,7 @@ _SUM_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(decisions.Decisions):
     """Values of the parameters; `parameters` has their meaning."""
 
     warp_m: Value
@@ -58,16 +58,6 @@ class Decisions:
     split_k: Value
     group_m: Value
     blocks_per_sm: Value
-
-    @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Decisions:
-        """From values by name."""
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
-
-    @classmethod
-    def symbols(cls) -> Decisions:
-        """The parameters as symbols."""
-        return cls(*(expr.variable(field.name) for field in dataclasses.fields(cls)))
 
     @property
     def block_m(self) -> Value:

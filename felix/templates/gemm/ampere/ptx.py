@@ -120,3 +120,8 @@ def uses_float8(problem: GemmProblem) -> bool:
     dtypes_of = [problem.a.dtype, problem.b.dtype, problem.output.dtype]
     dtypes_of += [read.dtype for read in problem.epilogue.reads]
     return any(dtype.startswith("float8") for dtype in dtypes_of)
+
+
+def number(arch: str) -> int:
+    """86 of an architecture like "sm_86"."""
+    return int(arch.removeprefix("sm_").rstrip("af"))

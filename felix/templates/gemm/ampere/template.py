@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from felix import errors
 from felix.target import Hardware
+from felix.templates import decisions as checks
 from felix.templates.gemm.ampere import decisions as design
 from felix.templates.gemm.ampere import dtypes, features, gather, layout, packing, ptx
 from felix.templates.gemm.ampere import program as programs
@@ -51,7 +51,7 @@ def unsuited(problem: GemmProblem) -> str | None:
 
 def runs_on(arch: str) -> bool:
     """Whether kernels can be compiled for an architecture like "sm_86"."""
-    return _number(arch) >= _LEAST_ARCH
+    return ptx.number(arch) >= _LEAST_ARCH
 
 
 def templates(problem: GemmProblem, hardware: Hardware, arch: str) -> tuple[AmpereGemm, ...]:
@@ -62,12 +62,7 @@ def templates(problem: GemmProblem, hardware: Hardware, arch: str) -> tuple[Ampe
 
 def has_float8(arch: str) -> bool:
     """Whether an architecture converts float8."""
-    return _number(arch) >= _LEAST_ARCH_OF_FLOAT8
-
-
-def _number(arch: str) -> int:
-    """86 of "sm_86"."""
-    return int(arch.removeprefix("sm_").rstrip("af"))
+    return ptx.number(arch) >= _LEAST_ARCH_OF_FLOAT8
 
 
 class AmpereGemm:
@@ -113,16 +108,8 @@ class AmpereGemm:
         Raises:
             DecisionError: a value is none of its parameter's, or a constraint is not met.
         """
-        for parameter in self.parameters:
-            if decisions[parameter.name] not in parameter.domain:
-                raise errors.DecisionError(
-                    f"{parameter.name} = {decisions[parameter.name]} is not one of "
-                    f"{', '.join(map(str, parameter.domain))}"
-                )
-        d = Decisions.of({name: int(value) for name, value in decisions.items()})
-        for name, value in design.constraints(self._computed, d, self._limits):
-            if value > 0:
-                raise errors.DecisionError(f"too much of: {name}")
+        d = Decisions.of(checks.integers(self.parameters, decisions))
+        checks.check(design.constraints(self._computed, d, self._limits))
         return programs.program(self._problem, d, self._arch)
 
     @property

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import sympy
 
 from felix.symbolic import expr
 from felix.target import Hardware
+from felix.templates import decisions
 from felix.templates.gemm.ampere import dtypes
 from felix.templates.gemm.problem import GemmProblem, Operand
 from felix.templates.template import Parameter
@@ -44,7 +44,7 @@ _MOST_BLOCKS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(decisions.Decisions):
     """Values of the parameters; `parameters` has their meaning."""
 
     lanes: Value
@@ -52,16 +52,6 @@ class Decisions:
     warps_n: Value
     warps_k: Value
     unroll: Value
-
-    @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Decisions:
-        """From values by name."""
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
-
-    @classmethod
-    def symbols(cls) -> Decisions:
-        """The parameters as symbols."""
-        return cls(*(expr.variable(field.name) for field in dataclasses.fields(cls)))
 
     @property
     def threads(self) -> Value:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from felix import errors
 from felix.target import Hardware
+from felix.templates import decisions as checks
 from felix.templates.gemm.ampere import dtypes, ptx
 from felix.templates.gemm.gemv import decisions as design
 from felix.templates.gemm.gemv import features, program
@@ -45,14 +45,14 @@ def unsuited(problem: GemmProblem) -> str | None:
 
 def runs_on(arch: str) -> bool:
     """Whether kernels can be compiled for an architecture like "sm_86"."""
-    return _number(arch) >= _LEAST_ARCH
+    return ptx.number(arch) >= _LEAST_ARCH
 
 
 def templates(problem: GemmProblem, hardware: Hardware, arch: str) -> tuple[Gemv, ...]:
     """The template for a suited problem; none where the architecture lacks its conversions."""
     least = _LEAST_ARCH_OF_FLOAT8 if ptx.uses_float8(problem) else _LEAST_ARCH
     turned = _turned(problem)
-    return (Gemv(turned, hardware, arch),) if turned and _number(arch) >= least else ()
+    return (Gemv(turned, hardware, arch),) if turned and ptx.number(arch) >= least else ()
 
 
 def _turned(problem: GemmProblem) -> GemmProblem | None:
@@ -61,11 +61,6 @@ def _turned(problem: GemmProblem) -> GemmProblem | None:
         if each.m <= design.MOST_ROWS and (each.b.strides[2] == 1 or each.k == 1):
             return each
     return None
-
-
-def _number(arch: str) -> int:
-    """86 of "sm_86"."""
-    return int(arch.removeprefix("sm_").rstrip("af"))
 
 
 class Gemv:
@@ -111,16 +106,8 @@ class Gemv:
         Raises:
             DecisionError: a value is none of its parameter's, or a constraint is not met.
         """
-        for parameter in self.parameters:
-            if decisions[parameter.name] not in parameter.domain:
-                raise errors.DecisionError(
-                    f"{parameter.name} = {decisions[parameter.name]} is not one of "
-                    f"{', '.join(map(str, parameter.domain))}"
-                )
-        d = Decisions.of({name: int(value) for name, value in decisions.items()})
-        for name, value in design.constraints(self._problem, d, self._hardware):
-            if value > 0:
-                raise errors.DecisionError(f"too much of: {name}")
+        d = Decisions.of(checks.integers(self.parameters, decisions))
+        checks.check(design.constraints(self._problem, d, self._hardware))
         return program.program(self._problem, d, self._arch)
 
 

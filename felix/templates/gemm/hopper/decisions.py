@@ -13,10 +13,10 @@ Notation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from felix.symbolic import expr
+from felix.templates import decisions
 from felix.templates.gemm.hopper import dtypes
 from felix.templates.gemm.hopper.convolution import channel_blocks
 from felix.templates.gemm.problem import GemmProblem
@@ -30,7 +30,7 @@ WARPGROUP = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(decisions.Decisions):
     """Values of the parameters; `template.parameters` has their meaning. Flags: 1 no, 2 yes."""
 
     block_m: Value
@@ -47,11 +47,6 @@ class Decisions:
     group_m: Value
     persistent: Value
     tma_store: Value
-
-    @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Decisions:
-        """From values by name."""
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
     @property
     def warpgroups_per_tile(self) -> Value:

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
-from felix import errors
 from felix.launch_plan import Argument, Launch, LaunchPlan
-from felix.symbolic import expr
 from felix.target import Hardware
+from felix.templates import decisions as checks
 from felix.templates.gemm.hopper import design as designs
 from felix.templates.gemm.hopper import dtypes, features, helpers, kernel, layout, legality, ptx
 from felix.templates.gemm.hopper.convolution import channel_blocks, suits
@@ -62,11 +61,11 @@ class HopperGemm:
         return _parameters(self.problem)
 
     def constraints(self) -> Sequence[tuple[str, sympy.Expr]]:
-        pairs = legality.constraints(self.problem, self._symbols, self.hardware)
+        pairs = legality.constraints(self.problem, Decisions.symbols(), self.hardware)
         return [(name, sympy.sympify(value)) for name, value in pairs]
 
     def rows(self) -> Mapping[str, Mapping[str, sympy.Expr]]:
-        return features.rows(self.problem, self._symbols, self.hardware)
+        return features.rows(self.problem, Decisions.symbols(), self.hardware)
 
     def generate(self, decisions: Mapping[str, int]) -> GeneratedProgram:
         self._check(decisions)
@@ -76,21 +75,9 @@ class HopperGemm:
         """The facts of these decisions in integers."""
         return designs.Design(self.problem, self.hardware, Decisions.of(decisions))
 
-    @property
-    def _symbols(self) -> Decisions:
-        return Decisions.of({p.name: expr.variable(p.name) for p in self.parameters})
-
     def _check(self, decisions: Mapping[str, int]) -> None:
-        for parameter in self.parameters:
-            if decisions.get(parameter.name) not in parameter.domain:
-                raise errors.DecisionError(
-                    f"{parameter.name} is one of {parameter.domain}, "
-                    f"got {decisions.get(parameter.name)}"
-                )
-        d = Decisions.of(decisions)
-        for name, value in legality.constraints(self.problem, d, self.hardware):
-            if value > 0:
-                raise errors.DecisionError(f"these decisions break a limit: {name}")
+        d = Decisions.of(checks.integers(self.parameters, decisions))
+        checks.check(legality.constraints(self.problem, d, self.hardware))
 
 
 def _generate(design: designs.Design) -> GeneratedProgram:

@@ -14,12 +14,12 @@ Notation
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import sympy
 
 from felix.symbolic import expr
+from felix.templates import decisions
 from felix.templates.gemm.ampere import decisions as ampere
 from felix.templates.gemm.ampere.decisions import Grid, Limits
 from felix.templates.gemm.problem import GemmProblem
@@ -45,7 +45,7 @@ _BLOCK_KS = (8, 16, 32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(decisions.Decisions):
     """Values of the parameters; `parameters` has their meaning."""
 
     thread_m: Value
@@ -58,16 +58,6 @@ class Decisions:
     split_k: Value
     group_m: Value
     blocks_per_sm: Value
-
-    @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Decisions:
-        """From values by name."""
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
-
-    @classmethod
-    def symbols(cls) -> Decisions:
-        """The parameters as symbols."""
-        return cls(*(expr.variable(field.name) for field in dataclasses.fields(cls)))
 
     @property
     def lanes_n(self) -> Value:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from felix import errors
 from felix.target import Hardware
+from felix.templates import decisions as checks
 from felix.templates.gemm.ampere import dtypes, ptx
 from felix.templates.gemm.ampere import template as ampere
 from felix.templates.gemm.ampere.decisions import Limits
@@ -93,16 +93,8 @@ class SimtGemm:
         Raises:
             DecisionError: a value is none of its parameter's, or a constraint is not met.
         """
-        for parameter in self.parameters:
-            if decisions[parameter.name] not in parameter.domain:
-                raise errors.DecisionError(
-                    f"{parameter.name} = {decisions[parameter.name]} is not one of "
-                    f"{', '.join(map(str, parameter.domain))}"
-                )
-        d = Decisions.of({name: int(value) for name, value in decisions.items()})
-        for name, value in design.constraints(self._problem, d, self._limits):
-            if value > 0:
-                raise errors.DecisionError(f"too much of: {name}")
+        d = Decisions.of(checks.integers(self.parameters, decisions))
+        checks.check(design.constraints(self._problem, d, self._limits))
         return programs.program(self._problem, d, self._arch)
 
     @property

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import pathlib
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from felix.templates.gemm import epilogue as gemm_epilogue
 from felix.templates.gemm.ampere import decisions, layout, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read
-from tests.support.templates import cubin, gemm_problems, host_gpu
+from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
 SMALL = {"warp_m": 16, "warp_n": 16, "warps_m": 1, "warps_n": 1, "block_k": 32, "stages": 2,
          "split_k": 1, "group_m": 1, "blocks_per_sm": 1}  # fmt: skip
@@ -59,24 +58,6 @@ def problem(
         Epilogue(GELU, reads) if fused else Epilogue(),
         n_params,
     )  # fmt: skip
-
-
-def _arrays(p: GemmProblem) -> list[np.ndarray[Any, Any]]:
-    """Parameters with random values; the output is poison, and what lies behind it, too."""
-    rng = np.random.default_rng(0)
-    b_batches = p.batch if p.b.strides[0] else 1
-    sizes = [p.batch * p.m * p.k, b_batches * p.n * p.k]
-    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
-    dtype = reference.np_dtype(p.a.dtype)
-    arrays = [
-        rng.integers(-9, 10, size).astype(dtype)
-        if p.accumulator == "int32"
-        else rng.uniform(-1, 1, size).astype(dtype)
-        for size in sizes
-    ]
-    output = np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype))
-    output.view(np.uint8).fill(0x5A)
-    return [*arrays, output]
 
 
 CASES = {
@@ -118,7 +99,7 @@ def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
     library = host_gpu.build(generated, p, tmp_path)
     (epilogue,) = gemm_problems.compile_epilogues([p], tmp_path)
     for late in (True, False):
-        arrays = _arrays(p)
+        arrays = gemm_problems.arrays(p)
         assert host_gpu.run(library, generated, arrays, late=late) == 0
         actual = arrays[-1]
         _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)
@@ -131,7 +112,7 @@ def test_features_count_what_the_text_does(case: str, tmp_path: pathlib.Path) ->
     p, values = CASES[case]
     generated = program.program(p, Decisions.of(values), "sm_80")
     library = host_gpu.build(generated, p, tmp_path)
-    assert host_gpu.run(library, generated, _arrays(p), late=False) == 0
+    assert host_gpu.run(library, generated, gemm_problems.arrays(p), late=False) == 0
     done = host_gpu.counts(library)
     f = _features(p, values)["gemm"]
     assert f["tensor_instructions"] == done.mma
@@ -142,16 +123,7 @@ def test_features_count_what_the_text_does(case: str, tmp_path: pathlib.Path) ->
 
 def _features(p: GemmProblem, values: dict[str, int]) -> dict[str, dict[str, float]]:
     """Features at these decisions, by kernel and name."""
-    symbols = dataclasses.astuple(Decisions.symbols())
-    numbers = dataclasses.astuple(Decisions.of(values))
-    made = template.AmpereGemm(p, A100, "sm_80")
-    return {
-        kernel: {
-            name: float(sympy.lambdify(symbols, value, modules=[_PYTHON])(*numbers))
-            for name, value in row.items()
-        }
-        for kernel, row in made.rows().items()
-    }
+    return template_rows.rows_of(template.AmpereGemm(p, A100, "sm_80"), values)
 
 
 def test_features_of_launches_and_times() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from felix.templates import registry, spec
 from felix.templates.gemm.gemv import decisions, program, template
 from felix.templates.gemm.gemv.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Place, Read
-from tests.support.templates import cubin, gemm_problems, host_gpu
+from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
 
 H200 = target.hardware(target.parse("cuda -arch sm_90"))
 SMALL = {"lanes": 4, "columns": 1, "warps_n": 1, "warps_k": 1, "unroll": 1}
@@ -43,32 +42,6 @@ def problem(
         epilogue if fused else Epilogue(),
         n_params,
     )  # fmt: skip
-
-
-def _arrays(p: GemmProblem) -> list[np.ndarray[Any, Any]]:
-    """Parameters with random values; the output is poison, and what lies behind it, too."""
-    rng = np.random.default_rng(0)
-    b_batches = p.batch if p.b.strides[0] else 1
-    sizes = [p.batch * p.m * p.k, b_batches * p.n * p.k]
-    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
-    dtype = reference.np_dtype(p.a.dtype)
-    is_integer = p.accumulator == "int32"
-    arrays = [
-        (rng.integers(-9, 10, size) if is_integer else rng.uniform(-1, 1, size)).astype(dtype)
-        for size in sizes
-    ]
-    output = np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype))
-    output.view(np.uint8).fill(0x5A)
-    return [*(_aligned(array) for array in arrays), output]
-
-
-def _aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy that begins at a multiple of 64 bytes."""
-    space = np.zeros(array.nbytes + 64, np.uint8)
-    begin = -space.ctypes.data % 64
-    copy = space[begin : begin + array.nbytes].view(array.dtype)
-    copy[:] = array
-    return copy
 
 
 CASES = {
@@ -121,7 +94,7 @@ def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None
     generated = program.program(p, Decisions.of(values), "sm_80")
     library = host_gpu.build_gemv(generated, p, folder)
     (epilogue,) = gemm_problems.compile_epilogues([p], folder)
-    arrays = _arrays(p)
+    arrays = gemm_problems.arrays(p)
     assert host_gpu.run(library, generated, arrays, late=False) == 0
     actual = arrays[-1]
     _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)
@@ -141,11 +114,7 @@ def test_features_of_launches_and_times() -> None:
     p = problem(1, 4096, 4096, fused=True)
     made = template.Gemv(p, H200, "sm_90")
     values = {"lanes": 32, "columns": 2, "warps_n": 1, "warps_k": 8, "unroll": 2}
-    symbols = dataclasses.astuple(Decisions.symbols())
-    numbers = dataclasses.astuple(Decisions.of(values))
-    (row,) = made.rows().values()
-    f = {name: float(sympy.lambdify(symbols, value, modules=[_PYTHON])(*numbers))
-         for name, value in row.items()}  # fmt: skip
+    (f,) = template_rows.rows_of(made, values).values()
     (launch,) = made.generate(values).plan.launches
     assert set(f) <= set(spec.NAMES)
     assert all(value >= 0 for value in f.values())

@@ -58,31 +58,6 @@ def problem(
     )  # fmt: skip
 
 
-def _arrays(p: GemmProblem) -> list[np.ndarray]:
-    """Parameters with random values; the output is poison, and what lies behind it, too."""
-    rng = np.random.default_rng(0)
-    b_batches = p.batch if p.b.strides[0] else 1
-    sizes = [p.batch * p.m * p.k + p.a.offset, b_batches * p.n * p.k]
-    sizes += [p.n, p.batch * p.m * p.n][: len(p.epilogue.reads)]
-    dtypes = [p.a.dtype, p.b.dtype, *(read.dtype for read in p.epilogue.reads)]
-    arrays = [
-        _aligned(rng.uniform(-1, 1, size).astype(reference.np_dtype(dtype)))
-        for size, dtype in zip(sizes, dtypes, strict=True)
-    ]
-    output = _aligned(np.zeros(p.batch * p.m * p.n + 64, reference.np_dtype(p.output.dtype)))
-    output.view(np.uint8).fill(0x5A)
-    return [*arrays, output]
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins at a multiple of 256 bytes."""
-    space = np.zeros(array.nbytes + 256, np.uint8)
-    start = -space.ctypes.data % 256
-    result = space[start : start + array.nbytes].view(array.dtype)
-    result[...] = array
-    return result
-
-
 CASES = {
     "plain": (problem(32, 32, 96), SMALL),
     "along_rows": (
@@ -159,7 +134,7 @@ def _check(p: GemmProblem, values: dict[str, int], folder: pathlib.Path) -> None
     library = host_gpu.build_simt(generated, p, folder)
     (epilogue,) = gemm_problems.compile_epilogues([p], folder)
     for late in (True, False):
-        arrays = _arrays(p)
+        arrays = gemm_problems.arrays(p)
         assert host_gpu.run(library, generated, arrays, late=late) == 0
         actual = arrays[-1]
         _, expected = gemm_problems.evaluate(p, [*arrays[:-1], actual[:-64]], epilogue)

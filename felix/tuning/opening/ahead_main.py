@@ -1,4 +1,4 @@
-"""A process of `felix.tuning.ahead`: makes the formulas of the tasks in a file, and ends."""
+"""A process of `ahead`: makes the formulas of the tasks in a file, and ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from felix import errors
 from felix.sketch import sketch as sketching
 from felix.task import Task
-from felix.tuning import opening
+from felix.tuning.opening import opened_sketches
 
 #: Builders and the run itself come first.
 NICE = 5
@@ -25,10 +25,10 @@ def main(path: pathlib.Path) -> None:
             sketches = sketching.trace_sketches(Task.from_json(text))
         except errors.FelixError:
             continue  # the run says why
-        for sketch in opening.searched(sketches):
+        for sketch in opened_sketches.searched(sketches):
             if os.getppid() != parent:  # it was killed
                 return
-            opening.make_formulas(sketch)
+            opened_sketches.make_formulas(sketch)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Processes at most, and cores for each: builders have the others.
 MAX_PROCESSES, CORES_EACH = 6, 2
-_MODULE = "felix.tuning.ahead_main"
+_MODULE = "felix.tuning.opening.ahead_main"
 
 
 def n_processes(tasks: Sequence[Task], n_cores: int | None = None) -> int:
