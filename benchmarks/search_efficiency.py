@@ -36,9 +36,9 @@ With --lanes two processes do the pieces of Felix and of the libraries at a time
 
 Pieces that are done stay in the work folder and are not run again, so the benchmark can be made
 in parts; the results file is written again after each (with --lanes: shape), the picture at the
-end; --restore takes pieces of a former results file into the new one. A piece says where it was measured:
-`gpu` has the start of the GPU's UUID, `boot` that of the machine's boot. Durations in seconds,
-latencies in microseconds.
+end; --restore takes pieces of a former results file into the new one. A piece says where it was
+measured: `gpu` has the start of the GPU's UUID, `boot` that of the machine's boot. Durations in
+seconds, latencies in microseconds.
 """
 
 from __future__ import annotations
