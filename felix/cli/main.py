@@ -88,12 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
     _features(_add(commands, "features", "show, export or check the features of a program"))
     _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
+    _worker(_add(commands, "worker", "build and measure for a cluster"))
     _add(commands, "devices", "list what this machine can tune for")
     _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
     _tuner(_add(commands, "tuner", "work on jobs of the service"))
     _db(_add(commands, "db", "look after the service's database"))
     _remote(commands)
-    for name in set(commands.choices) - {"serve", "tuner"}:
+    for name in set(commands.choices) - {"serve", "tuner", "worker"}:
         commands.choices[name].add_argument("--json", action="store_true", help="result as JSON")
     return parser
 
@@ -138,6 +139,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         metavar="GPUS",
         help="GPUs of one model to measure on: numbers joined by commas, or all (default: 0)",
     )
+    add("--cluster", metavar="HOST:PORT",
+        help="measure on the workers of this Ray cluster instead (`felix worker`)")  # fmt: skip
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
@@ -153,6 +156,23 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")
+
+
+def _worker(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--address", required=True, metavar="HOST:PORT", help="head of the Ray cluster")
+    add("--devices", type=_worker_devices, default="all", metavar="GPUS",
+        help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
+        "none: build only")  # fmt: skip
+    add("--builders", type=_natural, metavar="N",
+        help="programs to build at a time (default: one a core)")  # fmt: skip
+
+
+def _worker_devices(text: str) -> tuple[int, ...] | Literal["all", "cpu"]:
+    """What a worker measures on: `_devices`, "cpu" or "none"."""
+    if text == "cpu":
+        return "cpu"
+    return () if text == "none" else _devices(text)
 
 
 def _features(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, progress, report
-from felix.cli.commands import inputs, queued
+from felix.cli.commands import cluster, inputs, queued
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
 from felix.tuning import options, pacing, results
@@ -28,9 +28,14 @@ DEFAULT_TRIALS = 64
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune the workloads, the network or what is queued; the exit code."""
+    is_network = network_command.is_network(arguments.workload)
+    if arguments.cluster is not None and (arguments.queued or is_network):
+        raise errors.TuningError(
+            "--cluster is for workloads: networks are compared and timed on the machine itself"
+        )
     if arguments.queued:
         return queued.run(arguments)
-    if network_command.is_network(arguments.workload):
+    if is_network:
         return network_command.run(arguments)
     tasks = [inputs.task(text, arguments.target) for text in arguments.workload]
     if arguments.allow_tf32:
@@ -76,6 +81,7 @@ def _tune(
                     round_size=arguments.round,
                     patience_rounds=arguments.patience,
                     devices=arguments.devices,
+                    pool=cluster.pool(arguments.cluster),
                     should_stop=signals.noted,
                 ),
                 out=out,
@@ -104,6 +110,8 @@ def _compared(
 ) -> list[report.Compared]:
     """The times of the chosen libraries for each task that has a result."""
     chosen = [name for name in arguments.compare if name != "numpy" or not arguments.no_numpy]
+    if arguments.cluster is not None:  # they would run here, and candidates ran elsewhere
+        chosen = []
     return [
         {}
         if result.best_or_none is None

@@ -70,6 +70,10 @@ class Device:
     visible: str = ""
 
 
+#: Why a task has no reference on a device that has not helped with it.
+NOT_COMPUTED = "it is not computed yet"
+
+
 @dataclasses.dataclass(slots=True)
 class TaskState:
     """State of one task on one device; used by that device's thread only."""
@@ -94,7 +98,7 @@ class PoolTask:
     """
 
     home: int
-    states: tuple[TaskState, ...]
+    states: list[TaskState]
     #: Libraries of fast candidates by the digest of their payload: one submitted again is not
     #: built again.
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -139,6 +143,8 @@ class Candidate:
     thorough: bool = False
     binary: str = ""
     build_s: float = 0.0
+    #: How often a machine that had it was lost.
+    losses: int = 0
 
     @property
     def digest(self) -> str:
@@ -161,3 +167,20 @@ class Candidate:
             run_s=run_s,
             device=self.task.at_home.device.name,
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """What became of a build: `binary`, a file, or an error with a message.
+
+    `build_s` are CPU seconds of the builder.
+    """
+
+    binary: str = ""
+    build_s: float = 0.0
+    error: protocol.ErrorClass | None = None
+    message: str = ""
+
+
+class WorkerGone(Exception):
+    """The machine that had a candidate, or its process, is gone: another one may have it."""

@@ -108,7 +108,7 @@ def test_a_pool_whose_fork_server_died_is_replaced() -> None:
         pools.warm(TARGET)
         task = workloads.gemm(8, 8, 8, target=TARGET)
         pool = pools.take(task)
-        fork_server = pool._pool._fork_server
+        fork_server = pool._pool._processes.fork_server
         assert fork_server.pid is not None and fork_server._process is not None
         os.kill(fork_server.pid, signal.SIGKILL)
         fork_server._process.wait()

@@ -1,60 +1,71 @@
-"""Builders: worker processes, each with a thread that takes what waits to be built."""
+"""Builders, each with a thread that takes what waits to be built."""
 
 from __future__ import annotations
 
-import os
-import pathlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
-from felix import errors
 from felix.measure import protocol
-from felix.measure.pool import candidates, inbox, replies, rights
-from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import run_stage
+from felix.measure.pool import candidates
 
-_ErrorClass = protocol.ErrorClass
-
-#: Takes a candidate that failed, and its measurement.
+#: Takes a candidate and its measurement.
 Settle = Callable[[candidates.Candidate, protocol.Measurement], None]
+#: A candidate that lost so many machines has no other try.
+MAX_LOSSES = 3
+
+
+class Builder(Protocol):
+    """Builds one program at a time."""
+
+    def build(self, payload: str, name: str) -> candidates.Built:
+        """Build a payload; `name` is that of its files.
+
+        Raises:
+            WorkerGone: the builder's machine is gone, and nothing is known about the program.
+        """
+        ...
+
+    def is_back(self) -> bool:
+        """Wait until a builder that was gone works again; False: it never will."""
+        ...
 
 
 class BuildStage:
     """Builds candidates in the order they come, and hands them to `built` or to `settle`.
 
     Args:
-        workers: builders; the pool's, which ends them.
-        folders: of the pool.
-        options: of the pool.
-        kind: of the devices, "cpu" or "cuda".
+        builders: more may be added.
         built: takes a candidate that has its library.
         settle: takes one that failed.
     """
 
     def __init__(
         self,
-        workers: Sequence[pool_worker.Worker],
-        folders: rights.Folders,
-        options: candidates.LocalOptions,
-        kind: str,
+        builders: Sequence[Builder],
         built: Callable[[candidates.Candidate], None],
         settle: Settle,
     ) -> None:
-        self.workers = workers
-        self._folders, self._options, self._kind = folders, options, kind
         self._built, self._settle = built, settle
         self._waiting: queue.SimpleQueue[candidates.Candidate | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._loop, args=(index,), daemon=True)
-            for index in range(len(workers))
-        ]
+        self._threads = [self._thread(builder) for builder in builders]
 
     def start(self) -> None:
         """Begin to take candidates."""
         for thread in self._threads:
             thread.start()
+
+    def add(self, builder: Builder) -> None:
+        """Let one more builder take candidates."""
+        thread = self._thread(builder)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def n_builders(self) -> int:
+        """How many builders there are or were."""
+        return len(self._threads)
 
     def put(self, candidate: candidates.Candidate) -> None:
         """Queue a candidate."""
@@ -86,56 +97,31 @@ class BuildStage:
         for thread in self._threads:
             thread.join()
 
-    def _loop(self, index: int) -> None:
-        worker, folder = self.workers[index], self._folders.of_builder(index)
+    def _thread(self, builder: Builder) -> threading.Thread:
+        return threading.Thread(target=self._loop, args=(builder,), daemon=True)
+
+    def _loop(self, builder: Builder) -> None:
         while (candidate := self._waiting.get()) is not None:
-            if candidate.future.set_running_or_notify_cancel():
-                self._build(worker, folder, candidate)
+            if not (candidate.future.running() or candidate.future.set_running_or_notify_cancel()):
+                continue
+            try:
+                made = builder.build(candidate.payload, candidate.name)
+            except candidates.WorkerGone as gone:
+                self._again(candidate, str(gone))
+                if not builder.is_back():
+                    return
+                continue
+            candidate.build_s, candidate.binary = made.build_s, made.binary
+            if made.error is None:
+                self._built(candidate)
+            else:
+                self._settle(candidate, candidate.failed(made.error, made.message))
 
-    def _build(
-        self, worker: pool_worker.Worker, folder: pathlib.Path, candidate: candidates.Candidate
-    ) -> None:
-        try:
-            reply = self._reply(worker, self._request(candidate, str(folder / candidate.name)))
-        except (pool_worker.WorkerLost, errors.MeasureError) as error:
-            candidate.build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
-            kind = run_stage.classify(error, _ErrorClass.BUILD)
-            worker.clear()
-            self._settle(candidate, candidate.failed(kind, f"building: {error}"))
-            return
-        candidate.build_s = reply["seconds"]
-        if "error" in reply:
-            self._settle(
-                candidate, candidate.failed(_ErrorClass(reply["error"]), reply["message"])
-            )
-            return
-        candidate.binary = reply["library"]
-        self._built(candidate)
-
-    def _request(self, candidate: candidates.Candidate, stem: str) -> dict[str, Any]:
-        request = {"verb": "build", "payload": candidate.payload, "stem": stem}
-        if self._kind != "cuda":
-            return request | {"link": self._options.link.value}
-        return request | {
-            "verb": "build_cuda",
-            "explicit": self._options.explicit_unroll,
-            "scalars": self._options.scalar_registers,
-            "options": self._options.nvrtc_options,
-            "max_source_bytes": self._options.max_source_bytes,
-        }
-
-    def _reply(self, worker: pool_worker.Worker, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply of a builder; its library is where no worker can write."""
-        reply = worker.call(request, self._options.build_timeout_s, busy=True)
-        try:
-            reply = replies.checked(request, reply)
-        except inbox.Nonsense as error:
-            raise worker.misbehaved(f"it replied with {error}") from None
-        if "error" in reply:
-            return reply
-        library = self._folders.libraries / pathlib.Path(reply["library"]).name
-        try:
-            os.replace(reply["library"], library)
-        except OSError as error:  # the pool is closed
-            raise errors.MeasureError(f"the library is gone: {error.strerror}") from error
-        return reply | {"library": str(library)}
+    def _again(self, candidate: candidates.Candidate, why: str) -> None:
+        """Queue a candidate again whose builder was lost; it fails if that happens too often."""
+        candidate.losses += 1
+        if candidate.losses < MAX_LOSSES:
+            self._waiting.put(candidate)
+        else:
+            failed = candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, f"building: {why}")
+            self._settle(candidate, failed)

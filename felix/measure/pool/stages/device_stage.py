@@ -10,17 +10,61 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 from felix import errors
 from felix.measure import protocol
 from felix.measure.pool import candidates
-from felix.measure.pool.stages import build_stage, dispatch, run_stage
+from felix.measure.pool.stages import build_stage, dispatch
 
 _log = logging.getLogger(__name__)
 
 #: Two cards of a model differ by a few percent; one that differs by more is throttled or busy.
 MAX_DIFFERENCE = 0.15
+
+
+class Runs(Protocol):
+    """Prepares tasks and runs candidates on one device: `run_stage.RunWorker`, or one elsewhere.
+
+    Methods raise `candidates.WorkerGone` where the device cannot be reached, and nothing is known
+    about the candidates of which there is no measurement yet.
+    """
+
+    #: Candidates of a request.
+    batch_size: int
+    #: Why what it runs is not confined; None if it is.
+    unconfined: str | None
+
+    @property
+    def broken(self) -> str | None:
+        """Why the device cannot be used, as far as is known; None if it can."""
+        ...
+
+    def open(self, arch: str) -> None:
+        """Open the GPU; `MeasureError` if that must be confined and cannot."""
+        ...
+
+    def prepare(self, state: candidates.TaskState) -> None:
+        """Compute a task's reference; `state` holds a failure for its candidates."""
+        ...
+
+    def run(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        """Check and time one candidate."""
+        ...
+
+    def run_all(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        """Check and time candidates; each with its measurement as soon as that is there."""
+        ...
+
+    def is_back(self) -> bool:
+        """Wait until a device that could not be reached works again; False: it never will."""
+        ...
 
 
 class DeviceStage:
@@ -37,7 +81,7 @@ class DeviceStage:
     def __init__(
         self,
         index: int,
-        runs: run_stage.RunWorker,
+        runs: Runs,
         queues: dispatch.Dispatch,
         settle: build_stage.Settle,
         arch: str,
@@ -67,14 +111,44 @@ class DeviceStage:
         if self.runs.broken is not None and self._is_taken_out():
             return
         while (item := self._queues.take(self.index)) is not None:
-            if isinstance(item, candidates.PoolTask):
-                self.runs.prepare(item.states[self.index])
-                if self.runs.broken is not None and self._is_taken_out():
-                    item.move_to(self._queues.home_of_next_task())
-                    self._queues.put(item)
-                    return
-            elif item.future.running() or item.future.set_running_or_notify_cancel():
-                self._measure(item)
+            if isinstance(item, candidates.Candidate):
+                batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
+                is_there = self._measure([each for each in batch if _is_wanted(each)])
+            else:
+                is_there = self._prepare(item)
+            if not is_there:
+                return
+
+    def _prepare(self, task: candidates.PoolTask) -> bool:
+        """Make a task's reference; whether the device goes on."""
+        try:
+            self.runs.prepare(task.states[self.index])
+        except candidates.WorkerGone as gone:
+            return self._is_back(str(gone), [task])
+        if self.runs.broken is not None and self._is_taken_out():
+            task.move_to(self._queues.home_of_next_task())
+            self._queues.put(task)
+            return False
+        return True
+
+    def _is_back(self, why: str, left: Sequence[dispatch.Item]) -> bool:
+        """Give what is `left` to others, and wait for the device; False if it never comes back."""
+        _log.warning("device %d is out of reach: %s", self.index, why,
+                     extra={"action": "device_away", "device": self.index})  # fmt: skip
+        for item in left:  # before the others' share is moved, so that it goes along
+            if isinstance(item, candidates.Candidate):
+                item.losses += 1
+                if item.losses >= build_stage.MAX_LOSSES:
+                    failed = item.failed(protocol.ErrorClass.INFRASTRUCTURE, f"running: {why}")
+                    self._settle(item, failed)
+                    continue
+            self._queues.put(item)
+        self._queues.send_away(self.index, why)
+        if not self.runs.is_back():
+            self._queues.retire(self.index, why)
+            return False
+        self._queues.take_back(self.index)
+        return True
 
     def _is_taken_out(self) -> bool:
         fault = self.runs.broken
@@ -85,22 +159,39 @@ class DeviceStage:
                          extra={"action": "device_out", "device": self.index})  # fmt: skip
         return is_out
 
-    def _measure(self, candidate: candidates.Candidate) -> None:
-        """Measure a candidate; one that a helper may not measure goes back to its home."""
+    def _measure(self, batch: list[candidates.Candidate]) -> bool:
+        """Measure candidates; whether the device goes on."""
+        left = list(batch)
+        try:
+            for candidate in batch:
+                if not self._may_measure(candidate.task):
+                    left.remove(candidate)
+                    self._refuse(candidate)
+            states = [(each, each.task.states[self.index]) for each in left]
+            for candidate, measurement in self.runs.run_all(states):
+                left.remove(candidate)
+                self._finish(candidate, measurement)
+        except candidates.WorkerGone as gone:
+            return self._is_back(str(gone), left)
+        return True
+
+    def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
         task = candidate.task
-        if self.index not in task.scales and not self._is_calibrated(task):
-            if task.home == self.index:
-                why = task.refused[self.index]
-                failed = candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, why)
-                self._settle(candidate, failed)
-            else:
-                self._queues.put(candidate)
-            return
-        scale = task.scales[self.index]
-        measurement = self.runs.run(candidate, task.states[self.index])
         if measurement.latency_us is not None and task.yardstick is None:
             task.yardstick = candidates.Yardstick(candidate.binary, measurement.latency_us)
-        self._settle(candidate, _scaled(measurement, scale))
+        self._settle(candidate, _scaled(measurement, task.scales.get(self.index, 1.0)))
+
+    def _may_measure(self, task: candidates.PoolTask) -> bool:
+        return self.index in task.scales or self._is_calibrated(task)
+
+    def _refuse(self, candidate: candidates.Candidate) -> None:
+        """One that a helper may not measure goes back to its home; at home it fails."""
+        task = candidate.task
+        if task.home == self.index:
+            why = task.refused[self.index]
+            self._settle(candidate, candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, why))
+        else:
+            self._queues.put(candidate)
 
     def _is_calibrated(self, task: candidates.PoolTask) -> bool:
         """Compare the device with the one that measured the yardstick; whether it may measure."""
@@ -121,6 +212,11 @@ class DeviceStage:
         _log.warning("device %d does not measure a task: %s", self.index, refused,
                      extra={"action": "device_differs", "device": self.index})  # fmt: skip
         return False
+
+
+def _is_wanted(candidate: candidates.Candidate) -> bool:
+    """Whether nobody cancelled it."""
+    return candidate.future.running() or candidate.future.set_running_or_notify_cancel()
 
 
 def _scaled(measurement: protocol.Measurement, scale: float) -> protocol.Measurement:

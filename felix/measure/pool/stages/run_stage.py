@@ -154,6 +154,20 @@ class RunWorker:
         """Why the device cannot be used, as far as is known; None if it can."""
         return self._broken
 
+    #: Candidates of a request.
+    batch_size = 1
+
+    def run_all(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        """Check and time candidates; each with its measurement as soon as that is there."""
+        for candidate, state in batch:
+            yield candidate, self.run(candidate, state)
+
+    def is_back(self) -> bool:
+        """A worker that died is replaced at the next request."""
+        return True
+
     def run(
         self, candidate: candidates.Candidate, state: candidates.TaskState
     ) -> protocol.Measurement:

@@ -112,7 +112,7 @@ def others(pool: local.LocalPool, but: str) -> list[int]:
 
 
 def log_of(pool: local.LocalPool, name: str) -> str:
-    return (pool._fork_server.work_dir / f"{name}.log").read_text()
+    return (pool._processes.fork_server.work_dir / f"{name}.log").read_text()
 
 
 def take(worker: pool_worker.Worker, code: str) -> pool_worker.WorkerLost:
@@ -136,7 +136,7 @@ def test_a_builder_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged, task: Task
 ) -> None:
     facts = {"pids": others(pool, "builder-0"), "programs": True}
-    take(pool._builds.workers[0], place.code(**facts))
+    take(pool._builders[0].worker, place.code(**facts))
     assert place.harm(log_of(pool, "builder-0")) == {}
     assert pool.measure([task.mod])[0].ok
 
@@ -144,7 +144,9 @@ def test_a_builder_that_is_taken_over_gets_nothing(
 def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged
 ) -> None:
-    worker = pool._worker("gpu-runner", rights.cuda_runner(pool._folders), GPU, threads=1, nice=0)
+    worker = pool._processes._worker(
+        "gpu-runner", rights.cuda_runner(pool._folders), GPU, threads=1, nice=0
+    )
     take(worker, place.code(pids=others(pool, "gpu-runner")))
     assert place.harm(log_of(pool, "gpu-runner")) == {}
 
@@ -171,7 +173,7 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     may = rights.cuda_runner(pool._folders)
     devices = [*may.devices, *([str(gpu_file)] if is_allowed else [])]
     may = dataclasses.replace(may, devices=devices)
-    worker = pool._worker("gpu-runner", may, GPU, threads=1, nice=0)
+    worker = pool._processes._worker("gpu-runner", may, GPU, threads=1, nice=0)
     worker._settings["device"] = "cuda"
     quiet = run_stage.Quiet(pool.timing_lock, ())
     runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), GPU)
@@ -215,7 +217,7 @@ def test_a_pickle_in_place_of_a_reply_is_not_read(
     """It would run code in the tuner, which has all rights."""
     written = tmp_path / "written-by-the-tuner"
     pickled = pickle.dumps(("done", Takeover(f"open({str(written)!r}, 'w')")))
-    worker = pool._builds.workers[0]
+    worker = pool._builders[0].worker
     error = take(
         worker, f"import os, struct; {_SEND}send({pickled!r}); import time; time.sleep(9)"
     )
@@ -249,7 +251,7 @@ def test_nonsense_is_no_message(sent: bytes) -> None:
 
 
 def test_half_a_message_delays_nobody(pool: local.LocalPool) -> None:
-    worker = pool._builds.workers[0]
+    worker = pool._builders[0].worker
     code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]')"
     code += f"; os.write({_PIPE}, struct.pack('!i', 99) + b'[\"done\"'); time.sleep(60)"
     request: Any = Takeover(code)
@@ -260,7 +262,7 @@ def test_half_a_message_delays_nobody(pool: local.LocalPool) -> None:
 
 
 def test_a_rest_that_never_ends_is_cut(pool: local.LocalPool) -> None:
-    worker = pool._builds.workers[0]
+    worker = pool._builders[0].worker
     rest = "send(b'[\"resting\", 1e6]')"
     code = f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); {rest}; time.sleep(99)"
     request: Any = Takeover(code)
@@ -282,7 +284,7 @@ def test_a_builder_cannot_have_the_tuner_delete_a_file(
         f"import os, struct, time; {_SEND}send(b'[\"started\", null]'); send({reply!r});"
         "time.sleep(60)"
     )
-    builder = pool._builds.workers[0]
+    builder = pool._builders[0].worker
     call = builder.call
     monkeypatch.setattr(builder, "call", lambda _, *rest, **named: call(taken, *rest, **named))
     result = pool.measure([task.mod.with_attr("felix.fresh", "a library elsewhere")])[0]
@@ -306,7 +308,7 @@ def test_scratch_has_a_limit(pool: local.LocalPool, task: Task, victim: str, way
     code = f"import os, time\nchunk = bytes(1 << 20)\n{code}\ntime.sleep(60)"
     workers = {worker.name: worker for worker in pool._workers()}
     error = take(workers[victim], code)
-    left = [path for path in pool._fork_server.work_dir.rglob("*") if path.is_file()]
+    left = [path for path in pool._processes.fork_server.work_dir.rglob("*") if path.is_file()]
     if isinstance(error, pool_worker.WorkerMisbehaved):
         assert "wrote more than 64 MiB" in str(error)
         assert sum(path.stat().st_size for path in left) < 8 << 20
@@ -321,7 +323,7 @@ def test_scratch_has_a_limit(pool: local.LocalPool, task: Task, victim: str, way
 def test_a_fork_bomb_is_bounded(pool: local.LocalPool) -> None:
     code = "import os, time\nfor _ in range(60): os.fork() or time.sleep(60)\ntime.sleep(60)"
     begun = time.monotonic()
-    error = take(pool._builds.workers[0], code)
+    error = take(pool._builders[0].worker, code)
     assert "started more than" in str(error)
     assert time.monotonic() - begun < 10
     assert _soon_empty(pool._folders.builds)
@@ -357,6 +359,6 @@ def test_what_a_builder_started_ends_with_it(pool: local.LocalPool) -> None:
         "time.sleep(0.3); os.abort()"
     )
     begun = time.monotonic()
-    take(pool._builds.workers[0], code)
+    take(pool._builders[0].worker, code)
     assert time.monotonic() - begun < 10  # though what it started holds its pipe
     assert _soon_empty(pool._folders.builds)

@@ -292,7 +292,8 @@ pool.measure([t._mod(t.gemm)] * 4)
 pool.submit(t._mod(t.hang))
 pool.submit(t._unrolled())
 time.sleep(0.5)
-print(pool._fork_server.work_dir, *[pid for pid in pool.worker_pids().values() if pid], flush=True)
+pids = [pid for pid in pool.worker_pids().values() if pid]
+print(pool._processes.fork_server.work_dir, *pids, flush=True)
 time.sleep(60)
 """
 

@@ -75,7 +75,7 @@ def _runs(
 
 
 def _candidate(state: candidates.TaskState) -> candidates.Candidate:
-    task = candidates.PoolTask(0, (state,))
+    task = candidates.PoolTask(0, [state])
     return candidates.Candidate(task=task, payload="", name="", future=Future(), build_s=1.5)
 
 

@@ -61,7 +61,7 @@ class Pool:
             candidates.TaskState(TARGET, dataclasses.replace(GPU, index=index), "", "")
             for index in range(self.n_devices)
         ]
-        task = candidates.PoolTask(self.queues.home_of_next_task(), tuple(states))
+        task = candidates.PoolTask(self.queues.home_of_next_task(), states)
         self.queues.put(task)
         return task
 

@@ -1,0 +1,112 @@
+"""What tuners and nodes say to each other: JSON with a version, and binaries beside it.
+
+    build    {"payload", "name"}               -> {"suffix", "build_s"} and the binary, or an error
+    prepare  {"payload"}                       -> {"failure", "broken"}
+    run      {"client", "candidates": [{"task", "suffix", "thorough"}]} and the binaries
+                                               -> {"results": [measurement or null]}
+
+A task is named by the digest of its payload (`felix.measure.payload`); a result of null says that
+the node does not know the task, or not any more. Nobody executes or unpickles what a message
+holds: programs are built by confined processes, binaries run in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+from felix import errors
+from felix.measure import protocol
+
+#: Version of the messages.
+VERSION = 1
+#: Of one message, its binaries left out, and of one binary.
+MAX_TEXT_BYTES, MAX_BINARY_BYTES = 64 << 20, 256 << 20
+_MAX_CHARACTERS = 1000
+_MAX_LATENCIES = 100_000
+
+
+def write(**fields: Any) -> str:
+    """A message of these fields.
+
+    Raises:
+        MeasureError: it is too large.
+    """
+    text = json.dumps({"version": VERSION} | fields)
+    if len(text) > MAX_TEXT_BYTES:
+        raise errors.MeasureError(f"a message of {len(text) >> 20} MiB is too large")
+    return text
+
+
+def read(text: str) -> dict[str, Any]:
+    """The fields of a message.
+
+    Raises:
+        MeasureError: it is no message, too large, or of another version.
+    """
+    if len(text) > MAX_TEXT_BYTES:
+        raise errors.MeasureError(f"a message of {len(text) >> 20} MiB is too large")
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise errors.MeasureError("what came is no message")
+    if fields.get("version") != VERSION:
+        raise errors.MeasureError(
+            f"a message of version {fields.get('version')!r}, not {VERSION}: run the same version "
+            "of Felix on all machines of the cluster"
+        )
+    return fields
+
+
+def binary(content: bytes) -> bytes:
+    """A binary that came; raises `MeasureError` if it is too large."""
+    if len(content) > MAX_BINARY_BYTES:
+        raise errors.MeasureError(f"a binary of {len(content) >> 20} MiB is too large")
+    return content
+
+
+def digest(payload: str) -> str:
+    """The name of a task."""
+    return hashlib.sha256(payload.encode()).hexdigest()
+
+
+def of_measurement(measurement: protocol.Measurement) -> dict[str, Any]:
+    """A measurement as fields."""
+    return {
+        "latencies_us": list(measurement.latencies_us),
+        "error": measurement.error and measurement.error.value,
+        "message": measurement.message,
+        "run_s": measurement.run_s,
+        "checked": measurement.checked,
+        "device": measurement.device,
+    }
+
+
+def measurement(fields: Any, build_s: float) -> protocol.Measurement:
+    """The measurement that `of_measurement` wrote, of a candidate that was built in `build_s`.
+
+    Raises:
+        MeasureError: these are not its fields.
+    """
+    try:
+        run_s, message = float(fields["run_s"]), str(fields["message"])[:_MAX_CHARACTERS]
+        error, latencies_us = fields["error"], [float(us) for us in fields["latencies_us"]]
+        device, checked = str(fields["device"])[:_MAX_CHARACTERS], fields["checked"] is True
+        if not (math.isfinite(run_s) and run_s >= 0 and len(latencies_us) <= _MAX_LATENCIES):
+            raise ValueError
+        if not all(math.isfinite(us) and us > 0 for us in latencies_us):
+            raise ValueError
+        if error is not None:
+            return protocol.Measurement(
+                error=protocol.ErrorClass(error), message=message, build_s=build_s, run_s=run_s,
+                device=device,
+            )  # fmt: skip
+        return protocol.Measurement.timed(
+            latencies_us, build_s=build_s, run_s=run_s, checked=checked, device=device
+        )
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        raise errors.MeasureError("a node replied with what is no measurement") from None

@@ -1,0 +1,191 @@
+"""What runs on a machine of a cluster: builders, or a run worker of one device, or both.
+
+Programs are built and run by the worker processes of a local pool, with its limits and
+confinement, so a candidate can hurt only itself. Nothing here knows how it is reached.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+import platform
+import queue
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import tvm
+
+from felix import errors, target, version
+from felix.measure import payload as payloads
+from felix.measure import protocol
+from felix.measure.cluster import kinds, messages
+from felix.measure.pool import candidates, local_device, local_workers, replies, rwlock
+from felix.processes import tree
+
+#: Tasks whose references a node keeps.
+MAX_TASKS = 100
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a node does.
+
+    Attributes:
+        builders: programs that it builds at a time; 0: none.
+        target: whose programs it runs, as text ("llvm", "cuda"); empty: it runs none.
+        device: the number of its GPU among those that its process sees.
+    """
+
+    builders: int = 0
+    target: str = ""
+    device: int = 0
+
+
+class Node:
+    """One worker of a cluster; its methods may be called by several threads.
+
+    Args:
+        settings: what it does.
+        options: limits of its workers; None: those of a local pool.
+
+    Raises:
+        MeasureError: the machine has no such device, or lacks something for it.
+    """
+
+    def __init__(self, settings: Settings, options: candidates.LocalOptions | None = None) -> None:
+        self._settings = settings
+        options = options or candidates.LocalOptions()
+        options = dataclasses.replace(options, builders=max(1, settings.builders))
+        self._lock = threading.Lock()
+        self._names = itertools.count()
+        self._states: collections.OrderedDict[str, candidates.TaskState] = (
+            collections.OrderedDict()
+        )
+        self._n_tasks = 0
+        self._target = target.parse(settings.target) if settings.target else None
+        device = candidates.Device("cpu", platform.node(), 0)
+        if self._target is not None:
+            (device,) = local_device.chosen(self._target, (settings.device,))
+        self._device = device
+        self._processes = local_workers.LocalWorkers(options)
+        builders = self._processes.builders(device) if settings.builders else []
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for builder in builders:
+            self._free.put(builder)
+        self._runs = None
+        #: whose candidates run now
+        self._client: str | None = None
+        if self._target is not None:
+            threads = local_device.num_cores(self._target) if device.kind == "cpu" else 1
+            self._runs = self._processes.runner(
+                "runner", 0, device, threads, rwlock.ReadWriteLock(), builders
+            )
+        self._processes.launch()
+
+    def facts(self) -> str:
+        """What the node is and does: a message with its versions, builders and device."""
+        return messages.write(
+            felix=version.__version__, tvm=tvm.__version__, payload=payloads.VERSION,
+            host=platform.node(), builders=self._settings.builders,
+            kind=kinds.slug(self._device.name) if self._runs is not None else "",
+            device=dataclasses.asdict(self._device) if self._runs is not None else None,
+        )  # fmt: skip
+
+    def build(self, text: str) -> tuple[str, bytes]:
+        """Build a program for a device of kind `for`; a message and the binary."""
+        request = messages.read(text)
+        builder = self._free.get()
+        try:
+            name = f"built-{next(self._names)}"
+            made = builder.build_for(request["for"], request["payload"], name)
+        finally:
+            self._free.put(builder)
+        if made.error is not None:
+            reply = messages.write(
+                error=made.error.value, message=made.message, build_s=made.build_s
+            )
+            return reply, b""
+        path = pathlib.Path(made.binary)
+        content = path.read_bytes()
+        path.unlink()
+        return messages.write(suffix=path.suffix, build_s=made.build_s), messages.binary(content)
+
+    def open(self, arch: str) -> str:
+        """Open the GPU; why it is not confined, and why it cannot be used."""
+        with self._lock:
+            runs = self._runner()
+            runs.open(arch)
+            return messages.write(unconfined=runs.unconfined, broken=runs.broken)
+
+    def prepare(self, text: str) -> str:
+        """Compute a task's reference; why there is none, and why the device cannot be used."""
+        payload = messages.read(text)["payload"]
+        with self._lock:
+            runs, state = self._runner(), self._state(payload)
+            if state.failure is not None:
+                runs.prepare(state)
+            return messages.write(failure=state.failure, broken=runs.broken)
+
+    def run(self, text: str, binaries: list[bytes]) -> str:
+        """Check and time candidates, one after another."""
+        fields = messages.read(text)
+        with self._lock:
+            self._client = fields["client"]
+            try:
+                results = [
+                    self._run(request, content)
+                    for request, content in zip(fields["candidates"], binaries, strict=True)
+                ]
+            finally:
+                self._client = None
+        return messages.write(results=results)
+
+    def interrupt(self, client: str) -> None:
+        """End what runs for a client; its candidate fails."""
+        if self._runs is not None and self._client == client:
+            self._runs.worker.interrupt()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._processes.close()
+
+    def _runner(self) -> Any:
+        if self._runs is None:
+            raise errors.MeasureError("this node runs no programs, it only builds them")
+        return self._runs
+
+    def _state(self, payload: str) -> candidates.TaskState:
+        key = messages.digest(payload)
+        if key not in self._states:
+            program = payloads.read_tir(payload)
+            folder = self._processes.folders.of_task(0, self._n_tasks)
+            self._n_tasks += 1
+            self._states[key] = candidates.TaskState(
+                program.target, self._device, str(folder), payload, candidates.NOT_COMPUTED
+            )
+            while len(self._states) > MAX_TASKS:
+                _, old = self._states.popitem(last=False)
+                tree.remove(pathlib.Path(old.folder))
+        self._states.move_to_end(key)
+        return self._states[key]
+
+    def _run(self, request: dict[str, Any], content: bytes) -> dict[str, Any] | None:
+        state = self._states.get(request["task"])
+        if state is None:
+            return None
+        if request["suffix"] not in replies.SUFFIXES:
+            raise errors.MeasureError(f"no binary has the suffix {request['suffix']!r}")
+        name = f"candidate-{next(self._names)}"
+        path = self._processes.folders.libraries / f"{name}{request['suffix']}"
+        path.write_bytes(messages.binary(content))
+        future: Future[protocol.Measurement] = Future()
+        candidate = candidates.Candidate(
+            candidates.PoolTask(0, [state]), "", name, future, request["thorough"], str(path)
+        )
+        try:
+            return messages.of_measurement(self._runner().run(candidate, state))
+        finally:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,196 @@
+"""Builders and devices of other machines, as the stages of a pool know them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from felix import errors
+from felix.measure import protocol
+from felix.measure.cluster import messages
+from felix.measure.pool import candidates, replies
+
+_ErrorClass = protocol.ErrorClass
+#: Candidates of a request: of a GPU they take 40 ms together, which hides what a network takes.
+BATCH = 8
+
+
+class Link(Protocol):
+    """The way to one node."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of `node.Node`.
+
+        Raises:
+            WorkerGone: the node cannot be reached, or its process ended.
+            MeasureError: the method raised something.
+        """
+        ...
+
+    def is_back(self) -> bool:
+        """Wait until the node answers; False: it never will, or the pool is closed."""
+        ...
+
+
+class RemoteBuilder:
+    """A `build_stage.Builder` on another machine.
+
+    Args:
+        link: to the node.
+        folder: where libraries go here.
+        kind: of the devices, "cpu" or "cuda".
+    """
+
+    def __init__(self, link: Link, folder: pathlib.Path, kind: str) -> None:
+        self._link, self._folder, self._kind = link, folder, kind
+
+    def build(self, payload: str, name: str) -> candidates.Built:
+        """Build a payload there, and write the library here."""
+        request = messages.write(payload=payload, name=name, **{"for": self._kind})
+        try:
+            text, content = self._link.call("build", request)
+            return self._built(messages.read(text), content, name)
+        except errors.MeasureError as error:
+            infrastructure = _ErrorClass.INFRASTRUCTURE
+            return candidates.Built(error=infrastructure, message=f"building: {error}")
+
+    def is_back(self) -> bool:
+        """Wait until the node works again; False: it never will."""
+        return self._link.is_back()
+
+    def _built(self, reply: dict[str, Any], content: bytes, name: str) -> candidates.Built:
+        try:
+            build_s = float(reply["build_s"])
+            if "error" in reply:
+                error, message = _ErrorClass(reply["error"]), str(reply["message"])
+                return candidates.Built(build_s=build_s, error=error, message=message)
+            if reply["suffix"] not in replies.SUFFIXES:
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise errors.MeasureError("a node replied with what is no build") from None
+        path = self._folder / f"{name}{reply['suffix']}"
+        try:
+            path.write_bytes(messages.binary(content))
+        except OSError as error:  # the pool is closed
+            raise errors.MeasureError(f"the library cannot be kept: {error.strerror}") from error
+        return candidates.Built(str(path), build_s)
+
+
+class RemoteRuns:
+    """A `device_stage.Runs` on another machine.
+
+    Args:
+        link: to the node.
+        client: a name of the pool; what runs for it can be interrupted by it.
+    """
+
+    batch_size = BATCH
+
+    def __init__(self, link: Link, client: str) -> None:
+        self._link, self._client = link, client
+        self._prepared: set[str] = set()
+        self._broken: str | None = None
+        #: why what it runs is not confined; None if it is
+        self.unconfined: str | None = None
+
+    @property
+    def broken(self) -> str | None:
+        """Why the device cannot be used, as far as is known; None if it can."""
+        return self._broken
+
+    def open(self, arch: str) -> None:
+        """Open the GPU."""
+        reply = messages.read(self._link.call("open", arch))
+        self.unconfined, self._broken = reply.get("unconfined"), reply.get("broken")
+
+    def prepare(self, state: candidates.TaskState) -> None:
+        """Compute a task's reference there; `state` holds a failure for its candidates."""
+        try:
+            text = self._link.call("prepare", messages.write(payload=state.payload))
+            reply = messages.read(text)
+            state.failure, self._broken = reply.get("failure"), reply.get("broken")
+        except errors.MeasureError as error:
+            state.failure = str(error)
+        self._prepared.add(messages.digest(state.payload))
+
+    def run(
+        self, candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        """Check and time one candidate."""
+        ((_, measurement),) = self.run_all([(candidate, state)])
+        return measurement
+
+    def run_all(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        """Check and time candidates by one request."""
+        ready = []
+        for candidate, state in batch:
+            if messages.digest(state.payload) not in self._prepared:
+                self.prepare(state)
+            if state.failure is None:
+                ready.append((candidate, state))
+            else:
+                message = f"the unscheduled program gave no reference: {state.failure}"
+                yield candidate, candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
+        yield from self._sent(ready)
+
+    def interrupt(self) -> None:
+        """End what the node runs for this pool."""
+        self._link.call("interrupt", self._client)
+
+    def is_back(self) -> bool:
+        """Wait until the node works again; False: it never will."""
+        self._prepared.clear()
+        return self._link.is_back()
+
+    def _sent(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        """Results of a request; what the node has forgotten is prepared and sent once more."""
+        forgotten = []
+        for (candidate, state), result in self._results(batch):
+            if result is None:
+                self.prepare(state)
+                forgotten.append((candidate, state))
+            else:
+                yield candidate, result
+        for (candidate, _), result in self._results(forgotten):
+            message = "the node does not keep the task's reference"
+            failed = candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
+            yield candidate, result or failed
+
+    def _results(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[
+        tuple[tuple[candidates.Candidate, candidates.TaskState], protocol.Measurement | None]
+    ]:
+        if not batch:
+            return
+        paths = [pathlib.Path(candidate.binary) for candidate, _ in batch]
+        requests = [
+            {
+                "task": messages.digest(state.payload),
+                "suffix": path.suffix,
+                "thorough": candidate.thorough,
+            }
+            for (candidate, state), path in zip(batch, paths, strict=True)
+        ]
+        try:
+            contents = [path.read_bytes() for path in paths]
+            request = messages.write(client=self._client, candidates=requests)
+            text = self._link.call("run", request, contents)
+            results = messages.read(text)["results"]
+            if len(results) != len(batch):
+                raise errors.MeasureError("a node replied with too few or too many results")
+            measured = [
+                None if fields is None else messages.measurement(fields, candidate.build_s)
+                for fields, (candidate, _) in zip(results, batch, strict=True)
+            ]
+        except (errors.MeasureError, OSError) as error:
+            measured = [
+                candidate.failed(_ErrorClass.INFRASTRUCTURE, f"running: {error}")
+                for candidate, _ in batch
+            ]
+        yield from zip(batch, measured, strict=True)

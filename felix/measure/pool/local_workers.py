@@ -1,0 +1,110 @@
+"""The worker processes of this machine: a fork server, builders, a run worker for each device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from felix.measure.pool import candidates, device_lock, rights, rwlock, usage
+from felix.measure.pool import worker as pool_worker
+from felix.measure.pool.stages import local_builder, run_stage
+from felix.processes import confine, fork_server, policy
+from felix.target import cpu
+
+_FORK_SERVER = "felix.measure.pool.fork_server_main"
+#: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
+#: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
+#: search for up to 0.17 s after every candidate, and from resting.
+_SPIN_VARIABLE, _SPINS = "TVM_THREAD_POOL_SPIN_COUNT", 5_000
+
+
+class LocalWorkers:
+    """Makes workers, which start with their first request; `close` ends them all.
+
+    Args:
+        options: of the pool.
+    """
+
+    def __init__(self, options: candidates.LocalOptions) -> None:
+        self._options = options
+        confine.warn_of_missing()
+        self.fork_server = fork_server.ForkServer(
+            _FORK_SERVER, options.start_timeout_s, {_SPIN_VARIABLE: str(_SPINS)}
+        )
+        self.folders = rights.Folders.make(self.fork_server.work_dir, options.scratch_bytes)
+
+    def launch(self) -> None:
+        """Start the fork server without waiting for it."""
+        self.fork_server.launch()
+
+    def close(self) -> None:
+        """End all processes."""
+        self.fork_server.close()
+
+    def builders(self, device: candidates.Device) -> list[local_builder.LocalBuilder]:
+        """The builders, for candidates of a device."""
+        limit = self._options.build_memory_bytes
+        return [
+            local_builder.LocalBuilder(
+                self._worker(
+                    f"builder-{index}", rights.builder(self.folders, index, limit), device,
+                    threads=1, nice=10,
+                ),
+                self.folders.of_builder(index), self.folders, self._options, device.kind,
+            )
+            for index in range(self._options.builders or cpu.available_cores())
+        ]  # fmt: skip
+
+    def runner(
+        self,
+        name: str,
+        index: int,
+        device: candidates.Device,
+        threads: int,
+        timing_lock: rwlock.ReadWriteLock,
+        builders: list[local_builder.LocalBuilder],
+    ) -> run_stage.RunWorker:
+        """The run worker of a device.
+
+        Args:
+            name: of the process.
+            index: of the device in the pool.
+            device: itself.
+            threads: of TVM.
+            timing_lock: held while a CPU times.
+            builders: to be paused meanwhile, where the options say so.
+        """
+        is_cpu, options = device.kind == "cpu", self._options
+        may = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self.folders, index)
+        worker = self._worker(name, may, device, threads=threads, nice=0)
+        lock = timing_lock if is_cpu else device_lock.for_device(device.kind, device.index)
+        pause = is_cpu if options.pause_builders is None else options.pause_builders
+        paused = [builder.worker for builder in builders] if pause else ()
+        return run_stage.RunWorker(worker, run_stage.Quiet(lock, paused), options, device)
+
+    def _worker(
+        self, name: str, may: policy.Policy, device: candidates.Device, *, threads: int, nice: int
+    ) -> pool_worker.Worker:
+        """A worker process, which starts with its first request."""
+        # Builders see no GPU; a runner loads a kernel when it is loaded, not when it is timed.
+        environment = {}
+        if device.kind == "cuda" and name.startswith("builder"):
+            environment = {"CUDA_VISIBLE_DEVICES": ""}
+        elif device.kind == "cuda":
+            visible = {"CUDA_VISIBLE_DEVICES": device.visible} if device.visible else {}
+            environment = {"CUDA_MODULE_LOADING": "EAGER", **visible}
+        settings = {
+            "device": device.kind,
+            "tasks": may.folder,
+            "environment": environment,
+            "policy": dataclasses.asdict(may),
+            "threads": threads,
+            "nice": nice,
+        }
+        log = self.fork_server.work_dir / f"{name}.log"
+        allowance = usage.Allowance(
+            may.scratch,
+            log,
+            self.folders.limit_bytes,
+            rights.BUILD_PROCESSES if may.programs else 1,
+        )
+        return pool_worker.Worker(self.fork_server, name, settings, allowance)

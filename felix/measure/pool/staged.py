@@ -1,0 +1,255 @@
+"""The stages of a pool put together: who submits, what waits, how candidates are settled.
+
+    submit -> stages.build_stage -> stages.dispatch -> stages.device_stage -> future
+                 (builders)           (queues)          (a run worker each)
+
+Where builders and run workers are, on this machine or on others, is up to the subclass.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Self
+
+from felix import errors
+from felix.measure import payload as payloads
+from felix.measure import protocol
+from felix.measure.pool import candidates, rights, rwlock
+from felix.measure.pool.stages import build_stage, device_stage, dispatch
+
+if TYPE_CHECKING:
+    from felix.task import Task
+
+_ErrorClass = protocol.ErrorClass
+
+#: A library stays on disk, to be measured again, up to this multiple of the best latency.
+_REUSABLE_RATIO = 1.3
+
+
+class StagedPool:
+    """A `protocol.Measurer` of one task; `for_task` serves others as well.
+
+    A subclass makes `_builds` and `_stages` around `_queues`, starts them, then sets `_task`. It
+    ends its processes in `_end` and what they do in `_interrupt`.
+
+    Args:
+        target_kind: "llvm" or "cuda".
+        folders: where libraries of candidates are; the devices' references where they are local.
+        devices: that candidates run on; `_add_device` adds others, whose workers are elsewhere.
+    """
+
+    _builds: build_stage.BuildStage
+    _stages: list[device_stage.DeviceStage]
+    _task: candidates.PoolTask
+
+    def __init__(
+        self, target_kind: str, folders: rights.Folders, devices: Sequence[candidates.Device]
+    ) -> None:
+        #: held exclusively while a candidate is timed on this machine's CPU
+        self.timing_lock = rwlock.ReadWriteLock()
+        self._target_kind = target_kind
+        self._folders = folders
+        self._devices = list(devices)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._submitted = 0
+        self._tasks: dict[str, candidates.PoolTask] = {}
+        self._made: list[candidates.PoolTask] = []
+        self._queues = dispatch.Dispatch(len(self._devices))
+
+    def submit(
+        self, program: payloads.Program, thorough: bool = False
+    ) -> Future[protocol.Measurement]:
+        """Queue one program of the pool's task."""
+        return self._submit(program, self._task, thorough)
+
+    def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
+        """Measure all and wait; results in the order of `programs`."""
+        return [future.result() for future in [self.submit(program) for program in programs]]
+
+    def for_task(self, task: Task) -> TaskView:
+        """A measurer for another task of the same target that shares this pool's workers."""
+        if task.target.kind.name != self._target_kind:
+            raise errors.MeasureError(
+                f"this pool measures {self._target_kind}, not {task.target.kind}"
+            )
+        return TaskView(self, self._task_of(task))
+
+    @property
+    def n_devices(self) -> int:
+        """Candidates that may be timed at a time, each on a device of its own."""
+        out = self._queues.faults.keys() | self._queues.away.keys()
+        return max(1, len(self._devices) - len(out))
+
+    @property
+    def unconfined(self) -> str | None:
+        """Why clients' programs run in a process that is not confined; None if all are confined.
+
+        Known once a candidate has been measured.
+        """
+        reasons = (stage.runs.unconfined for stage in self._stages)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def interrupt(self) -> None:
+        """Cancel what waits, end what runs: its candidates fail. The pool stays usable.
+
+        Workers are replaced at the next candidate. A task whose reference was not made by then
+        gets another one from `for_task`.
+        """
+        self._drain()
+        self._interrupt()
+
+    def close(self) -> None:
+        """Cancel what waits, end all processes; running candidates become errors."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._drain()
+        self._builds.close()
+        self._queues.close()
+        self._end()
+        self._builds.join()
+        for stage in self._stages:
+            stage.join()
+        self._drain()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        """End the workers' processes, or let go of them."""
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        """End what workers are doing."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        """Let the stages begin."""
+        self._builds.start()
+        for stage in self._stages:
+            stage.start()
+
+    def _task_of(self, task: Task) -> candidates.PoolTask:
+        with self._lock:
+            known = self._tasks.get(task.key)
+            if known is not None and known.at_home.failure is None:
+                return known
+            payload = payloads.of(task.mod, task.target)
+            number = len(self._made)
+            states = [
+                candidates.TaskState(
+                    task.target, device, str(self._folders.of_task(index, number)), payload
+                )
+                for index, device in enumerate(self._devices)
+            ]
+            made = candidates.PoolTask(self._queues.home_of_next_task(), states)
+            for state in states:
+                if state is not made.at_home:  # made when the device first helps
+                    state.failure = candidates.NOT_COMPUTED
+            self._tasks[task.key] = made
+            self._made.append(made)
+            self._queues.put(made)  # the reference is made while the first builds go on
+            return made
+
+    def _add_device(self, device: candidates.Device) -> int:
+        """One more device that helps with all tasks; its number."""
+        with self._lock:
+            index = len(self._devices)
+            for task in self._made:
+                home = task.at_home
+                task.states.append(
+                    candidates.TaskState(
+                        home.target, device, home.folder, home.payload, candidates.NOT_COMPUTED
+                    )
+                )
+            self._devices.append(device)
+            self._queues.add()
+            return index
+
+    def _submit(
+        self, program: payloads.Program, task: candidates.PoolTask, thorough: bool
+    ) -> Future[protocol.Measurement]:
+        payload = payloads.of(program, task.at_home.target)
+        future: Future[protocol.Measurement] = Future()
+        with self._lock:
+            if self._closed:
+                raise errors.MeasureError("the pool is closed")
+            name = f"candidate-{self._submitted}"
+            self._submitted += 1
+            candidate = candidates.Candidate(
+                task=task, payload=payload, name=name, future=future, thorough=thorough
+            )
+            candidate.binary = task.libraries.get(candidate.digest, "")
+            (self._queues if candidate.binary else self._builds).put(candidate)
+        return future
+
+    def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+        """Keep the library of a measured candidate if it is near the best, and settle it."""
+        task, latency_us = candidate.task, measurement.latency_us
+        with self._lock:
+            if latency_us is not None:
+                task.best_us = min(latency_us, task.best_us or latency_us)
+                if latency_us <= _REUSABLE_RATIO * task.best_us:
+                    task.libraries.setdefault(candidate.digest, candidate.binary)
+            is_spare = candidate.binary not in task.libraries.values()
+        if is_spare:
+            pathlib.Path(candidate.binary).unlink(missing_ok=True)
+        self._settle(candidate, measurement)
+
+    def _settle(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
+        """Give a candidate its measurement; one that failed after `close` failed because of it."""
+        if self._closed and not measurement.ok:
+            measurement = candidate.failed(
+                _ErrorClass.INFRASTRUCTURE, "the pool was closed", measurement.run_s
+            )
+        candidate.future.set_result(measurement)
+
+    def _drain(self) -> None:
+        """Cancel candidates that wait for a thread, and forget references that do."""
+        for item in [*self._builds.drain(), *self._queues.drain()]:
+            if isinstance(item, candidates.PoolTask):
+                item.at_home.failure = "the pool was interrupted before it was made"
+            elif not item.future.cancel():
+                interrupted = "the pool was interrupted"
+                self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
+
+
+class TaskView:
+    """A `protocol.Measurer` for one more task of a pool; closing it leaves the pool open."""
+
+    def __init__(self, pool: StagedPool, task: candidates.PoolTask) -> None:
+        self._pool = pool
+        self._task = task
+
+    def submit(
+        self, program: payloads.Program, thorough: bool = False
+    ) -> Future[protocol.Measurement]:
+        """Queue one program of this task."""
+        return self._pool._submit(program, self._task, thorough)
+
+    def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
+        """Measure all and wait; results in the order of `programs`."""
+        return [future.result() for future in [self.submit(program) for program in programs]]
+
+    def close(self) -> None:
+        """Nothing to end: the workers are the pool's."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+if TYPE_CHECKING:
+
+    def _conforms(pool: StagedPool, view: TaskView) -> tuple[protocol.Measurer, protocol.Measurer]:
+        return pool, view

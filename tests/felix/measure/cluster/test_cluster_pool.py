@@ -1,0 +1,291 @@
+"""Pools over nodes in this process: the contract, nodes that go, come, lie and are other devices."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tvm
+
+from felix import errors, workloads
+from felix.measure import protocol
+from felix.measure.cluster import kinds, messages, pool, remote
+from felix.measure.pool import candidates, local
+from tests.felix.measure import contract
+from tests.felix.measure.cluster import nodes
+from tests.felix.measure.pool import test_local as programs
+
+QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05)
+GEMM = tvm.IRModule({"main": programs.gemm})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nodes.Cluster]:
+    made = nodes.Cluster()
+    made.add("builds", programs.OPTIONS, builders=2)
+    for name in ("first", "second"):
+        made.add(name, programs.OPTIONS, target="llvm")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def over(cluster: nodes.Cluster) -> Iterator[pool.ClusterPool]:
+    cluster.links.clear()
+    with pool.ClusterPool(contract.task(), cluster, QUICK) as made:
+        yield made
+
+
+@pytest.mark.parametrize("holds", contract.EVERY)
+@pytest.mark.parametrize("where", ["local", "cluster"])
+def test_contract(
+    holds: Callable[[protocol.Measurer], None], where: str, cluster: nodes.Cluster
+) -> None:
+    if where == "local":
+        with local.LocalPool(contract.task(), programs.OPTIONS) as measurer:
+            holds(measurer)
+    else:
+        with pool.ClusterPool(contract.task(), cluster, QUICK) as over:
+            holds(over)
+
+
+def _until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
+    until_s = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def _results(measurer: protocol.Measurer, number: int) -> list[protocol.Measurement]:
+    return [each.result(60) for each in [measurer.submit(GEMM) for _ in range(number)]]
+
+
+def test_a_node_that_is_lost_loses_no_candidate(
+    cluster: nodes.Cluster, over: pool.ClusterPool
+) -> None:
+    assert all(each.ok for each in _results(over, 2))
+    lost = cluster.links["first"]
+    futures = [over.submit(GEMM) for _ in range(16)]
+    lost.before = lambda method: lost.cut.set() if method == "run" else None
+    results = [future.result(60) for future in futures]
+    assert [each.error for each in results] == [None] * 16
+    assert over.n_devices == 1
+    lost.before = lambda method: None
+    lost.cut.clear()
+    _until(lambda: over.n_devices == 2)
+    assert all(each.ok for each in _results(over, 4))
+
+
+def test_what_waits_for_the_only_node_waits_until_it_is_back(cluster: nodes.Cluster) -> None:
+    alone = nodes.Cluster()
+    alone.nodes = {name: cluster.nodes[name] for name in ("builds", "first")}
+    alone.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    with pool.ClusterPool(contract.task(), alone, QUICK) as over:
+        assert _results(over, 1)[0].ok
+        alone.links["first"].cut.set()
+        futures = [over.submit(GEMM) for _ in range(4)]
+        time.sleep(0.5)
+        assert not any(future.done() for future in futures)
+        alone.links["first"].cut.clear()
+        assert all(future.result(60).ok for future in futures)
+
+
+def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) -> None:
+    growing = nodes.Cluster()
+    growing.nodes = dict(cluster.nodes)
+    growing.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    with pool.ClusterPool(contract.task(), growing, QUICK) as over:
+        assert _results(over, 1)[0].ok and over.n_devices == 1
+        growing.facts["second"] = cluster.facts["second"]
+        _until(lambda: over.n_devices == 2)
+        assert all(each.ok for each in _results(over, 12))
+        assert growing.links["second"].calls.count("run") >= 2  # the yardstick is the first
+        task = over._task
+        assert 1 in task.scales or 1 in task.refused
+
+
+def test_a_dead_node_gives_what_it_had_to_one_that_comes(cluster: nodes.Cluster) -> None:
+    changing = nodes.Cluster()
+    changing.nodes = dict(cluster.nodes)
+    changing.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    with pool.ClusterPool(contract.task(), changing, QUICK) as over:
+        assert _results(over, 1)[0].ok
+        changing.links["first"].dead.set()
+        futures = [over.submit(GEMM) for _ in range(4)]
+        time.sleep(0.3)
+        changing.facts["second"] = cluster.facts["second"]
+        results = [future.result(60) for future in futures]
+        refused = over._task.refused.get(1)
+        assert all(each.ok for each in results) or refused  # another core may be 15 % slower
+
+
+def test_a_candidate_that_loses_every_node_fails_as_infrastructure(
+    cluster: nodes.Cluster,
+) -> None:
+    flaky = nodes.Cluster()
+    flaky.nodes = {name: cluster.nodes[name] for name in ("builds", "first")}
+    flaky.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    with pool.ClusterPool(contract.task(), flaky, QUICK) as over:
+        assert _results(over, 1)[0].ok
+        link = flaky.links["first"]
+        link.is_back = lambda: link.cut.clear() or True  # type: ignore[method-assign,func-returns-value]
+        link.before = lambda method: link.cut.set() if method == "run" else None
+        measured = over.submit(GEMM).result(60)
+        assert measured.error is protocol.ErrorClass.INFRASTRUCTURE
+        assert "nobody answers" in measured.message
+        assert link.calls.count("run") == 4
+
+
+def test_no_node_of_the_kind_is_said(cluster: nodes.Cluster) -> None:
+    only = nodes.Cluster()
+    only.nodes, only.facts = cluster.nodes, {"builds": cluster.facts["builds"]}
+    options = pool.ClusterOptions(wait_s=0.1, watch_s=0.05)
+    with pytest.raises(errors.MeasureError, match=r"measures on .*; there are: builders only"):
+        pool.ClusterPool(contract.task(), only, options)
+    only.facts = {"first": cluster.facts["first"]}
+    with pytest.raises(errors.MeasureError, match=r"builds programs.*felix worker"):
+        pool.ClusterPool(contract.task(), only, options)
+
+
+def test_a_node_of_other_versions_takes_no_part(cluster: nodes.Cluster) -> None:
+    old = nodes.Cluster()
+    old.nodes = cluster.nodes
+    old.facts = {"first": cluster.facts["first"] | {"felix": "0.0.9"}}
+    options = pool.ClusterOptions(wait_s=0.1, watch_s=0.05)
+    with pytest.raises(errors.MeasureError, match=r"it has felix '0.0.9', not '0.1.0'"):
+        pool.ClusterPool(contract.task(), old, options)
+
+
+def test_interrupting_ends_what_this_pool_runs_alone(
+    cluster: nodes.Cluster, over: pool.ClusterPool
+) -> None:
+    with pool.ClusterPool(contract.task(), cluster, QUICK) as other:
+        assert _results(over, 1)[0].ok and _results(other, 1)[0].ok
+        hanging = over.submit(tvm.IRModule({"main": programs.hang}))
+        _until(lambda: any(each._client == over._client for each in cluster.nodes.values()))
+        other.interrupt()
+        assert not hanging.done()
+        over.interrupt()
+        assert hanging.result(10).error is protocol.ErrorClass.INFRASTRUCTURE
+        assert _results(over, 1)[0].ok
+
+
+def test_another_task_of_the_same_target_shares_the_nodes(over: pool.ClusterPool) -> None:
+    softmax = workloads.parse("softmax:16x64", target="llvm")
+    (measured,) = over.for_task(softmax).measure([softmax.mod])
+    assert measured.ok and measured.checked
+    with pytest.raises(errors.MeasureError, match="measures llvm, not cuda"):
+        over.for_task(workloads.gemm(16, 16, 16, target="cuda -arch sm_90"))
+
+
+def test_a_node_that_forgot_a_task_is_told_again(
+    cluster: nodes.Cluster, over: pool.ClusterPool
+) -> None:
+    assert _results(over, 2)[0].ok
+    for made in cluster.nodes.values():
+        made._states.clear()
+    assert all(each.ok for each in _results(over, 4))
+
+
+class _Says:
+    """A link to a node that was taken over."""
+
+    def __init__(self, reply: Any) -> None:
+        self.reply = reply
+
+    def call(self, method: str, *args: Any) -> Any:
+        return self.reply
+
+    def is_back(self) -> bool:
+        return True
+
+
+def _message(**fields: Any) -> str:
+    return json.dumps({"version": messages.VERSION} | fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("no JSON", b""),
+        (_message(suffix="/../../x.so", build_s=1.0), b"x"),
+        (_message(suffix=".so"), b"x"),
+        (_message(error="no class", message="", build_s=1.0), b""),
+        (json.dumps({"version": 99, "suffix": ".so", "build_s": 1.0}), b"x"),
+    ],
+)
+def test_a_forged_build_is_an_infrastructure_error(
+    text: str, content: bytes, tmp_path: Any
+) -> None:
+    made = remote.RemoteBuilder(_Says((text, content)), tmp_path, "cpu").build("{}", "name")
+    assert made.error is protocol.ErrorClass.INFRASTRUCTURE and made.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_too_large_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_BINARY_BYTES", 1 << 20)
+    says = _Says((_message(suffix=".so", build_s=1.0), b"x" * (2 << 20)))
+    made = remote.RemoteBuilder(says, tmp_path, "cpu").build("{}", "name")
+    assert made.error is protocol.ErrorClass.INFRASTRUCTURE and "2 MiB" in made.message
+    monkeypatch.setattr(messages, "MAX_TEXT_BYTES", 100)
+    with pytest.raises(errors.MeasureError, match="too large"):
+        messages.write(payload="x" * 200)
+
+
+GOOD = {"latencies_us": [1.0, 2.0, 3.0], "error": None, "message": "", "run_s": 0.1,
+        "checked": True, "device": "cpu"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"latencies_us": [1.0, -2.0]}, {"latencies_us": [float("nan")]}, {"latencies_us": []},
+        {"latencies_us": ["fast"]}, {"error": "unknown"}, {"run_s": -1.0}, {"run_s": None},
+    ],
+)  # fmt: skip
+def test_a_forged_measurement_is_refused(change: dict[str, Any]) -> None:
+    assert messages.measurement(GOOD, 0.5).latency_us == 2.0
+    with pytest.raises(errors.MeasureError, match="no measurement"):
+        messages.measurement(GOOD | change, 0.5)
+
+
+def test_measurements_go_through_messages() -> None:
+    failed = protocol.Measurement(error=protocol.ErrorClass.LAUNCH, message="crashed", run_s=1.0)
+    assert messages.measurement(messages.of_measurement(failed), 0.0) == failed
+    timed = protocol.Measurement.timed([3.0, 1.0, 2.0], run_s=0.5, checked=True, device="x")
+    assert messages.measurement(messages.of_measurement(timed), 0.0) == timed
+
+
+def test_builds_of_one_node_go_on_at_the_same_time(cluster: nodes.Cluster) -> None:
+    building = threading.Barrier(2)
+    with pool.ClusterPool(contract.task(), cluster, QUICK) as over:
+        link = cluster.links["builds"]
+        link.before = lambda method: building.wait(20) and None if method == "build" else None
+        assert all(each.ok for each in _results(over, 2))
+
+
+def test_kinds_are_names_of_devices() -> None:
+    assert kinds.slug("NVIDIA H200") == "nvidia-h200"
+    assert kinds.slug("NVIDIA GeForce RTX 4090 (AD102)") == "nvidia-geforce-rtx-4090-ad102"
+    assert kinds.of(tvm.target.Target("llvm")) == kinds.of(contract.task().target)
+    assert kinds.resource("nvidia-h200") == "felix-device:nvidia-h200"
+
+
+def test_one_batch_takes_a_share_of_what_waits() -> None:
+    from felix.measure.pool.stages import dispatch
+
+    queues = dispatch.Dispatch(2)
+    state = candidates.TaskState(
+        tvm.target.Target("llvm"), candidates.Device("cpu", "", 0), "", ""
+    )
+    task = candidates.PoolTask(0, [state, state])
+    from concurrent.futures import Future
+
+    for number in range(9):
+        queues.put(candidates.Candidate(task, "", str(number), Future()))
+    assert [each.name for each in queues.take_more(0, 7)] == ["0", "1", "2", "3", "4"]
+    assert len(queues.take_more(0, 1)) == 1
