@@ -144,8 +144,7 @@ class DeviceStage:
                     continue
             self._queues.put(item)
         self._queues.send_away(self.index, why)
-        if not self.runs.is_back():
-            self._queues.retire(self.index, why)
+        if not self.runs.is_back():  # it stays away
             return False
         self._queues.take_back(self.index)
         return True

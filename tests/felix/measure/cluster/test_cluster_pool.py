@@ -1,4 +1,4 @@
-"""Pools over nodes in this process: the contract, nodes that go, come, lie and are other devices."""
+"""Pools over nodes in this process: the contract, nodes that go, come and lie."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cluster import kinds, messages, pool, remote
 from felix.measure.pool import candidates, local
+from felix.measure.pool.stages import dispatch
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.felix.measure.pool import test_local as programs
@@ -276,15 +278,10 @@ def test_kinds_are_names_of_devices() -> None:
 
 
 def test_one_batch_takes_a_share_of_what_waits() -> None:
-    from felix.measure.pool.stages import dispatch
-
     queues = dispatch.Dispatch(2)
-    state = candidates.TaskState(
-        tvm.target.Target("llvm"), candidates.Device("cpu", "", 0), "", ""
-    )
+    device = candidates.Device("cpu", "", 0)
+    state = candidates.TaskState(tvm.target.Target("llvm"), device, "", "")
     task = candidates.PoolTask(0, [state, state])
-    from concurrent.futures import Future
-
     for number in range(9):
         queues.put(candidates.Candidate(task, "", str(number), Future()))
     assert [each.name for each in queues.take_more(0, 7)] == ["0", "1", "2", "3", "4"]

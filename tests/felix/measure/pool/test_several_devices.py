@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,6 +24,8 @@ GPU = candidates.Device("cuda", "a GPU", 1 << 20)
 
 class Runs:
     """A run worker whose device takes `slowness` us for every candidate."""
+
+    batch_size = 1
 
     def __init__(self, slowness: float = 1.0, broken: str | None = None) -> None:
         self.slowness, self.broken = slowness, broken
@@ -43,6 +46,12 @@ class Runs:
             self.together.wait(10)  # which raises if the others never run at the same time
             self.together = None
         return protocol.Measurement.timed([10.0 * self.slowness] * 3, device=state.device.name)
+
+    def run_all(
+        self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
+    ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
+        for candidate, state in batch:
+            yield candidate, self.run(candidate, state)
 
 
 class Pool:
