@@ -209,8 +209,7 @@ def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[
     made = template.AmpereGemm(p, hardware, arch)
     generated = made.generate(values)
     binary = nvrtc.compile_cubin(generated.source, arch)
-    for launch in generated.plan.launches:
-        assert cubin.stack_bytes(binary, launch.kernel) == 0
+    cubin.check(binary, generated.plan.launches)
     estimate = decisions.registers(p, Decisions.of(values))
     assert cubin.registers(binary, "gemm") <= 1.25 * estimate
 
