@@ -219,11 +219,12 @@ def _arguments() -> argparse.Namespace:
                         help="SVG to write (default: beside the results)")  # fmt: skip
     args = parser.parse_args()
     chosen = args.shapes or in_order(args.set, args.first)
+    picture = args.picture or args.out.with_suffix(".svg")
     return argparse.Namespace(
         set=[], subgraphs=chosen, strategies=STRATEGIES, seeds=1, target="cuda",
         trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
         restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
-        picture=args.picture or args.out.with_suffix(".svg"), lanes=args.lanes, tuning_worker=args.tuning_worker,
+        picture=picture, lanes=args.lanes, tuning_worker=args.tuning_worker,
         libraries_worker=args.libraries_worker,
     )  # fmt: skip
 
