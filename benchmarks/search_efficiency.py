@@ -35,10 +35,10 @@ With --lanes two processes do the pieces of Felix and of the libraries at a time
 `benchmarks/support/lanes/pieces.py` for what they share, which is the CPU and not the GPU.
 
 Pieces that are done stay in the work folder and are not run again, so the benchmark can be made
-in parts; the results file and picture are rewritten from all pieces at the end, and --restore
-takes pieces of a former results file into the new one. A piece says where it was measured:
-`gpu` has the start of the GPU's UUID, `boot` that of the machine's boot. Durations in seconds,
-latencies in microseconds.
+in parts; the results file is written again after each (with --lanes: shape), the picture at the
+end; --restore takes pieces of a former results file into the new one. A piece says where it was
+measured: `gpu` has the start of the GPU's UUID, `boot` that of the machine's boot. Durations in
+seconds, latencies in microseconds.
 """
 
 from __future__ import annotations
@@ -103,10 +103,9 @@ class Report(Protocol):
 def search(args: argparse.Namespace, report: Report, benchmark: str = "search_efficiency") -> int:
     """Run the missing pieces of parsed arguments, and report all; returns 1 if one failed."""
     restore(args.work, args.out, args.restore)
-    failed = (_in_lanes if args.lanes else _after_each_other)(args)
-    data = collect(args, benchmark)
-    if data["runs"]:
-        common.write(args.out, data)
+    failed = (_in_lanes if args.lanes else _after_each_other)(args, benchmark)
+    data = write_results(args, benchmark)
+    if data is not None:
         print(report.render(data))
         if args.picture is not None:
             report.picture(data, args.picture)
@@ -117,7 +116,16 @@ def search(args: argparse.Namespace, report: Report, benchmark: str = "search_ef
     return 1 if failed else 0
 
 
-def _after_each_other(args: argparse.Namespace) -> list[str]:
+def write_results(args: argparse.Namespace, benchmark: str) -> dict[str, Any] | None:
+    """Write the results file of all pieces that are there; None: there are none."""
+    data = collect(args, benchmark)
+    if not data["runs"]:
+        return None
+    common.write(args.out, data)
+    return data
+
+
+def _after_each_other(args: argparse.Namespace, benchmark: str) -> list[str]:
     """Run missing pieces, each in a process of its own; labels of those that failed."""
     started, failed = time.monotonic(), []
     for name, seed, strategy in _pieces(args):
@@ -129,16 +137,18 @@ def _after_each_other(args: argparse.Namespace) -> list[str]:
             break
         if not _run(args, name, seed, strategy, path):
             failed.append(_label(name, seed, strategy))
+        write_results(args, benchmark)
     return failed
 
 
-def _in_lanes(args: argparse.Namespace) -> list[str]:
+def _in_lanes(args: argparse.Namespace, benchmark: str) -> list[str]:
     """Run missing pieces of Felix and of the libraries at a time; labels of those that failed."""
     args.work.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PYTHONPATH": os.pathsep.join(sys.path), **PRELOADING}
     run = overlap.Overlap(
         lane.Lane(args.tuning_worker, PRELOADED), lane.Lane(args.libraries_worker, PRELOADED),
         say=lambda text: print(f"{common.now()} {text}", flush=True),
+        ended=lambda: write_results(args, benchmark),
     )  # fmt: skip
     if not run.run(missing_shapes(args), args.limit_s):
         print(TIME_IS_UP)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks import search_efficiency, tensor_cores
-from benchmarks.support import winners
+from benchmarks.support import common, winners
 from benchmarks.support.lanes import device, lane, overlap, pieces
 from felix.measure.pool import device_lock
 from tests.benchmarks import lane_workers
@@ -70,6 +70,23 @@ def test_a_shape_is_tuned_while_its_libraries_are_prepared_and_then_they_are_tim
     lines.clear()
     status, lines, _ = _run(tmp_path, monkeypatch, "--subgraphs", "gemm", "conv2d-3x3", "conv3d")
     assert status == 0 and len(lines) == 15  # nothing is done again
+
+
+def test_results_are_written_after_each_shape(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = common.write
+
+    def spy(path: pathlib.Path, data: Any) -> None:
+        write(path, data)
+        if path == tmp_path / "results.json":
+            written.append(len(json.loads(path.read_text())["runs"]))
+
+    monkeypatch.setattr(common, "write", spy)
+    status, _, _ = _run(tmp_path, monkeypatch, "--subgraphs", "gemm", "conv3d")
+    assert status == 0 and len(written) == 3
+    assert 2 <= written[0] < written[2] == 4
 
 
 def test_what_fails_costs_its_shape_alone(
@@ -168,16 +185,19 @@ def test_tuning_is_little_ahead() -> None:
 
     shapes = [overlap.Shape(str(n), {str(n): {"log": str(n)}}, (str(n), {"log": ""}, {"log": ""}))
               for n in range(9)]  # fmt: skip
+    ended: list[int] = []
     run = overlap.Overlap(
-        Tunes(lane_workers.tuning), Waits(lane_workers.tuning), lambda text: None
-    )
+        Tunes(lane_workers.tuning), Waits(lane_workers.tuning), lambda text: None,
+        ended=lambda: ended.append(len(begun)),
+    )  # fmt: skip
     thread = threading.Thread(target=run.run, args=(shapes,))
     thread.start()
     time.sleep(0.3)
-    assert len(begun) == overlap.AHEAD
+    assert len(begun) == overlap.AHEAD and ended == []
     enough.set()
     thread.join()
     assert len(begun) == 9 and run.failed == []
+    assert len(ended) == 9
 
 
 class _Lock:

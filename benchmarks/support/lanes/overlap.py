@@ -48,12 +48,17 @@ class Overlap:
         tuning: does requests of `Shape.tuning`.
         libraries: does those of `Shape.libraries`.
         say: is called with what is done next.
+        ended: is called when a shape has ended.
     """
 
     def __init__(
-        self, tuning: lane.Lane, libraries: lane.Lane, say: Callable[[str], None]
+        self,
+        tuning: lane.Lane,
+        libraries: lane.Lane,
+        say: Callable[[str], None],
+        ended: Callable[[], object],
     ) -> None:
-        self._tuning, self._libraries, self._say = tuning, libraries, say
+        self._tuning, self._libraries, self._say, self._ended = tuning, libraries, say, ended
         self._begun: queue.SimpleQueue[_Begun | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD)
         self._stopped = threading.Event()
@@ -96,6 +101,7 @@ class Overlap:
             if begun.shape.libraries is not None and not self._stopped.is_set():
                 self._time(begun, *begun.shape.libraries)
             begun.tuned.wait()
+            self._ended()
             self._room.release()
 
     def _time(
