@@ -67,7 +67,7 @@ def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
         return Matching(reasons=(problem.reason,))
     may_round = tf32.allowed(mod["main"])
     first = _first_of(GENERATORS, problem, arch, machine, may_round)
-    others = (_SIMT, BESIDE) if may_round and _copies_float32(problem) else (BESIDE,)
+    others = (BESIDE, _SIMT) if may_round and _copies_float32(problem) else (BESIDE,)
     beside = [_first_of((each,), problem, arch, machine, may_round) for each in others]
     templates = (*first.templates, *(made for each in beside for made in each.templates))
     return Matching(templates, () if templates else first.reasons)
