@@ -1,7 +1,7 @@
 """Products and convolutions on tensor cores: Felix beside cuBLAS, cuDNN and inductor, on one GPU.
 
     python benchmarks/tensor_cores.py [--set gemms fused] [--shapes square-1024 ...]
-    python benchmarks/tensor_cores.py --limit-s 500 --picture tensor-cores.svg
+    python benchmarks/tensor_cores.py --limit-s 500 --picture FILE.svg
     python benchmarks/tensor_cores.py --lanes --first gemms fused --restore '*' --limit-s 500
 
 For every shape three pieces, each in a process of its own, or with --lanes in two that overlap:
@@ -215,14 +215,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "tensor_cores")
     out = common.RESULTS / "gpu-search" / "tensor-cores-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
-    parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
+    parser.add_argument("--picture", type=pathlib.Path,
+                        help="SVG to write (default: beside the results)")  # fmt: skip
     args = parser.parse_args()
     chosen = args.shapes or in_order(args.set, args.first)
+    picture = args.picture or args.out.with_suffix(".svg")
     return argparse.Namespace(
         set=[], subgraphs=chosen, strategies=STRATEGIES, seeds=1, target="cuda",
         trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
         restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
-        picture=args.picture, lanes=args.lanes, tuning_worker=args.tuning_worker,
+        picture=picture, lanes=args.lanes, tuning_worker=args.tuning_worker,
         libraries_worker=args.libraries_worker,
     )  # fmt: skip
 

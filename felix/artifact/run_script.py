@@ -62,8 +62,9 @@ def main() -> int:
         print(json.dumps(report))
         return 0
     print(f"{report['task']} on {report['device']}")
+    allowed = f"tolerance {report['tolerance']:.1e}"
     for name, error in report["checked_against"].items():
-        print(f"  agrees with {name} (largest relative error {error:.1e})")
+        print(f"  agrees with {name} (largest relative error {error:.1e}, {allowed})")
     print(
         f"  {report['latency_us']:.2f} us, {report['gflops']:.1f} GFLOP/s"
         f" (tuned: {report['tuned_us']:.2f} us)"
@@ -133,6 +134,7 @@ def _report(
         "task": manifest["task"]["name"],
         "device": tuned_on if kind == "llvm" else f"{kind} (tuned: {tuned_on})",
         "checked_against": checked,
+        "tolerance": manifest["tolerance"],
         "latency_us": latency_us,
         "gflops": manifest["task"]["flops"] / latency_us / 1e3,
         "tuned_us": manifest["best"]["latency_us"],
@@ -321,8 +323,12 @@ def _guard(tvm: Any, manifest: dict[str, Any]) -> Callable[[Callable[[], Any]], 
 
 def _dtype(name: str) -> Any:
     if name.startswith(("bfloat", "float8")):
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise Failure(
+                f"numpy has no {name} without ml_dtypes: pip install ml_dtypes"
+            ) from None
         return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
 

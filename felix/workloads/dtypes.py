@@ -36,8 +36,8 @@ _WIDE: Mapping[str, str] = {
 _OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "float32": ("float32",),
     "float64": ("float64",),
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
+    "float16": ("float16", "float32", "bfloat16"),
+    "bfloat16": ("bfloat16", "float32", "float16"),
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
     "int8": ("int32",),

@@ -61,6 +61,20 @@ def test_the_table_has_geometric_means_and_the_picture_a_bar_a_shape(
     assert all(name in drawn for name in ("square-512", "square-1024", "bert-up-16-gelu"))
 
 
+def test_one_command_writes_results_and_the_picture_beside_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, work = tmp_path / "results.json", tmp_path / "work"
+    out.write_text(json.dumps({"runs": RUNS}))
+    search_efficiency.restore(work, out, [f"{run['name']}:*" for run in RUNS])
+    places = ["--out", str(out), "--work", str(work)]
+    command = ["tensor_cores.py", "--shapes", "square-512", "--limit-s", "0", *places]
+    monkeypatch.setattr("sys.argv", command)
+    tensor_cores.main()
+    assert json.loads(out.read_text())["benchmark"] == "tensor_cores"
+    assert "square-512" in (tmp_path / "results.svg").read_text()
+
+
 def test_the_first_choice_is_beside_the_best_and_building_is_counted() -> None:
     runs = [*RUNS, *_pieces("odd", 10.0, 9.0, 11.0, 15.0), *_pieces("primes", 9.0, 9.0, 9.0, 8.0)]
     rows = {row["name"]: row for row in tensor_cores.shapes(runs)}

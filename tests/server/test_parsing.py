@@ -86,6 +86,7 @@ def test_tf32_is_a_part_of_a_submitted_program(parser: parsing.Parser) -> None:
         ("bfloat16", {}, "bfloat16"),
         ("bfloat16", {"out_dtype": "float32"}, "float32"),
         ("float16", {}, "float16"),
+        ("float16", {"out_dtype": "bfloat16"}, "bfloat16"),
         ("int8", {}, "int32"),
         ("int8", {"epilogue": ["scale", "bias"], "out_dtype": "float16"}, "float16"),
         ("float8_e4m3fn", {}, "bfloat16"),

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(task, arguments)
     from felix.sketch import sketch as sketching
 
-    sketches = sketching.sketches(task)
+    sketches = sketching.sketches(task, on_left_out=_note)
     if arguments.sketch is not None:
         numbers = ", ".join(str(sketch.index) for sketch in sketches)
         sketches = [sketch for sketch in sketches if sketch.index == arguments.sketch]
@@ -49,6 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         for values in tables:
             _table(task.name, values, arguments.all)
     return 0
+
+
+def _note(line: str) -> None:
+    """What has no sketch, and why."""
+    print(f"felix: {line}", file=sys.stderr)
 
 
 def _check(task: Task, arguments: argparse.Namespace) -> int:

@@ -20,7 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.target is not None or arguments.shape:
         raise errors.TargetError("queued tasks have their targets and shapes: leave them out")
     if arguments.allow_tf32:
-        raise errors.TuningError("queued tasks are exact: leave out --allow-tf32")
+        raise errors.TuningError("queued tasks say themselves whether TF32 is allowed (the option "
+                                 "allow_tf32 of the backend): leave out --allow-tf32")  # fmt: skip
     if arguments.strategy != "gradient" or arguments.model is not None:
         raise errors.TuningError("the queue is tuned by gradient search with the shipped model")
     summary = _worked_off(arguments)

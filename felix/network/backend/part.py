@@ -34,6 +34,7 @@ class Part(torch.nn.Module):
         super().__init__()
         self._graph = cut.graph
         self._never_slower = chosen.never_slower
+        self._is_tf32 = False
         self._tuned: tuned.TunedPart | None = None
         self._is_compared = False
         self.report = PartReport(
@@ -66,10 +67,13 @@ class Part(torch.nn.Module):
         chosen: settings.Settings,
         known: store.Store,
     ) -> None:
-        choice = selection.select(program, known)
+        choice = selection.select(program, known, allow_tf32=chosen.allow_tf32)
         if chosen.queue:
             queue.add(known, [(task, None if form is None else form.to_json())
                               for task, form in choice.unknown])  # fmt: skip
+        self._is_tf32 = any(
+            each.group.task is not None and each.group.task.allows_tf32 for each in choice.shipped
+        )
         reason = choice.reason_for_pytorch
         if reason is None:
             try:
@@ -94,7 +98,7 @@ class Part(torch.nn.Module):
         except grammar.TVM_ERRORS as error:
             self._leave(f"its network does not run: {grammar.first_line(error)}")
             return
-        limit = agreement.tolerance(_dtypes(self._graph))
+        limit = agreement.tolerance(_dtypes(self._graph), self._is_tf32)
         worst = max(map(agreement.difference, actual, expected), default=0.0)
         if not worst <= limit:
             self._leave(f"its network differs from PyTorch: relative error {worst:.1e}")

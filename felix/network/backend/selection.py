@@ -39,8 +39,13 @@ class Selection:
         return "PyTorch's operators are the fastest of each group that is known"
 
 
-def select(program: partition.PartProgram, known: store.Store) -> Selection:
+def select(
+    program: partition.PartProgram, known: store.Store, *, allow_tf32: bool = False
+) -> Selection:
     """Look up what is known of each group.
+
+    Args:
+        allow_tf32: products of float32 may be computed in TF32.
 
     Raises:
         RecordError: the known results cannot be used.
@@ -48,7 +53,7 @@ def select(program: partition.PartProgram, known: store.Store) -> Selection:
     contenders = contest.Contest(program, known)
     shipped: list[shipping.Shipped] = []
     unknown: list[tuple[Task, TorchForm | None]] = []
-    for group in groups.of(program.lowered, program.target):
+    for group in groups.of(program.lowered, program.target, allow_tf32=allow_tf32):
         outcome = None if group.task is None else known.find(group.task)
         compared = contenders.known(group, outcome)
         if group.task is not None and (outcome is None or compared is None):

@@ -25,6 +25,8 @@ class Settings:
             PyTorch.
         never_slower: whether a part is timed beside PyTorch and runs only where it is not slower.
         queue: whether tasks of which nothing is known are queued for tuning.
+        allow_tf32: whether products of float32 may be computed in TF32 on a GPU; PyTorch's own
+            switches say it of PyTorch alone.
     """
 
     known_results: str | os.PathLike[str] | None = None
@@ -32,6 +34,7 @@ class Settings:
     max_sizes: int = MAX_SIZES
     never_slower: bool = True
     queue: bool = True
+    allow_tf32: bool = False
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -40,6 +43,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "max_sizes": (int,),
     "never_slower": (bool,),
     "queue": (bool,),
+    "allow_tf32": (bool,),
 }
 
 

@@ -35,11 +35,12 @@ class Generator:
     rounds: bool = True
 
 
+_SIMT = Generator(simt.runs_on, simt.unsuited, simt.templates, rounds=False)
 #: The fastest first.
 GENERATORS: tuple[Generator, ...] = (
     Generator(hopper.runs_on, hopper.unsuited, hopper.templates),
     Generator(ampere.runs_on, ampere.unsuited, ampere.templates),
-    Generator(simt.runs_on, simt.unsuited, simt.templates, rounds=False),
+    _SIMT,
 )
 #: For few rows: searched beside the first of the others.
 BESIDE = Generator(gemv.runs_on, gemv.unsuited, gemv.templates, rounds=False)
@@ -53,6 +54,8 @@ def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
     """The templates of the first generator that runs on the architecture and suits the problem,
     and those of products of few rows.
 
+    Where TF32 is allowed but tensor cores need copies of the operands, those of float32, too.
+
     Of programs none of whose tensors is narrow or float32 nothing is said.
     """
     dtypes = [str(param.dtype) for param in mod["main"].params]
@@ -64,8 +67,9 @@ def of_program(mod: tvm.IRModule, arch: str, machine: Hardware) -> Matching:
         return Matching(reasons=(problem.reason,))
     may_round = tf32.allowed(mod["main"])
     first = _first_of(GENERATORS, problem, arch, machine, may_round)
-    beside = _first_of((BESIDE,), problem, arch, machine, may_round).templates
-    templates = (*first.templates, *beside)
+    others = (BESIDE, _SIMT) if may_round and _copies_float32(problem) else (BESIDE,)
+    beside = [_first_of((each,), problem, arch, machine, may_round) for each in others]
+    templates = (*first.templates, *(made for each in beside for made in each.templates))
     return Matching(templates, () if templates else first.reasons)
 
 
@@ -101,6 +105,15 @@ def _rounded(problem: GemmProblem, rounds: bool, may_round: bool) -> str | None:
         if rounds and not allowed:
             return f"tensor cores would round its operands of {operand.dtype}"
     return None
+
+
+def _copies_float32(problem: GemmProblem) -> bool:
+    """Whether tensor cores cannot read operands of float32 where they lie: not along k.
+
+    Of few rows, copying the other operand takes longer than the product.
+    """
+    operands = (problem.a, problem.b)
+    return any(each.dtype == "float32" and each.strides[2] != 1 for each in operands)
 
 
 def _is_narrow(dtype: str) -> bool:

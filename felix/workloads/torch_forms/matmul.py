@@ -61,11 +61,13 @@ def _matrices(
 
 
 def _with_output(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
-    """A product with an output that is wider than its factors; CPUs have none but of such."""
+    """A product with another output; CPUs have none but of wide factors, and nothing rounds
+    sums of one narrow type to another.
+    """
     out = getattr(torch, dtype)
     multiply: Callable[..., torch.Tensor] = torch.mm if a.ndim == 2 else torch.bmm
     if a.itemsize >= out.itemsize:
-        return multiply(a, b)
+        return multiply(a, b) if a.itemsize > out.itemsize else multiply(a, b).to(out)
     if a.is_cuda:
         return multiply(a, b, out_dtype=out)
     return multiply(a.to(out), b.to(out))

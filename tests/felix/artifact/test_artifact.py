@@ -119,6 +119,7 @@ def test_run_py_checks_and_times_without_felix(bundle: pathlib.Path) -> None:
     assert "import felix" not in (bundle / "run.py").read_text()
     text = _run(bundle).stdout
     assert "agrees with numpy" in text and "GFLOP/s" in text
+    assert f"tolerance {report['tolerance']:.1e})" in text
 
 
 def test_database_of_the_bundle_applies(bundle: pathlib.Path) -> None:

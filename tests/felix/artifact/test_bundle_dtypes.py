@@ -12,12 +12,13 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 
 from benchmarks.support.generated import fuzzing
 from felix import target, workloads
-from felix.artifact import export
+from felix.artifact import export, run_script
 from felix.measure import reference
 from felix.task import Task
 from tests.felix.artifact import test_generated_bundle
@@ -43,6 +44,7 @@ def _oracle(folder: pathlib.Path) -> Any:
         ("gemm:24,16,32,dtype=bfloat16,epilogue=bias+gelu", "bfloat16"),
         ("gemm:24,16,32,dtype=bfloat16,out_dtype=float32", "float32"),
         ("gemm:24,16,32,dtype=float16,batch=2", "float16"),
+        ("gemm:24,16,32,dtype=bfloat16,out_dtype=float16", "float16"),
         ("gemm:24,16,32,dtype=int8,epilogue=bias+relu", "int32"),
         ("gemm:24,16,32,dtype=int8,epilogue=scale+bias", "bfloat16"),
         ("gemm:24,16,32,dtype=int8,epilogue=scalar_scale+gelu,out_dtype=float16", "float16"),
@@ -64,7 +66,9 @@ def test_run_py_checks_narrow_types_on_a_cpu(
     command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
     assert done.returncode == 0, done.stderr
-    checked = json.loads(done.stdout)["checked_against"]
+    report = json.loads(done.stdout)
+    assert report["tolerance"] == manifest["tolerance"]
+    checked = report["checked_against"]
     assert ("numpy" in checked) is (tmp_path / "oracle.py").exists() is text.startswith("gemm")
 
 
@@ -104,6 +108,15 @@ def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
     assert computed.dtype == expected.dtype
     limit = 2 * reference.tolerance(task.mod)
     assert reference.mismatch(computed, expected, limit) is None
+
+
+def test_narrow_floats_without_ml_dtypes_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert run_script._dtype("float16") == np.float16
+    with pytest.raises(run_script.Failure, match="pip install ml_dtypes"):
+        run_script._dtype("float8_e4m3fn")
 
 
 def test_what_a_bundle_says_is_of_the_task() -> None:

@@ -326,6 +326,14 @@ def test_features_of_a_template_have_their_own_table(capsys: pytest.CaptureFixtu
     assert "tensor_instructions" in capsys.readouterr().out
 
 
+def test_features_say_why_no_kernel_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    softmax = "softmax:8x64,dtype=bfloat16"
+    assert main.main(["features", softmax, "--target", "h200", "--sketch", "0", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["task"] == "softmax_8x64_axis1_bfloat16"
+    assert said.err.startswith("felix: softmax_8x64_axis1_bfloat16: no generated kernel: it ")
+
+
 def test_features_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["features", "softmax:8x16", "--sketch", "0"]) == 0
     out = capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental import proxy_tensor
 
 import felix
 from felix import frontend, target, workloads
@@ -18,8 +19,9 @@ from felix.cli.commands import network as network_command
 from felix.cli.commands import queued as queued_command
 from felix.cli.commands import tune as tune_command
 from felix.frontend.torch_calls import form as forms
-from felix.known_results import outcome, store
+from felix.known_results import outcome, queue, store
 from felix.network import agreement, groups, imported, judging, optimize
+from felix.network.backend import part, partition, settings
 from felix.network.pytorch import functions
 from felix.task import Task
 from tests.support import networks
@@ -139,6 +141,26 @@ def test_planned_groups_are_judged_and_known_by_it(tmp_path: pathlib.Path) -> No
     assert not exact.judge(task).has_template and allowed.judge(task).has_template
     assert exact.latency_us(task) is None and allowed.latency_us(task) == 7.0
     assert known.find(task) is None
+
+
+@pytest.mark.parametrize("allow_tf32", [False, True])
+def test_parts_of_compiled_graphs_queue_and_compare_by_it(
+    tmp_path: pathlib.Path, allow_tf32: bool
+) -> None:
+    full, model = target.parse(CUDA), frontend.import_torch(Layers(), (X,))
+    program = partition.PartProgram(
+        raw=model, folded=model, lowered=frontend.lowered(model, full), target=full
+    )
+    graph = proxy_tensor.make_fx(Layers())(X)
+    cut = partition.Cut(name="part", graph=graph, parameters={}, program=program)
+    options = {"allow_tf32": allow_tf32, "never_slower": False}
+    known = store.Store(tmp_path / "known.sqlite")
+    made = part.Part(cut, settings.read(None, options), known)
+    waiting = [Task.from_json(each.task, trusted=True) for each in queue.tasks(known)]
+    assert any(task.allows_tf32 for task in waiting) is allow_tf32
+    rounded: Any = lambda inputs: [1.005 * graph(*inputs)]  # noqa: E731
+    made._compare(rounded, (X,))
+    assert ("differs from PyTorch" in str(made.report.reason)) is not allow_tf32
 
 
 def test_optimize_passes_it_on_and_a_cpu_stays_exact(

@@ -43,6 +43,15 @@ def test_every_parameter_has_its_effect(text: str) -> None:
     workload_values.check(*catalogue.parse_params(text), catalogue.parse(text), 2e-5)
 
 
+@pytest.mark.parametrize("dtype, out", [("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_sums_of_a_narrow_type_may_be_of_another_one(dtype: str, out: str) -> None:
+    name, params = catalogue.parse_params(f"gemm:9,7,5,batch=2,dtype={dtype},out_dtype={out}")
+    task = workloads.build(name, params)
+    tensors = map(torch_forms.tensor, workload_values.random_inputs(task))
+    assert torch_forms.form(name, params).call(*tensors).dtype == getattr(torch, out)
+    workload_values.check(name, params, task, 2e-2)
+
+
 def test_a_maximum_of_padding_alone_is_the_least_number() -> None:
     text = "pool2d:1,2,4,1,2,stride=1,padding=1,dilation=3x1"
     task = catalogue.parse(text)

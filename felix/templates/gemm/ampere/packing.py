@@ -1,4 +1,9 @@
-"""Operands of convolutions that are copied before the product: channels last, in whole pieces.
+"""Operands that are copied before the product: contiguous along k, in whole pieces.
+
+Matrices are copied where they are not contiguous along k and ldmatrix cannot transpose them, as
+it does elements of 16 bits alone: to [batch][row][k], lines filled up to a multiple of 16 bytes.
+
+Of convolutions, channels become the last axis.
 
 cp.async copies pieces of 4 bytes or more, so channels have to be neighbours in memory, and as
 many as fill pieces. Where they are not (channels first, or three of them), the data are copied to
@@ -25,6 +30,9 @@ THREADS = 256
 #: Channels are filled up to a multiple of so many: 4 bytes at least, of any type.
 _CHANNELS = 4
 
+#: Lines of a matrix are filled up to a multiple of so many.
+LINE_BYTES = 16
+
 #: Types of pieces, by their bytes.
 VECTORS = {16: "uint4", 8: "u64", 4: "u32"}
 
@@ -33,6 +41,8 @@ VECTORS = {16: "uint4", 8: "u64", 4: "u32"}
 class Copy:
     """A tensor [batch][row][place][channel] that is copied; strides in elements of the source.
 
+    A matrix has one place, and its k are the channels.
+
     Attributes:
         param: the source; `workspace` is the number of the copy's tensor.
         batches: of the outer and the inner batch axis; 1 where one matrix serves all.
@@ -40,6 +50,7 @@ class Copy:
         padded: channels of the copy.
         taps: of weights that phases share: their windows, of which `places` are the taps.
         phases: which are the outer batch axis of the copy.
+        is_along_rows: neighbours in memory are rows, not channels.
     """
 
     param: int
@@ -57,6 +68,7 @@ class Copy:
     padded: int
     taps: tuple[Window, ...] = ()
     phases: Phases | None = None
+    is_along_rows: bool = False
 
     @property
     def elements(self) -> int:
@@ -118,7 +130,7 @@ def packed(problem: GemmProblem) -> Packed:
     a, b = problem.a, problem.b
     data = _data(problem)
     if data is None:
-        return Packed(problem)
+        return _packed_matrices(problem)
     weights = b if data is a else a
     assert data.gather is not None
     channels = data.gather.channels
@@ -140,6 +152,30 @@ def packed(problem: GemmProblem) -> Packed:
     k = problem.k // data.gather.channels * channels
     changed = dataclasses.replace(problem, a=made.get(a, a), b=made.get(b, b), k=k)
     return Packed(changed, tuple(copies))
+
+
+def _packed_matrices(problem: GemmProblem) -> Packed:
+    """A product that is no convolution."""
+    copies: list[Copy] = []
+    operands = []
+    for operand, rows in ((problem.a, problem.m), (problem.b, problem.n)):
+        if problem.k > 1 and not _suits(problem, operand):
+            copies.append(_of_matrix(problem, operand, rows, problem.n_params + len(copies)))
+            operand = _packed_weights(operand, copies[-1])
+        operands.append(operand)
+    a, b = operands
+    return Packed(dataclasses.replace(problem, a=a, b=b), tuple(copies))
+
+
+def _of_matrix(problem: GemmProblem, operand: Operand, rows: int, workspace: int) -> Copy:
+    _, row_stride, k_stride = operand.strides
+    in_line = LINE_BYTES // dtypes.STORAGE[operand.dtype].size_bytes
+    return Copy(
+        operand.param, workspace, operand.dtype,
+        _batches(problem, operand), problem.batch_strides(operand), operand.offset,
+        rows, row_stride, 1, 0, problem.k, k_stride, -(-problem.k // in_line) * in_line,
+        is_along_rows=True,
+    )  # fmt: skip
 
 
 def _data(problem: GemmProblem) -> Operand | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from felix.templates.gemm.ampere import dtypes, packing, phases
 from felix.templates.gemm.phases import Phases
 
@@ -12,7 +14,7 @@ __device__ __forceinline__ void {name}(long long index, const {element}* __restr
   if (index >= {total}ll) return;
   union {{ {vector} whole; {element} values[{n}]; }} piece;
   const int channel = int({channel}) * {n}, place = int({place});
-  const long long row = index / {of_row};
+  const long long row = {row};
   const long long batch = row / {rows};
   const {element}* const source = from + {offset}ll + batch / {inner} * {outer_stride}ll
       + batch % {inner} * {inner_stride}ll + row % {rows} * {row_stride}ll
@@ -75,12 +77,16 @@ def _copy_text(name: str, copy: packing.Copy) -> str:
     n = copy.piece_bytes // storage.size_bytes
     pieces, places = copy.padded // n, copy.places
     is_last = copy.channel_stride == 1
+    row, channel = f"index / {pieces * places}", f"index / {places} % {pieces}"
+    if copy.is_along_rows:
+        rows = math.prod(copy.batches) * copy.rows
+        row, channel = f"index % {rows}", f"index / {rows}"
     return _COPY.format(
         name=name, n=n, element=storage.c_type, vector=packing.VECTORS[copy.piece_bytes],
         total=copy.elements // n,
-        channel=f"index % {pieces}" if is_last else f"index / {places} % {pieces}",
+        channel=f"index % {pieces}" if is_last else channel,
         place=f"index / {pieces} % {places}" if is_last else f"index % {places}",
-        of_row=pieces * places, rows=copy.rows, places=places, padded=copy.padded,
+        row=row, rows=copy.rows, places=places, padded=copy.padded,
         channels=copy.channels, offset=copy.offset, inner=copy.batches[1],
         outer_stride=copy.batch_strides[0], inner_stride=copy.batch_strides[1],
         row_stride=copy.row_stride,

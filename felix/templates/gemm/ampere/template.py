@@ -11,7 +11,7 @@ import sympy
 from felix.target import Hardware
 from felix.templates import decisions as checks
 from felix.templates.gemm.ampere import decisions as design
-from felix.templates.gemm.ampere import dtypes, features, gather, layout, packing, ptx
+from felix.templates.gemm.ampere import dtypes, features, gather, packing, ptx
 from felix.templates.gemm.ampere import program as programs
 from felix.templates.gemm.ampere.decisions import Decisions, Limits
 from felix.templates.gemm.problem import GemmProblem
@@ -43,9 +43,6 @@ def unsuited(problem: GemmProblem) -> str | None:
         strides = problem.batch_strides(operand)
         if of and gather.copy_bytes(operand, of, strides) is None:
             return "the places of its convolution's data are not one axis in memory"
-    matrices = layout.matrices(problem)
-    if not instruction.has_transposes and not all(matrix.is_along_k for matrix in matrices):
-        return f"its operands of {pair[0]} are not contiguous along k"
     return None
 
 

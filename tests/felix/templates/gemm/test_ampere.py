@@ -16,7 +16,7 @@ from felix.measure import reference
 from felix.measure.cuda import nvrtc
 from felix.templates import spec
 from felix.templates.gemm import epilogue as gemm_epilogue
-from felix.templates.gemm.ampere import decisions, layout, program, template
+from felix.templates.gemm.ampere import decisions, layout, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
 from felix.templates.gemm.problem import Epilogue, GemmProblem, Operand, Output, Read
 from tests.support.templates import cubin, gemm_problems, host_gpu, template_rows
@@ -89,6 +89,14 @@ CASES = {
         SMALL | {"block_k": 64, "warp_m": 32, "warps_n": 2, "stages": 3, "split_k": 2},
     ),
     "tf32": (problem(16, 24, 72, "float32"), SMALL | {"block_k": 16, "warp_n": 32}),
+    "int8_transposed": (
+        problem(48, 40, 205, "int8", layouts="mn", batch=2, shared=True),
+        SMALL | {"block_k": 64, "warp_m": 32, "warps_n": 2, "stages": 3, "split_k": 2},
+    ),
+    "tf32_transposed": (
+        problem(19, 24, 71, "float32", layouts="kn", fused=True),
+        SMALL | {"block_k": 16, "warp_n": 32},
+    ),
 }
 
 
@@ -107,7 +115,7 @@ def test_text_computes_the_problem(case: str, tmp_path: pathlib.Path) -> None:
         assert (actual[-64:].view(np.uint8) == 0x5A).all()
 
 
-@pytest.mark.parametrize("case", ["warps", "guards", "split", "int8"])
+@pytest.mark.parametrize("case", ["warps", "guards", "split", "int8", "int8_transposed"])
 def test_features_count_what_the_text_does(case: str, tmp_path: pathlib.Path) -> None:
     p, values = CASES[case]
     generated = program.program(p, Decisions.of(values), "sm_80")
@@ -148,6 +156,21 @@ def test_features_of_launches_and_times() -> None:
     assert 1 < big["analytic_us"] / big["tensor_us"] < 2
 
 
+def test_copies_of_matrices() -> None:
+    """What lies along k is read where it lies; lines of copies fill 16 bytes."""
+    p = problem(48, 40, 205, "int8", layouts="mk", batch=2)
+    (copy,) = packing.packed(p).copies
+    assert (copy.param, copy.bytes, copy.read_bytes) == (0, 2 * 48 * 208, 2 * 48 * 205)
+    rows = _features(p, SMALL | {"block_k": 64})
+    assert rows["pack"]["stored_bytes"] == 2 * 48 * 208
+    assert rows["pack"]["grid_blocks"] == -(-2 * 48 * 208 // (16 * 256))
+    plan = program.plan(p, Decisions.of(SMALL | {"block_k": 64}))
+    assert [launch.kernel for launch in plan.launches] == ["pack", "gemm"]
+    assert plan.workspaces == (2 * 48 * 208,)
+    for p in (problem(48, 40, 205, layouts="mn"), problem(48, 40, 1, "int8", layouts="mn")):
+        assert packing.packed(p) == packing.Packed(p)
+
+
 def test_eight_lines_of_a_chunk_lie_in_different_banks() -> None:
     for chunks in (2, 4, 6, 8, 12, 16, 24, 32):
         swizzle = layout.Swizzle(chunks)
@@ -171,16 +194,22 @@ BIG = {"warp_m": 64, "warp_n": 32, "warps_m": 2, "warps_n": 4, "block_k": 32, "s
         ("sm_86", problem(333, 1000, 999, "float16", layouts="mn", fused=True, batch=2), BIG),
         ("sm_89", problem(256, 256, 256, "float8_e4m3fn", out="bfloat16"), BIG | {"block_k": 64}),
         ("sm_90", problem(128, 256, 2048, "int8"), BIG | {"block_k": 128, "split_k": 4}),
+        ("sm_80", problem(256, 333, 511, "int8", layouts="mn"), BIG | {"block_k": 64}),
+        ("sm_86", problem(256, 256, 255, "float32", layouts="mn", batch=2), BIG | {"block_k": 16}),
+        (
+            "sm_89",
+            problem(256, 250, 250, "float8_e4m3fn", layouts="kn", out="bfloat16"),
+            BIG | {"block_k": 64},
+        ),
     ],
-    ids=["plain", "guards", "float8", "int8"],
+    ids=["plain", "guards", "float8", "int8", "packed int8", "packed tf32", "packed float8"],
 )
 def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[str, int]) -> None:
     hardware = target.hardware(target.parse(f"cuda -arch {arch}"))
     made = template.AmpereGemm(p, hardware, arch)
     generated = made.generate(values)
     binary = nvrtc.compile_cubin(generated.source, arch)
-    for launch in generated.plan.launches:
-        assert cubin.stack_bytes(binary, launch.kernel) == 0
+    cubin.check(binary, generated.plan.launches)
     estimate = decisions.registers(p, Decisions.of(values))
     assert cubin.registers(binary, "gemm") <= 1.25 * estimate
 
@@ -269,7 +298,7 @@ def test_templates_by_architecture_and_problem() -> None:
     [
         (problem(64, 64, 64), None),
         (problem(64, 64, 64, "float64"), "mma.sync does not"),
-        (problem(64, 64, 64, "int8", layouts="mk"), "not contiguous along k"),
+        (problem(64, 64, 64, "int8", layouts="mk"), None),
         (problem(64, 64, 64, out="float64"), "not converted"),
         (dataclasses.replace(problem(64, 64, 64, "int8"), accumulator="float32"), "not summed"),
     ],

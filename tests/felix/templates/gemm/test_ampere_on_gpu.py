@@ -23,6 +23,8 @@ pytestmark = on_gpu.MARKS
         "gemm:33,65,129,batch=3,transpose_a=true,dtype=float16",
         "gemm:1,4096,1024,transpose_b=true,epilogue=bias,dtype=float16",
         "gemm:130,200,264,transpose_b=true,epilogue=bias,allow_tf32=true",
+        "gemm:130,200,263,transpose_a=true,batch=3,dtype=int8",
+        "gemm:97,200,250,epilogue=bias+relu,allow_tf32=true",
     ],
 )
 def test_random_decisions_compute_the_program(spec: str) -> None:

@@ -110,9 +110,20 @@ def test_float32_is_rounded_where_the_user_allows_tf32(arch: str) -> None:
     assert not registry.templates_of(wide.mod, machine, hardware).templates
 
 
-def test_what_tf32_does_not_take_is_multiplied_without_tensor_cores() -> None:
-    matching = _of_text("gemm:64,48,32,transpose_a=true,allow_tf32=true", TARGET)
-    assert [made.name for made in matching.templates] == ["gemm-simt"]
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        ("gemm:64,48,32,transpose_a=true,allow_tf32=true", ["gemm-mma", "gemm-simt"]),
+        ("gemm:4,48,32,allow_tf32=true", ["gemm-mma", "gemm-simt"]),
+        ("gemm:64,48,32,dtype=int8", ["gemm-mma"]),
+        ("gemm:64,48,32,dtype=int8,transpose_a=true,transpose_b=true,batch=2", ["gemm-mma"]),
+    ],
+)
+def test_any_layout_has_tensor_cores(text: str, names: list[str]) -> None:
+    """Operands that are not contiguous along k are copied; float32 is read as it lies, too."""
+    matching = _of_text(text, TARGET)
+    assert [made.name for made in matching.templates] == names
+    assert not matching.reasons
 
 
 def test_what_is_no_product_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

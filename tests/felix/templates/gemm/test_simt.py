@@ -215,8 +215,7 @@ def test_kernels_compile_without_spills(arch: str, p: GemmProblem, values: dict[
     hardware = target.hardware(target.parse(f"cuda -arch {arch.rstrip('a')}"))
     generated = template.SimtGemm(p, hardware, arch).generate(values)
     binary = nvrtc.compile_cubin(generated.source, arch)
-    for launch in generated.plan.launches:
-        assert cubin.stack_bytes(binary, launch.kernel) == 0
+    cubin.check(binary, generated.plan.launches)
     assert cubin.registers(binary, "gemm") <= 1.25 * decisions.registers(Decisions.of(values))
 
 

@@ -11,7 +11,7 @@ from felix import errors, launch_plan
 from felix.measure.cuda import nvrtc
 from felix.templates.gemm.hopper.template import ARCH, HopperGemm
 from felix.templates.generated import GeneratedProgram
-from tests.support.templates import cubin, hopper_problems
+from tests.support.templates import cubin, hopper_problems, template_rows
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not here")
 
@@ -40,21 +40,27 @@ _KERNELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
 }  # fmt: skip
 
 
+def _template(name: str) -> HopperGemm:
+    extents = {"m": 512, "n": 768, "k": 1024} | _KERNELS[name][0]
+    return HopperGemm(hopper_problems.problem(**extents), hopper_problems.hardware())
+
+
 def _program(name: str) -> GeneratedProgram:
-    fields, decisions = _KERNELS[name]
-    extents = {"m": 512, "n": 768, "k": 1024} | fields
-    problem = hopper_problems.problem(**extents)
-    return HopperGemm(problem, hopper_problems.hardware()).generate(_PLAIN | decisions)
+    return _template(name).generate(_PLAIN | _KERNELS[name][1])
+
+
+def _rows(name: str) -> dict[str, dict[str, float]]:
+    return template_rows.rows_of(_template(name), _PLAIN | _KERNELS[name][1])
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("name", _KERNELS)
 def test_kernels_compile_without_spills(name: str) -> None:
-    generated = _program(name)
+    """Of each thread, at the launch, there are the registers that the features say."""
+    generated, rows = _program(name), _rows(name)
     binary = nvrtc.compile_cubin(generated.source, ARCH)
-    for launch in generated.plan.launches:
-        assert cubin.stack_bytes(binary, launch.kernel) == 0
-        assert cubin.registers(binary, launch.kernel) * launch.extents[3] <= 65536
+    cubin.check(binary, generated.plan.launches)
+    assert cubin.registers(binary, "gemm") == rows["gemm"]["registers"]
 
 
 @pytest.mark.parametrize("name", _KERNELS)
