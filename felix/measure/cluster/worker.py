@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from felix.target import cpu
 #: Seconds that this machine may take to become a node, and a node to be ready.
 _START_S = 120.0
 _PR_SET_PDEATHSIG = 1
+#: Characters of Ray's own output in an error.
+_SAID = 600
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Worker:
         self._settings = settings
         self._name = f"{platform.node()}-{uuid.uuid4().hex[:8]}"
         self.kind, self._numbers = _devices(settings.devices)
+        self._log = tempfile.TemporaryFile()
         self._process = self._joined()
         try:
             self._actors = self._started()
@@ -93,7 +97,7 @@ class Worker:
             f"--resources={json.dumps(resources)}", "--disable-usage-stats",
         ]  # fmt: skip
         return subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command, stdout=self._log, stderr=self._log,
             preexec_fn=lambda: syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )  # fmt: skip
 
@@ -124,7 +128,9 @@ class Worker:
 
     def _await_node(self) -> None:
         until_s = time.monotonic() + _START_S
-        while time.monotonic() < until_s and self.is_member:
+        while time.monotonic() < until_s:
+            if not self.is_member:  # Ray gives up after 30 s, which a busy machine may need
+                self._process = self._joined()
             try:
                 ray_cluster.connect(self._settings.address)
                 if ray.cluster_resources().get(self._own):
@@ -134,8 +140,15 @@ class Worker:
             time.sleep(0.5)
         raise errors.MeasureError(
             f"this machine cannot join the cluster at {self._settings.address}: is its head there "
-            "(ray start --head --port=PORT), and are token and Ray version the same?"
+            "(ray start --head --port=PORT), and are token and Ray version the same? Ray says: "
+            f"{self._said()}"
         )
+
+    def _said(self) -> str:
+        """The last of what Ray wrote when it started."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").split("\n")
+        return " ".join(line.strip() for line in lines[-12:] if line.strip())[-_SAID:]
 
 
 def _devices(

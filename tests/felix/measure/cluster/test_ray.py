@@ -119,9 +119,10 @@ def _trials(folder: pathlib.Path) -> list[str]:
 
 
 def test_a_tuner_measures_on_workers_one_of_which_is_killed(machines: Machines) -> None:
-    workers = [machines.worker(), machines.worker()]
-    for worker in workers:
-        machines.until(worker, _measures, 180)
+    workers = []
+    for _ in range(2):  # one after the other: each is some ten processes
+        workers.append(machines.worker())
+        machines.until(workers[-1], _measures, 240)
     tuner = machines.tune("out", "--trials=96")
     records = machines.folder / "out"
     until_s = time.monotonic() + 240
