@@ -105,6 +105,11 @@ class Report:
 
     def _notes(self) -> list[str]:
         notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
+        notes += [
+            f"left out: {each.group.name}: {reason}"
+            for each in self.groups
+            for reason in each.wrong.values()
+        ]
         if self.reason is None:
             known = "nothing was measured" if not self.n_compared else "nothing was tuned"
             notes.append(f"everything was known: {known}")
@@ -138,6 +143,7 @@ def _group_json(each: shipping.Shipped) -> dict[str, Any]:
         "latencies_us": {str(name): value for name, value in each.latencies_us.items()},
         "untuned": each.untuned,
         "without_pytorch": each.without_pytorch,
+        "wrong": {str(name): reason for name, reason in each.wrong.items()},
         "known": each.is_known,
         "trials": 0 if each.outcome is None else each.outcome.n_trials,
     }
