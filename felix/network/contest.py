@@ -9,13 +9,10 @@ not timed again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -25,18 +22,10 @@ from tvm import relax
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
-from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool import device_lock
-from felix.network import assembly, excluded, executable, groups
+from felix.network import assembly, excluded, executable, groups, side_by_side
 from felix.network.shipping import Compared, Contender
-from felix.task import Task
 from felix.tuning import results
 
-#: Turns of each contender, and timed calls in a turn.
-TURNS, BURST = 3, 8
-#: A program so many times as slow as another one, by tuning or by a first turn, is not timed
-#: again.
-_HOPELESS = 2.0
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
 N_TOGETHER = 16
 _Mains = dict[Contender, excluded.Main]
@@ -86,6 +75,11 @@ class Contest:
         self._network = network
         self._known = known
         self._built: dict[str, _Built] = {}
+
+    @property
+    def store(self) -> store.Store | None:
+        """Where comparisons are stored; None if PyTorch is no contender."""
+        return self._known
 
     def compare(
         self, every: Sequence[tuple[groups.Group, Outcome | None]]
@@ -163,16 +157,18 @@ class Contest:
         task = group.task
         assert task is not None  # else nothing is compared
         inputs = excluded.inputs(task)
-        mains = {name: _main(each, task) for name, each in built.items()}
-        with _same_threads(task), _alone_on(task):
-            check = excluded.Check(task, inputs)
+        mains = {name: executable.loaded(each, task.target) for name, each in built.items()}
+        with side_by_side.undisturbed(task.target):
+            check = excluded.of_task(task, inputs)
             wrong = check.wrong(mains)
             if Contender.FELIX in wrong and Contender.TVM not in mains:
-                mains[Contender.TVM] = _main(self._default(group, outcome), task)
+                mains[Contender.TVM] = executable.loaded(
+                    self._default(group, outcome), task.target
+                )
                 wrong |= check.wrong({Contender.TVM: mains[Contender.TVM]})
-            excluded.check_left(group.name, mains, wrong)
+            excluded.check_left(f"of the group {group.name}", mains, wrong)
             right = {name: main for name, main in mains.items() if name not in wrong}
-            latencies_us = _in_turns_us(right, task, inputs)
+            latencies_us = side_by_side.median_us(right, inputs, task.target)
         return Compared(
             latencies_us=latencies_us, without_pytorch=wrong.get(Contender.PYTORCH), wrong=wrong
         )
@@ -193,7 +189,7 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
         "form": group.form.key,
         "torch": torch.__version__,
         "wrong": "by the reference",
-        "threads": _threads(group.task),
+        "threads": side_by_side.n_threads(group.task.target),
     }, sort_keys=True)  # fmt: skip
 
 
@@ -201,7 +197,7 @@ def _is_hopeful(outcome: Outcome | None) -> bool:
     """Whether TVM's program may be the fastest, by what tuning measured."""
     if outcome is None or outcome.tuned_us is None or outcome.default_us is None:
         return True
-    return outcome.default_us <= _HOPELESS * outcome.tuned_us
+    return outcome.default_us <= side_by_side.HOPELESS * outcome.tuned_us
 
 
 def _assembled(
@@ -229,21 +225,6 @@ def _network_of(
     }
 
 
-def _in_turns_us(
-    mains: _Mains, task: Task, inputs: Sequence[torch.Tensor]
-) -> dict[Contender, float]:
-    """The median latency of each contender."""
-    calls: dict[Contender, Callable[[], object]] = {
-        name: functools.partial(main, *inputs) for name, main in mains.items()
-    }
-    if task.target.kind.name == "cuda":
-        latencies_us = cuda_calls.in_turns_us(calls, TURNS, BURST, _HOPELESS)
-    else:
-        flushed = [tvm.runtime.from_dlpack(each) for each in inputs]
-        latencies_us = cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, _HOPELESS)
-    return {name: statistics.median(each) for name, each in latencies_us.items()}
-
-
 def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
     """A network that is one call of a program."""
     (call, *_) = [
@@ -263,38 +244,3 @@ def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
             result = builder.emit_output(call)
         builder.emit_func_output(result)
     return builder.get()
-
-
-def _main(built: relax.VMExecutable, task: Task) -> excluded.Main:
-    """What runs a network that is built."""
-    return executable.call(relax.VirtualMachine(built, executable.device(task.target)))
-
-
-def _threads(task: Task) -> int:
-    """Threads of PyTorch: the target's cores, whose number programs are measured with."""
-    return int(task.target.attrs.get("num-cores", torch.get_num_threads()))
-
-
-@contextlib.contextmanager
-def _same_threads(task: Task) -> Iterator[None]:
-    """PyTorch has as many threads as the target has cores, until the block ends."""
-    earlier = torch.get_num_threads()
-    torch.set_num_threads(_threads(task))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(earlier)
-
-
-@contextlib.contextmanager
-def _alone_on(task: Task) -> Iterator[None]:
-    """Nobody else measures on the GPU meanwhile."""
-    if task.target.kind.name != "cuda":
-        yield
-        return
-    lock = device_lock.for_device("cuda")
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

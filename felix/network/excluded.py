@@ -43,17 +43,47 @@ def inputs(task: Task, *, positive: bool = False) -> list[torch.Tensor]:
     ]
 
 
+#: What gives inputs and the right result for them.
+Reference: TypeAlias = Callable[[], tuple[Sequence[torch.Tensor], torch.Tensor]]
+
+
+def of_task(task: Task, drawn: Sequence[torch.Tensor]) -> Check:
+    """A check of contenders of a task; `drawn` are the inputs of `inputs`."""
+
+    def decide() -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        arguments = reference.arguments(task.mod)
+        run = reference.on_cpu(task.mod, task.target, arguments)
+        outputs, tensors = run(_SEED, False), drawn
+        if not reference.all_finite(outputs, arguments):
+            outputs, tensors = run(_SEED, True), inputs(task, positive=True)
+        (array,) = outputs.values()
+        return tensors, torch_forms.tensor(array)
+
+    return Check(drawn, decide, allow_tf32=task.allows_tf32)
+
+
 class Check:
-    """Compares contenders of one task with each other, and where they differ with the reference.
+    """Compares contenders with each other, and where they differ with the reference.
 
     Args:
-        task: what they compute.
-        drawn: the inputs of `inputs`.
+        drawn: inputs.
+        decide: computes the reference, if it is needed.
+        allow_tf32: whether products of float32 may be computed in TF32.
+        names: of the contenders, for people.
     """
 
-    def __init__(self, task: Task, drawn: Sequence[torch.Tensor]) -> None:
-        self._task = task
+    def __init__(
+        self,
+        drawn: Sequence[torch.Tensor],
+        decide: Reference,
+        *,
+        allow_tf32: bool,
+        names: Mapping[Contender, str] = _NAMES,
+    ) -> None:
         self._inputs = drawn
+        self._decide = decide
+        self._allow_tf32 = allow_tf32
+        self._names = names
         self._expected: torch.Tensor | None = None
 
     def wrong(self, mains: Mapping[Contender, Main]) -> dict[Contender, str]:
@@ -62,15 +92,14 @@ class Check:
         if self._expected is None:
             if self._agree(list(results.values())):
                 return wrong
-            self._decide()
+            self._inputs, self._expected = self._decide()
             results, wrong = self._results(mains)
-        assert self._expected is not None
         limit = self._limit(self._expected)
         for name, result in results.items():
             error = agreement.difference(result.cpu(), self._expected)
             if not error <= limit:
                 wrong[name] = (
-                    f"{_NAMES[name]}'s result differs from the reference's: relative error "
+                    f"{self._names[name]}'s result differs from the reference's: relative error "
                     f"{error:.1e}, tolerance {limit:.1e}"
                 )
         return wrong
@@ -83,7 +112,7 @@ class Check:
         failed: dict[Contender, str] = {}
         for name, main in mains.items():
             try:
-                results[name] = _as_tensor(main(*self._inputs))
+                results[name] = as_tensor(main(*self._inputs))
             except _TORCH_ERRORS as error:
                 if name is not Contender.PYTORCH:
                     raise
@@ -98,25 +127,11 @@ class Check:
 
     def _limit(self, result: torch.Tensor) -> float:
         dtypes = {result.dtype, *(each.dtype for each in self._inputs)}
-        return agreement.tolerance(dtypes, self._task.allows_tf32)
-
-    def _decide(self) -> None:
-        """Compute the reference; with positive inputs if it is not finite otherwise."""
-        mod = self._task.mod
-        arguments = reference.arguments(mod)
-        run = reference.on_cpu(mod, self._task.target, arguments)
-        outputs = run(_SEED, False)
-        if not reference.all_finite(outputs, arguments):
-            outputs = run(_SEED, True)
-            self._inputs = inputs(self._task, positive=True)
-        (array,) = outputs.values()
-        self._expected = torch_forms.tensor(array)
+        return agreement.tolerance(dtypes, self._allow_tf32)
 
 
-def check_left(
-    group: str, mains: Mapping[Contender, Main], wrong: Mapping[Contender, str]
-) -> None:
-    """Nothing, if a contender of a group is left.
+def check_left(of: str, mains: Mapping[Contender, Main], wrong: Mapping[Contender, str]) -> None:
+    """Nothing, if a contender is left; `of` says whose they are.
 
     Raises:
         TuningError: all are wrong.
@@ -124,10 +139,11 @@ def check_left(
     if not set(mains) <= set(wrong):
         return
     raise errors.TuningError(
-        f"no program of the group {group} is right here: {'; '.join(wrong.values())}. Nothing "
+        f"no program {of} is right here: {'; '.join(wrong.values())}. Nothing "
         "ships; please report this"
     )
 
 
-def _as_tensor(output: Any) -> torch.Tensor:
+def as_tensor(output: Any) -> torch.Tensor:
+    """The result of a network as PyTorch's tensor."""
     return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)

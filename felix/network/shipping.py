@@ -90,7 +90,7 @@ def choose(
     """
     known = {**_latencies_us(outcome), **compared.latencies_us}
     latencies_us = {name: us for name, us in known.items() if name not in compared.wrong}
-    contender = _fastest(latencies_us)
+    contender = fastest(latencies_us)
     shipped = Shipped(
         group=group, contender=contender, latencies_us=latencies_us, reason="",
         outcome=outcome, is_known=is_known, without_pytorch=compared.without_pytorch,
@@ -109,7 +109,8 @@ def _latencies_us(outcome: Outcome | None) -> dict[Contender, float]:
     return {name: value for name, value in measured.items() if value is not None}
 
 
-def _fastest(latencies_us: Mapping[Contender, float]) -> Contender:
+def fastest(latencies_us: Mapping[Contender, float]) -> Contender:
+    """The fastest contender, Felix's if it is among the fastest; TVM's if nothing was measured."""
     if not latencies_us:
         return Contender.TVM
     limit_us = (1.0 + TIE) * min(latencies_us.values())

@@ -202,6 +202,13 @@ def _slice(call: Any) -> Draft | None:
     return "narrow", [x], {"dim": dim, "start": start, "length": shape[dim]}
 
 
+def _split(call: Any) -> Draft:
+    """Its result is several tensors, so it is no form by itself (`forms.splits`)."""
+    dim = int(call.attrs.axis) % len(call.args[0].ty.shape)
+    sizes = [int(field.shape[dim]) for field in call.ty.fields]
+    return "split", [call.args[0]], {"dim": dim, "sizes": sizes}
+
+
 def _integer(value: Any) -> int:
     return int(getattr(value, "value", value))
 
@@ -263,6 +270,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "broadcast_to": _shaped("expand"),
     "permute_dims": _permutation,
     "strided_slice": _slice,
+    "split": _split,
     "concat": _concatenation,
     "take": _take,
 }

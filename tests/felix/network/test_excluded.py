@@ -170,11 +170,11 @@ def test_a_contender_that_fails_is_left_out_alone() -> None:
     def fails(*tensors: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("first\nno memory")
 
-    check = excluded.Check(group.task, drawn)
+    check = excluded.of_task(group.task, drawn)
     mains = {TVM: lambda x, w, b: x @ w.T + b, PYTORCH: fails}
     assert check.wrong(mains) == {PYTORCH: "PyTorch does not run it: no memory"}
     with pytest.raises(RuntimeError, match="no memory"):
         check.wrong({FELIX: fails})
-    excluded.check_left("g", mains, {PYTORCH: "why"})
+    excluded.check_left("of the group g", mains, {PYTORCH: "why"})
     with pytest.raises(errors.TuningError, match="group g is right here: why; also"):
-        excluded.check_left("g", mains, {PYTORCH: "why", TVM: "also"})
+        excluded.check_left("of the group g", mains, {PYTORCH: "why", TVM: "also"})
