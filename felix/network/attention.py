@@ -78,7 +78,7 @@ def _of_softmax(graph: Graph, softmax: Value) -> Attention | None:
         weights = _only_reader(graph, weights)
     if weights is not None and weights.function == "matmul":
         product = weights
-    if scores is None or product is None or not _is_last(graph, softmax):
+    if scores is None or product is None or softmax.options["dim"] != -1:
         return None
     if not _comes_from(product.operands[0], softmax):
         return None
@@ -93,12 +93,6 @@ def _of_softmax(graph: Graph, softmax: Value) -> Attention | None:
         result=result.owner, members=members, inputs=tuple(dict.fromkeys(outside)),
         steps=tuple(_steps(members, product, scores, result)),
     )  # fmt: skip
-
-
-def _is_last(graph: Graph, softmax: Value) -> bool:
-    """Whether a softmax is along the last axis."""
-    dim = softmax.options.get("dim")
-    return dim == -1 or (softmax.rank is not None and dim == softmax.rank - 1)
 
 
 def _comes_from(value: Value, source: Value) -> bool:
@@ -206,7 +200,7 @@ def _members(graph: Graph, result: Value, needed: set[Any]) -> tuple[Any, ...] |
 
 def _steps(members: Sequence[Any], product: Value, scores: _Scores, result: Value) -> list[Step]:
     """What PyTorch calls for an attention, its operator in the place of the second product."""
-    inside, dtype = set(members), product.dtype
+    inside, dtype = set(members), scores.query.dtype
     bias, steps = scores.bias, []
     swapped = Value("swap_last", (scores.key,), {}, scores.key.dtype)
     key = swapped if scores.is_transposed else scores.key

@@ -32,7 +32,6 @@ class Value:
         dtype: its element type, as TVM writes it.
         owner: the variable of `main` whose program computes it; None of a leaf.
         expression: what `main` calls it: a variable or a constant; None inside of a program.
-        rank: number of its axes; None where it is not known.
         constant: its value, if it is a scalar that the network has.
     """
 
@@ -42,7 +41,6 @@ class Value:
     dtype: str
     owner: Any = None
     expression: Any = None
-    rank: int | None = None
     constant: float | None = None
 
     @property
@@ -137,7 +135,6 @@ class Graph:
         value = Value(
             function, operands, options, dtype or str(variable.ty.dtype), owner=variable,
             expression=variable if is_last else None,
-            rank=len(variable.ty.shape) if is_last else None,
         )  # fmt: skip
         self.values.append(value)
         if is_last:
@@ -148,7 +145,7 @@ class Graph:
         if expression not in self._of:
             kind = expression.ty
             self._of[expression] = Value(
-                "", (), {}, str(kind.dtype), expression=expression, rank=len(kind.shape),
+                "", (), {}, str(kind.dtype), expression=expression,
                 constant=_scalar(expression),
             )  # fmt: skip
         return self._of[expression]

@@ -164,7 +164,6 @@ class _Comparison:
     """One attention by its programs and by PyTorch."""
 
     def __init__(self, network: Network, found: Attention, shipped: Sequence[Shipped]) -> None:
-        self.attention = found
         self._target = network.target
         self._separate = rewiring.alone(network.lowered, found)
         counts = groups.calls(self._separate)
@@ -175,6 +174,13 @@ class _Comparison:
         ]
         self._tasks = [each.group.task for each in self._shipped if each.group.task is not None]
         self._allow_tf32 = any(task.allows_tf32 for task in self._tasks)
+        steps = tuple(
+            dataclasses.replace(
+                step, form=dataclasses.replace(step.form, allow_tf32=self._allow_tf32)
+            )
+            for step in found.steps
+        )
+        self.attention = dataclasses.replace(found, steps=steps)
 
     @property
     def is_possible(self) -> bool:

@@ -89,7 +89,13 @@ def _index_reduction(function: str) -> Conversion:
 
 
 def _softmax(function: str) -> Conversion:
-    return lambda call: (function, list(call.args), {"dim": int(call.attrs.axis)})
+    """Along an axis that is counted from the last one, which is -1."""
+
+    def convert(call: Any) -> Draft:
+        rank = len(call.args[0].ty.shape)
+        return function, list(call.args), {"dim": int(call.attrs.axis) % rank - rank}
+
+    return convert
 
 
 def _norm(function: str) -> Conversion:
