@@ -133,6 +133,7 @@ def _model(
             "calls": group.calls,
             "task": None if group.task is None else numbers[group.task.key],
             "untuned": None if group.reason is None else names.derived(group.reason),
+            "dtypes": group.dtypes,
         }
         for group in every
     ]
