@@ -177,7 +177,7 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
         (tir(b'{"root_index": 0, "nodes": [{"type": "tirx.PrimFunc", "data": {}}]}'), "."),
         (tir(json.dumps({"felix_task": 1, "name": "x", "weight": 1e400, "target": {},
                          "mod": "{}"}).encode()), "."),
-        (onnx_file(b""), "cannot be imported"),
+        (onnx_file(b""), "the ONNX file is empty"),
         (onnx_file(b"\x08\x01garbage" * 50), "not an ONNX model"),
         (onnx_file(b"PK\x03\x04" + b"\0" * 500), "."),
     ],
