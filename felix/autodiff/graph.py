@@ -253,19 +253,28 @@ def group(graph: Graph, nodes: Sequence[int]) -> list[tuple[str, list[int]]]:
     height = _heights(operators, consumers)
     remaining = collections.Counter(graph.kinds[node] for node in operators)
     ready: dict[str, list[int]] = {}
+    #: of the ready nodes of each kind
+    highest: dict[str, int] = {}
+
+    def now_ready(node: int) -> None:
+        kind = graph.kinds[node]
+        ready.setdefault(kind, []).append(node)
+        highest[kind] = max(highest.get(kind, 0), height[node])
+
     for node in operators:
         if not waiting[node]:
-            ready.setdefault(graph.kinds[node], []).append(node)
+            now_ready(node)
     groups: list[tuple[str, list[int]]] = []
     while ready:
-        kind = max(ready, key=lambda k: _urgency(ready[k], remaining[k], height, k))
+        kind = max(ready, key=lambda k: _urgency(len(ready[k]), remaining[k], highest[k], k))
         members = ready.pop(kind)
+        del highest[kind]
         remaining[kind] -= len(members)
         groups.append((kind, members))
         for consumer in itertools.chain.from_iterable(consumers[member] for member in members):
             waiting[consumer] -= 1
             if not waiting[consumer]:
-                ready.setdefault(graph.kinds[consumer], []).append(consumer)
+                now_ready(consumer)
     return groups
 
 
@@ -278,7 +287,7 @@ def _heights(operators: Sequence[int], consumers: Mapping[int, Sequence[int]]) -
 
 
 def _urgency(
-    ready: Sequence[int], n_remaining: int, height: Mapping[int, int], kind: str
+    n_ready: int, n_remaining: int, height: int, kind: str
 ) -> tuple[bool, int, float, str]:
-    share = len(ready) / n_remaining
-    return share == 1, max(height[node] for node in ready), share, kind
+    share = n_ready / n_remaining
+    return share == 1, height, share, kind

@@ -85,7 +85,7 @@ class Program:
         programs: Sequence[Program],
         *,
         share_symbols: bool = False,
-        outputs: Sequence[Sequence[int | None]] | None = None,
+        outputs: Sequence[int | None] | None = None,
     ) -> Program:
         """One program that evaluates all: inputs and outputs one after another.
 
@@ -93,7 +93,7 @@ class Program:
             programs: what to merge.
             share_symbols: the programs take the same inputs (which stay single), as the features
                 and the constraints of one sketch do.
-            outputs: per program, which outputs to keep in which order; None stands for 0.
+            outputs: which of all outputs to keep, in this order; None stands for 0.
         """
         if share_symbols and any(p.symbols != programs[0].symbols for p in programs):
             raise ValueError("share_symbols needs programs of the same symbols")
@@ -105,19 +105,16 @@ class Program:
         merged: list[int] = []
         flags: list[bool] = []
         first = 0
-        for number, program in enumerate(programs):
+        for program in programs:
             nodes = _copy_nodes(program, graph, first)
             first += 0 if share_symbols else len(program.symbols)
-            chosen: Sequence[int | None] = (
-                outputs[number] if outputs else range(len(program.outputs))
-            )
-            for choice in chosen:
-                if choice is None:
-                    merged.append(graph.constant(0.0))
-                    flags.append(False)
-                else:
-                    merged.append(nodes[program.outputs[choice]])
-                    flags.append(bool(program.log_outputs[choice]))
+            merged += [nodes[output] for output in program.outputs]
+            flags += program.log_outputs.tolist()
+        if outputs is not None:
+            merged.append(graph.constant(0.0))
+            flags.append(False)
+            order = [-1 if output is None else output for output in outputs]
+            merged, flags = [merged[i] for i in order], [flags[i] for i in order]
         return cls(graph, names, merged, flags)
 
     @property

@@ -201,6 +201,17 @@ class Client(_teams.Teams, _administration.Administration):
         """Best so far of a job, or of one of its tasks."""
         return _curve(self._http.get(f"/v1/jobs/{job_id}/curve", task=task))
 
+    def network_curve(self, job_id: int) -> _rows.Curve:
+        """Estimated latency of a call of the job's network: the sum of calls x latency.
+
+        A task counts with the faster of its best so far and its unscheduled program, so the curve
+        begins where those are known, as a rule before the first trial.
+
+        Raises:
+            RemoteError: there is no such job, or it builds no network.
+        """
+        return _curve(self._http.get(f"/v1/jobs/{job_id}/network/curve"))
+
     def curves(self, job_ids: Sequence[int]) -> list[_rows.Curve]:
         """The curves of several jobs."""
         page = self._http.get("/v1/curves", job=list(job_ids))

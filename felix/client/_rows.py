@@ -91,7 +91,7 @@ class Job:
     n_unscheduled: int = 0
     #: position, begins_in_s, duration_s, ... of a queued job
     estimate: dict[str, Any] | None = None
-    #: name, latency_us, call_us, max_error, failure and groups of the network that it builds
+    #: name, dtypes, latency_us, call_us, max_error, failure, groups of the network that it builds
     network: dict[str, Any] | None = None
 
     @property

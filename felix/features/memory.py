@@ -43,7 +43,7 @@ class Level:
     inside: Scalar
     #: of all buffers
     footprint_bytes: Scalar
-    #: O_l f_l of each buffer
+    #: O_l f_l of each buffer, and whether that may count as traffic: of CPUs alone
     moved_bytes: list[Scalar]
     allowed: Scalar
 
@@ -55,20 +55,22 @@ def levels(row: stores.Row, machine: Machine) -> list[Level]:
     buffers = row.accesses
     loops = list(row.loops)
     trips = [lp.extent for lp in loops]
-    outside = [expr.share(ir.product(trips[:depth])) for depth in range(len(loops) + 1)]
     inside = [expr.share(ir.product(trips[depth:])) for depth in range(len(loops) + 1)]
     each = [[stores.hull(a, row.block, {}) for a in accesses] for _, accesses, _, _ in buffers]
     for depth in range(len(loops), -1, -1):
         loop = loops[depth - 1] if depth > 0 else None
         hulls = [stores.largest(buffer_hulls) for buffer_hulls in each]
-        sizes: list[Scalar] = []
-        moved: list[Scalar] = []
-        for (buffer, _, _, _), hull in zip(buffers, hulls, strict=True):
-            sizes.append(ir.product([*hull, buffer.dtype_bytes]))
-            lines = _line_bytes(hull, buffer.dtype_bytes, machine.line_bytes)
-            moved.append(expr.share(ir.product([outside[depth], *lines])))
-        allowed = _allowed(loop, loops[depth] if depth < len(loops) else None)
+        elements = [buffer.dtype_bytes for buffer, _, _, _ in buffers]
+        sizes = [ir.product([*hull, size]) for hull, size in zip(hulls, elements, strict=True)]
         total = expr.share(sum(sizes[1:], start=sizes[0]))
+        moved: list[Scalar] = []
+        allowed: Scalar = 0
+        if not machine.is_gpu:
+            outside = expr.share(ir.product(trips[:depth]))
+            for hull, size in zip(hulls, elements, strict=True):
+                lines = _line_bytes(hull, size, machine.line_bytes)
+                moved.append(expr.share(ir.product([outside, *lines])))
+            allowed = _allowed(loop, loops[depth] if depth < len(loops) else None)
         result.append(Level(inside[depth], total, moved, expr.share(allowed)))
         if loop is not None:
             extents = {**extents, **{comp: comp.extent for comp in loop.components}}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm import relax
 
-from felix.frontend import folding, imported, onnx_calling, onnx_model, rewriting
+from felix.frontend import branches, folding, imported, onnx_calling, onnx_model, rewriting
 
 
 def import_onnx(
@@ -33,7 +33,7 @@ def import_onnx(
     chosen = [var for var in variables if var not in specs or specs[var].shape is not None]
     mod = rewriting.Rewriter(mod).run(lambda _, __: None, lambda: chosen)
     outputs = imported.main_of(mod).ret_ty.fields
-    return folding.fold(
+    folded = folding.fold(
         imported.ImportedModel(
             mod=mod,
             parameters=tuple(parameters),
@@ -46,3 +46,5 @@ def import_onnx(
             calling=onnx_calling.OnnxCalling(inputs),
         )
     )
+    branches.check(imported.main_of(folded.mod))
+    return folded

@@ -1,4 +1,4 @@
-"""Which inputs an ONNX operator needs, by ONNX's own schemas.
+"""Which inputs an ONNX operator needs, by ONNX's schemas, and which types a model's may have.
 
 TVM's conversions read inputs that are not there as None, and some give it to native code, which
 ends the process.
@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
 from onnx import defs
+
+from felix import errors, names
 
 #: Of these only the first input is required: models leave others empty against the schema, or mean
 #: Microsoft's operator of the name, which takes others; TVM's conversions know it.
 _LENIENT = frozenset({"Attention", "Resize", "Upsample"})
+
+#: Element types whose values are no real numbers.
+_NO_NUMBERS = (
+    onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING, onnx.TensorProto.COMPLEX64,
+    onnx.TensorProto.COMPLEX128,
+)  # fmt: skip
 
 
 def missing(node: Any, opset: int) -> str | None:
@@ -55,3 +64,26 @@ def _schema(operator: str, opset: int) -> defs.OpSchema | None:
         except defs.SchemaError:
             continue
     return None
+
+
+def check_types(graph: Any) -> None:
+    """Inputs of a graph are tensors of numbers, and it has an output.
+
+    Raises:
+        WorkloadError: they are not, or there is none.
+    """
+    for item in graph.input:
+        kind = item.type.WhichOneof("value") or "unknown"
+        element = item.type.tensor_type.elem_type
+        if kind != "tensor_type":
+            what = f"of the kind {kind.removesuffix('_type')}"
+        elif element in _NO_NUMBERS:
+            what = f"of the element type {onnx.TensorProto.DataType.Name(element).lower()}"
+        else:
+            continue
+        raise errors.WorkloadError(
+            f"the ONNX model cannot be imported: its input {names.quoted(item.name)} is {what}, "
+            "not a tensor of real numbers or booleans"
+        )
+    if not graph.output:
+        raise errors.WorkloadError("the ONNX model has no outputs: there is nothing to compute")

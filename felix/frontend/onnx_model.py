@@ -105,6 +105,8 @@ def to_relax(proto: Any, shapes: Mapping[str, Sequence[int]] | None) -> tvm.IRMo
 
 
 def _decoded(content: bytes) -> Any:
+    if not content:
+        raise errors.WorkloadError("the ONNX file is empty")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(content)
@@ -143,6 +145,8 @@ def _check(proto: Any) -> None:
     if n_nodes > MAX_NODES:
         raise errors.WorkloadError(f"the ONNX model has {n_nodes} nodes; {MAX_NODES} are allowed")
     _check_operators(proto.graph)
+    onnx_inputs.check_types(proto.graph)
+    _name_nodes(proto.graph)
     _check_inputs(proto.graph, _opset(proto))
     _check_graph(proto.graph, frozenset())
 
@@ -192,6 +196,13 @@ def _check_operators(graph: Any) -> None:
             "the ONNX model cannot be imported: unsupported operators "
             f"{onnx_shapes.listed(sorted(unknown))}"
         )
+
+
+def _name_nodes(graph: Any) -> None:
+    """Call nodes without a name after their first output, for errors about them."""
+    for node in _nodes(graph):
+        if not node.name:
+            node.name = next((name for name in node.output if name), "")
 
 
 def _check_inputs(graph: Any, opset: int) -> None:

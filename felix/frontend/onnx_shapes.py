@@ -33,6 +33,10 @@ def check(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
             )
     extents: dict[str, tuple[str, int]] = {}
     for name, item in inputs.items():
+        if any(extent < 1 for extent in shapes.get(name, ())):
+            raise errors.WorkloadError(
+                f"shapes: an extent of the input {names.quoted(name)} is below 1"
+            )
         for index, dim in enumerate(item.type.tensor_type.shape.dim):
             parameter = names.check(f"an extent of the input {names.quoted(name)}",
                                     dim.dim_param or "-")  # fmt: skip
@@ -74,7 +78,17 @@ def _check_open(
     for name, item in inputs.items():
         if name in shapes or name not in read:
             continue
+        if not item.type.tensor_type.HasField("shape"):
+            raise errors.WorkloadError(
+                f"the input {names.quoted(name)} of the ONNX model leaves its shape open: give "
+                "the shape of this input in `shapes`"
+            )
         for index, dim in enumerate(item.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and not dim.dim_value:
+                raise errors.WorkloadError(
+                    f"the input {names.quoted(name)} of the ONNX model has the extent 0: give "
+                    "the shape that it is to have in `shapes`"
+                )
             if not dim.dim_value:
                 label = f" ({names.quoted(dim.dim_param)})" if dim.dim_param else ""
                 raise errors.WorkloadError(

@@ -2,20 +2,18 @@
 
 A contender runs in a network of one call, built as the whole one is. All get the same inputs,
 which are cold (`measure.calls`), and take turns. On a CPU PyTorch has as many threads as the
-target has cores. PyTorch's operators contend if they agree with the other contender within the
-tolerance of networks (`agreement`). What was timed is stored beside the known results; equal
-contenders of an equal group on an equal device are not timed again.
+target has cores. A contender that is wrong (`excluded`) is not timed and does not ship. What was
+timed is stored beside the known results; equal contenders of an equal group on an equal device are
+not timed again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 import tvm
@@ -24,26 +22,14 @@ from tvm import relax
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
-from felix.measure import reference
-from felix.measure.calls import cpu_calls, cuda_calls
-from felix.measure.pool import device_lock
-from felix.network import agreement, assembly, executable, groups, imported
+from felix.network import assembly, excluded, executable, groups, side_by_side
 from felix.network.shipping import Compared, Contender
-from felix.task import Task
 from felix.tuning import results
-from felix.workloads import torch_forms
 
-#: Turns of each contender, and timed calls in a turn.
-TURNS, BURST = 3, 8
-#: A program so many times as slow as another one, by tuning or by a first turn, is not timed
-#: again.
-_HOPELESS = 2.0
-#: What PyTorch's functions raise for arguments that they do not take, or without memory for them.
-_TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)
 #: Groups whose contenders are compiled side by side: enough for the threads that do it.
 N_TOGETHER = 16
-_SEED = 0
-_Calls = dict[Contender, Callable[[], object]]
+_Mains = dict[Contender, excluded.Main]
+_Built = dict[Contender, relax.VMExecutable]
 
 
 def program(contender: Contender, group: groups.Group, outcome: Outcome | None) -> assembly.Runs:
@@ -88,7 +74,12 @@ class Contest:
         self._n_together = n_together
         self._network = network
         self._known = known
-        self._built: dict[str, dict[Contender, relax.VMExecutable]] = {}
+        self._built: dict[str, _Built] = {}
+
+    @property
+    def store(self) -> store.Store | None:
+        """Where comparisons are stored; None if PyTorch is no contender."""
+        return self._known
 
     def compare(
         self, every: Sequence[tuple[groups.Group, Outcome | None]]
@@ -98,6 +89,7 @@ class Contest:
 
         Raises:
             MeasureError: a contender cannot be compiled here.
+            TuningError: no contender of a group is right.
             RecordError: the known results cannot be used.
         """
         for first in range(0, len(every), self._n_together):
@@ -124,6 +116,7 @@ class Contest:
 
         Raises:
             MeasureError: a contender cannot be compiled here.
+            TuningError: no contender is right.
             RecordError: the known results cannot be used.
         """
         compared = self.known(group, outcome)
@@ -133,7 +126,7 @@ class Contest:
             symbol = group.symbols[0]
             if symbol not in self._built:
                 self._prepare([(group, outcome)])
-            compared = _timed(self._built.pop(symbol), group.task)
+            compared = self._timed(group, outcome, self._built.pop(symbol))
             contenders = _text(group, outcome)
             self._known.add_comparison(group.task, contenders, dataclasses.asdict(compared))
         return compared
@@ -153,8 +146,37 @@ class Contest:
         stored = self._known.find_comparison(group.task, _text(group, outcome))
         if stored is None:
             return None
-        latencies_us = {Contender(name): us for name, us in stored["latencies_us"].items()}
-        return Compared(latencies_us=latencies_us, without_pytorch=stored["without_pytorch"])
+        return Compared(
+            latencies_us={Contender(name): us for name, us in stored["latencies_us"].items()},
+            without_pytorch=stored["without_pytorch"],
+            wrong={Contender(name): reason for name, reason in stored["wrong"].items()},
+        )
+
+    def _timed(self, group: groups.Group, outcome: Outcome | None, built: _Built) -> Compared:
+        """The latencies of those contenders that are right."""
+        task = group.task
+        assert task is not None  # else nothing is compared
+        inputs = excluded.inputs(task)
+        mains = {name: executable.loaded(each, task.target) for name, each in built.items()}
+        with side_by_side.undisturbed(task.target):
+            check = excluded.of_task(task, inputs)
+            wrong = check.wrong(mains)
+            if Contender.FELIX in wrong and Contender.TVM not in mains:
+                mains[Contender.TVM] = executable.loaded(
+                    self._default(group, outcome), task.target
+                )
+                wrong |= check.wrong({Contender.TVM: mains[Contender.TVM]})
+            excluded.check_left(f"of the group {group.name}", mains, wrong)
+            right = {name: main for name, main in mains.items() if name not in wrong}
+            latencies_us = side_by_side.median_us(right, inputs, task.target)
+        return Compared(
+            latencies_us=latencies_us, without_pytorch=wrong.get(Contender.PYTORCH), wrong=wrong
+        )
+
+    def _default(self, group: groups.Group, outcome: Outcome | None) -> relax.VMExecutable:
+        """TVM's program of a group, which was not hopeful until Felix's was wrong."""
+        mod = _network_of(self._network, group, outcome, [Contender.TVM])[Contender.TVM]
+        return executable.compile_network(mod, self._network.target)
 
 
 def _text(group: groups.Group, outcome: Outcome | None) -> str:
@@ -166,7 +188,8 @@ def _text(group: groups.Group, outcome: Outcome | None) -> str:
         "tvm": _is_hopeful(outcome),
         "form": group.form.key,
         "torch": torch.__version__,
-        "threads": _threads(group.task),
+        "wrong": "by the reference",
+        "threads": side_by_side.n_threads(group.task.target),
     }, sort_keys=True)  # fmt: skip
 
 
@@ -174,7 +197,7 @@ def _is_hopeful(outcome: Outcome | None) -> bool:
     """Whether TVM's program may be the fastest, by what tuning measured."""
     if outcome is None or outcome.tuned_us is None or outcome.default_us is None:
         return True
-    return outcome.default_us <= _HOPELESS * outcome.tuned_us
+    return outcome.default_us <= side_by_side.HOPELESS * outcome.tuned_us
 
 
 def _assembled(
@@ -184,42 +207,22 @@ def _assembled(
     chosen = [Contender.TVM] if _is_hopeful(outcome) else []
     if outcome is not None and outcome.program is not None:
         chosen.insert(0, Contender.FELIX)
+    return _network_of(network, group, outcome, [*chosen, Contender.PYTORCH])
+
+
+def _network_of(
+    network: Programs,
+    group: groups.Group,
+    outcome: Outcome | None,
+    contenders: Sequence[Contender],
+) -> dict[Contender, tvm.IRModule]:
+    """A network of one call for each of some contenders."""
     alone = _alone(network.lowered, group.symbols[0])
     one = dataclasses.replace(group, symbols=group.symbols[:1])
     return {
         contender: assembly.assemble(alone, [(one, program(contender, group, outcome))])
-        for contender in [*chosen, Contender.PYTORCH]
+        for contender in contenders
     }
-
-
-def _timed(built: Mapping[Contender, relax.VMExecutable], task: Task) -> Compared:
-    inputs = _inputs(task)
-    calls: _Calls = {name: _call(each, task.target, inputs) for name, each in built.items()}
-    with _same_threads(task), _alone_on(task):
-        without_pytorch = _difference(calls, next(iter(calls)), inputs, task.allows_tf32)
-        if without_pytorch is not None:
-            del calls[Contender.PYTORCH]
-        is_gpu = task.target.kind.name == "cuda"
-        flushed = [] if is_gpu else [tvm.runtime.from_dlpack(each) for each in inputs]
-        latencies_us = (
-            cuda_calls.in_turns_us(calls, TURNS, BURST, _HOPELESS)
-            if is_gpu
-            else cpu_calls.in_turns_us(calls, flushed, TURNS, BURST, _HOPELESS)
-        )
-    medians_us = {name: statistics.median(each) for name, each in latencies_us.items()}
-    return Compared(latencies_us=medians_us, without_pytorch=without_pytorch)
-
-
-def _inputs(task: Task) -> list[torch.Tensor]:
-    """Random inputs of a task, on its device."""
-    arguments = reference.arguments(task.mod)
-    arrays = reference.inputs(arguments, _SEED, positive=False)
-    place = imported.device_of(task.target)
-    return [
-        executable.as_stored(torch_forms.tensor(array).to(place))
-        for array, argument in zip(arrays, arguments, strict=True)
-        if argument.is_input
-    ]
 
 
 def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
@@ -241,66 +244,3 @@ def _alone(lowered: tvm.IRModule, symbol: str) -> tvm.IRModule:
             result = builder.emit_output(call)
         builder.emit_func_output(result)
     return builder.get()
-
-
-def _call(
-    built: relax.VMExecutable, full: tvm.target.Target, inputs: Sequence[torch.Tensor]
-) -> Callable[[], Any]:
-    """A call of a network that is built."""
-    main = executable.call(relax.VirtualMachine(built, executable.device(full)))
-    return lambda: main(*inputs)
-
-
-def _difference(
-    calls: Mapping[Contender, Callable[[], Any]],
-    first: Contender,
-    inputs: Sequence[torch.Tensor],
-    allow_tf32: bool,
-) -> str | None:
-    """Why PyTorch's operators are no contender; None if they agree with the first one."""
-    expected = _as_tensor(calls[first]())
-    try:
-        actual = _as_tensor(calls[Contender.PYTORCH]())
-    except _TORCH_ERRORS as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        return f"PyTorch does not run it: {line}"
-    dtypes = {expected.dtype, *(each.dtype for each in inputs)}
-    limit = agreement.tolerance(dtypes, allow_tf32)
-    distance = agreement.difference(actual, expected)
-    return (
-        None if distance <= limit else f"PyTorch's result differs: relative error {distance:.1e}"
-    )
-
-
-def _as_tensor(output: Any) -> torch.Tensor:
-    return output if isinstance(output, torch.Tensor) else torch.utils.dlpack.from_dlpack(output)
-
-
-def _threads(task: Task) -> int:
-    """Threads of PyTorch: the target's cores, whose number programs are measured with."""
-    return int(task.target.attrs.get("num-cores", torch.get_num_threads()))
-
-
-@contextlib.contextmanager
-def _same_threads(task: Task) -> Iterator[None]:
-    """PyTorch has as many threads as the target has cores, until the block ends."""
-    earlier = torch.get_num_threads()
-    torch.set_num_threads(_threads(task))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(earlier)
-
-
-@contextlib.contextmanager
-def _alone_on(task: Task) -> Iterator[None]:
-    """Nobody else measures on the GPU meanwhile."""
-    if task.target.kind.name != "cuda":
-        yield
-        return
-    lock = device_lock.for_device("cuda")
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

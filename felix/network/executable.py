@@ -102,6 +102,11 @@ def call(machine: relax.VirtualMachine) -> Callable[..., Any]:
     return lambda *tensors: main(*tensors, *storages)
 
 
+def loaded(built: relax.VMExecutable, full: tvm.target.Target) -> Callable[..., Any]:
+    """`call` of a network that is built, on this machine's device of a target."""
+    return call(relax.VirtualMachine(built, device(full)))
+
+
 def compile_network(mod: tvm.IRModule, full: tvm.target.Target) -> relax.VMExecutable:
     """Compile an assembled network, its programs as they are compiled when they are measured.
 

@@ -17,6 +17,7 @@ from felix import frontend
 from felix.frontend.torch_calls import forms
 from felix.frontend.torch_calls.form import TorchForm
 from felix.task import Task
+from felix.tir import grammar
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Group:
         calls: how often a call of the network calls it.
         task: what is tuned; None if Felix cannot tune it.
         reason: why there is no task; None if there is one.
+        dtypes: element types of its tensors, each once, inputs first.
         form: the functions of PyTorch that compute the same, or why there are none.
     """
 
@@ -37,6 +39,7 @@ class Group:
     calls: int
     task: Task | None
     reason: str | None
+    dtypes: tuple[str, ...]
     form: TorchForm | str
 
 
@@ -58,6 +61,7 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
             calls=sum(counts[symbol] for symbol in each.functions),
             task=each.task,
             reason=None,
+            dtypes=dtypes(lowered[each.functions[0]]),
             form=_allowing(_form(each.functions, known), each.task.allows_tf32),
         )
         for each in read.tasks
@@ -65,11 +69,17 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
     refused = [
         Group(
             name=symbol, symbols=(symbol,), calls=counts[symbol], task=None, reason=reason,
-            form=_form([symbol], known),
+            dtypes=dtypes(lowered[symbol]), form=_form([symbol], known),
         )
         for symbol, reason in sorted(read.refused.items())
     ]  # fmt: skip
     return [*tuned, *refused]
+
+
+def dtypes(func: tvm.tirx.PrimFunc) -> tuple[str, ...]:
+    """Element types of a program's tensors, each once, in the order of its parameters."""
+    tensors = (param for param in func.params if isinstance(param, tvm.tirx.Buffer))
+    return tuple(dict.fromkeys(grammar.dtype(tensor) for tensor in tensors))
 
 
 def tasks(groups: Sequence[Group]) -> list[Task]:

@@ -39,6 +39,7 @@ from felix.network import (
     optimized,
     outcomes,
     shipping,
+    whole_attention,
 )
 from felix.network import report as reports
 from felix.network.passes import prepacking
@@ -168,8 +169,9 @@ def from_outcomes(
         shipping.choose(group, outcome, compared, is_known=_is_known(group, gathered))
         for group, outcome, compared in contenders.compare(outcomes_of)
     ]
+    chosen = whole_attention.choose(network, shipped, contenders.store)
     begin_step("building the network")
-    built = _built(network, shipped)
+    built = _built(dataclasses.replace(network, lowered=chosen.lowered), chosen.shipped)
     runner, calls = optimized.runner(built, network.examples)
     begin_step("running the network as the model does")
     expected = network.expected or _plain_outputs(network)
@@ -180,14 +182,15 @@ def from_outcomes(
     summary = reports.Report(
         network=network.name,
         target=str(network.target.kind.name),
-        groups=shipped,
-        n_compared=contenders.n_timed,
+        groups=chosen.shipped,
+        attentions=chosen.wholes,
+        n_compared=contenders.n_timed + chosen.n_timed,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,
         max_error=max_error,
         calls=calls,
         timing=None
-        if gathered.reason is None and not contenders.n_timed
+        if gathered.reason is None and not contenders.n_timed + chosen.n_timed
         else optimized.timing(network, runner, network.call_model),
     )
     return optimized.OptimizedNetwork(network, built, runner, summary)
@@ -206,7 +209,9 @@ def _built(
 ) -> executable.Executable:
     """The network with what ships, compiled and loaded."""
     runs = [
-        (each.group, contest.program(each.contender, each.group, each.outcome)) for each in shipped
+        (each.group, contest.program(each.contender, each.group, each.outcome))
+        for each in shipped
+        if each.group.symbols
     ]
     mod = prepacking.prepack(assembly.assemble(network.lowered, runs))
     return executable.Executable(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from felix.network import shipping
+from felix.network import shipping, whole_attention
 from felix.network.shipping import Contender
 
 _WIDTH = 44
@@ -38,6 +38,8 @@ class Report:
         max_error: largest difference of the outputs from the model's, relative to the
             root mean square of each output.
         calls: what runs a call: "one CUDA graph", or TVM's virtual machine (and why no graph).
+        attentions: attentions that were compared with PyTorch's operator as a whole. Where it
+            ships their groups have the calls that are left.
         timing: of whole calls; None if everything was known and nothing was timed.
     """
 
@@ -50,6 +52,7 @@ class Report:
     max_error: float
     calls: str
     timing: Timing | None
+    attentions: Sequence[whole_attention.Whole] = ()
 
     @property
     def latency_us(self) -> float | None:
@@ -59,7 +62,11 @@ class Report:
             if each.latency_us is None:
                 return None
             total += each.group.calls * each.latency_us
-        return total
+        return total + sum(
+            each.calls * each.latencies_us[each.contender]
+            for each in self.attentions
+            if each.ships
+        )
 
     @property
     def untuned(self) -> list[shipping.Shipped]:
@@ -79,10 +86,11 @@ class Report:
             "latency_us": self.latency_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
             "groups": [_group_json(each) for each in self.groups],
+            "attentions": [_attention_json(each) for each in self.attentions],
         }
 
     def __str__(self) -> str:
-        rows = [_HEAD, *map(_row, self.groups)]
+        rows = [_HEAD, *map(_row, self.groups), *map(_attention_row, self.attentions)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
         lines = [f"{self.network} for {self.target}: {len(self.groups)} groups"]
         for row in rows:
@@ -105,6 +113,12 @@ class Report:
 
     def _notes(self) -> list[str]:
         notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
+        notes += [
+            f"left out: {each.group.name}: {reason}"
+            for each in self.groups
+            for reason in each.wrong.values()
+        ]
+        notes += [f"left out: {why}" for each in self.attentions for why in each.wrong.values()]
         if self.reason is None:
             known = "nothing was measured" if not self.n_compared else "nothing was tuned"
             notes.append(f"everything was known: {known}")
@@ -128,6 +142,34 @@ def _row(each: shipping.Shipped) -> tuple[str, ...]:
     return label, str(each.group.calls), *latencies, str(each.contender), each.reason
 
 
+def _attention_row(each: whole_attention.Whole) -> tuple[str, ...]:
+    """Whole attentions below the groups: their programs' latency is in Felix's column."""
+    latencies = [
+        "-" if (value := each.latencies_us.get(contender)) is None else f"{value:.2f}"
+        for contender in Contender
+    ]
+    ships = "pytorch" if each.ships else "its groups"
+    return "attention as a whole", str(each.calls), *latencies, ships, each.reason
+
+
+def _attention_json(each: whole_attention.Whole) -> dict[str, Any]:
+    return {
+        "calls": each.calls,
+        "groups": list(each.groups),
+        "functions": [form.functions for form in each.forms],
+        "ships": "pytorch" if each.ships else "groups",
+        "reason": each.reason,
+        "latencies_us": {
+            "groups" if name is Contender.FELIX else str(name): us
+            for name, us in each.latencies_us.items()
+        },
+        "wrong": {
+            "groups" if name is Contender.FELIX else str(name): reason
+            for name, reason in each.wrong.items()
+        },
+    }
+
+
 def _group_json(each: shipping.Shipped) -> dict[str, Any]:
     return {
         "name": each.group.name,
@@ -138,6 +180,7 @@ def _group_json(each: shipping.Shipped) -> dict[str, Any]:
         "latencies_us": {str(name): value for name, value in each.latencies_us.items()},
         "untuned": each.untuned,
         "without_pytorch": each.without_pytorch,
+        "wrong": {str(name): reason for name, reason in each.wrong.items()},
         "known": each.is_known,
         "trials": 0 if each.outcome is None else each.outcome.n_trials,
     }

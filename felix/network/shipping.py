@@ -1,8 +1,9 @@
 """What each group of a network runs: the fastest that was measured.
 
-Contenders are Felix's best program, the program as TVM schedules it by default, and PyTorch's own
-operators. All are timed on this machine with cold caches; where PyTorch has operators for a group,
-side by side (`contest`). Within `TIE` of each other they are equally fast, and Felix's ships.
+Contenders are Felix's best program, the program as TVM schedules it by default, and PyTorch's
+own operators. All are timed on this machine with cold caches; where PyTorch has operators for a
+group, side by side (`contest`), and those whose results are wrong are left out. Within `TIE` of
+each other they are equally fast, and Felix's ships.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Contender(enum.StrEnum):
 class Compared:
     """Contenders of a group that were timed side by side.
 
-    `without_pytorch` is why PyTorch's operators are none of them; None if they are.
+    `without_pytorch` is why PyTorch's operators are none of them; None if they are. `wrong` says
+    of contenders that must not ship what is wrong with them.
     """
 
     latencies_us: Mapping[Contender, float]
     without_pytorch: str | None
+    wrong: Mapping[Contender, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class Shipped:
         outcome: what is known of the group's task; None if it has none or was never tuned.
         is_known: whether the outcome is from an earlier run.
         without_pytorch: why PyTorch's operators are no contender; None if they are one.
+        wrong: contenders that must not ship, with what is wrong with them.
     """
 
     group: groups.Group
@@ -59,6 +63,7 @@ class Shipped:
     outcome: Outcome | None
     is_known: bool
     without_pytorch: str | None
+    wrong: Mapping[Contender, str] = dataclasses.field(default_factory=dict)
 
     @property
     def latency_us(self) -> float | None:
@@ -80,13 +85,16 @@ def choose(
 ) -> Shipped:
     """The fastest contender of a group; TVM's program where nothing was measured.
 
-    What was timed side by side counts, not what tuning measured before.
+    What was timed side by side counts, not what tuning measured before. A contender that is
+    wrong does not ship.
     """
-    latencies_us = {**_latencies_us(outcome), **compared.latencies_us}
-    contender = _fastest(latencies_us)
+    known = {**_latencies_us(outcome), **compared.latencies_us}
+    latencies_us = {name: us for name, us in known.items() if name not in compared.wrong}
+    contender = fastest(latencies_us)
     shipped = Shipped(
         group=group, contender=contender, latencies_us=latencies_us, reason="",
         outcome=outcome, is_known=is_known, without_pytorch=compared.without_pytorch,
+        wrong=compared.wrong,
     )  # fmt: skip
     return dataclasses.replace(shipped, reason=_reason(shipped))
 
@@ -101,7 +109,8 @@ def _latencies_us(outcome: Outcome | None) -> dict[Contender, float]:
     return {name: value for name, value in measured.items() if value is not None}
 
 
-def _fastest(latencies_us: Mapping[Contender, float]) -> Contender:
+def fastest(latencies_us: Mapping[Contender, float]) -> Contender:
+    """The fastest contender, Felix's if it is among the fastest; TVM's if nothing was measured."""
     if not latencies_us:
         return Contender.TVM
     limit_us = (1.0 + TIE) * min(latencies_us.values())
@@ -109,7 +118,7 @@ def _fastest(latencies_us: Mapping[Contender, float]) -> Contender:
 
 
 def _reason(shipped: Shipped) -> str:
-    if shipped.untuned is not None and not shipped.latencies_us:
+    if not shipped.latencies_us:
         return "nothing was measured: TVM's default schedule"
     best_us = shipped.latencies_us[shipped.contender]
     others = [
@@ -117,4 +126,4 @@ def _reason(shipped: Shipped) -> str:
         for name, value in shipped.latencies_us.items()
         if name is not shipped.contender
     ]
-    return "; ".join(others) or "nothing else was measured"
+    return "; ".join([*others, *shipped.wrong.values()]) or "nothing else was measured"

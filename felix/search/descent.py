@@ -114,18 +114,19 @@ class MergedProgram:
     """The merged formulas of several entries; depends on which, not on their seeds.
 
     Outputs are the features of all blocks, one after another, then all constraints.
+
+    Args:
+        both: of each entry, the features and then the constraints as one program.
     """
 
     def __init__(
-        self, keys: Sequence[tuple[int, coordinates.Structure]], scorer: scoring.Scorer
+        self,
+        keys: Sequence[tuple[int, coordinates.Structure]],
+        scorer: scoring.Scorer,
+        both: Sequence[autodiff_program.Program],
     ) -> None:
         compiled = [scorer.of_structure(*key) for key in keys]
         self.blocks = _blocks(keys, compiled, scorer)
-        both = [
-            autodiff_program.Program.merge([one.program, one.constraint_program],
-                                           share_symbols=True)
-            for one in compiled
-        ]  # fmt: skip
         starts = np.cumsum([0, *(len(program.outputs) for program in both)])
         features = _padded_features(self.blocks, compiled, starts.tolist())
         constraints: list[int | None] = []
@@ -133,9 +134,7 @@ class MergedProgram:
         for number, one in enumerate(compiled):
             constraints += range(starts[number] + len(one.program.outputs), starts[number + 1])
             owners += [number] * len(one.constraint_program.outputs)
-        everything = autodiff_program.Program.merge(both)
-        order = [*features, *constraints]
-        self.program = autodiff_program.Program.merge([everything], outputs=[order])
+        self.program = autodiff_program.Program.merge(both, outputs=[*features, *constraints])
         self.n_entries = len(keys)
         self.n_feature_outputs = len(features)
         self.space = coordinates.Space.concatenate(
@@ -196,6 +195,8 @@ class Descent:
         #: how the last run went
         self.steps: list[events.DescentStep] = []
         self._merged: dict[tuple[tuple[int, coordinates.Structure], ...], MergedProgram] = {}
+        #: features and constraints of each entry that was ever descended, as one program
+        self._both: dict[tuple[int, coordinates.Structure], autodiff_program.Program] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Visited]:
         """Descend from the starts of all entries; returns where they went, one an entry."""
@@ -222,8 +223,19 @@ class Descent:
         if keys not in self._merged:
             while len(self._merged) >= self.MAX_MERGED:
                 self._merged.pop(next(iter(self._merged)))
-            self._merged[keys] = MergedProgram(keys, self.scorer)
+            both = [self._features_and_constraints(key) for key in keys]
+            self._merged[keys] = MergedProgram(keys, self.scorer, both)
         return self._merged[keys]
+
+    def _features_and_constraints(
+        self, key: tuple[int, coordinates.Structure]
+    ) -> autodiff_program.Program:
+        if key not in self._both:
+            one = self.scorer.of_structure(*key)
+            self._both[key] = autodiff_program.Program.merge(
+                [one.program, one.constraint_program], share_symbols=True
+            )
+        return self._both[key]
 
     def _descend(
         self,

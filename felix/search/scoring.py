@@ -162,12 +162,22 @@ class Scorer:
         """Predicted ln(latency_us) of each row of decisions, legal or not."""
         return self._scores(sketch_index, decisions).ln_latency
 
-    def score(self, sketch_index: int, decisions: interface.Decisions) -> Scores:
-        """Scores of the legal; the model never sees the others."""
+    def score(
+        self,
+        sketch_index: int,
+        decisions: interface.Decisions,
+        known: dict[bytes, float] | None = None,
+    ) -> Scores:
+        """Scores of the legal; the model never sees the others.
+
+        Args:
+            known: fingerprint -> ln(latency_us) that the model, as it is, predicted before: not
+                predicted again. New ones are added.
+        """
         result = Scores.blank(len(decisions))
         legal = np.flatnonzero(self.legal(sketch_index, decisions))
         if len(legal):
-            result.put(legal, self._scores(sketch_index, decisions[legal]))
+            result.put(legal, self._scores(sketch_index, decisions[legal], known))
         return result
 
     def fingerprints(
@@ -181,15 +191,27 @@ class Scorer:
             result[rows] = self._fingerprints(sketch_index, features, values)
         return result
 
-    def _scores(self, sketch_index: int, decisions: interface.Decisions) -> Scores:
+    def _scores(
+        self,
+        sketch_index: int,
+        decisions: interface.Decisions,
+        known: dict[bytes, float] | None = None,
+    ) -> Scores:
+        known = {} if known is None else known
+        model = self.model_of(self.kind_of(sketch_index))
         result = Scores.blank(len(decisions))
         for structure, rows in self._by_structure(sketch_index, decisions):
             values = decisions[rows].astype(np.float64)
             features = self.features(sketch_index, structure, values)
             build = build_time.BuildCost.of(self.sketches[sketch_index], features)
-            predicted = self._predicted(self.model_of(self.kind_of(sketch_index)), features)
             fingerprints = self._fingerprints(sketch_index, features, values)
-            result.put(rows, Scores(predicted, build, fingerprints))
+            keys = fingerprints.tolist()
+            fresh = {key: row for row, key in enumerate(keys) if key not in known}
+            if fresh:
+                predicted = self._predicted(model, features[list(fresh.values())])
+                known.update(zip(fresh, predicted.tolist(), strict=True))
+            ln_latency = np.array([known[key] for key in keys])
+            result.put(rows, Scores(ln_latency, build, fingerprints))
         return result
 
     def _fingerprints(

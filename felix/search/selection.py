@@ -17,8 +17,9 @@ of which nothing was proposed has a share. Code that takes long to build must pr
 from __future__ import annotations
 
 import collections
+import heapq
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -100,6 +101,8 @@ class Pool:
     options: SelectionOptions = field(default_factory=SelectionOptions)
     #: fingerprints of what was proposed before, and of the candidates
     fingerprints: set[bytes] = field(default_factory=set)
+    #: fingerprint -> predicted ln(latency_us), of all that were scored
+    predictions: dict[bytes, float] = field(default_factory=dict)
     candidates: dict[interface.Key, Candidate] = field(default_factory=dict)
     #: copies of the others or of what was proposed, and what takes too long to build
     fallback: dict[interface.Key, Candidate] = field(default_factory=dict)
@@ -125,7 +128,8 @@ class Pool:
     def _admit(
         self, sketch_index: int, decisions_list: Sequence[tuple[int, ...]], source: Source
     ) -> None:
-        scores = self.scorer.score(sketch_index, np.asarray(decisions_list, np.int64))
+        rows = np.asarray(decisions_list, np.int64)
+        scores = self.scorer.score(sketch_index, rows, self.predictions)
         statements = scores.build.statements / build_time.FREE_STATEMENTS
         acquisition = scores.ln_latency + self.options.build_weight * np.log1p(statements)
         is_long = scores.build.compile_s > self.options.max_compile_s
@@ -148,6 +152,11 @@ class Pool:
     def ranked(self) -> list[Candidate]:
         """Lowest acquisition first; ties by key, so that the order is the same everywhere."""
         return _ranked(self.candidates.values())
+
+    def best(self, n: int, beside: Container[interface.Key] = ()) -> list[Candidate]:
+        """The first n of `ranked` whose keys are not in `beside`, without sorting all."""
+        others = (c for key, c in self.candidates.items() if key not in beside)
+        return heapq.nsmallest(n, others, key=_order)
 
     def failures(self) -> dict[Kind, float]:
         """Share of the measured candidates that failed, of kinds with any: f / (n + 1)."""
@@ -236,7 +245,11 @@ def _of_new_kinds(ranked: Sequence[Candidate], pool: Pool) -> list[list[Candidat
 
 
 def _ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(candidates, key=lambda c: (c.acquisition, c.key))
+    return sorted(candidates, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[float, int, tuple[int, ...]]:
+    return candidate.acquisition, candidate.sketch_index, candidate.decisions
 
 
 #: Values that one move changes: two factors of a tiling, or one parameter.

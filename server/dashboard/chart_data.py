@@ -12,17 +12,23 @@ from typing import Any
 
 from sqlalchemy import orm
 
-from server.store import plot_points, rows
+from server.store import networks, plot_points, rows
 
 
-def convergence(tx: orm.Session, job: rows.Job, tasks: Sequence[rows.Task]) -> dict[str, Any]:
-    """The curves of a job: of all its tasks together, and of each."""
+def convergence(
+    tx: orm.Session,
+    job: rows.Job,
+    tasks: Sequence[rows.Task],
+    network: networks.Network | None = None,
+) -> dict[str, Any]:
+    """The curves of a job: of all its tasks together, of its network, and of each task."""
     curves = plot_points.task_curves(tx, job.id)
     return {
         "seq": job.last_seq,
         "n_trials": job.n_trials,
         "unscheduled_us": _digits(job.unscheduled_us),
         "total": _curve(plot_points.curve(tx, job.id)),
+        "network": None if network is None else _network(tx, job, network),
         "tasks": [
             {
                 "number": task.number,
@@ -64,6 +70,15 @@ def search(
         "round": [pair.round for pair in pairs],
         "predicted_us": _all_digits(pair.predicted_us for pair in pairs),
         "latency_us": _all_digits(pair.latency_us for pair in pairs),
+    }
+
+
+def _network(tx: orm.Session, job: rows.Job, network: networks.Network) -> dict[str, Any]:
+    """The estimated latency of a network over the run; a whole call once it was timed."""
+    return {
+        "name": network.name,
+        "call_us": _digits(network.call_us),
+        **_curve(plot_points.network_curve(tx, job.id)),
     }
 
 

@@ -22,6 +22,8 @@ PARAM = "p."
 #: The switch that is the opposite of `reuse`.
 BEGIN_ANEW = "begin_anew"
 ALLOW_TF32 = "allow_tf32"
+#: The switch that is the opposite of `network`, of an ONNX file.
+NO_NETWORK = "no_network"
 
 
 def settings(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -37,6 +39,20 @@ def settings(texts: Mapping[str, str]) -> dict[str, Any]:
         chosen["allow_tf32"] = True
     options = {name: texts[name].strip() for name in OPTIONS if texts.get(name, "").strip()}
     return chosen | {"options": options}
+
+
+def of_file(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a file, as the API has them.
+
+    Raises:
+        Wrong: the shapes are malformed.
+    """
+    chosen = settings(texts) | {"kind": texts.get("kind", "onnx")}
+    if chosen["kind"] == "onnx":
+        chosen["shapes"] = fields.shapes_of(texts.get("shapes", ""))
+        if texts.get(NO_NETWORK):
+            chosen["network"] = False
+    return chosen
 
 
 def params(texts: Mapping[str, str]) -> dict[str, str]:

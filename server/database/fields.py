@@ -257,7 +257,7 @@ class Network:
 
     job_id: orm.Mapped[int] = owned_by_job(primary_key=True)
     name: orm.Mapped[str]
-    #: [{name, calls, task, untuned, felix_us, tvm_us, ships, reason}]: `server.store.networks`
+    #: fields of `server.store.networks.Group`
     groups: orm.Mapped[list[Any]]
     #: a whole call by wall clock; NULL before it is built
     call_us: orm.Mapped[float | None]

@@ -29,6 +29,9 @@ from server.parsing import child_database, devices
 with contextlib.suppress(ImportError):
     importlib.import_module("onnx")
 
+#: Programs that a message names.
+_MAX_REASONS = 3
+
 
 def serve(connection: Connection, settings: Mapping[str, Any]) -> None:
     """Serve one request in a fork of the fork server; never returns.
@@ -72,7 +75,7 @@ def _reply(request: dict[str, Any], content: bytes) -> dict[str, Any]:
     logging.getLogger("felix.frontend").addHandler(notes)
     tasks, groups = _tasks(request, content)
     if not tasks:
-        raise errors.WorkloadError("the model has no program that Felix can tune")
+        raise errors.WorkloadError(_nothing(groups))
     return {
         "tasks": [
             {
@@ -133,9 +136,20 @@ def _model(
             "calls": group.calls,
             "task": None if group.task is None else numbers[group.task.key],
             "untuned": None if group.reason is None else names.derived(group.reason),
+            "dtypes": group.dtypes,
         }
         for group in every
     ]
+
+
+def _nothing(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Why a model has no tasks."""
+    message = "the model has no program that Felix can tune: "
+    reasons = [f"{group['name']}: {group['untuned']}" for group in groups]
+    if not reasons:
+        return f"{message}its outputs are constants, views, or TVM's runtime computes them"
+    more = f" and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
+    return message + "; ".join(reasons[:_MAX_REASONS]) + more
 
 
 def _tir(content: bytes, target: str) -> Task:

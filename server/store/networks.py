@@ -44,6 +44,7 @@ class Group:
     Attributes:
         name: of the program.
         calls: how often a call of the network calls it.
+        dtypes: element types of its tensors; empty of a group that an earlier version wrote.
         task: number of the job's task; None if Felix cannot tune it.
         untuned: why there is no schedule of Felix; None if there is one, or may come.
         felix_us: latency of a call of Felix's best program.
@@ -54,6 +55,7 @@ class Group:
 
     name: _Text
     calls: _Count
+    dtypes: Annotated[tuple[_Text, ...], pydantic.Field(max_length=64)] = ()
     task: _Count | None = None
     untuned: _Text | None = None
     felix_us: _Latency | None = None
@@ -75,6 +77,17 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGroup(Group):
+    """A group beside the others of its network.
+
+    Attributes:
+        share: of all its calls in those of all groups that have a latency; None if it has none.
+    """
+
+    share: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """The network of a job.
 
@@ -88,7 +101,7 @@ class Network:
     """
 
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[SharedGroup, ...]
     call_us: float | None
     max_error: float | None
     failure: str | None
@@ -98,6 +111,11 @@ class Network:
         """Sum of calls x latency over groups with a task; None while one of them has none."""
         totals = [group.total_us for group in self.groups if group.task is not None]
         return None if None in totals else math.fsum(total for total in totals if total)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element types of its groups' tensors, each once."""
+        return tuple(dict.fromkeys(each for group in self.groups for each in group.dtypes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +158,13 @@ def of_job(tx: orm.Session, job_id: int, tasks: Sequence[rows.Task]) -> Network 
     stored = tx.get(models.Network, job_id, populate_existing=True)
     if stored is None:
         return None
-    every = tuple(Group(**group) for group in stored.groups)
+    every = tuple(_read(group) for group in stored.groups)
     if stored.call_us is None:
         by_number = {task.number: task for task in tasks}
         every = tuple(_measured(group, by_number) for group in every)
     return Network(
-        name=stored.name, groups=every, call_us=stored.call_us, max_error=stored.max_error,
-        failure=stored.failure,
+        name=stored.name, groups=_shared(every), call_us=stored.call_us,
+        max_error=stored.max_error, failure=stored.failure,
     )  # fmt: skip
 
 
@@ -195,6 +213,21 @@ def _change(
 
 def _json(groups: Sequence[Group]) -> list[Any]:
     return [dataclasses.asdict(group) for group in groups]
+
+
+def _read(stored: Mapping[str, Any]) -> Group:
+    return Group(**{**stored, "dtypes": tuple(stored.get("dtypes", ()))})
+
+
+def _shared(groups: Sequence[Group]) -> tuple[SharedGroup, ...]:
+    whole_us = math.fsum(group.total_us or 0.0 for group in groups)
+    return tuple(
+        SharedGroup(
+            **{field.name: getattr(group, field.name) for field in dataclasses.fields(group)},
+            share=None if group.total_us is None else group.total_us / whole_us,
+        )
+        for group in groups
+    )
 
 
 def _measured(group: Group, tasks: Mapping[int, rows.Task]) -> Group:

@@ -6,9 +6,11 @@ candidates again may change the best without a new trial.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import sqlalchemy as sa
@@ -119,6 +121,35 @@ def task_curves(tx: orm.Session, job_id: int) -> dict[int, list[rows.CurvePoint]
     return by_task
 
 
+def network_curve(tx: orm.Session, job_id: int) -> list[rows.CurvePoint]:
+    """Estimated latency of a call of a job's network: the sum of weight x latency over its tasks.
+
+    A task counts with the faster of its best so far and its unscheduled program. The curve begins
+    as soon as all tasks have a latency: before the first trial where all unscheduled programs ran.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    task = models.Task
+    query = sa.select(task.number, task.weight, task.unscheduled_us).where(task.job_id == job_id)
+    curves_by_task = task_curves(tx, job_id)
+    weights: dict[int, float] = {}
+    unscheduled_us: dict[int, float] = {}
+    for number, weight, default_us in tx.execute(query):
+        weights[number] = weight
+        if default_us is not None:
+            unscheduled_us[number] = default_us
+    latest_us = dict(unscheduled_us)
+    moves = [(at, number) for number, points in curves_by_task.items() for at in points]
+    moves.sort(key=lambda move: move[0].trial)
+    estimated = [rows.CurvePoint(0, 0.0, 0.0, _weighted(latest_us, weights))]
+    for _, same_trial in itertools.groupby(moves, key=lambda move: move[0].trial):
+        for at, number in same_trial:
+            latest_us[number] = min(at.best_us, unscheduled_us.get(number, math.inf))
+        estimated.append(dataclasses.replace(at, best_us=_weighted(latest_us, weights)))
+    return _falls([point for point in estimated if math.isfinite(point.best_us)])
+
+
 def predicted(
     tx: orm.Session, job_id: int, task: int | None = None, limit: int = 5000
 ) -> list[rows.Predicted]:
@@ -138,6 +169,23 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | No
     if len(set(one)) < 2 or len(set(other)) < 2:
         return None
     return statistics.correlation(_ranks(one), _ranks(other))
+
+
+def _weighted(latest_us: Mapping[int, float], weights: Mapping[int, float]) -> float:
+    """The sum of weight x latency; infinite while a task has no latency."""
+    return math.fsum(
+        weight * latest_us.get(number, math.inf) for number, weight in weights.items()
+    )
+
+
+def _falls(points: Sequence[rows.CurvePoint]) -> list[rows.CurvePoint]:
+    """Points where the latency differs from the one before, and the last."""
+    changed = [
+        point
+        for before, point in itertools.pairwise(points)
+        if point.best_us != before.best_us or point is points[-1]
+    ]
+    return [*points[:1], *changed]
 
 
 def _end(tx: orm.Session, job_id: int) -> _End:

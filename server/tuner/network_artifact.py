@@ -81,6 +81,7 @@ def _group(shipped: shipping.Shipped, numbers: dict[str, int]) -> networks.Group
     return networks.Group(
         name=names.derived(group.name),
         calls=group.calls,
+        dtypes=group.dtypes,
         task=None if group.task is None else numbers.get(group.task.key),
         untuned=None if shipped.untuned is None else names.derived(shipped.untuned),
         felix_us=latencies_us.get(shipping.Contender.FELIX),

@@ -178,7 +178,7 @@ def test_an_onnx_model(parser: parsing.Parser) -> None:
         (tir(b'{"root_index": 0, "nodes": [{"type": "tirx.PrimFunc", "data": {}}]}'), "."),
         (tir(json.dumps({"felix_task": 1, "name": "x", "weight": 1e400, "target": {},
                          "mod": "{}"}).encode()), "."),
-        (onnx_file(b""), "cannot be imported"),
+        (onnx_file(b""), "the ONNX file is empty"),
         (onnx_file(b"\x08\x01garbage" * 50), "not an ONNX model"),
         (onnx_file(b"PK\x03\x04" + b"\0" * 500), "."),
     ],
@@ -298,3 +298,25 @@ def test_this_process_loads_no_engine() -> None:
 def test_the_child_knows_every_kind() -> None:
     with pytest.raises(workloads.catalogue.errors.WorkloadError, match="unknown kind"):
         child._tasks({"kind": "x", "name": "", "target": "llvm"}, b"")
+
+
+def test_a_model_with_nothing_to_tune_is_refused_with_the_reason(parser: parsing.Parser) -> None:
+    onnx = pytest.importorskip("onnx")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = make.make_graph(
+        [make.make_node("Identity", ["x"], ["y"])], "net",
+        [make.make_tensor_value_info("x", kind, [3, 4])],
+        [make.make_tensor_value_info("y", kind, [3, 4])],
+    )  # fmt: skip
+    content = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)])
+    message = "no program that Felix can tune: its outputs are constants, views, or"
+    with pytest.raises(errors.InvalidRequest, match=message):
+        parser.parse(onnx_file(content.SerializeToString()), "llvm")
+
+
+def test_of_many_reasons_three_are_told() -> None:
+    groups = [{"name": f"sort{number}", "untuned": "it sorts"} for number in range(5)]
+    message = child._nothing(groups)
+    assert message.endswith(
+        "can tune: sort0: it sorts; sort1: it sorts; sort2: it sorts and 2 more"
+    )

@@ -67,15 +67,16 @@ def bundle(job_id: int = 1, name: str = "a job") -> bytes:
 
 def built_network() -> networks.Built:
     """A network of a group with a task and one without."""
-    tuned = networks.Group(name="fused_gemm", calls=2, task=0, felix_us=10.0, tvm_us=50.0,
-                           ships="felix", reason="tvm takes 5.00 times as long")  # fmt: skip
+    tuned = networks.Group(name="fused_gemm", calls=2, dtypes=("bfloat16", "float32"), task=0,
+                           felix_us=10.0, tvm_us=50.0, ships="felix",
+                           reason="tvm takes 5.00 times as long")  # fmt: skip
     sort = networks.Group(name="sort", calls=1, untuned="it sorts", ships="tvm", reason="-")
     return networks.Built(call_us=31.0, max_error=1e-6, groups=(tuned, sort))
 
 
 def network() -> networks.New:
     """The network of `built_network` before it is built."""
-    groups = (networks.Group(name="fused_gemm", calls=2, task=0),
+    groups = (networks.Group(name="fused_gemm", calls=2, dtypes=("bfloat16", "float32"), task=0),
               networks.Group(name="sort", calls=1, untuned="it sorts"))  # fmt: skip
     return networks.New(name="net", groups=groups)
 

@@ -16,6 +16,7 @@ from tvm import relax, te, tirx
 
 from felix import errors
 from felix.frontend.rewriting import Rewriter, operator_name
+from felix.frontend.torch_calls import annotation
 
 _SWAP_HEADS_AND_ROWS = [0, 2, 1, 3]
 _ATTENTION = ("nn.attention", "nn.attention_bias")
@@ -93,4 +94,7 @@ def _causal(rewriter: Rewriter, scores: Any, kind: str) -> Any:
             name="causal_mask",
         )
 
-    return rewriter.builder.emit_te(causal_mask, scores, primfunc_name_hint="causal_mask")
+    known = annotation.attributes("causal_mask", 1, str(scores.ty.dtype)) if not offset else None
+    return rewriter.builder.emit_te(
+        causal_mask, scores, primfunc_name_hint="causal_mask", primfunc_attrs=known
+    )

@@ -7,11 +7,13 @@ its operators by data.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, graph_signature
+from torch.fx.experimental import symbolic_shapes
 
 from felix import errors, names
 from felix.tir import grammar
@@ -34,6 +36,13 @@ _MUTATIONS = {
 }
 #: What errors of importing begin with.
 MESSAGE = "the PyTorch model cannot be imported: "
+#: Element types of tensors in programs.
+DTYPES = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool,
+})  # fmt: skip
+#: TVM's words for operators that it does not convert.
+_UNSUPPORTED = re.compile(r"Unsupported function types \[(.*)\]")
 #: What torch.export raises for modules that it cannot trace.
 EXPORT_ERRORS = (
     *grammar.TVM_ERRORS, AssertionError, NotImplementedError, ImportError,
@@ -64,17 +73,25 @@ def export(
             module.training = mode
     _refuse_control_flow(program)
     _refuse_mutations(program)
+    for node in program.graph.nodes:
+        _refuse_tensors(node)
     return program
 
 
 def import_message(error: BaseException) -> str:
     """What a user is told of an error of torch or TVM."""
-    if isinstance(error, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode):
+    if isinstance(error, symbolic_shapes.GuardOnDataDependentSymNode):
         return (
             "the PyTorch model cannot be imported: its control flow depends on values of tensors; "
             "use torch.where in place of branches, and fixed numbers of iterations"
         )
-    return f"{MESSAGE}{grammar.first_line(error)}"
+    line = grammar.first_line(error)
+    if unsupported := _UNSUPPORTED.search(line):
+        return (
+            f"{MESSAGE}TVM does not import the operators {unsupported[1]}; "
+            'torch.compile(model, backend="felix") leaves them to PyTorch'
+        )
+    return f"{MESSAGE}{line}"
 
 
 def _refuse_control_flow(program: ExportedProgram) -> None:
@@ -84,6 +101,29 @@ def _refuse_control_flow(program: ExportedProgram) -> None:
                 f"the PyTorch model cannot be imported: it has the control flow "
                 f"{names.quoted(str(node.target))}, which depends on values of tensors; use "
                 "torch.where in place of branches, and fixed numbers of iterations"
+            )
+
+
+def _refuse_tensors(node: torch.fx.Node) -> None:
+    """Refuse tensors of other element types, layouts, and of shapes that data decide."""
+    where = f"the input {names.quoted(node.name)}"
+    if node.op == "call_function":
+        where = f"a result of the operator {names.quoted(str(node.target))}"
+    value = node.meta.get("val")
+    for tensor in value if isinstance(value, tuple | list) else (value,):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.layout is not torch.strided:
+            raise errors.WorkloadError(f"{MESSAGE}{where} is {tensor.layout}, not dense")
+        if tensor.dtype not in DTYPES:
+            raise errors.WorkloadError(
+                f"{MESSAGE}{where} has the element type {tensor.dtype}, which programs have not"
+            )
+        if symbolic_shapes.free_unbacked_symbols(tensor):
+            raise errors.WorkloadError(
+                f"{MESSAGE}{where} has a shape that depends on values of tensors; use torch.where "
+                "with three arguments in place of indices by a mask, or torch.compile(model, "
+                'backend="felix"), which leaves the operator to PyTorch'
             )
 
 

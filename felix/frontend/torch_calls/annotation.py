@@ -68,7 +68,11 @@ def _torch_call(call: Any, lowered: Any) -> TorchCall | None:
         return None
     draft = conversions.draft(call)
     (result,) = lowered.ty_args
-    if draft is None or not isinstance(result, relax.TensorType):
+    if draft is None:
+        return None
+    if draft[0] == "split":
+        result = result.fields[0]
+    if not isinstance(result, relax.TensorType):
         return None
     function, operands, options = draft
     tensors = list(lowered.args[1].fields)

@@ -89,7 +89,13 @@ def _index_reduction(function: str) -> Conversion:
 
 
 def _softmax(function: str) -> Conversion:
-    return lambda call: (function, list(call.args), {"dim": int(call.attrs.axis)})
+    """Along an axis that is counted from the last one, which is -1."""
+
+    def convert(call: Any) -> Draft:
+        rank = len(call.args[0].ty.shape)
+        return function, list(call.args), {"dim": int(call.attrs.axis) % rank - rank}
+
+    return convert
 
 
 def _norm(function: str) -> Conversion:
@@ -202,6 +208,13 @@ def _slice(call: Any) -> Draft | None:
     return "narrow", [x], {"dim": dim, "start": start, "length": shape[dim]}
 
 
+def _split(call: Any) -> Draft:
+    """Its result is several tensors, so it is no form by itself (`forms.splits`)."""
+    dim = int(call.attrs.axis) % len(call.args[0].ty.shape)
+    sizes = [int(field.shape[dim]) for field in call.ty.fields]
+    return "split", [call.args[0]], {"dim": dim, "sizes": sizes}
+
+
 def _integer(value: Any) -> int:
     return int(getattr(value, "value", value))
 
@@ -263,6 +276,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "broadcast_to": _shaped("expand"),
     "permute_dims": _permutation,
     "strided_slice": _slice,
+    "split": _split,
     "concat": _concatenation,
     "take": _take,
 }

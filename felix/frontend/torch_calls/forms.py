@@ -24,6 +24,8 @@ from felix.frontend.torch_calls.form import (
 )
 
 FORMS = "felix.torch_forms"
+#: The function that gives several tensors; no other does.
+_SPLIT = "split"
 
 
 def attach(grouped: tvm.IRModule, lowered: tvm.IRModule) -> tvm.IRModule:
@@ -40,7 +42,7 @@ def attach(grouped: tvm.IRModule, lowered: tvm.IRModule) -> tvm.IRModule:
             symbol = str(value.args[0].name_hint)
             form = _form(grouped, before[var])
             known = {"missing": form} if isinstance(form, str) else {"form": form.to_json()}
-            texts.setdefault(symbol, known)
+            texts.setdefault(symbol, known | _split(grouped, before[var]))
     functions = {
         variable: func.without_attr(annotation.ATTRIBUTE)
         if isinstance(func, tirx.PrimFunc) and annotation.ATTRIBUTE in (func.attrs or {})
@@ -59,6 +61,20 @@ def read(lowered: tvm.IRModule) -> dict[str, TorchForm | str]:
         symbol: form_from_json(known["form"]) if "form" in known else str(known["missing"])
         for symbol, known in fields.items()
     }
+
+
+def splits(lowered: tvm.IRModule) -> dict[str, Mapping[str, Any]]:
+    """By the name of each PrimFunc that splits a tensor: `dim`, and the `sizes` of the parts."""
+    text = (lowered.attrs or {}).get(FORMS)
+    fields = json.loads(str(text)) if text is not None else {}
+    return {symbol: known[_SPLIT] for symbol, known in fields.items() if _SPLIT in known}
+
+
+def _split(mod: tvm.IRModule, value: Any) -> dict[str, Any]:
+    """What is kept of a split; nothing of other calls."""
+    call = _torch_call(mod, value)
+    is_split = isinstance(call, TorchCall) and call.function == _SPLIT
+    return {_SPLIT: call.options} if isinstance(call, TorchCall) and is_split else {}
 
 
 def _bindings(mod: tvm.IRModule) -> dict[str, Any]:
@@ -92,6 +108,8 @@ def _form(mod: tvm.IRModule, value: Any) -> TorchForm | str:
         call = _torch_call(mod, step)
         if isinstance(call, str):
             return call
+        if call.function == _SPLIT:
+            return "it gives several tensors"
         operands = _operands(step, numbers)
         if operands is None:
             return "one of its calls reads something else than tensors"

@@ -152,6 +152,7 @@ def _compared(
         calls=1,
         task=task,
         reason=None,
+        dtypes=groups.dtypes(task.func),
         form=form if entry.form is None else forms.form_from_json(entry.form),
     )
     contenders = contest.Contest(_OneCall(_one_call(task), task.target), known)

@@ -10,14 +10,9 @@ from typing import Any
 import torch
 from torch.fx.passes import operator_support
 
-from felix.frontend.pytorch import graphs
+from felix.frontend.pytorch import export, graphs
 from felix.network.backend import tracing
 
-#: Element types of tensors in Felix's programs.
-DTYPES = frozenset({
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool,
-})  # fmt: skip
 #: Operators whose results data or chance decide.
 _TAGS = (
     torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape,
@@ -86,7 +81,7 @@ class Support(operator_support.OperatorSupportBase):
             return f"it works on {value.device}, programs run on {self._device}:0"
         if value.layout != torch.strided:
             return f"a tensor is {value.layout}"
-        if value.dtype not in DTYPES:
+        if value.dtype not in export.DTYPES:
             return f"a tensor is {value.dtype}"
         return None if value.numel() else "a tensor is empty"
 

@@ -81,6 +81,7 @@ def _forms(summary: report.Report) -> dict[str, str]:
     forms = [
         each.group.form for each in summary.groups if each.contender is shipping.Contender.PYTORCH
     ]
+    forms += [form for each in summary.attentions if each.ships for form in each.forms]
     return {registration.name(form): form.to_json() for form in forms if not isinstance(form, str)}
 
 

@@ -45,7 +45,9 @@ def prepack(mod: tvm.IRModule) -> tvm.IRModule:
 
     `main` has the attribute "num_input": so many of its parameters are those of a call.
     """
-    if len(mod["main"].params) == int(mod["main"].attrs["num_input"]):
+    main = mod["main"]
+    # TVM would lift the result itself, and leave a `main` that returns nothing that is defined
+    if len(main.params) == int(main.attrs["num_input"]) or not _depends_on_inputs(main):
         return mod
     parameters = _parameter_arguments(mod["main"])
     splits = {
@@ -56,6 +58,16 @@ def prepack(mod: tvm.IRModule) -> tvm.IRModule:
     if splits:
         mod = _with_split_calls(mod, splits)
     return relax.transform.LiftTransformParams()(mod)
+
+
+def _depends_on_inputs(main: relax.Function) -> bool:
+    """Whether the result of a call is not the same in all calls."""
+    variables = set(list(main.params)[: int(main.attrs["num_input"])])
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            if variables.intersection(relax.analysis.free_vars(binding.value)):
+                variables.add(binding.var)
+    return bool(variables.intersection(relax.analysis.free_vars(main.body.body)))
 
 
 def _parameter_arguments(main: relax.Function) -> dict[str, set[int]]:

@@ -67,6 +67,28 @@ def _variance(call: Function) -> Function:
     return lambda x, **options: call(x, correction=0, **options)
 
 
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    bias: torch.Tensor | None = None, *, scale: float, is_causal: bool,
+) -> torch.Tensor:  # fmt: skip
+    """softmax(query @ key^T * scale + bias) @ value."""
+    return functional.scaled_dot_product_attention(
+        query, key, value, bias, is_causal=is_causal, scale=scale
+    )
+
+
+def _narrowed_bias(bias: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The bias of an attention in the type of its query; values stay finite."""
+    narrow = getattr(torch, dtype)
+    return bias.clamp(min=torch.finfo(narrow).min).to(narrow)
+
+
+def _causal_mask(scores: torch.Tensor) -> torch.Tensor:
+    """Scores with those of later keys at the least value of their type."""
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(later, torch.finfo(scores.dtype).min)
+
+
 #: Those that make a tensor of their own.
 MAKING: Mapping[str, Function] = {
     "silu": functional.silu, "gelu": functional.gelu, "selu": functional.selu,
@@ -97,8 +119,20 @@ MAKING: Mapping[str, Function] = {
     "adaptive_avg_pool3d": functional.adaptive_avg_pool3d,
     "reshape": torch.reshape, "permute": torch.permute, "narrow": torch.narrow,
     "expand": lambda x, shape: x.expand(shape),
+    "attention": _attention, "attention_bias": _narrowed_bias, "causal_mask": _causal_mask,
+    "swap_last": lambda x: x.transpose(-1, -2),
     "embedding": lambda table, indices: functional.embedding(indices, table),
 }  # fmt: skip
+
+
+def result(text: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a form gives of inputs; of meta tensors the type and shape of its result."""
+    form = json.loads(text)
+    values = list(inputs)
+    for call in form["calls"]:
+        made = _function(call["function"])(*_operands(call["operands"], values), **call["options"])
+        values.append(made.to(getattr(torch, call["dtype"])))
+    return values[-1]
 
 
 def packed(text: str) -> Callable[..., None]:

@@ -208,7 +208,7 @@ class GradientSearch(base.ModelSearch):
         """Surround the best candidates that have not been surrounded yet."""
         done: set[interface.Key] = set()
         for _ in range(self.options.n_polish):
-            parents = [c for c in pool.ranked() if c.key not in done][: self.options.n_polished]
+            parents = pool.best(self.options.n_polished, done)
             done.update(c.key for c in parents)
             for index in range(len(self.sketches)):
                 rows = [r for c in parents if c.sketch_index == index

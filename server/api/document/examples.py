@@ -208,6 +208,7 @@ _RESPONSES: Mapping[tuple[str, str], object] = {
     ("get", "/v1/jobs/{job_id}/trials.csv"): "number,task,round,...\r\n1,0,0,...\r\n",
     ("get", "/v1/jobs/{job_id}/trials.jsonl"): f"{_TRIAL.model_dump_json()}\n",
     ("get", "/v1/jobs/{job_id}/curve"): _CURVE,
+    ("get", "/v1/jobs/{job_id}/network/curve"): _CURVE,
     ("get", "/v1/curves"): _list(_CURVE),
     ("get", "/v1/jobs/{job_id}/predicted"): _PREDICTED,
     ("get", "/v1/jobs/{job_id}/search"): _SEARCH,

@@ -10,7 +10,8 @@ from typing import Annotated
 import fastapi
 from sqlalchemy import orm
 
-from server.store import jobs, plot_points, rows
+from server import errors
+from server.store import jobs, networks, plot_points, rows
 from server.web import auth, dependencies, request_bodies, response_bodies, shared_response
 
 router = fastapi.APIRouter(tags=["curves"])
@@ -31,6 +32,24 @@ async def curve(
         return _curves(tx, [job_id], task)[0]
 
     return await shared_response.respond(services, caller, ("curve", task), (job_id,), read)
+
+
+@router.get("/v1/jobs/{job_id}/network/curve", response_model=response_bodies.Curve)
+async def network_curve(
+    job_id: request_bodies.Id, caller: auth.Reader, services: dependencies.ServicesDep
+) -> fastapi.Response:
+    """Estimated latency of a call of the job's network: sum of calls x latency over its tasks.
+
+    A task counts with the faster of its best so far and its unscheduled program.
+    """
+
+    def read(tx: orm.Session) -> response_bodies.Curve:
+        job = jobs.get(tx, job_id)
+        if networks.name_of(tx, job_id) is None:
+            raise errors.NotFound(f"job {job_id} builds no network")
+        return _curve(job, plot_points.network_curve(tx, job_id), job.unscheduled_us)
+
+    return await shared_response.respond(services, caller, "network curve", (job_id,), read)
 
 
 @router.get("/v1/curves", response_model=response_bodies.Listed[response_bodies.Curve])

@@ -18,7 +18,17 @@ from starlette import responses
 from server import errors, job_actions, states
 from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
-from server.store import artifacts, events, jobs, plot_points, progress, rows, trials, workers
+from server.store import (
+    artifacts,
+    events,
+    jobs,
+    networks,
+    plot_points,
+    progress,
+    rows,
+    trials,
+    workers,
+)
 from server.store.across_jobs import reuse
 from server.teams import templates as team_templates
 from server.web import auth, decisions, dependencies, request_bodies
@@ -70,15 +80,17 @@ def overview(
     viewer: render.Viewer,
     services: dependencies.ServicesDep,
 ) -> fastapi.Response:
-    """Convergence, tasks, where the time went, files."""
+    """Convergence, tasks, what ships of a network, where the time went, files."""
     with viewer.read() as tx:
         head = _head(tx, services, viewer, job_id)
         files = artifacts.of_job(tx, job_id)
-        chart = chart_data.convergence(tx, head["job"], head["tasks"])
+        network = networks.of_job(tx, job_id, head["tasks"])
+        chart = chart_data.convergence(tx, head["job"], head["tasks"], network)
         similar = reuse.similar(tx, job_id, SIMILAR_LIMIT)
     return render.page(
         request, "job/overview.html", viewer, tab="overview", **head,
         chart=chart,
+        network=network,
         artifacts=files,
         similar=similar,
         can_save=viewer.can("submit") and team_templates.can_be_template(head["job"]),

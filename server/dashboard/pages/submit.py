@@ -177,11 +177,8 @@ async def _submit_file(
     services: dependencies.Services,
     texts: Mapping[str, str],
 ) -> jobs.Made:
-    settings = job_form.settings(texts) | {"kind": texts.get("kind", "onnx")}
     try:
-        if settings["kind"] == "onnx":
-            settings["shapes"] = fields.shapes_of(texts.get("shapes", ""))
-        body = request_bodies.UploadedJob.model_validate(settings)
+        body = request_bodies.UploadedJob.model_validate(job_form.of_file(texts))
     except fields.Wrong as error:
         raise _Refused({"shapes": str(error)}) from error
     except pydantic.ValidationError as error:

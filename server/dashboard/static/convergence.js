@@ -1,5 +1,6 @@
 // Convergence of one job: best so far as steps, measured trials as points. Of several tasks: each
-// one's share of the latency, their sum so far until all have one, and the sum of all.
+// one's share of the latency, their sum so far until all have one, and the sum of all. Of a network:
+// the estimated latency of its call, and that of a whole call once it was timed.
 
 import {
   Chart, PALETTE, colour, escaped, json, latencyAxis, loading, progressAxis, unitOf, upperFence, withData,
@@ -15,7 +16,7 @@ const withBase = document.getElementById("curve-base");
 // Lines that can be told apart, and read in a legend.
 const MOST_LINES = 8;
 
-let data = { n_trials: 0, tasks: [], total: { trial: [], best_us: [] } };
+let data = { n_trials: 0, tasks: [], total: { trial: [], best_us: [] }, network: null };
 let points = { trial: [], elapsed_s: [], measured_s: [], latency_us: [], task: [] };
 let nLoads = 0;
 
@@ -40,16 +41,21 @@ function figure() {
   const curves = lines.map((line) => curveTrace(line, unit));
   const traces = [...trialTraces(candidates, ceiling_us, unit), ...curves].filter((trace) => trace.x.length);
   const last = Math.max(...traces.flatMap((trace) => trace.x));
-  const high = Math.max(ceiling_us, base_us ?? 0);
+  const call_us = chosen === null ? data.network?.call_us ?? null : null;
+  const high = Math.max(ceiling_us, base_us ?? 0, call_us ?? 0);
+  const low = Math.min(...latencies_us, call_us ?? Infinity);
   const layout = {
-    uirevision: [chosen, xOf.value, isLog.checked, isWhole.checked, base_us].join(),
+    uirevision: [chosen, xOf.value, isLog.checked, isWhole.checked, base_us, call_us].join(),
     showlegend: chosen === null,
     xaxis: progressAxis(xOf.value, last),
     yaxis: latencyAxis(
-      chosen === null ? "Latency × weight" : "Latency", unit, Math.min(...latencies_us) / unit.us, high / unit.us, isLog.checked,
+      chosen === null ? "Latency × weight" : "Latency", unit, low / unit.us, high / unit.us, isLog.checked,
     ),
   };
-  if (base_us !== null) layout.shapes = [baseline(base_us / unit.us)];
+  layout.shapes = [
+    ...(base_us === null ? [] : [across(base_us / unit.us, "unscheduled", "--c2")]),
+    ...(call_us === null ? [] : [across(call_us / unit.us, "a whole call, measured", "--c3")]),
+  ];
   return { traces, layout };
 }
 
@@ -87,6 +93,7 @@ function linesOfAll() {
   const longest = measured.sort((one, other) => latest(other) - latest(one)).slice(0, MOST_LINES);
   const tasks = longest.map((line, i) => ({ ...line, width: 1.2, colour: PALETTE[(i + 1) % PALETTE.length] }));
   const total = { ...data.total, name: `all ${data.tasks.length} tasks`, width: 2.75, colour: "--c1" };
+  if (data.network?.best_us.length) return [...tasks, { ...total, ...data.network, name: `${data.network.name}, estimated` }];
   return [...tasks, ...sumSoFar(total), ...(total.best_us.length ? [total] : [])];
 }
 
@@ -125,10 +132,11 @@ function unscheduled(chosen) {
   return chosen === null ? data.unscheduled_us : data.tasks.find((one) => one.number === chosen).unscheduled_us;
 }
 
-function baseline(y) {
+// A level across the whole chart.
+function across(y, text, of) {
   return {
-    type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("--c2"), dash: "dot", width: 2 },
-    label: { text: "unscheduled", textposition: "end", font: { color: colour("--c2") } },
+    type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour(of), dash: "dot", width: 2 },
+    label: { text, textposition: "end", font: { color: colour(of) } },
   };
 }
 

@@ -30,6 +30,9 @@ class Group(common.ResponseBody):
 
     name: str
     calls: int = pydantic.Field(description="how often a call of the network calls it")
+    dtypes: list[str] = pydantic.Field(
+        description="element types of its tensors", examples=[["bfloat16", "float32"]]
+    )
     task: int | None = pydantic.Field(description="the job's task; null: Felix cannot tune it")
     untuned: str | None = pydantic.Field(description="why there is no schedule of Felix")
     felix_us: float | None = pydantic.Field(description="a call of Felix's best program")
@@ -41,12 +44,17 @@ class Group(common.ResponseBody):
     latency_us: float | None = pydantic.Field(
         description="a call of what ships; before that is known, of the fastest"
     )
+    total_us: float | None = pydantic.Field(description="of all its calls")
+    share: float | None = pydantic.Field(
+        description="of `total_us` in the sum over groups that have one, 0 to 1"
+    )
 
 
 class Network(common.ResponseBody):
     """The network that a job builds from the best programs."""
 
     name: str = pydantic.Field(examples=["resnet50"])
+    dtypes: list[str] = pydantic.Field(description="element types of its groups' tensors")
     latency_us: float | None = pydantic.Field(
         description="sum of calls x latency over groups with a task; null while one has none"
     )

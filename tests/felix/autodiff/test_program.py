@@ -316,11 +316,23 @@ def test_merge_shares_symbols_and_pads_with_zero() -> None:
     features = autodiff_program.Program.compile([expr.CeilDiv(x, y), x], [x, y], [True, False])
     constraints = autodiff_program.Program.compile([expr.CeilDiv(x, y) - 4], [x, y])
     merged = autodiff_program.Program.merge(
-        [features, constraints], share_symbols=True, outputs=[[1, None, 0], [0]]
+        [features, constraints], share_symbols=True, outputs=[1, None, 0, 2]
     )
     assert merged.symbols == ("v0", "v1")
     assert merged.exact(np.asarray([[9, 2]])).tolist() == [[9.0, 0.0, np.log2(6), 1.0]]
     assert merged.n_nodes == 6  # two symbols, the division, two constants, one sum
+
+
+def test_merge_keeps_chosen_outputs_of_all_programs_in_their_order(typical) -> None:
+    _, _, program = typical
+    x, y = symbols(2)
+    other = autodiff_program.Program.compile([x * y + 1, x], [x, y], [False, True])
+    n = len(program.outputs)
+    merged = autodiff_program.Program.merge([program, other], outputs=[n + 1, 0, None, n])
+    points = np.random.default_rng(0).integers(1, 9, (5, 14))
+    alone = program.exact(points[:, :12]), other.exact(points[:, 12:])
+    expected = [alone[1][:, 1], alone[0][:, 0], np.zeros(5), alone[1][:, 0]]
+    np.testing.assert_array_equal(merged.exact(points), np.stack(expected, axis=1))
 
 
 def test_bytes_round_trip(typical) -> None:

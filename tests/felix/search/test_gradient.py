@@ -129,13 +129,38 @@ def test_scores_keep_their_rows_when_some_are_illegal() -> None:
         assert score == pytest.approx(scorer.predict(0, row[None])[0])
 
 
+def test_what_the_model_predicted_in_a_round_is_not_predicted_again() -> None:
+    sketch = synthetic.FakeSketch()
+    rows = np.unique(sketch.sample(40, seed=3), axis=0)
+    scorer = scoring.Scorer([sketch], synthetic.CostModel())
+    known: dict[bytes, float] = {}
+    first = scorer.score(0, rows, known)
+    n_features = len(set(first.fingerprints.tolist()))
+    assert scorer.n_predictions == len(known) == n_features
+    again = scorer.score(0, rows, known)
+    assert scorer.n_predictions == n_features
+    np.testing.assert_array_equal(again.ln_latency, first.ln_latency)
+    scorer.score(0, rows)  # as after the model learned something
+    assert scorer.n_predictions == 2 * n_features
+
+
+def test_the_best_of_a_pool_are_the_first_of_its_ranking() -> None:
+    pool = empty_pool()
+    scored(pool, 9, structure=1, first=5.0)
+    scored(pool, 9, structure=0, first=2.0)
+    ranked = pool.ranked()
+    assert pool.best(4) == ranked[:4]
+    beside = {c.key for c in ranked[1:5]}
+    assert pool.best(3, beside) == [ranked[0], *ranked[5:7]]
+
+
 class LongCode:
     """A scorer of one sketch: all candidates as fast, code as long as the last tile says."""
 
     def __init__(self) -> None:
         self.sketches = [synthetic.FakeSketch()]
 
-    def score(self, sketch_index: int, rows: Any) -> scoring.Scores:
+    def score(self, sketch_index: int, rows: Any, known: Any) -> scoring.Scores:
         build = build_time.BuildCost(100.0 * rows[:, 3], 1.0 * rows[:, 3])
         return scoring.Scores(np.zeros(len(rows)), build, np.asarray([str(r) for r in rows], "S"))
 

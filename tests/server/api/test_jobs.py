@@ -85,6 +85,7 @@ def test_an_onnx_model_has_a_network_unless_it_is_refused(service: Service) -> N
     network = service.client.get(f"/v1/jobs/{made['id']}").json()["network"]
     assert network["name"] == "net" and network["failure"] is None
     assert network["latency_us"] is None and network["call_us"] is None  # nothing was measured
+    assert network["dtypes"] == ["float32"]
     tasks = {group["task"] for group in network["groups"] if group["task"] is not None}
     assert tasks == set(range(made["n_tasks"]))
     assert all(group["calls"] >= 1 and group["ships"] is None for group in network["groups"])

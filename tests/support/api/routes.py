@@ -22,6 +22,7 @@ NEEDS: dict[tuple[str, str], str | None] = {
     ("GET", "/v1/jobs/{job_id}/trials.csv"): "read",
     ("GET", "/v1/jobs/{job_id}/trials.jsonl"): "read",
     ("GET", "/v1/jobs/{job_id}/curve"): "read",
+    ("GET", "/v1/jobs/{job_id}/network/curve"): "read",
     ("GET", "/v1/curves"): "read",
     ("GET", "/v1/jobs/{job_id}/predicted"): "read",
     ("GET", "/v1/jobs/{job_id}/search"): "read",

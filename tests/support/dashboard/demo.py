@@ -12,7 +12,18 @@ import random
 from sqlalchemy import orm
 
 from server.database import database
-from server.store import blobs, control, jobs, keys, leases, progress, rows, trials, workers
+from server.store import (
+    blobs,
+    control,
+    jobs,
+    keys,
+    leases,
+    networks,
+    progress,
+    rows,
+    trials,
+    workers,
+)
 from server.store.across_jobs import batches, templates
 from server.store.projects import projects, webhooks
 from tests.support import api_rows, service_fakes
@@ -98,6 +109,8 @@ def _network(
             tags=("nightly", "cpu"), priority=99, note="Compared with last week's.",
         )  # fmt: skip
         job = jobs.create(tx, new, key_id).job
+        groups = _groups(is_built=False)
+        networks.create(tx, job.id, networks.New(name="mobilenet_v2", groups=groups))
         claim = leases.claim(tx, worker, service_fakes.TARGET_KEYS, 6000.0)
         assert claim is not None and claim.job.id == job.id
         leases.begin(tx, claim.fence, "llvm/test", '{"kind":"llvm"}')
@@ -107,6 +120,26 @@ def _network(
     with db.write() as tx:
         control.change(tx, job.id, priority=0)
     return claim
+
+
+def _groups(*, is_built: bool) -> tuple[networks.Group, ...]:
+    """A group for each layer, and one that cannot be tuned."""
+    tuned = [
+        networks.Group(
+            name=f"fused_{layer.replace(' ', '_')}", calls=1 + i % 3, task=i,
+            dtypes=("bfloat16", "float32") if i % 2 else ("float32",),
+            felix_us=2000.0 / (1 + i) if is_built else None,
+            tvm_us=60_000.0 / (1 + i) ** 3 if is_built else None,
+            ships=("tvm" if i == 4 else "felix") if is_built else None,
+            reason=f"the other takes {30 / (1 + i) ** 2:.2f} times as long" if is_built else None,
+        )
+        for i, layer in enumerate(LAYERS)
+    ]  # fmt: skip
+    untuned = networks.Group(
+        name="take1", calls=1, dtypes=("float32", "int64"), untuned="an index of it is read",
+        ships="tvm" if is_built else None, reason="nothing was measured" if is_built else None,
+    )  # fmt: skip
+    return (*tuned, untuned)
 
 
 def _measure(db: database.Database, fence: leases.Fence, n_trials: int, n_tasks: int) -> None:
@@ -155,6 +188,9 @@ def _finish(db: database.Database, store: blobs.BlobStore, fence: leases.Fence) 
         for n_records in (40, 80, 120):
             progress.trained(tx, fence, {**training, "n_records": n_records})
         progress.save(tx, fence, progress.Checkpoint(160, {}, None), 151.0, spent)
+        groups = _groups(is_built=True)
+        networks.finish(tx, fence, networks.Built(call_us=9500.0, max_error=3e-7, groups=groups))
+    growing.add_network(db, store, fence)
     growing.deliver(db, store, fence, len(LAYERS))
 
 

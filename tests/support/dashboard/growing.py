@@ -12,6 +12,7 @@ from server.store import artifacts, blobs, leases, progress, rows, trials, worke
 from tests.support import api_rows, service_fakes
 
 CONTENT = b"PK the artifact of this job"
+NETWORK_CONTENT = b"PK the network of this job"
 
 #: A program long enough to scroll.
 SCHEDULE = """# from tvm.script import ir as I
@@ -136,19 +137,31 @@ def deliver(
     db: database.Database, store: blobs.BlobStore, fence: leases.Fence, n_tasks: int
 ) -> None:
     """End a job with an artifact, and code for each task."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "bundle.zip")
-        path.write_bytes(CONTENT)
-        stored = store.put(path)
-    new = artifacts.NewArtifact(
-        name="felix-job.zip", kind="bundle", media_type="application/zip",
-        sha256=stored.sha256, size_bytes=stored.size_bytes,
-    )  # fmt: skip
+    new = _stored(store, "felix-job.zip", "bundle", CONTENT)
     with db.write() as tx:
         artifacts.add(tx, fence, new)
         for task in range(n_tasks):
             artifacts.store_code(tx, fence, task, SCHEDULE, SOURCE, ASSEMBLY)
         leases.succeed(tx, fence, "trials")
+
+
+def add_network(db: database.Database, store: blobs.BlobStore, fence: leases.Fence) -> None:
+    """Add the file of a job's network."""
+    name = f"felix-job-{fence.job_id}-network.zip"
+    new = _stored(store, name, "network", NETWORK_CONTENT)
+    with db.write() as tx:
+        artifacts.add(tx, fence, new)
+
+
+def _stored(store: blobs.BlobStore, name: str, kind: str, content: bytes) -> artifacts.NewArtifact:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, name)
+        path.write_bytes(content)
+        stored = store.put(path)
+    return artifacts.NewArtifact(
+        name=name, kind=kind, media_type="application/zip", sha256=stored.sha256,
+        size_bytes=stored.size_bytes,
+    )  # fmt: skip
 
 
 def tuner(db: database.Database, **of_device: str) -> int:

@@ -7,14 +7,11 @@ import itertools
 import pathlib
 import warnings
 import weakref
-from concurrent import futures
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import testing
-from torch._dynamo.backends import debugging
 
 import felix
 from felix.network.backend import entry, part, tuned
@@ -495,61 +492,3 @@ def test_a_model_that_goes_takes_its_graphs(everything_known: pathlib.Path) -> N
     torch._dynamo.reset()
     gc.collect()
     assert weight() is None
-
-
-class TestAsOtherBackends:
-    """What PyTorch's tests ask of any backend."""
-
-    def test_evaluation_with_gradients(self, everything_known: pathlib.Path) -> None:
-        model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Sigmoid()).eval()
-        x = torch.randn(2, 10)
-        assert testing.same(model(x), backend.compiled(model, everything_known)(x), tol=0.01)
-
-    def test_types_that_differ(self, everything_known: pathlib.Path) -> None:
-        def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            x = torch.cos(a)
-            x += b
-            return torch.sin(x)
-
-        a, b = torch.randn(10), torch.randn(10, dtype=torch.float64)
-        assert testing.same(call(a, b), backend.compiled(call, everything_known)(a, b))
-        assert backend.tuned_operators() >= {"cos", "sin"}
-
-    def test_explained(self, everything_known: pathlib.Path) -> None:
-        def call(x: torch.Tensor) -> torch.Tensor:
-            x = torch.sin(x)
-            torch._dynamo.graph_break()
-            return torch.sin(x)
-
-        explained = debugging.ExplainWithBackend(entry.backend)
-        x = torch.randn(5)
-        assert testing.same(torch.compile(call, backend=explained)(x), call(x))
-        assert explained.output().graph_count == 2
-        assert len(entry.backend_report().graphs) == 2
-
-    def test_called_by_another_backend(self, everything_known: pathlib.Path) -> None:
-        def other(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-            return entry.backend(graph, inputs, options={"target": networks.TARGET})
-
-        x = torch.randn(3)
-        assert testing.same(torch.compile(torch.exp, backend=other)(x), torch.exp(x))
-
-    def test_other_options_compile_anew(self, everything_known: pathlib.Path) -> None:
-        x = torch.ones(3)
-        backend.compiled(torch.relu, everything_known)(x)
-        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-            backend.compiled(torch.relu, everything_known, max_sizes=-1)(x)
-
-    def test_several_threads(self, everything_known: pathlib.Path) -> None:
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-        fast, inputs = backend.compiled(model, everything_known), torch.randn(8, 2, 4)
-
-        def call(x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                return fast(x)
-
-        with futures.ThreadPoolExecutor(4) as threads:
-            outputs = list(threads.map(call, inputs))
-        with torch.no_grad():
-            for output, x in zip(outputs, inputs, strict=True):
-                _close(output, model(x))

@@ -326,13 +326,15 @@ def test_a_foreign_job_takes_the_same_queries_as_none(two: Two) -> None:
         if is_of_request.get():
             statements[statement] += 1
 
-    for tail in ("", "/curve", "/tasks", "/events", "/trials", "/log", "/artifacts/job.zip"):
+    tails = ("", "/curve", "/network/curve", "/tasks", "/events", "/trials", "/log",
+             "/artifacts/job.zip")  # fmt: skip
+    for tail in tails:
         two.client.get(f"/v1/jobs/{FIRST_ID}{tail}", headers=two.theirs)
     two.client.get("/v1/me", headers=two.ours)
     sa.event.listen(engine, "before_cursor_execute", note)
     counts = is_of_request.set(True)
     try:
-        for tail in ("", "/curve", "/tasks", "/events", "/trials", "/log", "/artifacts/job.zip"):
+        for tail in tails:
             counted = []
             for job_id in (FIRST_ID, MISSING_ID):
                 statements.clear()

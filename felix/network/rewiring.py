@@ -1,0 +1,146 @@
+"""Attentions cut out of a lowered network, and PyTorch's operator in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import tvm
+from tvm import relax
+
+from felix.network import groups, imported
+from felix.network.attention import Attention, Step
+from felix.network.pytorch import functions, registration
+
+_NAME = "felix_rewired"
+
+
+def alone(lowered: tvm.IRModule, attention: Attention) -> tvm.IRModule:
+    """A network of the programs of an attention; its inputs are the variables that they read."""
+    values = {b.var: b.value for block in lowered["main"].body.blocks for b in block.bindings}
+    symbols = {groups.called(values[member]) for member in attention.members} - {None}
+    programs = {lowered.get_global_var(s): lowered[s] for s in sorted(map(str, symbols))}
+    builder = relax.BlockBuilder(tvm.IRModule(programs))
+    new = _parameters(attention)
+    with builder.function("main", list(new.values())):
+        with builder.dataflow():
+            for member in attention.members:
+                value = _renamed(values[member], new)
+                is_last = member is attention.members[-1]
+                new[member] = builder.emit_output(value) if is_last else builder.emit(value)
+            result = new[attention.result]
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def operator(programs: tvm.IRModule, attention: Attention) -> tvm.IRModule:
+    """A network of PyTorch's operator; its inputs are those of `alone`.
+
+    Args:
+        programs: `alone`, of which one stays: a library needs machine code.
+    """
+    (one, *_) = [v for v in programs.get_global_vars() if v.name_hint != "main"]
+    builder = relax.BlockBuilder(tvm.IRModule({one: programs[one]}))
+    new = _parameters(attention)
+    with builder.function("main", list(new.values())):
+        with builder.dataflow():
+            result = builder.emit_output(_emitted(builder, attention.steps, new, {}))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def with_operators(lowered: tvm.IRModule, attentions: Sequence[Attention]) -> tvm.IRModule:
+    """The network with PyTorch's operator in the places of attentions.
+
+    What they share is computed once: the conversion of a mask that all layers have. Programs that
+    nothing calls any more are left out, but for one if no other is left.
+    """
+    main = lowered["main"]
+    by_result = {each.result: each for each in attentions}
+    builder = relax.BlockBuilder(lowered)
+    made: dict[Any, Any] = {}
+    with builder.function(_NAME, list(main.params)):
+        with builder.dataflow():
+            for block in main.body.blocks:
+                for binding in block.bindings:
+                    attention = by_result.get(binding.var)
+                    if attention is not None:
+                        call = builder.normalize(_emitted(builder, attention.steps, {}, made))
+                        binding = relax.VarBinding(binding.var, call)
+                    builder.emit_normalized(binding)
+            output = builder.emit_output(main.body.body)
+        builder.emit_func_output(output)
+    rewired = builder.get()
+    function = rewired[_NAME].without_attr("global_symbol")
+    for name, value in (main.attrs or {}).items():
+        function = function.with_attr(name, value)
+    del rewired[_NAME]
+    rewired["main"] = function
+    return _without_dead(rewired)
+
+
+def _without_dead(mod: tvm.IRModule) -> tvm.IRModule:
+    left = relax.transform.DeadCodeElimination(["main"])(mod)
+    if len(left.get_global_vars()) > 1:
+        return left
+    one = next(v.name_hint for v in mod.get_global_vars() if v.name_hint != "main")
+    return relax.transform.DeadCodeElimination(["main", one])(mod)
+
+
+def _parameters(attention: Attention) -> dict[Any, Any]:
+    """A parameter for each variable that an attention reads; constants stay."""
+    variables = [each for each in attention.inputs if isinstance(each, relax.Var)]
+    return {each: relax.Var(f"x{number}", each.ty) for number, each in enumerate(variables)}
+
+
+def _emitted(
+    builder: relax.BlockBuilder,
+    steps: Sequence[Step],
+    new: Mapping[Any, Any],
+    made: dict[Any, Any],
+) -> Any:
+    """The call of the last step; the earlier ones are emitted, unless they are made already."""
+    results: list[Any] = []
+    for step in steps[:-1]:
+        call = _call(step, results, new)
+        key = step.form.key, tuple(map(_identity, call.args[1].fields))
+        if key not in made:
+            made[key] = builder.emit(call)
+        results.append(made[key])
+    return _call(steps[-1], results, new)
+
+
+def _call(step: Step, results: Sequence[Any], new: Mapping[Any, Any]) -> Any:
+    """The packed call of a form."""
+    inputs = [results[e] if isinstance(e, int) else new.get(e, e) for e in step.inputs]
+    tensors = [
+        torch.empty(tuple(map(int, e.ty.shape)), dtype=imported.torch_dtype(str(e.ty.dtype)),
+                    device="meta")
+        for e in inputs
+    ]  # fmt: skip
+    result = functions.result(step.form.to_json(), tensors)
+    kind = relax.TensorType(list(result.shape), str(result.dtype).removeprefix("torch."))
+    name = registration.register(step.form)
+    return relax.call_dps_packed(name, relax.Tuple(inputs), kind)
+
+
+def _identity(expression: Any) -> Any:
+    """Equal for the same variable and for equal scalars."""
+    if isinstance(expression, relax.Var):
+        return expression
+    return str(expression.ty.dtype), tuple(expression.ty.shape), str(expression)
+
+
+def _renamed(value: Any, new: Mapping[Any, Any]) -> Any:
+    """An expression that reads other variables."""
+    if isinstance(value, relax.Var):
+        return new.get(value, value)
+    if isinstance(value, relax.Call):
+        operands = [_renamed(each, new) for each in value.args]
+        return relax.Call(value.op, operands, value.attrs, value.ty_args)
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([_renamed(each, new) for each in value.fields])
+    if isinstance(value, relax.TupleGetItem):
+        return relax.TupleGetItem(_renamed(value.tuple_value, new), value.index)
+    return value

@@ -1,0 +1,236 @@
+"""Attentions as a whole: found in lowered networks, timed beside their programs, put in place."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.networks import catalogue
+from felix import errors, frontend, target
+from felix.measure.calls import cpu_calls
+from felix.network import attention, executable, groups, rewiring
+from felix.network.pytorch import functions
+from felix.network.shipping import Contender
+from tests.support import networks
+
+FULL = target.parse(networks.TARGET)
+Function = Callable[..., torch.Tensor]
+
+
+class _Of(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+def _found(function: Function, *tensors: torch.Tensor) -> list[attention.Attention]:
+    model = frontend.import_torch(_Of(function), tensors)
+    return attention.find(frontend.lowered(model, FULL))
+
+
+def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
+    log: list[set[Contender]] = []
+
+    def in_turns_us(calls: Any, inputs: Any, turns: int, burst: int, hopeless: float) -> Any:
+        log.append(set(calls))
+        for call in calls.values():
+            call()
+        return {name: [pytorch_us if name is Contender.PYTORCH else 10.0] for name in calls}
+
+    monkeypatch.setattr(cpu_calls, "in_turns_us", in_turns_us)
+    return log
+
+
+Q, K, V = torch.randn(3, 2, 4, 6, 8)
+MASK, BIAS = torch.ones(6, 6, dtype=torch.bool), torch.randn(4, 6, 6)
+
+
+def _by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) / 3.0, -1) @ v
+
+
+def _other_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k, 3) @ v
+
+
+def _built_in(**options: Any) -> Function:
+    return lambda q, k, v, *mask: functional.scaled_dot_product_attention(
+        q, k, v, *mask, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors", "options"),
+    [
+        (_by_hand, (Q, K, V), {"scale": 1 / 3, "is_causal": False}),
+        (_other_way, (Q, K.transpose(-1, -2).contiguous(), V), {"scale": 1.0, "is_causal": False}),
+        (_built_in(scale=0.5), (Q, K, V), {"scale": 0.5, "is_causal": False}),
+        (_built_in(is_causal=True), (Q, K, V), {"scale": 8**-0.5, "is_causal": True}),
+        (_built_in(), (Q, K, V, MASK), {"scale": 8**-0.5, "is_causal": False}),
+        (_built_in(), (Q, K, V, BIAS), {"scale": 8**-0.5, "is_causal": False}),
+    ],
+)
+def test_attention_is_found_however_it_is_written(
+    function: Function, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]
+) -> None:
+    model = frontend.import_torch(_Of(function), tensors)
+    lowered = frontend.lowered(model, FULL)
+    (found,) = attention.find(lowered)
+    (call,) = [c for step in found.steps for c in step.form.calls if c.function == "attention"]
+    assert call.options["is_causal"] is options["is_causal"]
+    assert call.options["scale"] == pytest.approx(options["scale"], rel=1e-6)
+    assert len(call.operands) == len(tensors)
+    rewired = rewiring.with_operators(lowered, [found])
+    built = executable.Executable(
+        executable.compile_network(rewired, FULL), model.parameters, executable.device(FULL)
+    )
+    (output,) = built(list(tensors))
+    torch.testing.assert_close(output, function(*tensors), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -2) @ v,
+        lambda q, k, v: v @ torch.softmax(q @ k.transpose(-1, -2), -1),
+        lambda q, k, v: (torch.softmax(q @ k.transpose(-1, -2) + q[..., :6], -1) * 2) @ v,
+        lambda q, k, v: 2 * torch.softmax(torch.tanh(q @ k.transpose(-1, -2)), -1) @ v,
+        lambda q, k, v: torch.softmax((q @ k.transpose(-1, -2) + 1.5 * q[..., :6]) * 3, -1) @ v,
+    ],
+)
+def test_what_is_no_attention(function: Function) -> None:
+    q, k, v = torch.randn(3, 2, 4, 6, 6)
+    assert not _found(function, q, k, v)
+
+
+def test_scores_that_are_read_elsewhere_stay() -> None:
+    def both(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        weights = torch.softmax(q @ k.transpose(-1, -2), -1)
+        return weights @ v, weights
+
+    assert not _found(both, Q, K, V)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "fusion"),
+    [
+        ("bert_base", torch.bfloat16, "rules"),
+        ("bert_base", torch.float32, "planned"),
+        ("llama", torch.bfloat16, "planned"),
+    ],
+)
+def test_networks_with_attention_as_a_whole(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    dtype: torch.dtype,
+    fusion: str,
+) -> None:
+    _timed(monkeypatch, 1.0)
+    model, inputs = catalogue.make(name, dtype=dtype, small=True)
+    fast = networks.optimize(model, inputs, tmp_path, trials=1, pytorch=True, fusion=fusion)
+    (whole,) = fast.report.attentions
+    assert whole.ships and whole.calls == 2 and not whole.wrong
+    of_whole = [each for each in fast.report.groups if each.group.name in whole.groups]
+    assert any(each.group.calls == 0 for each in of_whole)
+    assert "attention as a whole" in str(fast.report)
+    row = fast.report.to_json()["attentions"][0]
+    assert row["ships"] == "pytorch" and row["latencies_us"] == {"groups": 10.0, "pytorch": 1.0}
+
+
+def test_faster_operator_takes_the_place_of_the_programs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _timed(monkeypatch, 1.0)
+    model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
+    fast = networks.optimize(model, tokens, tmp_path, trials=48, pytorch=True)
+    assert fast.report.attentions[0].ships
+    with torch.no_grad():
+        expected = model(tokens.flip(1))
+    torch.testing.assert_close(fast(tokens.flip(1)), expected, rtol=1e-4, atol=1e-4)
+    n_timed = len(log)
+    again = networks.optimize(model, tokens, tmp_path, pytorch=True)
+    assert len(log) == n_timed and again.report.n_compared == 0  # attentions are known, too
+    assert again.report.attentions[0].ships
+    folder = fast.export(tmp_path / "net")
+    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["max_error"] <= 1e-3
+
+
+def test_slower_operator_leaves_the_programs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _timed(monkeypatch, 11.0)
+    model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
+    fast = networks.optimize(model, tokens, tmp_path, trials=1, pytorch=True)
+    (whole,) = fast.report.attentions
+    assert not whole.ships and whole.reason == "PyTorch: 1.10 times as long"
+    assert all(each.group.calls for each in fast.report.groups)
+    plain = networks.optimize(model, tokens, tmp_path, trials=1)
+    assert not plain.report.attentions
+
+
+def test_wrong_operator_does_not_ship(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _timed(monkeypatch, 1.0)
+    right = functions.MAKING["attention"]
+    monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 1.5 * right(*a, **o))
+    model = networks.Block(width=32).eval()
+    fast = networks.optimize(
+        model, torch.tensor([[1, 2, 3, 10, 0]]), tmp_path, trials=1, pytorch=True
+    )
+    (whole,) = fast.report.attentions
+    assert not whole.ships and set(whole.wrong) == {Contender.PYTORCH}
+    assert "left out: PyTorch's result differs from the reference's" in str(fast.report)
+
+
+def test_wrong_programs_and_operator_are_one_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _timed(monkeypatch, 1.0)
+    right = functions.MAKING["attention"]
+    monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 2.5 * right(*a, **o))
+    from felix.network import whole_attention
+
+    monkeypatch.setattr(
+        whole_attention._Comparison, "_expected", lambda self, drawn: torch.zeros(1, 5, 24)
+    )
+    model = networks.Block(width=24).eval()
+    with pytest.raises(errors.TuningError, match=r"no program of an attention .* is right here"):
+        networks.optimize(
+            model, torch.tensor([[1, 2, 3, 10, 0]]), tmp_path, trials=1, pytorch=True
+        )
+
+
+def test_a_mask_is_converted_once_for_all_layers() -> None:
+    model, inputs = catalogue.make("bert_base", dtype=torch.bfloat16, small=True)
+    lowered = frontend.lowered(frontend.import_torch(model, inputs), FULL)
+    found = attention.find(lowered)
+    assert [len(each.steps) for each in found] == [2, 2]
+    rewired = rewiring.with_operators(lowered, found)
+    packed = [
+        str(binding.value.args[0].global_symbol)
+        for block in rewired["main"].body.blocks
+        for binding in block.bindings
+        if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_dps_packed"
+    ]
+    assert len(packed) == 3 and len(set(packed)) == 2
+    before, after = (sum(groups.calls(each).values()) for each in (lowered, rewired))
+    assert before - after == 2 * 8  # split, 3 transpositions, scores, softmax, sum, transposition
