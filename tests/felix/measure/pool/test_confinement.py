@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cuda import nvrtc, reference
-from felix.measure.pool import candidates, inbox, local, rights, rwlock
+from felix.measure.pool import candidates, device_lock, inbox, local, rights, rwlock
 from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
@@ -191,7 +191,7 @@ def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
     gpu_file.touch()  # which no policy allows
     monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
     monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
-    monkeypatch.setattr(local.device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
