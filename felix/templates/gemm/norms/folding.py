@@ -71,10 +71,14 @@ class NotFolded:
     reason: str
 
 
-def fold(func: tirx.PrimFunc) -> Folded | NotFolded:
-    """The folded form of a checked function, like a task's, of a norm and a product."""
+def fold(func: tirx.PrimFunc, *, narrow: bool = True) -> Folded | NotFolded:
+    """The folded form of a checked function, like a task's, of a norm and a product.
+
+    Args:
+        narrow: whether indices of its programs become int32, as a task's.
+    """
     try:
-        return _Folding(func).folded()
+        return _Folding(func, narrow).folded()
     except NotPlain as error:
         return NotFolded(str(error))
 
@@ -82,8 +86,8 @@ def fold(func: tirx.PrimFunc) -> Folded | NotFolded:
 class _Folding:
     """The parts of one function."""
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
-        self._func = func
+    def __init__(self, func: tirx.PrimFunc, narrow: bool) -> None:
+        self._func, self._narrow = func, narrow
         self._stages = stages.stages_of(func)
         self._by_buffer = {stage.buffer: stage for stage in self._stages}
         self._product, normed, self._weight = self._operands()
@@ -266,7 +270,8 @@ class _Folding:
         ends = [str(b.name) if after else _number(params, b) for b in outputs]
         every = [*(buffer for _, buffer in chosen), *outputs]
         func = nests.function(tirx.PrimFunc(every, used.body).with_attr("s_tir", True), made)
-        return Program(validate.normalise(func), tuple(n for n, _ in chosen), tuple(ends))
+        checked = validate.normalise(func, narrow=self._narrow)
+        return Program(checked, tuple(n for n, _ in chosen), tuple(ends))
 
 
 def _number(params: Sequence[Any], buffer: Any) -> int:
