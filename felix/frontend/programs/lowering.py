@@ -32,7 +32,7 @@ class Fusion(enum.StrEnum):
     FUSEOPS = "fuseops"
     #: By their cost: `planning`.
     PLANNED = "planned"
-    #: By their cost, of the model's own operators: no norm is folded into a product.
+    #: By their cost, of the model's own operators: no other way to compute a value.
     AS_WRITTEN = "planned-as-written"
 
     @property

@@ -23,6 +23,12 @@ def meaning(symbol: str) -> str | None:
     return "; ".join(said) or None
 
 
+def normed(symbol: str) -> str:
+    """The name of a product of this name with a norm folded into it."""
+    is_merged = MERGED_PRODUCT in symbol
+    return f"{MERGED_PRODUCT}_{NORMED_PRODUCT}" if is_merged else NORMED_PRODUCT
+
+
 def first(words: list[str]) -> list[str]:
     """The words of a name, those of this module in front, so that they are never cut off."""
-    return sorted(words, key=lambda word: word not in _MEANING)
+    return sorted(words, key=lambda word: meaning(word) is None)

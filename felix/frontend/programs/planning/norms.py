@@ -163,9 +163,10 @@ def _rewriting(
             shared.append((site.normed, form.rows.func, rows))
             new.append(rows)
         values[name] = rows.var
+        symbol = str(product.value.args[0].name_hint)
         stand_in = rewriting.stand_in(
             builder, product.var, form.product.func, operands(form.product),
-            rewritten.NORMED_PRODUCT, rewriting.PRODUCT,
+            rewritten.normed(symbol), rewriting.PRODUCT,
         )  # fmt: skip
         return rewriting.Added(new, [stand_in])
 

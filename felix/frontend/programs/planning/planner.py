@@ -28,6 +28,7 @@ from felix.frontend.programs.planning import (
     candidates,
     choice,
     cost,
+    merged,
     norms,
     programs,
     reading,
@@ -71,7 +72,7 @@ def plan(
     """
     read = reading.read(mod)
     if rewriting:
-        read = norms.extended(read)
+        read = norms.extended(merged.extended(read))
     return read.mod, _Planner(read, target, machine, judge).chosen_groups()
 
 
