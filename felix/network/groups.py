@@ -6,7 +6,6 @@ that differ only in their weights are one group, which is tuned once.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -42,6 +41,11 @@ class Group:
     dtypes: tuple[str, ...]
     form: TorchForm | str
 
+    @property
+    def rewriting(self) -> str | None:
+        """In which other way than the model's it computes; None if in none."""
+        return frontend.rewriting_of(self.symbols[0])
+
 
 def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = False) -> list[Group]:
     """The groups of a lowered network, most float operations first, then those without a task.
@@ -51,7 +55,7 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
         full: what it is lowered for.
         allow_tf32: products of float32 may be computed in TF32, by PyTorch's operators as well.
     """
-    counts = calls(lowered)
+    counts = frontend.calls(lowered)
     read = frontend.model_tasks(lowered, full, allow_tf32=allow_tf32)
     known = forms.read(lowered)
     tuned = [
@@ -97,19 +101,6 @@ def _allowing(form: TorchForm | str, allow_tf32: bool) -> TorchForm | str:
     if isinstance(form, str) or not allow_tf32:
         return form
     return dataclasses.replace(form, allow_tf32=True)
-
-
-def calls(lowered: tvm.IRModule) -> collections.Counter[str]:
-    """How often `main` calls each PrimFunc, by name."""
-    counts: collections.Counter[str] = collections.Counter()
-
-    def visit(expression: relax.Expr) -> None:
-        symbol = called(expression)
-        if symbol is not None:
-            counts[symbol] += 1
-
-    relax.analysis.post_order_visit(lowered["main"], visit)
-    return counts
 
 
 def called(expression: relax.Expr) -> str | None:

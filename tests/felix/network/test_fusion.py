@@ -37,7 +37,7 @@ def _n_calls(fast: felix.network.optimized.OptimizedNetwork) -> int:
 
 
 def test_an_unknown_fusion_is_refused() -> None:
-    with pytest.raises(errors.WorkloadError, match="rules, fuseops, planned"):
+    with pytest.raises(errors.WorkloadError, match="rules, fuseops, planned, planned-as-written"):
         felix.optimize(torch.nn.ReLU(), (torch.randn(2),), fusion="best")
 
 
@@ -51,7 +51,7 @@ def test_pytorch_contends_for_planned_groups(
     torch.manual_seed(0)
     model = transformers._PreNormBlock(16, 2, 32).eval()
     x = torch.randn(1, 6, 16)
-    fast = networks.optimize(model, (x,), tmp_path, fusion="planned", pytorch=True)
+    fast = networks.optimize(model, (x,), tmp_path, fusion="planned-as-written", pytorch=True)
     assert {each.contender for each in fast.report.groups} == {Contender.PYTORCH}
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
