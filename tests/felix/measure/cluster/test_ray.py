@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -32,6 +34,8 @@ class Machines:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
+        #: Ray makes sockets in it, whose paths are limited to 107 bytes
+        self.short_folder = tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp")
         self.address = f"127.0.0.1:{_free_port()}"
         self.environment = os.environ | {
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "OMP_NUM_THREADS": "1",
@@ -55,7 +59,7 @@ class Machines:
         self.start(
             *RAY, "start", "--head", "--block", f"--node-ip-address={host}", f"--port={port}",
             "--num-cpus=0", "--include-dashboard=false", "--disable-usage-stats",
-            f"--temp-dir={self.folder}/ray", "--object-store-memory=100000000",
+            f"--temp-dir={self.short_folder}", "--object-store-memory=100000000",
         )  # fmt: skip
 
     def worker(self) -> subprocess.Popen[bytes]:
@@ -99,6 +103,7 @@ class Machines:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.short_folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

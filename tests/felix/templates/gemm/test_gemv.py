@@ -134,7 +134,7 @@ def test_counts_are_those_of_a_walk(case: str) -> None:
     p, values = CASES[case]
     (f,) = template_rows.rows_of(template.Gemv(p, H200, "sm_90"), values).values()
     walked = _walk(p, values)
-    assert {name: f[name] for name in walked} == walked
+    assert {name: float(f[name]) for name in walked} == walked
 
 
 def _walk(p: GemmProblem, values: dict[str, int]) -> dict[str, int]:
