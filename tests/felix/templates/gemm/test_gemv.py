@@ -160,7 +160,8 @@ def _walk(p: GemmProblem, values: dict[str, int]) -> dict[str, int]:
         blocks += 1
         loaded += len(a) * bytes_of[p.a.param] + len(b) * bytes_of[p.b.param]
         stored += p.m * min(d.block_columns, p.n - first) * bytes_of[p.output.param]
-    return {"grid_blocks": blocks, "steps": steps, "l2_bytes": loaded, "stored_bytes": stored}
+    counts = {"grid_blocks": blocks, "steps": steps, "l2_bytes": loaded, "stored_bytes": stored}
+    return {name: int(count) for name, count in counts.items()}  # some are sympy's
 
 
 @pytest.mark.parametrize(
