@@ -6,6 +6,7 @@ that differ only in their weights are one group, which is tuned once.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -43,8 +44,8 @@ class Group:
 
     @property
     def rewriting(self) -> str | None:
-        """In which other way than the model's it computes; None if in none."""
-        return frontend.rewriting_of(self.symbols[0])
+        """In which other way than the model's it computes; None if in none, or if no call is left."""
+        return frontend.rewriting_of(self.symbols[0]) if self.symbols else None
 
 
 def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = False) -> list[Group]:
@@ -101,6 +102,19 @@ def _allowing(form: TorchForm | str, allow_tf32: bool) -> TorchForm | str:
     if isinstance(form, str) or not allow_tf32:
         return form
     return dataclasses.replace(form, allow_tf32=True)
+
+
+def calls(lowered: tvm.IRModule) -> collections.Counter[str]:
+    """How often `main` calls each PrimFunc, by name, those of parameters alone among them."""
+    counts: collections.Counter[str] = collections.Counter()
+
+    def visit(expression: relax.Expr) -> None:
+        symbol = called(expression)
+        if symbol is not None:
+            counts[symbol] += 1
+
+    relax.analysis.post_order_visit(lowered["main"], visit)
+    return counts
 
 
 def called(expression: relax.Expr) -> str | None:

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 import tvm
 
-from felix import frontend
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
 from felix.measure import reference
@@ -27,6 +26,7 @@ from felix.network import (
     contest,
     excluded,
     executable,
+    groups,
     imported,
     rewiring,
     shipping,
@@ -149,7 +149,7 @@ def _whole(every: Sequence[_Comparison], stored: Mapping[str, Any]) -> Whole:
 
 def _left(shipped: Sequence[Shipped], lowered: tvm.IRModule) -> list[Shipped]:
     """What ships, with the calls and PrimFuncs that a network still has."""
-    counts = frontend.calls(lowered)
+    counts = groups.calls(lowered)
     left = []
     for each in shipped:
         symbols = tuple(symbol for symbol in each.group.symbols if counts[symbol])
@@ -166,7 +166,7 @@ class _Comparison:
     def __init__(self, network: Network, found: Attention, shipped: Sequence[Shipped]) -> None:
         self._target = network.target
         self._separate = rewiring.alone(network.lowered, found)
-        counts = frontend.calls(self._separate)
+        counts = groups.calls(self._separate)
         self._shipped = [
             dataclasses.replace(each, group=dataclasses.replace(each.group, symbols=symbols))
             for each in shipped

@@ -17,7 +17,7 @@ from torch.nn import functional
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
 from felix.measure.calls import cpu_calls
-from felix.network import attention, executable, rewiring
+from felix.network import attention, executable, groups, rewiring
 from felix.network.pytorch import functions
 from felix.network.shipping import Contender
 from tests.support import networks
@@ -232,5 +232,5 @@ def test_a_mask_is_converted_once_for_all_layers() -> None:
         if getattr(getattr(binding.value, "op", None), "name", "") == "relax.call_dps_packed"
     ]
     assert len(packed) == 3 and len(set(packed)) == 2
-    before, after = (sum(frontend.calls(each).values()) for each in (lowered, rewired))
+    before, after = (sum(groups.calls(each).values()) for each in (lowered, rewired))
     assert before - after == 2 * 8  # split, 3 transpositions, scores, softmax, sum, transposition
