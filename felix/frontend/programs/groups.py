@@ -46,7 +46,6 @@ class Call:
 
     Attributes:
         var: what it is bound to.
-        value: the call itself.
         operands: the variables that it reads.
         pattern: TVM's kind of operator: at most 1 elementwise, 2 a move, 8 opaque.
         n_reductions: blocks of its program that reduce.
@@ -56,7 +55,6 @@ class Call:
     """
 
     var: Any
-    value: Any
     operands: tuple[Any, ...]
     pattern: int
     n_reductions: int
@@ -182,11 +180,10 @@ def _calls(mod: tvm.IRModule) -> Iterator[Call]:
             if operator_name(value) == "call_tir":
                 func = mod[value.args[0]]
                 if isinstance(func, tirx.PrimFunc):
-                    yield described(binding.var, value, func)
+                    yield _described(binding.var, value, func)
 
 
-def described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
-    """A call of a function, bound to a variable."""
+def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
     blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
     reductions = [block for block in blocks if block.init is not None]
     is_tensor = isinstance(var.ty, relax.TensorType)
@@ -194,7 +191,6 @@ def described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
     pattern = int(func.attrs.get("op_pattern", OPAQUE)) if func.attrs else OPAQUE
     return Call(
         var=var,
-        value=value,
         operands=tuple(item for item in value.args[1].fields if isinstance(item, relax.Var)),
         pattern=pattern,
         n_reductions=len(reductions),

@@ -10,6 +10,7 @@ from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import candidates, reading
 from felix.frontend.programs.planning.cost import Judgement
+from felix.network import groups
 from felix.verify import compare
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 
@@ -32,7 +33,7 @@ def test_planned_transformers_call_fewer_programs(name, fusion):
     model, args = catalogue.make(name, small=True)
     imported = frontend.import_torch(model, args)
     n_calls = [
-        frontend.calls(frontend.lowered(imported, "llvm", Grouping(each))).total()
+        groups.calls(frontend.lowered(imported, "llvm", Grouping(each))).total()
         for each in (Fusion.PLANNED, fusion)
     ]
     assert n_calls[0] < n_calls[1]
@@ -69,7 +70,7 @@ class Refusing:
 
 def _names(imported, judge):
     module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, judge))
-    return set(frontend.calls(module))
+    return set(groups.calls(module))
 
 
 def in_place(names):
