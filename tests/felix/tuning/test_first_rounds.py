@@ -33,12 +33,12 @@ def fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fake_sketches")
 def test_what_the_model_picks_is_measured_after_time_is_up() -> None:
     tasks = [fakes.task(m) for m in (32, 64, 96)]
-    options = fakes.small(fakes.Pool(seconds=0.5), lookahead=0.0)
-    network = felix.tune(tasks, None, 3.0, model=fakes.Model(), options=options)
+    options = fakes.small(fakes.Pool(seconds=0.4), lookahead=0.0)
+    network = felix.tune(tasks, None, 1.0, model=fakes.Model(), options=options)
     assert all(result.best_or_none is not None for result in network.results)
     assert network.reason == "seconds"
     n_records = {result.task.name: len(result.records) for result in network.results}
-    assert sum(n_records.values()) <= 12  # of 24: time is short
+    assert sum(n_records.values()) <= 8  # of 24: time is short
 
 
 @pytest.mark.usefixtures("fake_sketches")
