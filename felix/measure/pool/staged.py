@@ -8,6 +8,7 @@ Where builders and run workers are, on this machine or on others, is up to the s
 
 from __future__ import annotations
 
+import abc
 import pathlib
 import threading
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ _ErrorClass = protocol.ErrorClass
 _REUSABLE_RATIO = 1.3
 
 
-class StagedPool:
+class StagedPool(abc.ABC):
     """A `protocol.Measurer` of one task; `for_task` serves others as well.
 
     A subclass makes `_builds` and `_stages` around `_queues`, starts them, then sets `_task`. It
@@ -123,13 +124,13 @@ class StagedPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @abc.abstractmethod
     def _end(self) -> None:
         """End the workers' processes, or let go of them."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _interrupt(self) -> None:
         """End what workers are doing."""
-        raise NotImplementedError
 
     def _start(self) -> None:
         """Let the stages begin."""

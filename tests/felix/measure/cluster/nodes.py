@@ -16,6 +16,8 @@ class Link:
     def __init__(self, made: node.Node, closed: threading.Event) -> None:
         self._node, self._closed = made, closed
         self.cut, self.dead = threading.Event(), threading.Event()
+        #: whether a link that is cut mends itself as soon as somebody waits for it
+        self.mends = False
         self.calls: list[str] = []
         self.before: Callable[[str], None] = lambda method: None
 
@@ -35,6 +37,8 @@ class Link:
         while not self._closed.wait(0.01):
             if self.dead.is_set():
                 return False
+            if self.mends:
+                self.cut.clear()
             if not self.cut.is_set():
                 return True
         return False
@@ -55,6 +59,13 @@ class Cluster:
         made = node.Node(node.Settings(**settings), options)
         self.nodes[name] = made
         self.facts[name] = messages.read(made.facts())
+        return made
+
+    def part(self, *names: str) -> Cluster:
+        """A cluster where only these are there at first; the nodes are the same."""
+        made = Cluster()
+        made.nodes = dict(self.nodes)
+        made.facts = {name: self.facts[name] for name in names}
         return made
 
     def members(self) -> Sequence[pool.Member]:

@@ -83,9 +83,7 @@ def test_a_node_that_is_lost_loses_no_candidate(
 
 
 def test_what_waits_for_the_only_node_waits_until_it_is_back(cluster: nodes.Cluster) -> None:
-    alone = nodes.Cluster()
-    alone.nodes = {name: cluster.nodes[name] for name in ("builds", "first")}
-    alone.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    alone = cluster.part("builds", "first")
     with pool.ClusterPool(contract.task(), alone, QUICK) as over:
         assert _results(over, 1)[0].ok
         alone.links["first"].cut.set()
@@ -97,9 +95,7 @@ def test_what_waits_for_the_only_node_waits_until_it_is_back(cluster: nodes.Clus
 
 
 def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) -> None:
-    growing = nodes.Cluster()
-    growing.nodes = dict(cluster.nodes)
-    growing.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    growing = cluster.part("builds", "first")
     with pool.ClusterPool(contract.task(), growing, QUICK) as over:
         assert _results(over, 1)[0].ok and over.n_devices == 1
         growing.facts["second"] = cluster.facts["second"]
@@ -111,9 +107,7 @@ def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) ->
 
 
 def test_a_dead_node_gives_what_it_had_to_one_that_comes(cluster: nodes.Cluster) -> None:
-    changing = nodes.Cluster()
-    changing.nodes = dict(cluster.nodes)
-    changing.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    changing = cluster.part("builds", "first")
     with pool.ClusterPool(contract.task(), changing, QUICK) as over:
         assert _results(over, 1)[0].ok
         changing.links["first"].dead.set()
@@ -128,13 +122,11 @@ def test_a_dead_node_gives_what_it_had_to_one_that_comes(cluster: nodes.Cluster)
 def test_a_candidate_that_loses_every_node_fails_as_infrastructure(
     cluster: nodes.Cluster,
 ) -> None:
-    flaky = nodes.Cluster()
-    flaky.nodes = {name: cluster.nodes[name] for name in ("builds", "first")}
-    flaky.facts = {name: cluster.facts[name] for name in ("builds", "first")}
+    flaky = cluster.part("builds", "first")
     with pool.ClusterPool(contract.task(), flaky, QUICK) as over:
         assert _results(over, 1)[0].ok
         link = flaky.links["first"]
-        link.is_back = lambda: link.cut.clear() or True  # type: ignore[method-assign,func-returns-value]
+        link.mends = True
         link.before = lambda method: link.cut.set() if method == "run" else None
         measured = over.submit(GEMM).result(60)
         assert measured.error is protocol.ErrorClass.INFRASTRUCTURE
@@ -143,20 +135,18 @@ def test_a_candidate_that_loses_every_node_fails_as_infrastructure(
 
 
 def test_no_node_of_the_kind_is_said(cluster: nodes.Cluster) -> None:
-    only = nodes.Cluster()
-    only.nodes, only.facts = cluster.nodes, {"builds": cluster.facts["builds"]}
+    only = cluster.part("builds")
     options = pool.ClusterOptions(wait_s=0.1, watch_s=0.05)
     with pytest.raises(errors.MeasureError, match=r"measures on .*; there are: builders only"):
         pool.ClusterPool(contract.task(), only, options)
-    only.facts = {"first": cluster.facts["first"]}
+    only = cluster.part("first")
     with pytest.raises(errors.MeasureError, match=r"builds programs.*felix worker"):
         pool.ClusterPool(contract.task(), only, options)
 
 
 def test_a_node_of_other_versions_takes_no_part(cluster: nodes.Cluster) -> None:
-    old = nodes.Cluster()
-    old.nodes = cluster.nodes
-    old.facts = {"first": cluster.facts["first"] | {"felix": "0.0.9"}}
+    old = cluster.part("first")
+    old.facts["first"] = cluster.facts["first"] | {"felix": "0.0.9"}
     options = pool.ClusterOptions(wait_s=0.1, watch_s=0.05)
     with pytest.raises(errors.MeasureError, match=r"it has felix '0.0.9', not '0.1.0'"):
         pool.ClusterPool(contract.task(), old, options)
@@ -264,9 +254,13 @@ def test_measurements_go_through_messages() -> None:
 
 def test_builds_of_one_node_go_on_at_the_same_time(cluster: nodes.Cluster) -> None:
     building = threading.Barrier(2)
+
+    def meet(method: str) -> None:
+        if method == "build":
+            building.wait(20)
+
     with pool.ClusterPool(contract.task(), cluster, QUICK) as over:
-        link = cluster.links["builds"]
-        link.before = lambda method: building.wait(20) and None if method == "build" else None
+        cluster.links["builds"].before = meet
         assert all(each.ok for each in _results(over, 2))
 
 
