@@ -39,9 +39,9 @@ from felix.network import (
     optimized,
     outcomes,
     shipping,
-    whole_attention,
 )
 from felix.network import report as reports
+from felix.network.attentions import whole
 from felix.network.passes import prepacking
 from felix.tuning import options as tune_options
 
@@ -169,7 +169,7 @@ def from_outcomes(
         shipping.choose(group, outcome, compared, is_known=_is_known(group, gathered))
         for group, outcome, compared in contenders.compare(outcomes_of)
     ]
-    chosen = whole_attention.choose(network, shipped, contenders.store)
+    chosen = whole.choose(network, shipped, contenders.store)
     begin_step("building the network")
     built = _built(dataclasses.replace(network, lowered=chosen.lowered), chosen.shipped)
     runner, calls = optimized.runner(built, network.examples)

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from felix.network import shipping, whole_attention
+from felix.network import shipping
+from felix.network.attentions import whole
 from felix.network.shipping import Contender
 
 _WIDTH = 44
@@ -52,7 +53,7 @@ class Report:
     max_error: float
     calls: str
     timing: Timing | None
-    attentions: Sequence[whole_attention.Whole] = ()
+    attentions: Sequence[whole.Whole] = ()
 
     @property
     def latency_us(self) -> float | None:
@@ -142,7 +143,7 @@ def _row(each: shipping.Shipped) -> tuple[str, ...]:
     return label, str(each.group.calls), *latencies, str(each.contender), each.reason
 
 
-def _attention_row(each: whole_attention.Whole) -> tuple[str, ...]:
+def _attention_row(each: whole.Whole) -> tuple[str, ...]:
     """Whole attentions below the groups: their programs' latency is in Felix's column."""
     latencies = [
         "-" if (value := each.latencies_us.get(contender)) is None else f"{value:.2f}"
@@ -152,7 +153,7 @@ def _attention_row(each: whole_attention.Whole) -> tuple[str, ...]:
     return "attention as a whole", str(each.calls), *latencies, ships, each.reason
 
 
-def _attention_json(each: whole_attention.Whole) -> dict[str, Any]:
+def _attention_json(each: whole.Whole) -> dict[str, Any]:
     return {
         "calls": each.calls,
         "groups": list(each.groups),

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from felix.network import groups, imported
-from felix.network.attention import Attention, Step
+from felix.network.attentions.finding import Attention, Step
 from felix.network.pytorch import functions, registration
 
 _NAME = "felix_rewired"

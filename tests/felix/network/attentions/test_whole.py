@@ -17,7 +17,8 @@ from torch.nn import functional
 from benchmarks.networks import catalogue
 from felix import errors, frontend, target
 from felix.measure.calls import cpu_calls
-from felix.network import attention, executable, groups, rewiring
+from felix.network import executable, groups
+from felix.network.attentions import finding, rewiring, whole
 from felix.network.pytorch import functions
 from felix.network.shipping import Contender
 from tests.support import networks
@@ -37,9 +38,9 @@ class _Of(nn.Module):
         return self.function(*tensors)
 
 
-def _found(function: Function, *tensors: torch.Tensor) -> list[attention.Attention]:
+def _found(function: Function, *tensors: torch.Tensor) -> list[finding.Attention]:
     model = frontend.import_torch(_Of(function), tensors)
-    return attention.find(frontend.lowered(model, FULL))
+    return finding.find(frontend.lowered(model, FULL))
 
 
 def _timed(monkeypatch: pytest.MonkeyPatch, pytorch_us: float) -> list[set[Contender]]:
@@ -89,7 +90,7 @@ def test_attention_is_found_however_it_is_written(
 ) -> None:
     model = frontend.import_torch(_Of(function), tensors)
     lowered = frontend.lowered(model, FULL)
-    (found,) = attention.find(lowered)
+    (found,) = finding.find(lowered)
     (call,) = [c for step in found.steps for c in step.form.calls if c.function == "attention"]
     assert call.options["is_causal"] is options["is_causal"]
     assert call.options["scale"] == pytest.approx(options["scale"], rel=1e-6)
@@ -143,9 +144,9 @@ def test_networks_with_attention_as_a_whole(
     _timed(monkeypatch, 1.0)
     model, inputs = catalogue.make(name, dtype=dtype, small=True)
     fast = networks.optimize(model, inputs, tmp_path, trials=1, pytorch=True, fusion=fusion)
-    (whole,) = fast.report.attentions
-    assert whole.ships and whole.calls == 2 and not whole.wrong
-    of_whole = [each for each in fast.report.groups if each.group.name in whole.groups]
+    (one,) = fast.report.attentions
+    assert one.ships and one.calls == 2 and not one.wrong
+    of_whole = [each for each in fast.report.groups if each.group.name in one.groups]
     assert any(each.group.calls == 0 for each in of_whole)
     assert "attention as a whole" in str(fast.report)
     row = fast.report.to_json()["attentions"][0]
@@ -179,8 +180,8 @@ def test_slower_operator_leaves_the_programs(
     _timed(monkeypatch, 11.0)
     model, tokens = networks.Block().eval(), torch.tensor([[1, 2, 3, 10, 0]])
     fast = networks.optimize(model, tokens, tmp_path, trials=1, pytorch=True)
-    (whole,) = fast.report.attentions
-    assert not whole.ships and whole.reason == "PyTorch: 1.10 times as long"
+    (one,) = fast.report.attentions
+    assert not one.ships and one.reason == "PyTorch: 1.10 times as long"
     assert all(each.group.calls for each in fast.report.groups)
     plain = networks.optimize(model, tokens, tmp_path, trials=1)
     assert not plain.report.attentions
@@ -196,8 +197,8 @@ def test_wrong_operator_does_not_ship(
     fast = networks.optimize(
         model, torch.tensor([[1, 2, 3, 10, 0]]), tmp_path, trials=1, pytorch=True
     )
-    (whole,) = fast.report.attentions
-    assert not whole.ships and set(whole.wrong) == {Contender.PYTORCH}
+    (one,) = fast.report.attentions
+    assert not one.ships and set(one.wrong) == {Contender.PYTORCH}
     assert "left out: PyTorch's result differs from the reference's" in str(fast.report)
 
 
@@ -207,11 +208,7 @@ def test_wrong_programs_and_operator_are_one_error(
     _timed(monkeypatch, 1.0)
     right = functions.MAKING["attention"]
     monkeypatch.setitem(functions.MAKING, "attention", lambda *a, **o: 2.5 * right(*a, **o))
-    from felix.network import whole_attention
-
-    monkeypatch.setattr(
-        whole_attention._Comparison, "_expected", lambda self, drawn: torch.zeros(1, 5, 24)
-    )
+    monkeypatch.setattr(whole._Comparison, "_expected", lambda self, drawn: torch.zeros(1, 5, 24))
     model = networks.Block(width=24).eval()
     with pytest.raises(errors.TuningError, match=r"no program of an attention .* is right here"):
         networks.optimize(
@@ -222,7 +219,7 @@ def test_wrong_programs_and_operator_are_one_error(
 def test_a_mask_is_converted_once_for_all_layers() -> None:
     model, inputs = catalogue.make("bert_base", dtype=torch.bfloat16, small=True)
     lowered = frontend.lowered(frontend.import_torch(model, inputs), FULL)
-    found = attention.find(lowered)
+    found = finding.find(lowered)
     assert [len(each.steps) for each in found] == [2, 2]
     rewired = rewiring.with_operators(lowered, found)
     packed = [

@@ -22,17 +22,16 @@ from felix.known_results import store
 from felix.measure import reference
 from felix.network import (
     assembly,
-    attention,
     contest,
     excluded,
     executable,
     groups,
     imported,
-    rewiring,
     shipping,
     side_by_side,
 )
-from felix.network.attention import Attention
+from felix.network.attentions import finding, rewiring
+from felix.network.attentions.finding import Attention
 from felix.network.shipping import Contender, Shipped
 from felix.task import Task
 from felix.workloads import torch_forms
@@ -108,7 +107,7 @@ def choose(network: Network, shipped: Sequence[Shipped], known: store.Store | No
         TuningError: neither is right.
         RecordError: the known results cannot be used.
     """
-    found = [] if known is None else attention.find(network.lowered)
+    found = [] if known is None else finding.find(network.lowered)
     equal: dict[str, list[_Comparison]] = {}
     for each in found:
         comparison = _Comparison(network, each, shipped)

@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 
 from felix.frontend.torch_calls.form import TorchForm
-from felix.network.graph import Graph, Value, form_of
+from felix.network.attentions.graph import Graph, Value, form_of
 
 _VIEWS = frozenset(("permute", "reshape"))
 _MOVES = _VIEWS | {"narrow"}
