@@ -1,7 +1,7 @@
 """Attentions run by their programs or, as a whole, by PyTorch's operator: what is faster.
 
 A group is a program, and no schedule computes the two products and the softmax of an attention in
-one kernel. So once it is known what each group runs, every attention (`attention`) is timed as a
+one kernel. So once it is known what each group runs, every attention (`finding`) is timed as a
 network of those programs beside a network of PyTorch's operator. Equal ones are timed once, and
 what was timed is stored beside the known results.
 """
