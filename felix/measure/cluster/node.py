@@ -27,6 +27,8 @@ from felix.processes import tree
 
 #: Tasks whose references a node keeps.
 MAX_TASKS = 100
+#: How often what a client interrupts is ended until its request is over.
+_INTERRUPT_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,14 @@ class Settings:
     builders: int = 0
     target: str = ""
     device: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Request:
+    """A request to run candidates that is being served."""
+
+    client: str
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 class Node:
@@ -76,8 +86,7 @@ class Node:
         for builder in builders:
             self._free.put(builder)
         self._runs = None
-        #: whose candidates run now
-        self._client: str | None = None
+        self._request: _Request | None = None
         if self._target is not None:
             threads = local_device.num_cores(self._target) if device.kind == "cpu" else 1
             self._runs = self._processes.runner(
@@ -133,20 +142,25 @@ class Node:
         """Check and time candidates, one after another."""
         fields = messages.read(text)
         with self._lock:
-            self._client = fields["client"]
+            self._request = _Request(fields["client"])
             try:
                 results = [
-                    self._run(request, content)
-                    for request, content in zip(fields["candidates"], binaries, strict=True)
+                    self._run(candidate, content)
+                    for candidate, content in zip(fields["candidates"], binaries, strict=True)
                 ]
             finally:
-                self._client = None
+                self._request.ended.set()
+                self._request = None
         return messages.write(results=results)
 
     def interrupt(self, client: str) -> None:
-        """End what runs for a client; its candidate fails."""
-        if self._runs is not None and self._client == client:
+        """End what runs for a client: the candidates of its request fail."""
+        request = self._request
+        if self._runs is None or request is None or request.client != client:
+            return
+        while not request.ended.is_set():  # the next candidate may have been about to begin
             self._runs.worker.interrupt()
+            request.ended.wait(_INTERRUPT_S)
 
     def close(self) -> None:
         """End all processes."""
@@ -172,18 +186,18 @@ class Node:
         self._states.move_to_end(key)
         return self._states[key]
 
-    def _run(self, request: dict[str, Any], content: bytes) -> dict[str, Any] | None:
-        state = self._states.get(request["task"])
+    def _run(self, fields: dict[str, Any], content: bytes) -> dict[str, Any] | None:
+        state = self._states.get(fields["task"])
         if state is None:
             return None
-        if request["suffix"] not in replies.SUFFIXES:
-            raise errors.MeasureError(f"no binary has the suffix {request['suffix']!r}")
+        if fields["suffix"] not in replies.SUFFIXES:
+            raise errors.MeasureError(f"no binary has the suffix {fields['suffix']!r}")
         name = f"candidate-{next(self._names)}"
-        path = self._processes.folders.libraries / f"{name}{request['suffix']}"
+        path = self._processes.folders.libraries / f"{name}{fields['suffix']}"
         path.write_bytes(messages.binary(content))
         future: Future[protocol.Measurement] = Future()
         candidate = candidates.Candidate(
-            candidates.PoolTask(0, [state]), "", name, future, request["thorough"], str(path)
+            candidates.PoolTask(0, [state]), "", name, future, fields["thorough"], str(path)
         )
         try:
             return messages.of_measurement(self._runner().run(candidate, state))

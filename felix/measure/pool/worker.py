@@ -79,6 +79,7 @@ class Worker:
         self._cpu_before_s = 0.0
         #: whether a thread waits for the reply to a request
         self.is_called = False
+        self._is_interrupted = False
         #: whether processes that start from now on are confined, by the policy of `settings`
         self.is_confined = True
 
@@ -103,6 +104,7 @@ class Worker:
             WorkerDied, WorkerTimeout, WorkerMisbehaved: the request cost the worker its life.
             MeasureError: no worker could be started, or `quiet` raised it.
         """
+        self._is_interrupted = False
         self.is_called = True
         try:
             return self._call(request, timeout_s, quiet, busy)
@@ -176,6 +178,7 @@ class Worker:
     def interrupt(self) -> None:
         """End the process under a call of another thread, which raises `WorkerDied`."""
         with self._lock:
+            self._is_interrupted = True
             if self._pid is not None:
                 _signal(self._pid, signal.SIGKILL)
 
@@ -234,7 +237,7 @@ class Worker:
                 return
             except (OSError, WorkerDied) as error:
                 died = error if isinstance(error, WorkerDied) else self._died()
-                if attempt == 2:
+                if attempt == 2 or self._is_interrupted:
                     raise died from None
 
     def _await_start(self) -> None:

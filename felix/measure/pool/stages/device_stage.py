@@ -2,8 +2,9 @@
 
 A device that helps the home of a task is calibrated for the task first: both time one candidate,
 the yardstick, and latencies of the helper are multiplied with the ratio. A helper that differs by
-more than `MAX_DIFFERENCE`, or cannot run the yardstick, measures nothing of the task. A device
-that cannot be used at all is taken out, if there is another.
+more than `MAX_DIFFERENCE`, or cannot run the yardstick, measures nothing of the task. The home
+that a task has got because its first one is gone may differ by more, `MAX_HOME_DIFFERENCE`, as
+nobody else goes on. A device that cannot be used at all is taken out, if there is another.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 #: Two cards of a model differ by a few percent; one that differs by more is throttled or busy.
 MAX_DIFFERENCE = 0.15
+#: A device that takes more than 2.5 times as long as another one orders kernels differently.
+MAX_HOME_DIFFERENCE = 0.6
 
 
 class Runs(Protocol):
@@ -181,29 +184,35 @@ class DeviceStage:
         self._settle(candidate, _scaled(measurement, task.scales.get(self.index, 1.0)))
 
     def _may_measure(self, task: candidates.PoolTask) -> bool:
-        return self.index in task.scales or self._is_calibrated(task)
+        if self.index in task.scales:
+            return True
+        is_home = task.home == self.index
+        limit = MAX_HOME_DIFFERENCE if is_home else MAX_DIFFERENCE
+        return self._is_calibrated(task, limit)
 
     def _refuse(self, candidate: candidates.Candidate) -> None:
-        """One that a helper may not measure goes back to its home; at home it fails."""
+        """One that a helper may not measure goes back to its home; there, and interrupted, it fails."""
         task = candidate.task
-        if task.home == self.index:
-            why = task.refused[self.index]
+        why = task.refused.get(self.index, "the pool was interrupted")
+        if task.home == self.index or self.index not in task.refused:
             self._settle(candidate, candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, why))
         else:
             self._queues.put(candidate)
 
-    def _is_calibrated(self, task: candidates.PoolTask) -> bool:
+    def _is_calibrated(self, task: candidates.PoolTask, limit: float) -> bool:
         """Compare the device with the one that measured the yardstick; whether it may measure."""
         assert task.yardstick is not None, "the first home needs no calibration"
         future: Future[protocol.Measurement] = Future()
         binary = task.yardstick.binary
         candidate = candidates.Candidate(task, "", "yardstick", future, binary=binary)
+        drains = self._queues.n_drains
         measurement = self.runs.run(candidate, task.states[self.index])
         if measurement.latency_us is None:
-            task.refused[self.index] = measurement.message
+            if self._queues.n_drains == drains:  # else it says nothing about the device
+                task.refused[self.index] = measurement.message
             return False
         scale = task.yardstick.latency_us / measurement.latency_us
-        if 1 - MAX_DIFFERENCE <= scale <= 1 / (1 - MAX_DIFFERENCE):
+        if 1 - limit <= scale <= 1 / (1 - limit):
             task.scales[self.index] = scale
             return True
         refused = f"the device takes {1 / scale:.2f} times as long as the one that began the task"

@@ -31,6 +31,8 @@ class Dispatch:
         self._faults: dict[int, str] = {}
         self._away: dict[int, str] = {}
         self._closed = False
+        #: how often the queues were drained
+        self.n_drains = 0
 
     def add(self) -> int:
         """One more device, without tasks; its number."""
@@ -122,6 +124,7 @@ class Dispatch:
     def drain(self) -> list[Item]:
         """Everything that waits; the queues are empty then."""
         with self._changed:
+            self.n_drains += 1
             items = [item for waiting in self._waiting for item in waiting]
             for waiting in self._waiting:
                 waiting.clear()

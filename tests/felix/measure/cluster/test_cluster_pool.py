@@ -14,15 +14,22 @@ import tvm
 
 from felix import errors, workloads
 from felix.measure import protocol
-from felix.measure.cluster import kinds, messages, pool, remote
+from felix.measure.cluster import kinds, messages, node, pool, remote
 from felix.measure.pool import candidates, local
-from felix.measure.pool.stages import dispatch
+from felix.measure.pool.stages import device_stage, dispatch
 from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.felix.measure.pool import test_local as programs
 
 QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05)
 GEMM = tvm.IRModule({"main": programs.gemm})
+
+
+@pytest.fixture(autouse=True)
+def nobody_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These devices are cores of a machine that does other work as well: they are not compared."""
+    for name in ("MAX_DIFFERENCE", "MAX_HOME_DIFFERENCE"):
+        monkeypatch.setattr(device_stage, name, 0.99)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +109,7 @@ def test_a_node_that_joins_helps_after_it_is_compared(cluster: nodes.Cluster) ->
         _until(lambda: over.n_devices == 2)
         assert all(each.ok for each in _results(over, 12))
         assert growing.links["second"].calls.count("run") >= 2  # the yardstick is the first
-        task = over._task
-        assert 1 in task.scales or 1 in task.refused
+        assert 1 in over._task.scales
 
 
 def test_a_dead_node_gives_what_it_had_to_one_that_comes(cluster: nodes.Cluster) -> None:
@@ -114,9 +120,7 @@ def test_a_dead_node_gives_what_it_had_to_one_that_comes(cluster: nodes.Cluster)
         futures = [over.submit(GEMM) for _ in range(4)]
         time.sleep(0.3)
         changing.facts["second"] = cluster.facts["second"]
-        results = [future.result(60) for future in futures]
-        refused = over._task.refused.get(1)
-        assert all(each.ok for each in results) or refused  # another core may be 15 % slower
+        assert all(future.result(60).ok for future in futures)
 
 
 def test_a_candidate_that_loses_every_node_fails_as_infrastructure(
@@ -152,13 +156,18 @@ def test_a_node_of_other_versions_takes_no_part(cluster: nodes.Cluster) -> None:
         pool.ClusterPool(contract.task(), old, options)
 
 
+def _serves(made: node.Node, client: pool.ClusterPool) -> bool:
+    request = made._request
+    return request is not None and request.client == client._client
+
+
 def test_interrupting_ends_what_this_pool_runs_alone(
     cluster: nodes.Cluster, over: pool.ClusterPool
 ) -> None:
     with pool.ClusterPool(contract.task(), cluster, QUICK) as other:
         assert _results(over, 1)[0].ok and _results(other, 1)[0].ok
         hanging = over.submit(tvm.IRModule({"main": programs.hang}))
-        _until(lambda: any(each._client == over._client for each in cluster.nodes.values()))
+        _until(lambda: any(_serves(each, over) for each in cluster.nodes.values()))
         other.interrupt()
         assert not hanging.done()
         over.interrupt()

@@ -173,6 +173,31 @@ def test_a_throttled_device_measures_nothing_of_a_task(caplog: pytest.LogCapture
     assert all("1.50 times as long" in text for text in task.refused.values())
 
 
+def test_a_calibration_that_is_interrupted_says_nothing_about_the_device() -> None:
+    home, helper = Runs(), Runs()
+    pool = Pool(home, helper)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    run = helper.run
+
+    def interrupted(
+        candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        pool.queues.drain()
+        return candidate.failed(protocol.ErrorClass.LAUNCH, "killed")
+
+    helper.run = interrupted  # type: ignore[method-assign]
+    assert pool.queues.retire(0, "gone")
+    task.move_to(1)
+    failed = pool.submit(task).result(10)
+    assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
+    assert failed.message == "the pool was interrupted" and not task.refused
+    helper.run = run  # type: ignore[method-assign]
+    assert pool.submit(task).result(10).ok
+    pool.close()
+
+
 def test_a_broken_device_is_taken_out_with_its_reason_and_loses_nothing() -> None:
     fine, broken = Runs(), Runs(broken="error 999 in cuInit")
     pool = Pool(broken, fine)
@@ -205,8 +230,22 @@ def test_a_task_that_moves_is_calibrated_against_its_first_home() -> None:
     pool.close()
 
 
-def test_a_task_whose_new_home_differs_fails_with_the_reason() -> None:
+def test_a_new_home_may_differ_by_more_than_a_helper() -> None:
     first, second = Runs(1.0), Runs(2.0)
+    pool = Pool(first, second)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    task.refused[1] = "it differed when it was to help"
+    pool.queues.retire(0, "gone")
+    task.move_to(1)
+    again = pool.submit(task, "c", thorough=True).result(10)
+    assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
+    pool.close()
+
+
+def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
+    first, second = Runs(1.0), Runs(4.0)
     pool = Pool(first, second)
     task = pool.task()
     pool.start()
@@ -215,7 +254,7 @@ def test_a_task_whose_new_home_differs_fails_with_the_reason() -> None:
     task.move_to(1)
     failed = pool.submit(task).result(10)
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
-    assert "2.00 times as long" in failed.message
+    assert "4.00 times as long" in failed.message
     pool.close()
 
 
