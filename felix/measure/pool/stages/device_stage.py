@@ -191,7 +191,7 @@ class DeviceStage:
         return self._is_calibrated(task, limit)
 
     def _refuse(self, candidate: candidates.Candidate) -> None:
-        """One that a helper may not measure goes back to its home; there, and interrupted, it fails."""
+        """One that a helper may not measure goes home; there, and interrupted, it fails."""
         task = candidate.task
         why = task.refused.get(self.index, "the pool was interrupted")
         if task.home == self.index or self.index not in task.refused:
