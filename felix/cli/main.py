@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     _tune(_add(commands, "tune", "find a fast schedule and write the artifact"))
     _features(_add(commands, "features", "show, export or check the features of a program"))
     _compile(_add(commands, "compile", "build the best schedule of an earlier run"))
-    _worker(_add(commands, "worker", "build and measure for a cluster"))
+    _worker(_add(commands, "worker", "build and measure for a cluster, or be a board"))
     _add(commands, "devices", "list what this machine can tune for")
     _serve(_add(commands, "serve", "run the service: API, dashboard and a tuner"))
     _tuner(_add(commands, "tuner", "work on jobs of the service"))
@@ -141,6 +141,13 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     )
     add("--cluster", metavar="HOST:PORT",
         help="measure on the workers of this Ray cluster instead (`felix worker`)")  # fmt: skip
+    add("--tracker", metavar="HOST:PORT",
+        help="measure on boards of this TVM RPC tracker instead; --target says their CPU"
+    )  # fmt: skip
+    add("--key", action="append", default=[], metavar="KEY",
+        help="of a board; several boards of one kind: once for each")  # fmt: skip
+    add("--priority", type=_natural, default=1, metavar="N",
+        help="of requests for boards; larger ones come first (default 1)")  # fmt: skip
     add("--out", default="out", metavar="DIR", help="artifact and session (default: out)")
     add("--resume", action="store_true", help="go on with the session in DIR, if there is one")
     add("--shape", action="append", metavar="NAME=1x3x224x224", help="of an open ONNX input")
@@ -160,12 +167,21 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 def _worker(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--address", required=True, metavar="HOST:PORT", help="head of the Ray cluster")
+    add("--address", metavar="HOST:PORT", help="head of the Ray cluster")
     add("--devices", type=_worker_devices, default="all", metavar="GPUS",
         help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
         "none: build only")  # fmt: skip
     add("--builders", type=_natural, metavar="N",
         help="programs to build at a time (default: one a core)")  # fmt: skip
+    add("--tracker", metavar="HOST:PORT",
+        help="be a board of this TVM RPC tracker instead: run what is sent, on this CPU"
+    )  # fmt: skip
+    add("--key", metavar="KEY", help="of the board at the tracker, its own")
+    add("--host", metavar="ADDRESS",
+        help="of this machine, where the board listens (default: as the tracker sees it)"
+    )  # fmt: skip
+    add("--port", type=_natural, default=9090, metavar="N",
+        help="first port that the board tries (default 9090)")  # fmt: skip
 
 
 def _worker_devices(text: str) -> tuple[int, ...] | Literal["all", "cpu"]:

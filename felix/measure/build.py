@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import enum
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -54,23 +56,51 @@ def build(mod: tvm.IRModule, target: tvm.target.Target, stem: str, link: Link) -
     """Compile `mod`; returns the path of the file: `stem` + ".so" or ".ll".
 
     Raises:
-        ValueError: a module with device code and no linker.
+        ValueError: a module with device code and no linker; or no linker for another machine.
     """
     library = module(mod, target)
+    machine = foreign_machine(target)
+    if machine is not None:
+        _export(library, stem, lambda out, objects: _ld(out, objects, cross_linker(machine), []))
+        return stem + ".so"
     link = resolve(link)
     if link is Link.JIT:
         if len(library.imports):
             raise ValueError("device code needs a linker: install binutils or a C compiler")
         library.write_to_file(stem + ".ll")
         return stem + ".ll"
+    _export(library, stem, _ld_here if link is Link.LD else None)
+    return stem + ".so"
+
+
+def foreign_machine(target: tvm.target.Target) -> str | None:
+    """The machine of a CPU target's triple if it is not this one, like "aarch64"."""
+    machine = str(target.attrs.get("mtriple", "")).partition("-")[0]
+    is_here = not machine or machine == platform.machine()
+    return machine if target.kind.name == "llvm" and not is_here else None
+
+
+def cross_linker(machine: str) -> str:
+    """A linker for another machine's programs; ValueError if there is none here."""
+    names = (f"{machine}-linux-gnu-ld", "ld.lld")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        raise ValueError(
+            f"no linker for {machine} here: install lld or "
+            f"binutils-{machine.replace('_', '-')}-linux-gnu"
+        )
+    return found
+
+
+def _export(library: tvm.runtime.Module, stem: str, linker: Callable[..., None] | None) -> None:
+    """Write `stem`.so by a linker; None: by a C compiler."""
     objects = stem + ".objects"
     os.makedirs(objects, exist_ok=True)
-    if link is Link.LD:
-        library.export_library(stem + ".so", fcompile=_ld, workspace_dir=objects)
+    if linker is not None:
+        library.export_library(stem + ".so", fcompile=linker, workspace_dir=objects)
     else:
         library.export_library(stem + ".so", workspace_dir=objects, options=["-lm"])
     shutil.rmtree(objects)
-    return stem + ".so"
 
 
 def export_executable(built: Any, path: str) -> None:
@@ -84,7 +114,7 @@ def export_executable(built: Any, path: str) -> None:
         raise ValueError("a network's library needs a linker: install binutils or a C compiler")
     with tempfile.TemporaryDirectory() as objects:
         if link is Link.LD:
-            built.export_library(path, fcompile=_ld, workspace_dir=objects)
+            built.export_library(path, fcompile=_ld_here, workspace_dir=objects)
         else:
             built.export_library(path, workspace_dir=objects, options=["-lm"])
 
@@ -140,8 +170,12 @@ def math_library() -> list[str]:
     return sorted(p for p in paths if os.path.basename(p).startswith(("libm.so", "libm-")))[:1]
 
 
-def _ld(output: str, objects: list[str]) -> None:
-    command = ["ld", "-shared", "-z", "noexecstack", "-o", output, *objects, *math_library()]
+def _ld_here(output: str, objects: list[str]) -> None:
+    _ld(output, objects, "ld", math_library())
+
+
+def _ld(output: str, objects: list[str], linker: str, libraries: list[str]) -> None:
+    command = [linker, "-shared", "-z", "noexecstack", "-o", output, *objects, *libraries]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"ld failed: {done.stderr.strip()[:300]}")
+        raise RuntimeError(f"{linker} failed: {done.stderr.strip()[:300]}")

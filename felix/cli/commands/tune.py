@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from felix import errors
 from felix.artifact import convergence, export
 from felix.cli import interrupts, progress, report
-from felix.cli.commands import cluster, inputs, queued
+from felix.cli.commands import boards, cluster, inputs, queued
 from felix.cli.commands import network as network_command
 from felix.cli.comparison import libraries
 from felix.tuning import options, pacing, results
@@ -29,10 +29,7 @@ DEFAULT_TRIALS = 64
 def run(arguments: argparse.Namespace) -> int:
     """Tune the workloads, the network or what is queued; the exit code."""
     is_network = network_command.is_network(arguments.workload)
-    if arguments.cluster is not None and (arguments.queued or is_network):
-        raise errors.TuningError(
-            "--cluster is for workloads: networks are compared and timed on the machine itself"
-        )
+    _check_elsewhere(arguments, is_network)
     if arguments.queued:
         return queued.run(arguments)
     if is_network:
@@ -60,6 +57,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_elsewhere(arguments: argparse.Namespace, is_network: bool) -> None:
+    """Refuse what cannot be measured on other machines."""
+    given = [
+        option
+        for option, value in (("--cluster", arguments.cluster), ("--tracker", arguments.tracker))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise errors.TuningError("give --cluster or --tracker, not both")
+    if given and (arguments.queued or is_network):
+        raise errors.TuningError(
+            f"{given[0]} is for workloads: networks are compared and timed on the machine itself"
+        )
+
+
 def _tune(
     tasks: Sequence[Task], arguments: argparse.Namespace, out: pathlib.Path
 ) -> results.NetworkResult:
@@ -81,7 +93,7 @@ def _tune(
                     round_size=arguments.round,
                     patience_rounds=arguments.patience,
                     devices=arguments.devices,
-                    pool=cluster.pool(arguments.cluster),
+                    pool=boards.pool(arguments) or cluster.pool(arguments.cluster),
                     should_stop=signals.noted,
                 ),
                 out=out,
@@ -110,7 +122,7 @@ def _compared(
 ) -> list[report.Compared]:
     """The times of the chosen libraries for each task that has a result."""
     chosen = [name for name in arguments.compare if name != "numpy" or not arguments.no_numpy]
-    if arguments.cluster is not None:  # they would run here, and candidates ran elsewhere
+    if arguments.cluster or arguments.tracker:  # they would run here, and candidates ran elsewhere
         chosen = []
     return [
         {}

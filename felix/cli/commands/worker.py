@@ -1,4 +1,4 @@
-"""`felix worker`: this machine builds and measures for a cluster."""
+"""`felix worker`: this machine builds and measures for a cluster, or is a board of a tracker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import sys
 import time
 
-from felix.cli.commands import cluster
+from felix import errors
+from felix.cli.commands import boards, cluster
 
 #: How often it looks whether it is still part of the cluster, in seconds.
 _LOOK_S = 1.0
@@ -14,6 +15,12 @@ _LOOK_S = 1.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Work until a signal ends it; 1 if the cluster did."""
+    if (arguments.address is None) == (arguments.tracker is None):
+        raise errors.MeasureError("give --address of a Ray cluster or --tracker of boards")
+    if arguments.tracker is not None:
+        if arguments.key is None:
+            raise errors.MeasureError("a board needs a key of its own: --key KEY")
+        boards.serve(arguments)
     cluster.require_ray()
     from felix.measure.cluster import worker
 

@@ -81,6 +81,14 @@ class LocalWorkers:
         paused = [builder.worker for builder in builders] if pause else ()
         return run_stage.RunWorker(worker, run_stage.Quiet(lock, paused), options, device)
 
+    def board_client(self, name: str, index: int, device: candidates.Device) -> pool_worker.Worker:
+        """The process that talks to a board; it is not confined, as it needs the network."""
+        may = rights.cpu_runner(self.folders, index)
+        board = dataclasses.replace(device, kind="board")
+        worker = self._worker(name, may, board, threads=1, nice=0)
+        worker.is_confined = False
+        return worker
+
     def _worker(
         self, name: str, may: policy.Policy, device: candidates.Device, *, threads: int, nice: int
     ) -> pool_worker.Worker:

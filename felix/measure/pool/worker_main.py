@@ -16,6 +16,7 @@ from typing import Any
 
 from felix import errors
 from felix.measure import build, protocol
+from felix.measure.boards import runner as board_runner
 from felix.measure.cpu import runner as cpu_runner
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import runner as cuda_runner
@@ -28,6 +29,7 @@ _ERROR_OF_VERB = {
     "build": _ErrorClass.BUILD,
     "build_cuda": _ErrorClass.BUILD,
     "open": _ErrorClass.INFRASTRUCTURE,
+    "lease": _ErrorClass.INFRASTRUCTURE,
     "prepare": _ErrorClass.INFRASTRUCTURE,
     "run": _ErrorClass.LAUNCH,
 }
@@ -39,6 +41,9 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
         "build": build.handle,
         "build_cuda": cuda_build.handle,
     }
+    if settings["device"] == "board":
+        boards = board_runner.Runner()
+        return _loop(conn, {"lease": boards.lease, "run": boards.run})
     runner: cpu_runner.Runner | cuda_runner.Runner
     if settings["device"] == "cuda":
         runner = cuda_runner.Runner(settings["tasks"], quiet=lambda: _quiet(conn))
@@ -50,7 +55,10 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
             quiet=lambda: _quiet(conn),
             rest=lambda seconds: _rest(conn, seconds),
         )
-    verbs |= {"prepare": runner.prepare, "run": runner.run}
+    return _loop(conn, verbs | {"prepare": runner.prepare, "run": runner.run})
+
+
+def _loop(conn: Connection, verbs: dict[str, Callable[..., Reply]]) -> None:
     while True:
         try:
             request = conn.recv()

@@ -1,0 +1,166 @@
+"""The process that talks to a board: it leases a session, then checks and times candidates there.
+
+It executes nothing of a candidate itself; the board does. A session ends at the board after
+`session_s` seconds, so that a kernel that hangs does not keep the board; one that is older than
+`lease_s` is given back and asked for again, so that others have their turns.
+
+TVM's helper empties the board's caches of every argument but the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from typing import Any
+
+import tvm
+from tvm import rpc
+
+from felix.measure import protocol, reference, task_folder, timing
+
+_FLUSH = "cache_flush_cpu_non_first_arg"
+
+
+@dataclasses.dataclass(slots=True)
+class _Session:
+    """A session on the board, and the task whose tensors are there."""
+
+    remote: rpc.RPCSession
+    since_s: float
+    folder: str = ""
+    task: _Task | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Task:
+    stored: task_folder.StoredTask
+    fresh: list[reference.Array]
+    tensors: list[Any]
+    relative: float
+
+
+class Runner:
+    """Verbs of the process; see `felix.measure.pool.worker_main`."""
+
+    def __init__(self) -> None:
+        self._session: _Session | None = None
+
+    def lease(
+        self, host: str, port: int, key: str, priority: int, lease_s: float, session_s: float
+    ) -> dict[str, Any]:
+        """The `lease` verb: have a session on the board that is young enough."""
+        held = self._session
+        if held is not None and time.monotonic() - held.since_s < lease_s:
+            return {"reusable": True}
+        self._session = held = None  # the board is free before it is asked for
+        tracker = rpc.connect_tracker(host, port)
+        try:
+            remote = tracker.request(key, priority, session_timeout=session_s, max_retry=1)
+        finally:
+            tracker.close()
+        self._session = _Session(remote, time.monotonic())
+        return {"reusable": True}
+
+    def run(
+        self, folder: str, library: str, options: dict[str, Any], best_us: float | None
+    ) -> dict[str, Any]:
+        """The `run` verb: check one candidate, then time it; `lost`: the session has ended."""
+        session = self._session
+        if session is None:
+            return _failure(protocol.ErrorClass.INFRASTRUCTURE, "no session", lost=True)
+        try:
+            return self._measured(session, folder, library, options, best_us) | {"reusable": True}
+        except Exception as error:  # of the board: whatever a candidate makes its server raise
+            lost = not _answers(session.remote)
+            if lost:
+                self._session = None
+            return _failure(protocol.ErrorClass.LAUNCH, _informative(error), lost)
+
+    def _measured(
+        self,
+        session: _Session,
+        folder: str,
+        library: str,
+        options: dict[str, Any],
+        best_us: float | None,
+    ) -> dict[str, Any]:
+        task = _load(session, folder)
+        device, name = session.remote.cpu(0), pathlib.Path(library).name
+        session.remote.upload(library, name)
+        module = session.remote.load_module(name)
+        for tensor, arg, fresh in zip(task.tensors, task.stored.args, task.fresh, strict=True):
+            if arg.is_output:
+                tensor.copyfrom(fresh)
+        start = time.perf_counter()
+        module["main"](*task.tensors)
+        device.sync()
+        first_us = (time.perf_counter() - start) * 1e6
+        wrong = _mismatch(task)
+        if wrong is not None:
+            return _failure(protocol.ErrorClass.WRONG_RESULT, wrong, lost=False)
+        settings = timing.TimingOptions(**options)
+        flush = {"f_preproc": _FLUSH} if settings.flush else {
+            "min_repeat_ms": settings.min_repeat_ms
+        }  # fmt: skip
+
+        def sample(repeat: int) -> list[float]:
+            if repeat <= 0:
+                return []
+            timer = module.time_evaluator("main", device, number=1, repeat=repeat, **flush)
+            return [seconds * 1e6 for seconds in timer(*task.tensors).results]
+
+        latencies_us = timing.adaptive(sample, settings, first_us, best_us)
+        session.remote.remove(name)
+        return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
+
+
+def _load(session: _Session, folder: str) -> _Task:
+    """The task with its tensors on the board."""
+    if session.task is not None and session.folder == folder:
+        return session.task
+    session.task = None  # frees the other task's tensors before these are made
+    stored = task_folder.read(folder)
+    fresh, device = stored.inputs(), session.remote.cpu(0)
+    session.folder = folder
+    session.task = _Task(
+        stored,
+        fresh,
+        [tvm.runtime.tensor(array, device) for array in fresh],
+        reference.tolerance(stored.mod),
+    )
+    return session.task
+
+
+def _mismatch(task: _Task) -> str | None:
+    """What differs from the reference, in words; None if nothing does."""
+    expected = task.stored.expected
+    if expected is None:
+        return None
+    for index, output in expected.outputs.items():
+        actual, size = task.tensors[index].numpy(), expected.rms[index]
+        wrong = reference.mismatch(actual, output, task.relative, size)
+        if wrong is not None:
+            return f"output {task.stored.args[index].name}: {wrong}"
+    return None
+
+
+def _answers(remote: rpc.RPCSession) -> bool:
+    """Whether the board still serves the session."""
+    try:
+        remote.cpu(0).sync()
+        remote.get_function("tvm.rpc.server.workpath")("")
+    except Exception:  # whatever TVM raises for a connection that has ended
+        return False
+    return True
+
+
+def _failure(error: protocol.ErrorClass, message: str, lost: bool) -> dict[str, Any]:
+    return {"error": error.value, "message": message, "reusable": True, "lost": lost}
+
+
+def _informative(error: Exception) -> str:
+    """The first line that says what happened: TVM puts one before an error of the board."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    informative = [line for line in lines if line and "RPC call:" not in line]
+    return f"{type(error).__name__}: {informative[0] if informative else 'no message'}"[:500]

@@ -1,0 +1,200 @@
+"""Boards over TVM's RPC: the contract, crashes, servers that vanish, refusals, other machines."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import tvm
+
+from felix import errors, workloads
+from felix.cli import main
+from felix.measure import build, protocol
+from felix.measure.boards import board_runs, pool, server, tracker
+from felix.measure.pool.stages import device_stage
+from tests.felix.measure import contract
+from tests.felix.measure.boards import board_fixture
+from tests.felix.measure.pool import test_local as programs
+
+AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
+GEMM = tvm.IRModule({"main": programs.gemm})
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[board_fixture.Boards]:
+    made = board_fixture.Boards(tmp_path_factory.mktemp("boards"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def board(boards: board_fixture.Boards) -> board_runs.Board:
+    return boards.add("first")
+
+
+@pytest.mark.parametrize("holds", contract.EVERY)
+def test_contract(holds: Callable[[protocol.Measurer], None], board: board_runs.Board) -> None:
+    with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
+        holds(measurer)
+
+
+def test_a_board_that_vanishes_loses_no_candidate(
+    boards: board_fixture.Boards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MAX_DIFFERENCE", "MAX_HOME_DIFFERENCE"):  # cores of a machine that is busy
+        monkeypatch.setattr(device_stage, name, 0.99)
+    two = [boards.add("vanishes"), boards.add("stays")]
+    with pool.BoardPool(contract.task(), two, programs.OPTIONS) as measurer:
+        assert measurer.submit(GEMM).result(60).ok
+        futures = [measurer.submit(GEMM) for _ in range(12)]
+        boards.kill("vanishes")
+        assert all(future.result(120).ok for future in futures)
+        board_fixture.until(lambda: measurer.n_devices == 1)
+        boards.add("vanishes")
+        board_fixture.until(lambda: measurer.n_devices == 2)
+        assert measurer.submit(GEMM).result(60).ok
+    boards.kill("vanishes")
+    boards.kill("stays")
+
+
+def test_sessions_end_with_their_board(boards: board_fixture.Boards) -> None:
+    dies = boards.add("dies")
+    with pool.BoardPool(contract.task(), [dies], programs.OPTIONS) as measurer:
+        assert measurer.submit(GEMM).result(60).ok
+        board = boards.processes["dies"].pid
+        (session,) = _children(board)
+        boards.kill("dies")
+        board_fixture.until(lambda: not pathlib.Path(f"/proc/{session}").exists())
+
+
+def test_a_session_is_given_back_in_time(board: board_runs.Board) -> None:
+    """Two pools share a board: each has it for at most `lease_s` while the other waits."""
+    with (
+        pool.BoardPool(contract.task(), [board], programs.OPTIONS) as one,
+        pool.BoardPool(contract.task(), [board], programs.OPTIONS) as other,
+    ):
+        futures = [each.submit(GEMM) for _ in range(12) for each in (one, other)]
+        assert all(future.result(120).ok for future in futures)
+
+
+def test_interrupting_ends_what_runs(board: board_runs.Board) -> None:
+    with pool.BoardPool(contract.task(), [board], programs.OPTIONS) as measurer:
+        assert measurer.submit(GEMM).result(60).ok
+        hangs = measurer.submit(tvm.IRModule({"main": programs.hang}))
+        board_fixture.until(lambda: measurer._runs[0].workers[0].is_called)
+        measurer.interrupt()
+        assert hangs.cancelled() or not hangs.result(60).ok
+        assert measurer.submit(GEMM).result(60).ok
+
+
+def test_a_run_measures_on_a_board(boards: board_fixture.Boards, tmp_path: pathlib.Path) -> None:
+    tuned = subprocess.run(
+        [sys.executable, "-m", "felix", "tune", "gemm:32,32,32", f"--tracker={boards.tracker}",
+         "--key=first", "--trials=8", "--round=4", f"--out={tmp_path / 'out'}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert tuned.returncode == 0, tuned.stderr
+    assert re.search(r"gemm_32x32x32 +8 +0 ", tuned.stdout)
+    run = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path / "out", capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+class TestRefusals:
+    """Each says what to do."""
+
+    def test_no_tracker(self) -> None:
+        nobody = tracker.Tracker("127.0.0.1", board_fixture.free_port())
+        with pytest.raises(errors.MeasureError, match=r"does not answer.*rpc_tracker"):
+            nobody.keys()
+
+    def test_what_is_no_tracker(self) -> None:
+        with pytest.raises(errors.MeasureError, match=r"no tracker of TVM|does not answer"):
+            tracker.Tracker("127.0.0.1", 5432).keys()
+
+    @pytest.mark.parametrize("text", ["", "host", "host:", ":9190", "host:0", "host:99999", "h:x"])
+    def test_addresses(self, text: str) -> None:
+        with pytest.raises(errors.MeasureError, match="HOST:PORT"):
+            tracker.Tracker.parse(text)
+
+    def test_no_such_board(self, board: board_runs.Board) -> None:
+        other = board_runs.Board(tracker=board.tracker, key="other")
+        with pytest.raises(errors.MeasureError, match=r"no board other, it has .*first.*worker"):
+            pool.BoardPool(contract.task(), [other])
+
+    def test_one_board_twice(self, board: board_runs.Board) -> None:
+        with pytest.raises(errors.MeasureError, match="once"):
+            pool.BoardPool(contract.task(), [board, board])
+
+    def test_a_key_with_blanks(self, board: board_runs.Board) -> None:
+        """What follows a blank would be an option of TVM's protocol."""
+        bad = board_runs.Board(tracker=board.tracker, key="first -timeout=1")
+        with pytest.raises(errors.MeasureError, match="a board's key"):
+            pool.BoardPool(contract.task(), [bad])
+
+    def test_two_servers_with_a_key(self, board: board_runs.Board) -> None:
+        with pytest.raises(errors.MeasureError, match="a key of its own"):
+            server.serve(board.tracker, "first", "127.0.0.1", 0)
+
+    def test_a_gpu(self, board: board_runs.Board) -> None:
+        task = workloads.gemm(32, 32, 32, target="cuda -arch sm_80")
+        with pytest.raises(errors.MeasureError, match="not for cuda"):
+            pool.BoardPool(task, [board])
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            (["tune", "gemm:8,8,8", "--tracker=h:1"], "--tracker HOST:PORT and --key KEY"),
+            (["tune", "gemm:8,8,8", "--key=k"], "--tracker HOST:PORT and --key KEY"),
+            (["tune", "gemm:8,8,8", "--tracker=h:1", "--cluster=h:1"], "not both"),
+            (["worker"], "--address of a Ray cluster or --tracker"),
+            (["worker", "--tracker=h:1"], "--key KEY"),
+        ],
+    )
+    def test_options(
+        self, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main.main(options) == 1
+        assert says in capsys.readouterr().err
+
+
+class TestOtherMachines:
+    """Programs for boards that are no machine like this one."""
+
+    def test_a_program_is_linked_for_the_board(self, tmp_path: pathlib.Path) -> None:
+        task = workloads.parse("softmax:16x64", target=AARCH64)
+        path = build.build(task.mod, task.target, str(tmp_path / "kernel"), build.Link.AUTO)
+        header = pathlib.Path(path).read_bytes()[:20]
+        assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == 183
+
+    def test_without_a_linker_it_says_what_to_install(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(build.shutil, "which", lambda name: None)
+        with pytest.raises(ValueError, match=r"lld or binutils-aarch64-linux-gnu"):
+            build.cross_linker("aarch64")
+
+    def test_what_the_board_cannot_load_is_the_candidates_error(
+        self, board: board_runs.Board
+    ) -> None:
+        """The confined builder links for AArch64, which this board is not."""
+        task = workloads.parse("softmax:16x64", target=AARCH64)
+        with pool.BoardPool(task, [board], programs.OPTIONS) as measurer:
+            measured = measurer.submit(task.mod).result(60)
+        assert measured.error is protocol.ErrorClass.LAUNCH
+        assert "load" in measured.message and measured.build_s > 0
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that any thread of a process has started."""
+    threads = pathlib.Path(f"/proc/{pid}/task").iterdir()
+    return [
+        int(child) for thread in threads for child in (thread / "children").read_text().split()
+    ]
