@@ -1,7 +1,7 @@
 """Build, check and time candidate schedules in processes of their own.
 
 `protocol` says what a measurement is, `pool.local.LocalPool` measures on this machine,
-`cluster.pool.ClusterPool` on those of a cluster,
+`cluster.pool.ClusterPool` on those of a cluster, `boards.pool.BoardPool` on boards,
 `testing.FunctionMeasurer` answers from a function.
 """
 

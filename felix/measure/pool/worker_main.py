@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from felix import errors
-from felix.measure import build, protocol
-from felix.measure.boards import runner as board_runner
+from felix.measure import board_runner, build, protocol
 from felix.measure.cpu import runner as cpu_runner
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import runner as cuda_runner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,10 @@ from tests.felix.measure.pool import test_local as programs
 AARCH64 = "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -num-cores=4"
 GEMM = tvm.IRModule({"main": programs.gemm})
 pytestmark = pytest.mark.slow
+needs_linker = pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("aarch64-linux-gnu-ld", "ld.lld")),
+    reason="needs a linker for AArch64: binutils-aarch64-linux-gnu or lld",
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +173,7 @@ class TestRefusals:
 class TestOtherMachines:
     """Programs for boards that are no machine like this one."""
 
+    @needs_linker
     def test_a_program_is_linked_for_the_board(self, tmp_path: pathlib.Path) -> None:
         task = workloads.parse("softmax:16x64", target=AARCH64)
         path = build.build(task.mod, task.target, str(tmp_path / "kernel"), build.Link.AUTO)
@@ -181,6 +187,7 @@ class TestOtherMachines:
         with pytest.raises(ValueError, match=r"lld or binutils-aarch64-linux-gnu"):
             build.cross_linker("aarch64")
 
+    @needs_linker
     def test_what_the_board_cannot_load_is_the_candidates_error(
         self, board: board_runs.Board
     ) -> None:
