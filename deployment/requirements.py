@@ -19,7 +19,10 @@ def requirements(
     """Each requirement, in the order of the file."""
     project = tomllib.loads(pyproject.read_text())["project"]
     optional = project["optional-dependencies"]
-    all_of_them = [*project["dependencies"], *(each for extra in extras for each in optional[extra])]
+    all_of_them = [
+        *project["dependencies"],
+        *(each for extra in extras for each in optional[extra]),
+    ]
     names = [re.split(r"[=\[<>!~ ]", each)[0] for each in all_of_them]
     unknown = set(without) - set(names)
     if unknown:

@@ -6,11 +6,13 @@ service of the slim image runs without the packages that the image leaves out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,9 +31,10 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 #: Packages that the slim image leaves out.
 LEFT_OUT = re.findall(r"--without ([\w ]+?) >", DOCKERFILE)[0].split()
+#: `RAY_AUTH_TOKEN` of the environment in which compose runs.
 TOKEN = "0123456789abcdef0123456789abcdef"
-#: Given to `SERVICES` from outside.
-_GIVEN = {"RAY_AUTH_TOKEN:-": TOKEN}
+#: TVM's tracker takes no port from here on.
+TRACKER_END = 9199
 #: Seconds that a process may take to be ready, or to end.
 LIMIT_S = 120.0
 
@@ -49,7 +52,8 @@ class Deployment:
     def __init__(self, folder: pathlib.Path, database_url: str) -> None:
         self.folder, self.data = folder, folder / "data"
         self.database_url = database_url
-        self.port, self._head, self._tracker = (live_service.free_port() for _ in range(3))
+        self.port, self._head = live_service.free_port(), live_service.free_port()
+        self.tracker_port = _free_below(TRACKER_END)
         #: where the code of the running version lies
         self.source = ROOT
         #: Ray makes sockets in it, whose paths are limited to 107 bytes
@@ -175,7 +179,7 @@ class Deployment:
     def _here(self, text: str) -> str:
         for name, value in {
             "ray-head:6379": f"127.0.0.1:{self._head}", "--port=6379": f"--port={self._head}",
-            "9190": str(self._tracker), ":8000": f":{self.port}",
+            "9190": str(self.tracker_port), ":8000": f":{self.port}",
         }.items():  # fmt: skip
             text = text.replace(name, value)
         return text
@@ -183,12 +187,17 @@ class Deployment:
 
 def _environment(service: str) -> dict[str, str]:
     """The service's variables, with what compose would take from outside."""
-    filled = {}
-    for name, text in SERVICES[service].get("environment", {}).items():
-        for given, value in _GIVEN.items():
-            text = text.replace(f"${{{given}}}", value)
-        filled[name] = text
-    return filled
+    variables = SERVICES[service].get("environment", {})
+    return {name: text.replace("${RAY_AUTH_TOKEN:-}", TOKEN) for name, text in variables.items()}
+
+
+def _free_below(end: int) -> int:
+    """A port below another that nobody listens on."""
+    for port in range(end - 1, 1024, -1):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("0.0.0.0", port))
+            return port
+    raise OSError(f"no port below {end} is free")
 
 
 def _stubs(folder: pathlib.Path) -> pathlib.Path:
