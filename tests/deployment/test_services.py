@@ -7,6 +7,7 @@ import pathlib
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,15 @@ def has_gpu() -> bool:
     with contextlib.suppress(FileNotFoundError):
         return subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
     return False
+
+
+@pytest.mark.parametrize("package", deployments.LEFT_OUT)
+def test_the_slim_image_is_imitated_without_what_it_leaves_out(
+    package: str, deployment: deployments.Deployment
+) -> None:
+    statement = [sys.executable, "-c", f"import {package}"]
+    done = subprocess.run(statement, env=deployment.environment("api"), capture_output=True)
+    assert done.returncode == 1 and b"ModuleNotFoundError" in done.stderr
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 import pytest
 
 from felix import client
-from server import app, settings
+from server import app, commands, settings
+from server.database import database, schema
+from server.store import keys
 from tests.server.conftest import own_database
 from tests.support import deployment as deployments
 
@@ -24,7 +26,7 @@ with warnings.catch_warnings():
 
 GUIDE = "deployment.md"
 #: Of the job during which all is replaced.
-N_TRIALS = 64
+N_TRIALS = 40
 #: What the next version adds to the schema.
 REVISION = '''\
 """A column that the version before does not know."""
@@ -92,6 +94,24 @@ class Watched:
         self._thread.join(deployments.LIMIT_S)
         assert not self._thread.is_alive()
         return self._service.job(self._job_id)
+
+
+def test_an_sqlite_file_is_copied_while_it_is_used(tmp_path: pathlib.Path) -> None:
+    chosen = settings.Settings(data_dir=tmp_path / "data")
+    commands.upgrade(chosen)
+    with contextlib.closing(database.Database(chosen.database)) as db, db.write() as tx:
+        (chosen.data_dir / "blobs").mkdir()
+        made = deployments.Deployment(tmp_path, chosen.database)
+        with contextlib.closing(made):
+            made.run(deployments.block(GUIDE, "Backup and restore", 4))
+        keys.create(tx, keys.NewKey(name="too late"))
+    (tmp_path / "restored").mkdir()
+    (tmp_path / "backup" / "felix.db").rename(tmp_path / "restored" / "felix.db")
+    copy = settings.Settings(data_dir=tmp_path / "restored")
+    with contextlib.closing(database.Database(copy.database)) as db:
+        schema.check(db)
+        with db.read() as tx:
+            assert keys.every(tx) == []
 
 
 @pytest.mark.slow
