@@ -36,7 +36,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 #: TVM's tracker takes no port from here on.
 TRACKER_END = 9199
 #: Seconds that a process may take to be ready, or to end.
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 def block(page: str, heading: str, number: int = 0) -> str:
