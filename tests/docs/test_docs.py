@@ -24,7 +24,8 @@ RESULTS = ROOT / "docs" / "results"
 WRITTEN = [page for page in PAGES if RESULTS not in page.parents]
 #: Pages about what is there today. The changelog also names what was.
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
-FOLDERS = ("felix", "costmodel", "server", "migrations", "tests", "benchmarks", "docs", "data")
+FOLDERS = ("felix", "costmodel", "server", "migrations", "deployment", "tests", "benchmarks",
+           "docs", "data")  # fmt: skip
 
 
 def _name(page: pathlib.Path) -> str:
@@ -144,13 +145,21 @@ def test_names_of_felix_in_examples_exist() -> None:
     assert n_names > 5
 
 
-def test_every_setting_of_the_service_is_documented() -> None:
+def test_every_setting_of_the_service_is_documented_with_its_default() -> None:
     from server import settings
 
-    fields = getattr(settings.Settings, "model_fields", None) or settings.Settings.__annotations__
-    text = (ROOT / "docs" / "reference" / "service.md").read_text()
-    missing = [name for name in fields if f"FELIX_{name.upper()}" not in text]
-    assert not missing
+    text = (ROOT / "docs" / "guide" / "deployment.md").read_text()
+    rows = re.findall(r"^\| `(FELIX_\w+)` \| ([^|]*) \|", text, re.M)
+    fields = settings.Settings.model_fields
+    assert sorted(name for name, _ in rows) == sorted(f"FELIX_{name.upper()}" for name in fields)
+    default = settings.Settings()
+    for variable, written in rows:
+        name = variable.removeprefix("FELIX_").lower()
+        if not written.startswith("`"):  # words: the setting is absent
+            assert getattr(default, name) in (None, ()), variable
+            continue
+        stated = settings.Settings.from_environment({variable: written.strip("`")})
+        assert written.strip("`") and getattr(stated, name) == getattr(default, name), variable
 
 
 def test_generated_reference_pages_are_up_to_date() -> None:

@@ -43,8 +43,8 @@ def server_url() -> sa.URL:
     return sa.make_url(text).set(drivername="postgresql+psycopg")
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
+@contextlib.contextmanager
+def own_database() -> Iterator[str]:
     """URL of an empty PostgreSQL database, dropped at the end."""
     problem = postgres_problem()
     if problem is not None:
@@ -55,10 +55,19 @@ def postgres() -> Iterator[str]:
         connection.execute(sa.text(f"CREATE DATABASE {name}"))
         # Nothing here ends PostgreSQL, so no commit need wait for the disk.
         connection.execute(sa.text(f"ALTER DATABASE {name} SET synchronous_commit TO off"))
-    yield server_url().set(database=name).render_as_string(hide_password=False)
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
-    engine.dispose()
+    try:
+        yield server_url().set(database=name).render_as_string(hide_password=False)
+    finally:
+        with engine.connect() as connection:
+            connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+        engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of an empty PostgreSQL database, dropped at the end."""
+    with own_database() as made:
+        yield made
 
 
 @pytest.fixture(scope="session", autouse=True)

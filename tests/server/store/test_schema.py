@@ -86,6 +86,43 @@ def test_upgrade_from_every_revision(bare: database.Database, revision: str) -> 
         assert described(bare) == upgraded
 
 
+def test_a_revision_only_adds_so_the_version_before_goes_on(bare: database.Database) -> None:
+    schema.upgrade(bare, REVISIONS[0])
+    before = tables(bare)
+    for revision in REVISIONS[1:]:
+        schema.upgrade(bare, revision)
+        after = tables(bare)
+        for table, parts in before.items():
+            assert in_the_way(parts, after[table]) == [], f"{revision}: {table}"
+        before = after
+
+
+def tables(db: database.Database) -> dict[str, Any]:
+    every = described(db)
+    every.pop("autoincrement", None)
+    return every
+
+
+def in_the_way(before: dict[str, Any], after: dict[str, Any]) -> list[Any]:
+    """What a version that knows a table as it was lacks, or what may refuse its rows."""
+    if before["primary key"] != after["primary key"]:
+        return [after["primary key"]]
+    found = []
+    for part in set(before) - {"primary key"}:
+        found += [each for each in before[part] if each not in after[part]]
+        found += [
+            each for each in after[part] if each not in before[part] and not is_harmless(each)
+        ]
+    return found
+
+
+def is_harmless(new: dict[str, Any]) -> bool:
+    """A column that may be left out, or an index that refuses nothing; no other rule."""
+    if "nullable" in new:
+        return bool(new["nullable"]) or new["default"] not in (None, "None")
+    return new.get("unique") in (False, 0)
+
+
 def test_another_schema_is_refused_with_the_command(bare: database.Database) -> None:
     with pytest.raises(errors.SchemaMismatch, match=r"no schema yet.*`felix db upgrade`"):
         schema.check(bare)

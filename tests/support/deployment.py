@@ -1,0 +1,220 @@
+"""The services of the compose file as processes of this machine: the same commands, by hand.
+
+What names a container or its port is replaced: `postgres`, `ray-head`, 8000, 6379, 9190. A
+service of the slim image runs without the packages that the image leaves out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import yaml
+
+from tests.support import live_service
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+#: Packages that the slim image leaves out.
+LEFT_OUT = re.findall(r"--without ([\w ]+?) >", DOCKERFILE)[0].split()
+#: `RAY_AUTH_TOKEN` of the environment in which compose runs.
+TOKEN = "0123456789abcdef0123456789abcdef"
+#: TVM's tracker takes no port from here on.
+TRACKER_END = 9199
+#: Seconds that a process may take to be ready, or to end.
+LIMIT_S = 240.0
+
+
+def block(page: str, heading: str, number: int = 0) -> str:
+    """A fenced block of shell commands under a heading of a page of docs/guide."""
+    text = (ROOT / "docs" / "guide" / page).read_text()
+    section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.M)[1].split("\n## ")[0]
+    return re.findall(r"^```\n(.*?)^```$", section, re.S | re.M)[number]
+
+
+class Deployment:
+    """Processes with one database, one data folder and ports of their own."""
+
+    def __init__(self, folder: pathlib.Path, database_url: str) -> None:
+        self.folder, self.data = folder, folder / "data"
+        self.database_url = database_url
+        self.port, self._head = live_service.free_port(), live_service.free_port()
+        self.tracker_port = _free_below(TRACKER_END)
+        #: where the code of the running version lies
+        self.source = ROOT
+        #: Ray makes sockets in it, whose paths are limited to 107 bytes
+        self._short = pathlib.Path(tempfile.mkdtemp(prefix="felix-ray-", dir="/tmp"))
+        self._stubs = _stubs(folder / "left-out")
+        self._n_logs = 0
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._logs: dict[int, pathlib.Path] = {}
+
+    def command(self, service: str) -> list[str]:
+        """What the service runs, with this machine's names."""
+        return [self._here(word) for word in SERVICES[service]["command"]]
+
+    def environment(self, service: str) -> dict[str, str]:
+        """The service's own variables, with this machine's names, and those of any process."""
+        own = {name: self._here(text) for name, text in _environment(service).items()}
+        places = {"FELIX_DATABASE_URL": self.database_url, "FELIX_DATA_DIR": str(self.data)}
+        own |= {name: place for name, place in places.items() if name in own}
+        if "FELIX_HOST" in own:
+            own |= {"FELIX_HOST": "127.0.0.1", "FELIX_PORT": str(self.port)}
+        is_slim = SERVICES[service].get("build", {}).get("target") == "slim"
+        return self.shell() | {"PYTHONPATH": self._path(is_slim)} | own
+
+    def shell(self) -> dict[str, str]:
+        """What a person's shell has; no variable of ours from outside."""
+        outside = {k: v for k, v in os.environ.items() if not k.startswith(("FELIX_", "RAY_"))}
+        path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{outside.get('PATH', '')}"
+        return outside | {
+            "PATH": path, "PYTHONPATH": self._path(False), "RAY_TMPDIR": str(self._short),
+            "FELIX_DATABASE_URL": self.database_url, "FELIX_DATA_DIR": str(self.data),
+            "FELIX_PORT": str(self.port),
+        }  # fmt: skip
+
+    def start(self, service: str) -> subprocess.Popen[bytes]:
+        """Start a service; its output goes to a file."""
+        self._n_logs += 1
+        path = self.folder / f"{service}-{self._n_logs}.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                self.command(service), env=self.environment(service), cwd=self.folder,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.processes.append(process)
+        self._logs[process.pid] = path
+        return process
+
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        """What a process has written."""
+        return self._logs[process.pid].read_text()
+
+    def until(
+        self, process: subprocess.Popen[bytes], is_so: Callable[[], bool], every_s: float = 0.1
+    ) -> None:
+        """Wait for something while a process runs."""
+        until_s = time.monotonic() + LIMIT_S
+        while not is_so():
+            assert process.poll() is None, self.log(process)
+            assert time.monotonic() < until_s, self.log(process)
+            time.sleep(every_s)
+
+    def until_said(self, process: subprocess.Popen[bytes], words: str) -> None:
+        """Wait until a process has written some words."""
+        self.until(process, lambda: words in self.log(process))
+
+    def is_healthy(self, service: str) -> bool:
+        """Whether the service's own check succeeds."""
+        kind, *check = SERVICES[service]["healthcheck"]["test"]
+        assert kind == "CMD"
+        done = subprocess.run(
+            [self._here(word) for word in check], env=self.shell(), capture_output=True
+        )
+        return done.returncode == 0
+
+    def migrate(self) -> None:
+        """Run the service that ends by itself."""
+        process = self.start("migrate")
+        assert process.wait(LIMIT_S) == 0, self.log(process)
+
+    def start_api(self) -> subprocess.Popen[bytes]:
+        """Start an API server; ready when this returns."""
+        process = self.start("api")
+        self.until(process, lambda: self.is_healthy("api"))
+        return process
+
+    def start_tuner(self) -> subprocess.Popen[bytes]:
+        """Start a tuner; ready when this returns."""
+        process = self.start("tuner")
+        self.until_said(process, "is ready for")
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGTERM, as a supervisor ends a service; it has to obey."""
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) is not None, self.log(process)
+
+    def run(self, script: str, **environment: str) -> str:
+        """What a shell script writes; it has to succeed."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], cwd=self.folder, capture_output=True,
+            text=True, env=self.shell() | environment, timeout=LIMIT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        """End all, those too that a process left behind (`ray start`)."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for left in _with_variable("RAY_TMPDIR", str(self._short)):
+            left.kill()
+        shutil.rmtree(self._short, ignore_errors=True)
+
+    def _path(self, is_slim: bool) -> str:
+        return os.pathsep.join([*([str(self._stubs)] if is_slim else []), str(self.source)])
+
+    def _here(self, text: str) -> str:
+        for name, value in {
+            "ray-head:6379": f"127.0.0.1:{self._head}", "--port=6379": f"--port={self._head}",
+            "9190": str(self.tracker_port), ":8000": f":{self.port}",
+        }.items():  # fmt: skip
+            text = text.replace(name, value)
+        return text
+
+
+def _environment(service: str) -> dict[str, str]:
+    """The service's variables, with what compose would take from outside."""
+    variables = SERVICES[service].get("environment", {})
+    return {name: text.replace("${RAY_AUTH_TOKEN:-}", TOKEN) for name, text in variables.items()}
+
+
+def _free_below(end: int) -> int:
+    """A port below another that nobody listens on."""
+    for port in range(end - 1, 1024, -1):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("0.0.0.0", port))
+            return port
+    raise OSError(f"no port below {end} is free")
+
+
+def _stubs(folder: pathlib.Path) -> pathlib.Path:
+    """Modules that fail as those do that are not installed."""
+    folder.mkdir()
+    for name in LEFT_OUT:
+        (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r}, name={name!r})\n")
+    return folder
+
+
+def _with_variable(name: str, value: str) -> list[psutil.Process]:
+    """Processes of this user whose environment has a variable."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(name) == value:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
