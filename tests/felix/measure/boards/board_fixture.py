@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -60,16 +61,21 @@ class Boards:
 
     def close(self) -> None:
         """End all."""
-        for process in self.processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes.values():
-            process.wait(20)
+        try:
+            for process in self.processes.values():
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+        finally:
+            for process in self.processes.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # TVM's tracker leaves a process
 
     def _start(self, name: str, module: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments], stdout=log, stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=self.folder,
+                start_new_session=True,
             )  # fmt: skip
 
     def _answers(self) -> bool:
