@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from felix.measure import protocol
+import tvm
+
+from felix import target, version
+from felix.measure import payload, protocol
 from felix.measure.cluster import kinds, messages, pool
-from felix.measure.pool import candidates
-from felix import target
 
 #: The GPU that devices are, and its target.
 TARGET = "h200"
@@ -39,10 +40,12 @@ class Times:
 
 
 class Node:
-    """Says what `felix.measure.cluster.node.Node` says.
+    """Says what `felix.measure.cluster.node.Node` says, in this process or as an actor of Ray.
 
     Args:
         times: of its work.
+        builders: programs that it builds at a time.
+        has_device: whether it runs candidates.
         running: entered while a request runs, as long as it takes.
         sleep: waits for so many seconds.
     """
@@ -50,23 +53,32 @@ class Node:
     def __init__(
         self,
         times: Times,
+        builders: int,
+        has_device: bool,
         running: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._times, self._running, self._sleep = times, running, sleep
+        self._times, self._builders, self._has_device = times, builders, has_device
+        self._running, self._sleep = running, sleep
         self._device = threading.Lock()
         #: digests of the programs that ran, in order; the yardstick of a task is there once more
         self.ran: list[str] = []
 
     def facts(self) -> str:
-        """That it is there."""
-        return messages.write()
+        """What the node is and does."""
+        kind = kinds.of(target.parse(TARGET))
+        device = {"kind": "cuda", "name": kind, "cache_bytes": 0, "index": 0, "visible": ""}
+        return messages.write(
+            felix=version.__version__, tvm=tvm.__version__, payload=payload.VERSION,
+            host="simulated", builders=self._builders, kind=kind if self._has_device else "",
+            device=device if self._has_device else None,
+        )  # fmt: skip
 
     def build(self, text: str) -> tuple[str, bytes]:
         """Build a program: a binary that names it."""
-        payload = messages.read(text)["payload"]
+        program = messages.read(text)["payload"]
         self._wait(self._times.build_s)
-        digest = hashlib.sha256(payload.encode()).digest()
+        digest = hashlib.sha256(program.encode()).digest()
         reply = messages.write(suffix=".cubin", build_s=self._times.build_s)
         return reply, digest.ljust(self._times.binary_bytes, b"\0")
 
@@ -143,33 +155,30 @@ class Cluster:
         times: Times,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._times, self._n_builders = times, n_builders
+        self._times = times
         self._counting = threading.Lock()
         self._n_busy = 0
         #: devices that ran candidates at the same time, at most
         self.most_busy = 0
-        self.nodes = {"builds": Node(times, sleep=sleep)} | {
-            f"device-{number}": Node(times, self._busy, sleep) for number in range(n_devices)
-        }
+        self.devices = [Node(times, 0, True, self._busy, sleep) for _ in range(n_devices)]
+        builds = Node(times, n_builders, False, sleep=sleep)
+        self._nodes = {str(number): node for number, node in enumerate([builds, *self.devices])}
 
     @property
     def ran(self) -> list[str]:
         """Digests of the programs that ran, on any node."""
-        return [digest for node in self.nodes.values() for digest in node.ran]
+        return [digest for node in self.devices for digest in node.ran]
 
     def members(self) -> Sequence[pool.Member]:
         """All nodes."""
-        kind = kinds.of(target.parse(TARGET))
         return [
-            pool.Member(name, self._n_builders, None, "")
-            if name == "builds"
-            else pool.Member(name, 0, candidates.Device("cuda", kind, 0), kind)
-            for name in self.nodes
+            pool.from_facts(name, messages.read(node.facts()), {"version": messages.VERSION})
+            for name, node in self._nodes.items()
         ]
 
     def link(self, member: pool.Member, closed: threading.Event) -> Link:
         """The way to a node."""
-        return Link(self.nodes[member.name], self._times)
+        return Link(self._nodes[member.name], self._times)
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:

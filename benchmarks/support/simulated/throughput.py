@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.support.simulated import nodes
@@ -59,13 +58,10 @@ def measure(
 
 def _warm_up(over: pool.ClusterPool, cluster: nodes.Cluster, n_devices: int) -> int:
     """Measure until every device is calibrated; how many candidates that took."""
-    devices: Sequence[nodes.Node] = [
-        node for name, node in cluster.nodes.items() if name.startswith("device")
-    ]
     n = 0
     for _ in range(_ATTEMPTS):
         over.measure(programs(n, _WARM_UP * n_devices))
         n += _WARM_UP * n_devices
-        if all(len(node.ran) > 1 for node in devices):
+        if all(len(node.ran) > 1 for node in cluster.devices):
             return n
     raise RuntimeError("some device has nothing to do")
