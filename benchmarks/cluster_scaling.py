@@ -40,7 +40,7 @@ RUN_S = 0.040
 BUILD_S = 0.040
 DEVICES = (1, 2, 4, 8, 16, 64, 256, 1000)
 #: Candidates for each device; fewer where the pool is the bound and every one costs its time.
-N_EACH, N_EACH_OF_MANY, MANY = 50, 10, 256
+N_EACH, N_EACH_OF_MANY, MANY = 50, 4, 256
 JOB_DEVICES = (1, 2, 8)
 _FILES = 200
 

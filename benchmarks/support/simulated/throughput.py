@@ -12,9 +12,8 @@ from felix.templates import generated
 
 #: Bytes of a program's text: kernels of templates have about as many.
 SOURCE_BYTES = 15_000
-#: Candidates that each device has in the pool before the clock starts.
-_WARM_UP = 4
-_ATTEMPTS = 50
+#: Candidates for each device before the clock starts, and how often at most.
+_WARM_UP, _PASSES = 2, 4
 
 
 def programs(first: int, count: int) -> list[generated.GeneratedProgram]:
@@ -57,11 +56,15 @@ def measure(
 
 
 def _warm_up(over: pool.ClusterPool, cluster: nodes.Cluster, n_devices: int) -> int:
-    """Measure until every device is calibrated; how many candidates that took."""
+    """Measure until every device is calibrated, or the pool keeps only some busy.
+
+    Returns:
+        How many candidates that took.
+    """
     n = 0
-    for _ in range(_ATTEMPTS):
+    for _ in range(_PASSES):
         over.measure(programs(n, _WARM_UP * n_devices))
         n += _WARM_UP * n_devices
         if all(len(node.ran) > 1 for node in cluster.devices):
-            return n
-    raise RuntimeError("some device has nothing to do")
+            break
+    return n
