@@ -26,12 +26,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import (
     artifact_repeat,
+    cluster_scaling,
     cpu_tuning,
     cuda_build_time,
     descent_steps,
     features,
     fusion,
     measure_throughput,
+    multi_gpu,
     search_cost,
     tensor_cores,
     unrolling,
@@ -46,12 +48,14 @@ PAGES = common.ROOT / "docs" / "results"
 #: Benchmark (a results file's field) -> its tables.
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "artifact_repeat": artifact_repeat.render,
+    "cluster_scaling": cluster_scaling.render,
     "cpu_tuning": cpu_tuning.render,
     "cuda_build_time": cuda_build_time.render,
     "descent_steps": descent_steps.render,
     "features": features.render,
     "fusion": fusion.render,
     "measure_throughput": measure_throughput.render,
+    "multi_gpu": multi_gpu.render,
     "networks": networks.render,
     "proposals": statements.proposals_table,
     "search_cost": search_cost.render,

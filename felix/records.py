@@ -108,17 +108,22 @@ def effective_measurements(every: Iterable[Record]) -> dict[Key, Record]:
     """
     effective: dict[Key, Record] = {}
     for record in every:
-        latency_us = record.measurement.latency_us
-        earlier = effective.get(record.key)
-        if record.repeat:
-            effective.pop(record.key, None)
-        if latency_us is None or not record.measurement.checked:
-            continue
-        if record.repeat or earlier is None:
-            effective[record.key] = record
-        elif not earlier.repeat and latency_us < (earlier.measurement.latency_us or 0.0):
-            effective[record.key] = record
+        add_effective(effective, record)
     return effective
+
+
+def add_effective(effective: dict[Key, Record], record: Record) -> None:
+    """Let one more record of a task count in what `effective_measurements` made of the earlier."""
+    latency_us = record.measurement.latency_us
+    earlier = effective.get(record.key)
+    if record.repeat:
+        effective.pop(record.key, None)
+    if latency_us is None or not record.measurement.checked:
+        return
+    if record.repeat or earlier is None:
+        effective[record.key] = record
+    elif not earlier.repeat and latency_us < (earlier.measurement.latency_us or 0.0):
+        effective[record.key] = record
 
 
 def fastest(effective: Mapping[Key, Record], is_remeasured: bool) -> Record | None:

@@ -124,6 +124,28 @@ def measure_throughput(data: Data) -> str:
     )
 
 
+def cluster_scaling(data: Data) -> str:
+    """What Ray adds to a candidate, and how far throughput grows with devices."""
+    added = [row["added"] for row in data["overhead"]["transport"]]
+    linear = [row for row in data["throughput"] if row["devices"] <= 4]
+    most = max(data["throughput"], key=lambda row: row["rate"])
+    return (
+        f"A node behind Ray adds {_range(added)} ms to a candidate, by the size of its binary. "
+        f"With 1, 2 and 4 devices the rate is {min(row['linear'] for row in linear):.2f} of "
+        f"linear or more. One tuner's pool measures at most {_number(most['rate'])} candidates a "
+        f"second, with {most['devices']} devices."
+    )
+
+
+def multi_gpu(data: Data) -> str:
+    """How much faster a job is on several devices."""
+    several = data["summary"][-1]
+    return (
+        f"On {several['devices']} devices ({data['device']}) a job of {len(data['workloads'])} "
+        f"tasks is {several['speed_up']:.2f} times as fast as on one."
+    )
+
+
 def search_efficiency(data: Data) -> str:
     """How long other searches take to get near the best, and PyTorch's libraries."""
     entries = efficiency.summary(data["runs"])
@@ -271,10 +293,12 @@ def proposals_table(data: Data) -> str:
 
 #: A results file's field `benchmark` -> its statement.
 STATEMENTS: Mapping[str, Callable[[Data], str]] = {
+    "cluster_scaling": cluster_scaling,
     "cpu_tuning": cpu_tuning,
     "features": features,
     "fusion": fusion_ratios,
     "measure_throughput": measure_throughput,
+    "multi_gpu": multi_gpu,
     "networks": networks.statement,
     "proposals": proposals,
     "search_cost": search_costs,

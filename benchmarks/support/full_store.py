@@ -38,10 +38,8 @@ def fill(db: database.Database, store: blobs.BlobStore, n_jobs: int, n_trials: i
 
 def finished_job(db: database.Database, store: blobs.BlobStore, n_trials: int) -> int:
     """Number of a job that succeeded: every fourth trial failed, the others got faster."""
+    claim = claimed(db)
     with db.write() as tx:
-        job = jobs.create(tx, _new_job(), None).job
-        claim = leases.claim(tx, workers.register(tx, _new_worker()), TARGET_KEYS, 60.0)
-        assert claim is not None and claim.job.id == job.id, "the database has other jobs"
         _tune(tx, claim.fence, n_trials)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "bundle.zip")
@@ -55,21 +53,35 @@ def finished_job(db: database.Database, store: blobs.BlobStore, n_trials: int) -
         artifacts.add(tx, claim.fence, artifact)
         artifacts.keep_code(tx, claim.fence, 0, "def main(): ...", "; llvm")
         leases.succeed(tx, claim.fence, "trials")
-    return job.id
+    return claim.job.id
+
+
+def claimed(db: database.Database) -> leases.Claim:
+    """A new job of a new tuner, in a database where no other one waits."""
+    with db.write() as tx:
+        jobs.create(tx, _new_job(), None)
+        claim = leases.claim(tx, workers.register(tx, _new_worker()), TARGET_KEYS, 60.0)
+    assert claim is not None
+    return claim
+
+
+def begin(tx: orm.Session, fence: leases.Fence) -> None:
+    """What a tuner writes before the first trial."""
+    leases.begin(tx, fence, "llvm/benchmark", '{"kind":"llvm"}')
+    progress.started(tx, fence, ["key"], {"model": "analytic", "trials": 16})
+    progress.opened(tx, fence, 0, 2, 0.5)
 
 
 def _tune(tx: orm.Session, fence: leases.Fence, n_trials: int) -> None:
     """Everything that a tuner writes while it tunes."""
-    leases.begin(tx, fence, "llvm/benchmark", '{"kind":"llvm"}')
-    progress.started(tx, fence, ["key"], {"model": "analytic", "trials": 16})
-    progress.opened(tx, fence, 0, 2, 0.5)
+    begin(tx, fence)
     progress.baseline(tx, fence, 0, 1000.0, "")
     counts = {"n_candidates": 4, "n_invalid": 1, "predicted_us": 40.0, "elapsed_s": 1.0}
     steps = [{"step": i, "temperature": 1.0 / (i + 1), "loss": 3.0 - i, "penalty": 0.1}
              for i in range(3)]  # fmt: skip
     progress.round_started(tx, fence, 0, 0, counts, steps)
     for number in range(n_trials):
-        trials.append(tx, fence, _new_trial(number))
+        trials.append(tx, fence, new_trial(number))
     training = {"n_records": n_trials, "loss_before": 0.5, "loss_after": 0.25}
     progress.trained(tx, fence, {**training, "accepted": True})
     breakdown = {"search_s": 1.0, "measure_s": 2.0}
@@ -92,7 +104,8 @@ def _new_worker() -> workers.NewWorker:
     )
 
 
-def _new_trial(number: int) -> trials.NewTrial:
+def new_trial(number: int) -> trials.NewTrial:
+    """A trial of that number."""
     latency_us = None if number % 4 == 3 else 100.0 / (number + 1)
     return trials.NewTrial(
         task=0, round=number // 4, sketch_index=0, sketch_key="s", decisions=(number, 2),

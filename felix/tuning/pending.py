@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import heapq
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -68,7 +70,12 @@ class PendingTrials:
         self._compute_guard = compute_guard
         self._breakdown = breakdown
         self._seconds = seconds
-        self._trials: list[PendingTrial] = []
+        #: by number, oldest first
+        self._trials: dict[int, PendingTrial] = {}
+        self._n_submitted = 0
+        #: numbers of those that are measured or cancelled, a heap
+        self._done: list[int] = []
+        self._changed = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -83,46 +90,55 @@ class PendingTrials:
         """Send a candidate of a task's current round to be measured."""
         future = task_run.measurer.submit(program)
         trial = PendingTrial(task_run, suggestion, future, task_run.n_rounds, is_first=is_first)
+        number = self._n_submitted
+        self._n_submitted += 1
+        self._trials[number] = trial
 
-        def note_time(_: _Future) -> None:
+        def note(_: _Future) -> None:
             trial.completed_s = self._clock.elapsed_s
+            with self._changed:
+                heapq.heappush(self._done, number)
+                self._changed.notify()
 
-        future.add_done_callback(note_time)
-        self._trials.append(trial)
+        future.add_done_callback(note)
 
     def complete_one(self, record: Callable[[PendingTrial], None]) -> None:
         """Wait for a candidate, record it unless it was cancelled, and let go of it."""
-        trial = self._wait()
+        number = self._wait()
+        trial = self._trials[number]
         if not trial.future.cancelled():
             record(trial)
-        self._trials.remove(trial)
+        del self._trials[number]
 
     def abandon(self, record: Callable[[PendingTrial], None]) -> None:
         """Record what is measured by now; let go of the rest."""
-        for trial in self._trials:
+        for trial in self._trials.values():
             if not trial.future.cancel() and trial.future.done() and not trial.is_recorded:
                 record(trial)
         self._trials.clear()
 
     def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
         """Record what is measured by now, without waiting."""
-        while any(trial.future.done() for trial in self._trials):
+        while self._done:
             self.complete_one(record)
 
-    def _wait(self) -> PendingTrial:
-        """The oldest candidate that is measured, or cancelled because time is up."""
+    def _wait(self) -> int:
+        """The oldest candidate that is measured, or cancelled because time is up; its number."""
         start = time.perf_counter()
-        while (trial := next((t for t in self._trials if t.future.done()), None)) is None:
-            futures = [pending.future for pending in self._trials]
-            first = concurrent.futures.FIRST_COMPLETED
-            concurrent.futures.wait(futures, self._timeout_s(), first)
+        while not self._done:
+            timeout_s = self._timeout_s()
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._done), timeout_s)
             self._compute_guard.check()
+        with self._changed:
+            number = heapq.heappop(self._done)
         waited_s = time.perf_counter() - start
-        run_s = 0.0 if trial.future.cancelled() else trial.future.result().run_s
+        future = self._trials[number].future
+        run_s = 0.0 if future.cancelled() else future.result().run_s
         running_s = min(waited_s, run_s)  # a measurement ends with its run
         self._breakdown.add("measure", running_s)
         self._breakdown.add("build_wait", waited_s - running_s)
-        return trial
+        return number
 
     def _timeout_s(self) -> float | None:
         """How long to wait; when time is up, candidates that have not begun are cancelled."""
@@ -136,8 +152,8 @@ class PendingTrials:
         if self._seconds is None:
             return None
         for until_s, trials in (
-            (self._seconds, [trial for trial in self._trials if not trial.is_first]),
-            (first_rounds.OVERRUN * self._seconds, self._trials),
+            (self._seconds, [each for each in self._trials.values() if not each.is_first]),
+            (first_rounds.OVERRUN * self._seconds, self._trials.values()),
         ):
             left_s = until_s - self._clock.elapsed_s
             if left_s > 0.0:

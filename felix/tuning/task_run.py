@@ -237,7 +237,7 @@ class TaskRun:
         latency_us = measurement.latency_us
         if latency_us is None or not measurement.checked:
             return False
-        self._count(record)
+        records.add_effective(self.effective, record)
         self._recent_us = min(latency_us, self._recent_us or latency_us)
         if self.best_us is not None and self.best_us <= latency_us:
             return False
@@ -247,11 +247,8 @@ class TaskRun:
 
     def _add_repeat(self, record: records.Record) -> None:
         self.repeats.append(record)
-        self._count(record)
+        records.add_effective(self.effective, record)
         self.best = records.fastest(self.effective, is_remeasured=True)
-
-    def _count(self, record: records.Record) -> None:
-        self.effective = records.effective_measurements([*self.effective.values(), record])
 
     def replay(self, record: records.Record) -> None:
         """Take in a record of an earlier session."""

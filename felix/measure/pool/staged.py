@@ -180,27 +180,28 @@ class StagedPool(abc.ABC):
     ) -> Future[protocol.Measurement]:
         payload = payloads.of(program, task.at_home.target)
         future: Future[protocol.Measurement] = Future()
+        candidate = candidates.Candidate(
+            task=task, payload=payload, name="", future=future, thorough=thorough
+        )
+        digest = candidate.digest
         with self._lock:
             if self._closed:
                 raise errors.MeasureError("the pool is closed")
-            name = f"candidate-{self._submitted}"
+            candidate.name = f"candidate-{self._submitted}"
             self._submitted += 1
-            candidate = candidates.Candidate(
-                task=task, payload=payload, name=name, future=future, thorough=thorough
-            )
-            candidate.binary = task.libraries.get(candidate.digest, "")
+            candidate.binary = task.libraries.get(digest, "")
             (self._queues if candidate.binary else self._builds).put(candidate)
         return future
 
     def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
         """Keep the library of a measured candidate if it is near the best, and settle it."""
-        task, latency_us = candidate.task, measurement.latency_us
+        task, latency_us, digest = candidate.task, measurement.latency_us, candidate.digest
         with self._lock:
             if latency_us is not None:
                 task.best_us = min(latency_us, task.best_us or latency_us)
                 if latency_us <= _REUSABLE_RATIO * task.best_us:
-                    task.libraries.setdefault(candidate.digest, candidate.binary)
-            is_spare = candidate.binary not in task.libraries.values()
+                    task.libraries.setdefault(digest, candidate.binary)
+            is_spare = task.libraries.get(digest) != candidate.binary
         if is_spare:
             pathlib.Path(candidate.binary).unlink(missing_ok=True)
         self._settle(candidate, measurement)

@@ -2,8 +2,12 @@
 
 A task has a *home* device. Its reference is made there first, its finals (`thorough`) run
 nowhere else, and its latencies are those of that device. A device that has nothing to do helps
-another: it takes a candidate of a home that has more than one waiting. What it measures counts
+another: it takes candidates of a home that has more than one waiting. What it measures counts
 after calibration only (`stages.device_stage`), since no two cards are equally fast.
+
+A device sleeps until there is something for it. What comes wakes one device, and a device that
+helps wakes the next one if it leaves something, so that a candidate costs the same however many
+devices there are.
 
 A device that is taken out gives what waits for it, and its tasks, to the others. So does one that
 is away for a while; if it is the last one, what waits stays until it or a new one is there.
@@ -11,8 +15,10 @@ is away for a while; if it is the last one, what waits stays until it or a new o
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from felix.measure.pool import candidates
@@ -25,7 +31,11 @@ class Dispatch:
     """Queues of devices 0 to n - 1; used by all threads of a pool."""
 
     def __init__(self, n_devices: int) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        #: one for each device, to wake it by
+        self._awake = [threading.Condition(self._lock) for _ in range(n_devices)]
+        #: devices that sleep, in the order they fell asleep
+        self._idle: dict[int, None] = {}
         self._waiting: list[deque[Item]] = [deque() for _ in range(n_devices)]
         self._n_tasks = [0] * n_devices
         self._faults: dict[int, str] = {}
@@ -36,18 +46,19 @@ class Dispatch:
 
     def add(self) -> int:
         """One more device, without tasks; its number."""
-        with self._changed:
+        with self._lock:
             self._waiting.append(deque())
+            self._awake.append(threading.Condition(self._lock))
             self._n_tasks.append(0)
             index = len(self._waiting) - 1
             for away in self._away:  # nobody else could have taken what waits for them
                 self._move(away, [index])
-            self._changed.notify_all()
+            self._wake_all()
             return index
 
     def home_of_next_task(self) -> int:
         """The device with the fewest tasks of those that are not taken out."""
-        with self._changed:
+        with self._lock:
             homes = self._usable() or [each for each in self._away if each not in self._faults]
             home = min(homes, key=lambda index: (self._n_tasks[index], index))
             self._n_tasks[home] += 1
@@ -55,51 +66,56 @@ class Dispatch:
 
     def put(self, item: Item) -> None:
         """Queue a candidate, or a task whose reference is to be made, at the task's home."""
-        with self._changed:
+        with self._lock:
             task, usable = _task(item), self._usable()
             if usable and task.home not in usable:
                 task.move_to(usable[0])
             self._waiting[task.home].append(item)
-            self._changed.notify_all()
+            if task.home in self._idle:
+                self._wake(task.home)
+            else:
+                self._wake_helper(self._waiting[task.home])
 
     def take(self, device: int) -> Item | None:
         """What the device does next, once there is something; None: the pool is closed."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     return None
                 if self._waiting[device]:
                     return self._waiting[device].popleft()
-                helped = self._helped(device)
-                if helped is not None:
-                    return helped
-                self._changed.wait()
+                helped = self._helped(device, 1)
+                if helped:
+                    return helped[0]
+                self._idle[device] = None
+                self._awake[device].wait()
+                self._idle.pop(device, None)
 
     def retire(self, device: int, fault: str) -> bool:
         """Take a device out for a reason; False if it is the last, which stays."""
-        with self._changed:
+        with self._lock:
             if len(self._usable()) == 1:
                 return False
             self._faults[device] = fault
             self._move(device, self._usable())
-            self._changed.notify_all()
+            self._wake_all()
             return True
 
     def send_away(self, device: int, why: str) -> None:
         """A device is out of reach for now; others take what waits for it, if there are any."""
-        with self._changed:
+        with self._lock:
             self._away[device] = why
             if others := self._usable():
                 self._move(device, others)
-            self._changed.notify_all()
+            self._wake_all()
 
     def take_back(self, device: int) -> None:
         """A device that was away works again, and takes what has no other."""
-        with self._changed:
+        with self._lock:
             del self._away[device]
             for away in self._away:
                 self._move(away, [device])
-            self._changed.notify_all()
+            self._wake_all()
 
     @property
     def away(self) -> dict[int, str]:
@@ -123,7 +139,7 @@ class Dispatch:
 
     def drain(self) -> list[Item]:
         """Everything that waits; the queues are empty then."""
-        with self._changed:
+        with self._lock:
             self.n_drains += 1
             items = [item for waiting in self._waiting for item in waiting]
             for waiting in self._waiting:
@@ -132,19 +148,22 @@ class Dispatch:
 
     def close(self) -> None:
         """End every `take` with None."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._wake_all()
 
     def take_more(self, device: int, limit: int) -> list[candidates.Candidate]:
-        """Candidates that wait at the head of the device's own queue, at most its share of them.
+        """Candidates to run with the one that was taken, at most the device's share of them.
 
-        The share is that of one of the devices that may help, so that they have something to take.
+        They wait at the head of its own queue; if that is empty, of one that it helps. The share
+        is that of one of the devices that may help, so that the others have something to take.
         """
         taken: list[candidates.Candidate] = []
-        with self._changed:
+        with self._lock:
             waiting = self._waiting[device]
-            share = min(limit, -(-len(waiting) // max(1, len(self._usable()))))
+            if not waiting:
+                return self._helped(device, limit)
+            share = min(limit, self._share(waiting))
             while waiting and len(taken) < share:
                 item = waiting[0]
                 if not isinstance(item, candidates.Candidate):
@@ -152,6 +171,10 @@ class Dispatch:
                 waiting.popleft()
                 taken.append(item)
         return taken
+
+    def _share(self, waiting: deque[Item]) -> int:
+        n_usable = len(self._waiting) - len(self._faults.keys() | self._away.keys())
+        return -(-len(waiting) // max(1, n_usable))
 
     def _usable(self) -> list[int]:
         out = {*self._faults, *self._away}
@@ -167,16 +190,43 @@ class Dispatch:
                 task.move_to(others[number % len(others)])
             self._waiting[task.home].append(item)
 
-    def _helped(self, device: int) -> candidates.Candidate | None:
-        """The oldest candidate of the fullest other queue that may run on the device as well."""
-        for waiting in sorted(self._waiting, key=len, reverse=True):
-            if len(waiting) < 2 or device not in self._usable():
-                return None
-            for item in waiting:
-                if isinstance(item, candidates.Candidate) and item.may_run_on(device):
-                    waiting.remove(item)
-                    return item
+    def _helped(self, device: int, limit: int) -> list[candidates.Candidate]:
+        """The oldest candidates of the fullest other queue that may run on the device as well."""
+        if device in self._faults or device in self._away:
+            return []
+        several = [waiting for waiting in self._waiting if len(waiting) > 1]
+        for waiting in sorted(several, key=len, reverse=True):
+            share = min(limit, self._share(waiting), len(waiting) - 1)
+            helped = list(itertools.islice(_for_helper(waiting, device), share))
+            for candidate in helped:
+                waiting.remove(candidate)
+            if helped:
+                self._wake_helper(waiting)
+                return helped
+        return []
+
+    def _wake_helper(self, waiting: deque[Item]) -> None:
+        """Wake a device that may take something of a queue whose home is busy."""
+        if len(waiting) > 1:
+            for device in self._idle:
+                if next(_for_helper(waiting, device), None) is not None:
+                    return self._wake(device)
         return None
+
+    def _wake(self, device: int) -> None:
+        self._idle.pop(device, None)
+        self._awake[device].notify()
+
+    def _wake_all(self) -> None:
+        for device in list(self._idle):
+            self._wake(device)
+
+
+def _for_helper(waiting: deque[Item], device: int) -> Iterator[candidates.Candidate]:
+    """Candidates that a device may run whose home is another one, the oldest first."""
+    for item in waiting:
+        if isinstance(item, candidates.Candidate) and item.may_run_on(device):
+            yield item
 
 
 def _task(item: Item) -> candidates.PoolTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -256,6 +257,48 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
     assert "4.00 times as long" in failed.message
     pool.close()
+
+
+def _queued(queues: dispatch.Dispatch, number: int) -> candidates.PoolTask:
+    """A task at home on device 0, with so many candidates that wait."""
+    state = candidates.TaskState(TARGET, GPU, "", "")
+    task = candidates.PoolTask(0, [state] * 4)
+    for each in range(number):
+        queues.put(candidates.Candidate(task, "", str(each), Future()))
+    return task
+
+
+def test_a_helper_takes_its_share_and_leaves_the_home_something() -> None:
+    queues = dispatch.Dispatch(2)
+    _queued(queues, 6).yardstick = candidates.Yardstick("", 1.0)
+    first = queues.take(1)
+    assert isinstance(first, candidates.Candidate) and first.name == "0"
+    assert [each.name for each in queues.take_more(1, 7)] == ["1", "2", "3"]
+    assert [each.name for each in queues.take_more(1, 7)] == ["4"]
+    assert queues.take_more(1, 7) == []
+    assert isinstance(queues.take(0), candidates.Candidate) and queues.is_empty
+
+
+def test_one_candidate_that_comes_wakes_as_many_helpers_as_have_something_to_do() -> None:
+    queues = dispatch.Dispatch(4)
+    task = _queued(queues, 5)
+    taken: list[dispatch.Item | None] = []
+    helpers = [
+        threading.Thread(target=lambda index=index: taken.append(queues.take(index)))
+        for index in (1, 2, 3)
+    ]
+    for helper in helpers:
+        helper.start()
+    until_s = time.monotonic() + 10
+    while len(queues._idle) < 3:  # nobody may help before there is a yardstick
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    task.yardstick = candidates.Yardstick("", 1.0)
+    queues.put(candidates.Candidate(task, "", "5", Future()))
+    for helper in helpers:
+        helper.join(10)
+        assert not helper.is_alive()
+    assert {each.name for each in taken if isinstance(each, candidates.Candidate)} == set("012")
 
 
 # ------------------------------------------------------------ a pool with real processes
