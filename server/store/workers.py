@@ -41,6 +41,11 @@ def beat(tx: orm.Session, worker_id: int) -> None:
     _update(tx, worker_id, last_beat_at=columns.db_now(), stopped_at=None)
 
 
+def tell(tx: orm.Session, worker_id: int, devices: list[dict[str, Any]]) -> None:
+    """The tuner has these devices now."""
+    _update(tx, worker_id, devices=devices)
+
+
 def count_job(tx: orm.Session, worker_id: int) -> None:
     """The tuner claimed a job."""
     _update(tx, worker_id, n_jobs=models.Worker.n_jobs + 1)

@@ -13,7 +13,8 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -84,11 +85,25 @@ class LeaseMonitor:
 
 
 class Heartbeat:
-    """The thread; `close` ends it."""
+    """The thread; `close` ends it.
+
+    Args:
+        db: the database.
+        worker_id: of the tuner, which was registered with the devices that it has now.
+        beat_s: between two beats.
+        lease_s: of a job.
+        devices: says what the tuner can measure on; a change is told.
+    """
 
     def __init__(
-        self, db: database.Database, worker_id: int, beat_s: float, lease_s: float
+        self,
+        db: database.Database,
+        worker_id: int,
+        beat_s: float,
+        lease_s: float,
+        devices: Callable[[], list[dict[str, Any]]],
     ) -> None:
+        self._devices, self._told = devices, devices()
         self._db, self._worker_id = db, worker_id
         self._beat_s, self._lease_s = beat_s, lease_s
         self._monitor: LeaseMonitor | None = None
@@ -140,6 +155,9 @@ class Heartbeat:
                 if monitor is not None:
                     instruction = leases.beat(tx, monitor.fence, self._lease_s)
                 workers.beat(tx, self._worker_id)
+                if (devices := self._devices()) != self._told:
+                    workers.tell(tx, self._worker_id, devices)
+            self._told = devices
             if monitor is not None:
                 monitor.renewed(instruction, sent_s)
                 self._share(monitor)

@@ -101,7 +101,15 @@ class Node:
             host=platform.node(), builders=self._settings.builders,
             kind=kinds.slug(self._device.name) if self._runs is not None else "",
             device=dataclasses.asdict(self._device) if self._runs is not None else None,
+            about=self._about(),
         )  # fmt: skip
+
+    def status(self) -> str:
+        """How the node is now: why its device cannot be used, and whether it runs something."""
+        return messages.write(
+            broken=None if self._runs is None else self._runs.broken,
+            busy=self._request is not None,
+        )
 
     def build(self, text: str) -> tuple[str, bytes]:
         """Build a program for a device of kind `for`; a message and the binary."""
@@ -165,6 +173,18 @@ class Node:
     def close(self) -> None:
         """End all processes."""
         self._processes.close()
+
+    def _about(self) -> dict[str, Any] | None:
+        """What a tuner tells others of the device: its target, limits and rates, and memory."""
+        if self._target is None:
+            return None
+        hardware = target.hardware(self._target)
+        return {
+            "name": hardware.name,
+            "target": target.describe(self._target),
+            "hardware": dataclasses.asdict(hardware),
+            "memory_bytes": target.memory_bytes(self._target),
+        }
 
     def _runner(self) -> Any:
         if self._runs is None:

@@ -44,7 +44,7 @@ class Member:
     """A node that is there: how many programs it builds at a time, and its device.
 
     `name` is that of one process: a node that was started anew has another one. `unfit` says why
-    it cannot be used.
+    it cannot be used, `about` what others want to know of its device (`node.Node.facts`).
     """
 
     name: str
@@ -52,6 +52,13 @@ class Member:
     device: candidates.Device | None
     kind: str
     unfit: str | None = None
+    about: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Member:
+        """The member of which `dataclasses.asdict` made these fields."""
+        device = fields["device"]
+        return cls(**{**fields, "device": candidates.Device(**device) if device else None})
 
 
 class Cluster(Protocol):
@@ -70,7 +77,7 @@ class ClusterPool(staged.StagedPool):
     """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Raises:
-        MeasureError: no builder or no device of the target's kind came in time.
+        NoDevice: no builder or no device of the target's kind came in time.
     """
 
     def __init__(
@@ -98,6 +105,12 @@ class ClusterPool(staged.StagedPool):
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no node runs something; one that builds soon ends."""
+        is_empty = self._builds.is_empty and self._queues.is_empty
+        return is_empty and not any(runs.is_called for runs in self._remotes)
+
     def _await_first(self) -> None:
         until_s = time.monotonic() + self._options.wait_s
         while True:
@@ -105,7 +118,7 @@ class ClusterPool(staged.StagedPool):
             if self._devices and self._builds.n_builders:
                 return
             if time.monotonic() > until_s:
-                raise errors.MeasureError(self._nobody(members))
+                raise errors.NoDevice(self._nobody(members))
             time.sleep(min(self._options.watch_s, 0.5))
 
     def _nobody(self, members: Sequence[Member]) -> str:
@@ -184,4 +197,5 @@ def from_facts(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> 
         candidates.Device(**device) if device else None,
         str(facts.get("kind", "")),
         f"it has {', '.join(wrong)}" if wrong else None,
+        facts.get("about"),
     )

@@ -91,6 +91,8 @@ class RemoteRuns:
         self._link, self._client = link, client
         self._prepared: set[str] = set()
         self._broken: str | None = None
+        #: whether the node does something for this pool on its device
+        self.is_called = False
         #: why what it runs is not confined; None if it is
         self.unconfined: str | None = None
 
@@ -101,13 +103,13 @@ class RemoteRuns:
 
     def open(self, arch: str) -> None:
         """Open the GPU."""
-        reply = messages.read(self._link.call("open", arch))
+        reply = messages.read(self._called("open", arch))
         self.unconfined, self._broken = reply.get("unconfined"), reply.get("broken")
 
     def prepare(self, state: candidates.TaskState) -> None:
         """Compute a task's reference there; `state` holds a failure for its candidates."""
         try:
-            text = self._link.call("prepare", messages.write(payload=state.payload))
+            text = self._called("prepare", messages.write(payload=state.payload))
             reply = messages.read(text)
             state.failure, self._broken = reply.get("failure"), reply.get("broken")
         except errors.MeasureError as error:
@@ -145,6 +147,13 @@ class RemoteRuns:
         self._prepared.clear()
         return self._link.is_back()
 
+    def _called(self, method: str, *args: Any) -> Any:
+        self.is_called = True
+        try:
+            return self._link.call(method, *args)
+        finally:
+            self.is_called = False
+
     def _sent(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
     ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
@@ -180,7 +189,7 @@ class RemoteRuns:
         try:
             contents = [path.read_bytes() for path in paths]
             request = messages.write(client=self._client, candidates=requests)
-            text = self._link.call("run", request, contents)
+            text = self._called("run", request, contents)
             results = messages.read(text)["results"]
             if len(results) != len(batch):
                 raise errors.MeasureError("a node replied with too few or too many results")

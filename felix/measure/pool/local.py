@@ -7,6 +7,7 @@ its worker costs nothing else: the worker is replaced by a fresh fork (10 ms) an
 
 from __future__ import annotations
 
+import pathlib
 from typing import TYPE_CHECKING
 
 from felix import errors
@@ -62,6 +63,12 @@ class LocalPool(staged.StagedPool):
         """Process ids by name: the fork server, the builders, the runners."""
         pids = {worker.name: worker.pid for worker in self._workers()}
         return {"fork_server": self._processes.fork_server.pid, **pids}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process that forks its workers is there."""
+        pid = self._processes.fork_server.pid
+        return super().is_alive and pathlib.Path(f"/proc/{pid}").exists()
 
     @property
     def is_idle(self) -> bool:

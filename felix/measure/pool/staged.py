@@ -86,6 +86,14 @@ class StagedPool(abc.ABC):
         return max(1, len(self._devices) - len(out))
 
     @property
+    def lost(self) -> str | None:
+        """Why nothing can be built, or nothing measured, for now; None if it can."""
+        if (reason := self._queues.lost) is not None:
+            return f"no device can be reached ({reason})"
+        reason = self._builds.lost
+        return None if reason is None else f"no builder can be reached ({reason})"
+
+    @property
     def unconfined(self) -> str | None:
         """Why clients' programs run in a process that is not confined; None if all are confined.
 
@@ -123,6 +131,16 @@ class StagedPool(abc.ABC):
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what the pool started is there."""
+        return not self._closed
+
+    @property
+    @abc.abstractmethod
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no worker has anything to do."""
 
     @abc.abstractmethod
     def _end(self) -> None:

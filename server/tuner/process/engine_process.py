@@ -21,6 +21,7 @@ from felix.processes import policy
 from server import errors, states
 from server.store import networks
 from server.tuner import claimed_job, engine
+from server.tuner.cluster import relay_process
 from server.tuner.process import confinement, messages, untrusted_file, zygote
 from server.tuner.process import limits as job_limits
 
@@ -45,6 +46,7 @@ class EngineProcess:
         log_json: log lines as JSON.
         confine_gpu: whether it is confined on a machine with an NVIDIA GPU.
         factory: `module:name` of what makes the engine.
+        cluster: the link to the cluster that it measures on; None: this machine.
 
     Raises:
         EngineDied: no engine can be made here.
@@ -57,11 +59,13 @@ class EngineProcess:
         log_json: bool = False,
         confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO,
         factory: str = FACTORY,
+        cluster: relay_process.RelayProcess | None = None,
     ) -> None:
         self._limits = limits
         self._zygote = zygote.Zygote(factory, log_json)
         self._start = confinement.Start(True, confine_gpu)
-        self._child = self._zygote.fork(self._start)
+        self._cluster, self._generation = cluster, 0
+        self._child = self._forked()
         self._is_ready = False
         #: whether it had a job; what it holds since then is of no use
         self._has_worked = False
@@ -74,7 +78,9 @@ class EngineProcess:
             raise
 
     def devices(self) -> list[dict[str, Any]]:
-        """See `engine.Engine`."""
+        """See `engine.Engine`; of a cluster those that are there now."""
+        if self._cluster is not None:
+            return self._cluster.devices()
         return confinement.described(self._devices, self._start)
 
     def versions(self) -> dict[str, str]:
@@ -82,7 +88,9 @@ class EngineProcess:
         return self._versions
 
     def is_ready(self) -> bool:
-        """See `engine.Engine`; an engine that died meanwhile is replaced."""
+        """See `engine.Engine`; an engine that died, or lost its link, meanwhile is replaced."""
+        if self._cluster is not None and self._cluster.generation != self._generation:
+            self._replace()
         if self._has_worked and self._child.rss_bytes() > self._limits.engine_bytes / 2:
             self._replace()
         try:
@@ -142,6 +150,8 @@ class EngineProcess:
         """End all processes."""
         self._zygote.close()
         self._child.kill()
+        if self._cluster is not None:
+            self._cluster.close()
 
     def _converse(
         self, claimed: claimed_job.ClaimedJob, request: tuple[Any, ...]
@@ -170,7 +180,7 @@ class EngineProcess:
 
     def _begin(self) -> None:
         """Make the first engine; beside a GPU it is the one that `confinement.choose` says."""
-        if rights.nvidia_devices():
+        if rights.nvidia_devices() and self._cluster is None:
             chosen = confinement.choose(self._start.run_workers, self._refused)
             if chosen == self._start and self._is_ready:
                 return
@@ -189,9 +199,15 @@ class EngineProcess:
             return str(error)
         return confinement.fault(self._devices)
 
+    def _forked(self) -> zygote.Child:
+        if self._cluster is None:
+            return self._zygote.fork(self._start)
+        self._generation = self._cluster.generation
+        return self._zygote.fork(self._start, self._cluster.connect())
+
     def _replace(self) -> None:
         self._child.kill()
-        self._child = self._zygote.fork(self._start)
+        self._child = self._forked()
         self._is_ready = self._has_worked = False
 
     def _wait_until_ready(self) -> None:

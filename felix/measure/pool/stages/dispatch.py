@@ -107,6 +107,15 @@ class Dispatch:
         return dict(self._away)
 
     @property
+    def lost(self) -> str | None:
+        """Why no device can take anything now; None if one can."""
+        with self._changed:
+            if self._usable():
+                return None
+            reasons = [*self._away.values(), *self._faults.values()]
+            return reasons[0] if reasons else "there is no device"
+
+    @property
     def is_closed(self) -> bool:
         """Whether nothing is given out any more."""
         return self._closed
