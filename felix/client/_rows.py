@@ -153,6 +153,8 @@ class Estimate:
     n_recent_jobs: int
     duration_s: float | None
     begins_in_s: float | None
+    #: what has to come before any tuner can begin; of services that say so
+    waits_for: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

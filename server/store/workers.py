@@ -76,6 +76,26 @@ def every(tx: orm.Session, stale_s: float, limit: int = 200) -> list[rows.Worker
     ]
 
 
+def missing(tuners: Iterable[rows.Worker], target_key: str) -> str | None:
+    """What has to come before a job of this key can begin; None if nothing has to.
+
+    Its words follow "waits for".
+    """
+    alive = [tuner for tuner in tuners if tuner.is_alive]
+    there = [device for tuner in alive for device in tuner.devices]
+    fitting = [each for each in there if target_key in each.get("target_keys", ())]
+    faults = {str(each["name"]): each.get("fault") for each in fitting}
+    if any(fault is None for fault in faults.values()):
+        return None
+    if not alive:
+        return "a tuner: none is there"
+    what = f"a device of {target_key}"
+    if faults:
+        return f"{what}: " + "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    known = sorted({str(each["target_keys"][-1]) for each in there if each.get("target_keys")})
+    return f"{what}: the tuners have {', '.join(known) or 'no device'}"
+
+
 def alive_keys(tx: orm.Session, stale_s: float) -> set[str]:
     """The exact keys of devices whose tuners are alive."""
     alive = [tuner for tuner in every(tx, stale_s) if tuner.is_alive]

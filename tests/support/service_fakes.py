@@ -178,9 +178,13 @@ class Engine:
     resumed: list[int] = dataclasses.field(default_factory=list)
     begun: threading.Event = dataclasses.field(default_factory=threading.Event)
     closed: bool = False
+    #: of its only device; None: it has none
+    device: dict[str, Any] | None = dataclasses.field(
+        default_factory=lambda: {"name": "test cpu", "kind": "llvm", "target_keys": TARGET_KEYS}
+    )
 
     def devices(self) -> list[dict[str, Any]]:
-        return [{"name": "test cpu", "kind": "llvm", "target_keys": TARGET_KEYS}]
+        return [] if self.device is None else [self.device]
 
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}

@@ -139,7 +139,8 @@ _DELIVERY = project_bodies.Delivery(
     not_before=_ENDED, delivered_at=_ENDED, last_status=200, last_error=None,
 )  # fmt: skip
 _ESTIMATE = response_bodies.Estimate(
-    position=3, n_tuners=1, trials_per_s=2.7, n_recent_jobs=20, duration_s=17.8, begins_in_s=41.0
+    position=3, n_tuners=1, trials_per_s=2.7, n_recent_jobs=20, duration_s=17.8, begins_in_s=41.0,
+    waits_for=None,
 )
 _SIMILAR = response_bodies.SimilarJob.model_validate(JOB.model_dump())
 _BATCH = response_bodies.Batch(

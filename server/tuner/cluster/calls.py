@@ -137,13 +137,13 @@ def serve(connection: Connection, answer: Callable[[str, list[Any], list[bytes]]
         except OSError:
             pass  # nobody waits for it
 
-    with concurrent.futures.ThreadPoolExecutor(MAX_CALLS, "call") as threads:
-        try:
-            while True:
-                (number, verb, *arguments), binaries = _received(connection)
-                threads.submit(reply, number, verb, arguments, binaries)
-        except (EOFError, OSError, ValueError, TypeError):
-            return
+    threads = concurrent.futures.ThreadPoolExecutor(MAX_CALLS, "call")
+    try:
+        while True:
+            (number, verb, *arguments), binaries = _received(connection)
+            threads.submit(reply, number, verb, arguments, binaries)
+    except (EOFError, OSError, ValueError, TypeError):
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _settle(

@@ -136,8 +136,9 @@ class DeviceStage:
 
     def _is_back(self, why: str, left: Sequence[dispatch.Item]) -> bool:
         """Give what is `left` to others, and wait for the device; False if it never comes back."""
-        _log.warning("device %d is out of reach: %s", self.index, why,
-                     extra={"action": "device_away", "device": self.index})  # fmt: skip
+        if not self._queues.is_closed:
+            _log.warning("device %d is out of reach: %s", self.index, why,
+                         extra={"action": "device_away", "device": self.index})  # fmt: skip
         for item in left:  # before the others' share is moved, so that it goes along
             if isinstance(item, candidates.Candidate):
                 item.losses += 1
