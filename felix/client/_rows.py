@@ -241,6 +241,8 @@ class Device:
     model: str | None
     n_tuners_alive: int
     worker_ids: list[int]
+    #: place, host, driver, fault, queue, error_rate, clock_ghz, power_w, seen_at, ... of each
+    reports: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

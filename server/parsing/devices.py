@@ -10,6 +10,7 @@ its devices, so another machine of the same kind may go on with a job.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import re
@@ -85,10 +86,15 @@ def refuse_cores(cores: int, devices: Sequence[Mapping[str, Any]]) -> None:
 
 def of_this_machine() -> list[dict[str, Any]]:
     """The devices of this machine, as `server.store.workers` stores them."""
-    return [
-        described(device.name, device.target, device.hardware, target.memory_bytes(device.target))
-        for device in target.devices()
-    ]
+    places: collections.Counter[str] = collections.Counter()
+    made = []
+    for device in target.devices():
+        kind = "cuda" if device.hardware.is_gpu else "cpu"
+        memory_bytes = target.memory_bytes(device.target)
+        about = described(device.name, device.target, device.hardware, memory_bytes)
+        made.append(about | {"place": f"{kind}:{places[kind]}"})
+        places[kind] += 1
+    return made
 
 
 def described(

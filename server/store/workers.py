@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -103,8 +103,10 @@ def alive_keys(tx: orm.Session, stale_s: float) -> set[str]:
     return {str(of_device[-1]) for of_device in keys if of_device}
 
 
-def devices(tuners: Iterable[rows.Worker]) -> list[rows.Device]:
-    """The devices of tuners, by kind and exact key."""
+def devices(
+    tuners: Iterable[rows.Worker], reports: Collection[rows.DeviceReport] = ()
+) -> list[rows.Device]:
+    """The devices of tuners, by kind and exact key, with what the tuners said of each."""
     by_key: dict[tuple[str, str], tuple[dict[str, Any], list[rows.Worker]]] = {}
     for tuner in tuners:
         for device in tuner.devices:
@@ -113,10 +115,11 @@ def devices(tuners: Iterable[rows.Worker]) -> list[rows.Device]:
     return [
         rows.Device(
             **{name: device[name] for name in _DEVICE_FIELDS},
-            n_tuners_alive=sum(tuner.is_alive for tuner in owners),
-            worker_ids=[tuner.id for tuner in owners],
+            n_tuners_alive=len({tuner.id for tuner in owners if tuner.is_alive}),
+            worker_ids=list(dict.fromkeys(tuner.id for tuner in owners)),
+            reports=[report for report in reports if report.target_key == key],
         )
-        for _, (device, owners) in sorted(by_key.items(), key=lambda item: item[0])
+        for (_, key), (device, owners) in sorted(by_key.items(), key=lambda item: item[0])
     ]
 
 

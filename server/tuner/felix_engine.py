@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import felix
 from felix import errors, records, target
+from felix.measure import conditions
 from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.store import networks
+from server.store import device_reports, networks
 from server.tuner import (
     earlier_jobs,
     engine,
@@ -25,6 +26,7 @@ from server.tuner import (
     job_artifact,
     network_artifact,
     places,
+    reports,
 )
 from server.tuner import session as tuner_session
 
@@ -55,6 +57,15 @@ class FelixEngine:
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
         return self._places.devices()
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is, for `reports`."""
+        return self._places.conditions()
+
+    def reports(self) -> list[device_reports.Seen]:
+        """See `engine.Engine`."""
+        by_place = {each.place: each for each in self.conditions()}
+        return reports.seen(self.devices(), by_place, self.versions())
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from felix import errors, target
+from felix.measure import conditions
 from felix.measure.cluster import pool as cluster_pool
 from felix.measure.pool import candidates, local
 from felix.processes import policy
@@ -40,6 +41,10 @@ class Places(Protocol):
         """A warm pool for a task."""
         ...
 
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is that pools have."""
+        ...
+
     @property
     def lost(self) -> str | None:
         """Why nothing can be measured for longer than a moment; None if it can."""
@@ -64,7 +69,7 @@ class ThisMachine:
     def __init__(self, confine_gpu: policy.ConfineGpu) -> None:
         options = candidates.LocalOptions(confine_gpu=confine_gpu)
         self._pools = warm_pools.Pools(functools.partial(local.LocalPool, options=options))
-        self.pool = self._pools.take
+        self.pool, self.conditions = self._pools.take, self._pools.conditions
         self._devices = [
             {**device, **dataclasses.asdict(self._pools.warm(json.dumps(device["target"])))}
             for device in devices.of_this_machine()
@@ -111,7 +116,7 @@ class OnCluster:
         self._pools = warm_pools.Pools(
             lambda task: cluster_pool.ClusterPool(task, self._cluster, options)
         )
-        self.pool = self._pools.take
+        self.pool, self.conditions = self._pools.take, self._pools.conditions
 
     def devices(self) -> list[dict[str, Any]]:
         """See `Places`."""

@@ -65,8 +65,9 @@ class Tuner:
         with db.write() as tx:
             self.worker_id = workers.register(tx, new)
         self._heartbeat = heartbeat.Heartbeat(
-            db, self.worker_id, service_settings.beat_s, service_settings.lease_s, worker.devices
-        )
+            db, self.worker_id, service_settings.beat_s, service_settings.lease_s,
+            worker.devices, worker.reports,
+        )  # fmt: skip
         self._reaper = reaper.Reaper(db, service_settings.reap_s, service_settings.max_attempts)
         keys = ", ".join(self._target_keys()) or "nothing"
         _log.info(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from felix import errors, target, workloads
-from felix.measure import protocol
+from felix.measure import conditions, protocol
 from felix.measure.cuda import reference
 from felix.measure.pool import local, staged
 from felix.target import cpu
@@ -60,6 +60,12 @@ class Pools:
     def lost(self) -> str | None:
         """Why nothing can be measured, for longer than a moment; None if it can."""
         return next((lost for pool in self._pools.values() if (lost := pool.lost)), None)
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is."""
+        return conditions.merged(
+            each for pool in list(self._pools.values()) for each in pool.conditions()
+        )
 
     def warm(self, text: str) -> Warmth:
         """Start the pool of a target, and let each worker do something."""
@@ -121,6 +127,10 @@ class SharedPool:
     def unconfined(self) -> str | None:
         """See `staged.StagedPool`."""
         return self._pool.unconfined
+
+    def conditions(self) -> list[conditions.Condition]:
+        """See `staged.StagedPool`."""
+        return self._pool.conditions()
 
     @property
     def lost(self) -> str | None:

@@ -17,7 +17,17 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import blobs, jobs, leases, networks, progress, rows, trials, workers
+from server.store import (
+    blobs,
+    device_reports,
+    jobs,
+    leases,
+    networks,
+    progress,
+    rows,
+    trials,
+    workers,
+)  # fmt: skip
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
@@ -185,6 +195,9 @@ class Engine:
 
     def devices(self) -> list[dict[str, Any]]:
         return [] if self.device is None else [self.device]
+
+    def reports(self) -> list[device_reports.Seen]:
+        return []
 
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}

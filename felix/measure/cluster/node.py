@@ -20,7 +20,7 @@ import tvm
 
 from felix import errors, target, version
 from felix.measure import payload as payloads
-from felix.measure import protocol
+from felix.measure import protocol, readings
 from felix.measure.cluster import kinds, messages
 from felix.measure.pool import candidates, local_device, local_workers, replies, rwlock
 from felix.processes import tree
@@ -105,10 +105,10 @@ class Node:
         )  # fmt: skip
 
     def status(self) -> str:
-        """How the node is now: why its device cannot be used, and whether it runs something."""
+        """How the node is now: why its device cannot be used, its clock, power and driver."""
         return messages.write(
             broken=None if self._runs is None else self._runs.broken,
-            busy=self._request is not None,
+            now=dataclasses.asdict(readings.of(self._device.kind, self._settings.device)),
         )
 
     def build(self, text: str) -> tuple[str, bytes]:
@@ -181,6 +181,8 @@ class Node:
         hardware = target.hardware(self._target)
         return {
             "name": hardware.name,
+            "host": platform.node(),
+            "versions": {"felix": version.__version__, "tvm": tvm.__version__},
             "target": target.describe(self._target),
             "hardware": dataclasses.asdict(hardware),
             "memory_bytes": target.memory_bytes(self._target),

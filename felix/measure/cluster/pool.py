@@ -92,6 +92,7 @@ class ClusterPool(staged.StagedPool):
         self._warned: set[str] = set()
         self._client = uuid.uuid4().hex
         self._remotes: list[remote.RemoteRuns] = []
+        self._places: dict[int, str] = {}
         self._work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-cluster-"))
         super().__init__(task.target.kind.name, rights.Folders.make(self._work_dir, None), ())
         self._stages = []
@@ -110,6 +111,9 @@ class ClusterPool(staged.StagedPool):
         """Whether nothing waits and no node runs something; one that builds soon ends."""
         is_empty = self._builds.is_empty and self._queues.is_empty
         return is_empty and not any(runs.is_called for runs in self._remotes)
+
+    def _place(self, index: int) -> str:
+        return self._places[index]
 
     def _await_first(self) -> None:
         until_s = time.monotonic() + self._options.wait_s
@@ -165,6 +169,7 @@ class ClusterPool(staged.StagedPool):
         runs = remote.RemoteRuns(link, self._client)
         self._remotes.append(runs)
         index = self._add_device(member.device)
+        self._places[index] = member.name
         stage = device_stage.DeviceStage(index, runs, self._queues, self._finish, self._arch)
         self._stages.append(stage)
         stage.start()

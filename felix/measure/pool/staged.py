@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self
 
 from felix import errors
+from felix.measure import conditions, protocol
 from felix.measure import payload as payloads
-from felix.measure import protocol
 from felix.measure.pool import candidates, rights, rwlock
 from felix.measure.pool.stages import build_stage, device_stage, dispatch
 
@@ -92,6 +92,24 @@ class StagedPool(abc.ABC):
             return f"no device can be reached ({reason})"
         reason = self._builds.lost
         return None if reason is None else f"no builder can be reached ({reason})"
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is."""
+        faults = self._queues.away | self._queues.faults
+        return [
+            conditions.Condition(
+                self._place(stage.index),
+                self._queues.n_waiting(stage.index),
+                *stage.history.counts(),
+                faults.get(stage.index),
+            )
+            for stage in list(self._stages)
+        ]
+
+    def _place(self, index: int) -> str:
+        """The name of a device among all of its tuner."""
+        device = self._devices[index]
+        return f"{device.kind}:{device.index}"
 
     @property
     def unconfined(self) -> str | None:

@@ -30,6 +30,7 @@ METHODS = frozenset({"build", "open", "prepare", "run", "interrupt"})
 SILENT_S = 10.0
 #: Between two questions to all nodes, in seconds.
 WATCH_S = 1.0
+_MAX_CHARACTERS = 100
 
 
 class Link(Protocol):
@@ -127,7 +128,14 @@ class Relay:
             self._described[member.name] = _described(member.about)
         status = self._statuses.get(member.name, {})
         fault = member.unfit or self._silence(member) or status.get("broken") or lack
-        return self._described[member.name] | {"fault": fault, "unconfined": None}
+        return self._described[member.name] | {
+            "place": member.name,
+            "host": str(member.about.get("host", "")),
+            "versions": dict(member.about.get("versions", {})),
+            "fault": fault,
+            "unconfined": None,
+            "now": _readings(status.get("now")),
+        }
 
     def _silence(self, member: pool.Member) -> str | None:
         heard_s = self._heard_s.get(member.name)
@@ -168,7 +176,9 @@ class _Session:
 
     def close(self) -> None:
         """End what still runs for it."""
-        for name, client in self._running:
+        with self._lock:
+            running = list(self._running)
+        for name, client in running:
             with contextlib.suppress(calls.Gone, candidates.WorkerGone, errors.MeasureError):
                 self._relay.link(name).call("interrupt", client)
 
@@ -221,3 +231,15 @@ def _described(about: Mapping[str, Any]) -> dict[str, Any]:
         Hardware(**about["hardware"]),
         int(about["memory_bytes"]),
     )
+
+
+def _readings(said: Any) -> dict[str, Any]:
+    """What a node says of clock, power and driver, which may be anything."""
+    said = said if isinstance(said, dict) else {}
+    numbers = {
+        name: float(said[name])
+        for name in ("clock_ghz", "power_w")
+        if isinstance(said.get(name), int | float)
+    }
+    driver = said.get("driver")
+    return numbers | {"driver": str(driver)[:_MAX_CHARACTERS] if driver else None}

@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from felix.measure import conditions
 from felix.measure.pool import rights
 from felix.processes import policy
 from server import errors, states
-from server.store import networks
-from server.tuner import claimed_job, engine
+from server.store import device_reports, networks
+from server.tuner import claimed_job, engine, reports
 from server.tuner.cluster import relay_process
 from server.tuner.process import confinement, messages, untrusted_file, zygote
 from server.tuner.process import limits as job_limits
@@ -71,6 +73,7 @@ class EngineProcess:
         self._has_worked = False
         self._devices: list[dict[str, Any]] = []
         self._versions: dict[str, str] = {}
+        self._conditions: dict[str, conditions.Condition] = {}
         try:
             self._begin()
         except (zygote.EngineDied, errors.SettingsError):
@@ -80,8 +83,14 @@ class EngineProcess:
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`; of a cluster those that are there now."""
         if self._cluster is not None:
-            return self._cluster.devices()
+            listed = self._cluster.devices()
+            return [{**each, "now": None} for each in listed]  # it changes every second
         return confinement.described(self._devices, self._start)
+
+    def reports(self) -> list[device_reports.Seen]:
+        """See `engine.Engine`."""
+        listed = self.devices() if self._cluster is None else self._cluster.devices()
+        return reports.seen(listed, self._conditions, self._versions)
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""
@@ -165,7 +174,7 @@ class EngineProcess:
             EngineDied
             Exception: what the engine reported, or what ended its run here.
         """
-        conversation = _Conversation(self._child, claimed, self._limits, request)
+        conversation = _Conversation(self._child, claimed, self._limits, request, self._hear)
         try:
             ended = conversation.run()
         except Exception as error:  # of any kind: the engine is replaced, the error goes on
@@ -221,10 +230,20 @@ class EngineProcess:
         message = self._child.take(timeout_s)
         if message is not None and message.verb == _Verb.FAILED:
             raise zygote.EngineDied("no engine can be made: {}: {}".format(*message.arguments))
+        if message is not None and message.verb == _Verb.ALIVE:
+            self._hear(message)
         if message is None or message.verb != _Verb.READY:
             return False
         self._devices, self._versions = message.arguments
         return True
+
+    def _hear(self, alive: messages.Message) -> None:
+        """Keep what the engine says of its devices; anything else counts as nothing."""
+        try:
+            (said,) = alive.arguments
+            self._conditions = reports.checked(said)
+        except (ValueError, TypeError, KeyError):
+            self._conditions = {}
 
 
 class _Conversation:
@@ -236,8 +255,9 @@ class _Conversation:
         claimed: claimed_job.ClaimedJob,
         limits: job_limits.Limits,
         request: tuple[Any, ...],
+        hear: Callable[[messages.Message], None],
     ) -> None:
-        self._child, self._claimed = child, claimed
+        self._child, self._claimed, self._hear = child, claimed, hear
         is_export = request[0] in _LAST
         self._monitor = job_limits.EngineMonitor(limits, claimed, child, is_export)
         self._may_yield = self._can_stop = not is_export
@@ -275,6 +295,7 @@ class _Conversation:
 
     def _serve(self, message: messages.Message) -> None:
         if message.verb == _Verb.ALIVE:
+            self._hear(message)
             return
         if message.verb == _Verb.STEP:
             self._monitor.begin_step(str(message.arguments[0]))

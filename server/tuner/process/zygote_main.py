@@ -7,11 +7,11 @@ does anything.
 
     python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON
 
-Each packet on the socket FD brings the pipe of one engine, where it measures on a cluster a pipe to
-the link, its folder and how it starts (`confinement.packed`). There is one engine at a time: before the next, and at the end of the
-socket, all that the last one started is killed, wherever it hides, and its folder removed. When
-this process is killed, the kernel kills its engine (PR_SET_PDEATHSIG), whose measuring processes
-end with it.
+Each packet on the socket FD brings the pipe of one engine, a second one to the link of a cluster if
+it measures there, its folder and how it starts (`confinement.packed`). There is one engine at a
+time: before the next, and at the end of the socket, all that the last one started is killed,
+wherever it hides, and its folder removed. When this process is killed, the kernel kills its engine
+(PR_SET_PDEATHSIG), whose measuring processes end with it.
 """
 
 from __future__ import annotations

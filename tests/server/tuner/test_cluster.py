@@ -49,12 +49,12 @@ class Service:
         key = commands.first_key(chosen)
         assert key is not None
         self.machines.head()
-        self.api = self._felix("serve", "--no-tuner")
+        self.api = self.felix("serve", "--no-tuner")
         self.client = client.Client(chosen.address, key)
 
     def begin(self) -> None:
         """Start the tuner, once there is a node."""
-        self.tuner = self._felix("tuner")
+        self.tuner = self.felix("tuner")
         self.machines.until(self.tuner, lambda text: "is ready for" in text, 120)
 
     def submit(self, n_trials: int, seed: int) -> int:
@@ -77,7 +77,8 @@ class Service:
         self.machines.close()
         self.db.close()
 
-    def _felix(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def felix(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command of Felix."""
         return self.machines.start(sys.executable, "-m", "felix", *arguments)
 
 
@@ -137,6 +138,16 @@ def test_a_job_outlives_a_process_and_a_node(service: Service) -> None:
     check(service, job_id, 64)
 
 
+def test_a_tuner_without_the_token_does_not_start(service: Service) -> None:
+    token = service.machines.environment.pop("RAY_AUTH_TOKEN")
+    outside = service.machines.environment | {"HOME": str(service.machines.folder)}
+    with_token, service.machines.environment = service.machines.environment, outside
+    tuner = service.felix("tuner")
+    service.machines.environment = with_token | {"RAY_AUTH_TOKEN": token}
+    assert tuner.wait(120) == 1
+    assert "with a token only" in service.machines.log(tuner)
+
+
 def test_a_job_outlives_a_link(
     service: Service, namespace: network_namespace.Namespace | str
 ) -> None:
@@ -145,8 +156,8 @@ def test_a_job_outlives_a_link(
     far = add_worker(service, *namespace.within)
     job_id = service.submit(160, seed=2)
     for seconds in (4, 30):  # Ray notices the second one only
-        n_trials = service.client.job(job_id).n_trials
-        service.wait(job_id, lambda job: job.n_trials >= n_trials + 8, 120)
+        enough = service.client.job(job_id).n_trials + 8
+        service.wait(job_id, lambda job, enough=enough: job.n_trials >= enough, 120)
         namespace.cut()
         time.sleep(seconds)
         assert not service.client.job(job_id).has_ended, "it was too quick"

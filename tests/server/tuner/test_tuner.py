@@ -312,7 +312,7 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
         claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
     assert claim is not None
     monkeypatch.setattr(leases, "beat", slow)
-    beating = heartbeat.Heartbeat(db, working.worker_id, beat_s=0.02, lease_s=20.0, devices=list)
+    beating = heartbeat.Heartbeat(db, working.worker_id, 0.02, 20.0, devices=list, reports=list)
     with beating.monitor(claim.fence):
         assert begun.wait(10)
         ends.set()

@@ -18,7 +18,7 @@ from typing import Protocol
 from felix import errors
 from felix.measure import protocol
 from felix.measure.pool import candidates
-from felix.measure.pool.stages import build_stage, dispatch
+from felix.measure.pool.stages import build_stage, dispatch, history
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class DeviceStage:
     ) -> None:
         self.index, self.runs = index, runs
         self._queues, self._settle, self._arch = queues, settle, arch
+        self.history = history.History()
         #: done once the device is open; raises `MeasureError` if it has to be confined and cannot
         self.opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -147,6 +148,7 @@ class DeviceStage:
                     self._settle(item, failed)
                     continue
             self._queues.put(item)
+        self.history.add(is_failure=True)
         self._queues.send_away(self.index, why)
         if not self.runs.is_back():  # it stays away
             return False
@@ -182,6 +184,7 @@ class DeviceStage:
         task = candidate.task
         if measurement.latency_us is not None and task.yardstick is None:
             task.yardstick = candidates.Yardstick(candidate.binary, measurement.latency_us)
+        self.history.add(measurement.error is protocol.ErrorClass.INFRASTRUCTURE)
         self._settle(candidate, _scaled(measurement, task.scales.get(self.index, 1.0)))
 
     def _may_measure(self, task: candidates.PoolTask) -> bool:

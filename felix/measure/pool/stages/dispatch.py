@@ -106,6 +106,10 @@ class Dispatch:
         """Devices that are out of reach for now, with the reason."""
         return dict(self._away)
 
+    def n_waiting(self, device: int) -> int:
+        """What waits for a device."""
+        return len(self._waiting[device])
+
     @property
     def lost(self) -> str | None:
         """Why no device can take anything now; None if one can."""

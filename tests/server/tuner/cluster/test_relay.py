@@ -166,9 +166,7 @@ def test_what_is_no_reply_or_too_large_goes_no_further(
     assert link.ask("answers", "first")[0] is True
 
 
-def test_what_runs_for_an_engine_that_died_is_ended(
-    served: relay.Relay, cluster: Cluster
-) -> None:
+def test_what_runs_for_an_engine_that_died_is_ended(served: relay.Relay, cluster: Cluster) -> None:
     connection = joined(served)
     engine = places.OnCluster(connection)
     view = engine.pool(contract.task()).for_task(contract.task())
