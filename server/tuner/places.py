@@ -67,7 +67,7 @@ class ThisMachine:
     """
 
     def __init__(self, confine_gpu: policy.ConfineGpu) -> None:
-        options = candidates.LocalOptions(confine_gpu=confine_gpu)
+        options = candidates.LocalOptions(confine_gpu=confine_gpu, canary=True)
         self._pools = warm_pools.Pools(functools.partial(local.LocalPool, options=options))
         self.pool, self.conditions = self._pools.take, self._pools.conditions
         self._devices = [
@@ -93,7 +93,7 @@ class ThisMachine:
     @property
     def lost(self) -> str | None:
         """See `Places`."""
-        return None  # its processes are made again where they end
+        return self._pools.lost
 
     def refuse_networks(self) -> None:
         """See `Places`."""

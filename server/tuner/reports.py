@@ -28,8 +28,19 @@ def seen(
     """
     return [
         _one(device, by_place.get(device["place"]), versions)
-        for device in devices
+        for device in with_faults(devices, by_place)
         if "place" in device
+    ]
+
+
+def with_faults(
+    devices: Sequence[Mapping[str, Any]], by_place: Mapping[str, conditions.Condition]
+) -> list[dict[str, Any]]:
+    """The devices, each with what its pool says is wrong with it, if nothing else is."""
+    faults = {place: condition.fault for place, condition in by_place.items()}
+    return [
+        {**device, "fault": device.get("fault") or faults.get(device.get("place", ""))}
+        for device in devices
     ]
 
 
@@ -69,7 +80,7 @@ def _one(
         target_key=str(device["target_keys"][-1]),
         driver=now.driver,
         versions=dict(device.get("versions") or versions),
-        fault=device.get("fault") or condition.fault,
+        fault=device.get("fault"),
         queue=condition.queue,
         n_measured=condition.n_measured,
         n_failed=condition.n_failed,

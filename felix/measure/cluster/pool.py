@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from felix import errors
 from felix.measure.cluster import kinds, remote
 from felix.measure.pool import candidates, rights, staged
-from felix.measure.pool.stages import build_stage, device_stage
+from felix.measure.pool.stages import build_stage, canary, device_stage
 from felix.processes import tree
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Times in seconds."""
+    """Of a `ClusterPool`; times in seconds."""
 
     #: How long a pool waits for the first builder and the first device of its kind.
     wait_s: float = 60.0
     #: How often it asks who is there.
     watch_s: float = 1.0
+    #: Time a canary on each device (`pool.stages.canary`).
+    canary: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class ClusterPool(staged.StagedPool):
         self._warned: set[str] = set()
         self._client = uuid.uuid4().hex
         self._remotes: list[remote.RemoteRuns] = []
+        self._canary = canary.Canary(self._device_kind) if self._options.canary else None
         self._places: dict[int, str] = {}
         self._work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-cluster-"))
         super().__init__(task.target.kind.name, rights.Folders.make(self._work_dir, None), ())
@@ -103,6 +106,8 @@ class ClusterPool(staged.StagedPool):
             tree.remove(self._work_dir)
             raise
         self._task = self._task_of(task)
+        if self._canary is not None:
+            self._arm_canary(self._canary, task.target)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
@@ -170,7 +175,9 @@ class ClusterPool(staged.StagedPool):
         self._remotes.append(runs)
         index = self._add_device(member.device)
         self._places[index] = member.name
-        stage = device_stage.DeviceStage(index, runs, self._queues, self._finish, self._arch)
+        stage = device_stage.DeviceStage(
+            index, runs, self._queues, self._finish, self._arch, self._canary
+        )
         self._stages.append(stage)
         stage.start()
 

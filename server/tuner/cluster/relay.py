@@ -97,7 +97,7 @@ class Relay:
         return [dataclasses.asdict(member) for member in list(self._members.values())]
 
     def devices(self) -> list[dict[str, Any]]:
-        """All devices, as `server.parsing.devices.described`; `fault` says why one is of no use."""
+        """All devices, as `server.parsing.devices.described`; with a `fault` if of no use."""
         members = list(self._members.values())
         builds = any(m.builders and m.unfit is None and self._silence(m) is None for m in members)
         return [

@@ -1,4 +1,4 @@
-"""The process of a cluster's link as its tuner sees it: started, asked, started again if it ends."""
+"""The process of a cluster's link as its tuner sees it: started, asked, started again."""
 
 from __future__ import annotations
 

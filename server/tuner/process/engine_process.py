@@ -82,15 +82,19 @@ class EngineProcess:
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`; of a cluster those that are there now."""
-        if self._cluster is not None:
-            listed = self._cluster.devices()
-            return [{**each, "now": None} for each in listed]  # it changes every second
-        return confinement.described(self._devices, self._start)
+        return [{**each, "now": None} for each in self._described()]  # it changes every second
 
     def reports(self) -> list[device_reports.Seen]:
         """See `engine.Engine`."""
-        listed = self.devices() if self._cluster is None else self._cluster.devices()
-        return reports.seen(listed, self._conditions, self._versions)
+        return reports.seen(self._described(), self._conditions, self._versions)
+
+    def _described(self) -> list[dict[str, Any]]:
+        """The devices, with the reason where nothing can be measured now."""
+        if self._cluster is None:
+            listed = confinement.described(self._devices, self._start)
+        else:
+            listed = self._cluster.devices()
+        return reports.with_faults(listed, self._conditions)
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""

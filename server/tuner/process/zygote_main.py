@@ -7,7 +7,7 @@ does anything.
 
     python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON
 
-Each packet on the socket FD brings the pipe of one engine, a second one to the link of a cluster if
+Each packet on the socket FD brings the pipe of one engine, a second one to a cluster's link if
 it measures there, its folder and how it starts (`confinement.packed`). There is one engine at a
 time: before the next, and at the end of the socket, all that the last one started is killed,
 wherever it hides, and its folder removed. When this process is killed, the kernel kills its engine

@@ -18,7 +18,7 @@ from typing import Protocol
 from felix import errors
 from felix.measure import protocol
 from felix.measure.pool import candidates
-from felix.measure.pool.stages import build_stage, dispatch, history
+from felix.measure.pool.stages import build_stage, canary, dispatch, history
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class DeviceStage:
         queues: of all devices.
         settle: takes a candidate and its measurement.
         arch: of the target where the device is a GPU, like "sm_90"; empty elsewhere.
+        watch: the canary of the pool; None: it has none.
     """
 
     def __init__(
@@ -88,10 +89,11 @@ class DeviceStage:
         queues: dispatch.Dispatch,
         settle: build_stage.Settle,
         arch: str,
+        watch: canary.Canary | None = None,
     ) -> None:
         self.index, self.runs = index, runs
         self._queues, self._settle, self._arch = queues, settle, arch
-        self.history = history.History()
+        self._watch, self.history = watch, history.History()
         #: done once the device is open; raises `MeasureError` if it has to be confined and cannot
         self.opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -114,14 +116,43 @@ class DeviceStage:
             return
         if self.runs.broken is not None and self._is_taken_out():
             return
-        while (item := self._queues.take(self.index)) is not None:
-            if isinstance(item, candidates.Candidate):
-                batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
-                is_there = self._measure([each for each in batch if _is_wanted(each)])
-            else:
-                is_there = self._prepare(item)
-            if not is_there:
+        while self._is_well():
+            item = self._queues.take(self.index, canary.LOOK_S if self._watch else None)
+            if item is not None and not self._serve(item):
                 return
+
+    def _serve(self, item: dispatch.Item) -> bool:
+        """Do what comes next; whether the device goes on."""
+        if not isinstance(item, candidates.Candidate):
+            return self._prepare(item)
+        batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
+        if self._watch is not None:
+            self._watch.count(self.index, len(batch))
+        return self._measure([each for each in batch if _is_wanted(each)])
+
+    def _is_well(self) -> bool:
+        """Time the canary if it is due, and rest while it is bad; False: the device ends."""
+        if self._queues.is_closed:
+            return False
+        if self._watch is None or not self._watch.is_due(self.index):
+            return True
+        try:
+            fault = self._watch.fault(self.index, self.runs.run)
+            return fault is None or self._has_rested(fault)
+        except candidates.WorkerGone as gone:
+            return self._is_back(str(gone), [])
+
+    def _has_rested(self, fault: str) -> bool:
+        """Leave candidates to others until the canary is as it should be; False: the pool ends."""
+        assert self._watch is not None
+        _log.warning("device %d rests: %s", self.index, fault,
+                     extra={"action": "device_out", "device": self.index})  # fmt: skip
+        self._queues.send_away(self.index, fault)
+        while not self._queues.await_close(canary.AGAIN_S):
+            if self._watch.fault(self.index, self.runs.run) is None:
+                self._queues.take_back(self.index)
+                return True
+        return False
 
     def _prepare(self, task: candidates.PoolTask) -> bool:
         """Make a task's reference; whether the device goes on."""

@@ -12,6 +12,7 @@ is away for a while; if it is the last one, what waits stays until it or a new o
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TypeAlias
 
@@ -62,8 +63,12 @@ class Dispatch:
             self._waiting[task.home].append(item)
             self._changed.notify_all()
 
-    def take(self, device: int) -> Item | None:
-        """What the device does next, once there is something; None: the pool is closed."""
+    def take(self, device: int, timeout_s: float | None = None) -> Item | None:
+        """What the device does next, once there is something.
+
+        None: the pool is closed (`is_closed`), or there was nothing for so long.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
                 if self._closed:
@@ -73,7 +78,15 @@ class Dispatch:
                 helped = self._helped(device)
                 if helped is not None:
                     return helped
-                self._changed.wait()
+                left_s = None if until_s is None else until_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return None
+                self._changed.wait(left_s)
+
+    def await_close(self, timeout_s: float) -> bool:
+        """Wait for so long; whether the pool was closed meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, timeout_s)
 
     def retire(self, device: int, fault: str) -> bool:
         """Take a device out for a reason; False if it is the last, which stays."""
