@@ -64,6 +64,8 @@ class RemoteBuilder:
             build_s = float(reply["build_s"])
             if "error" in reply:
                 error, message = _ErrorClass(reply["error"]), str(reply["message"])
+                if error is _ErrorClass.INFRASTRUCTURE:
+                    raise candidates.WorkerGone(f"the node failed: {message}")
                 return candidates.Built(build_s=build_s, error=error, message=message)
             if reply["suffix"] not in replies.SUFFIXES:
                 raise ValueError
@@ -126,7 +128,7 @@ class RemoteRuns:
     def run_all(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
     ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
-        """Check and time candidates by one request."""
+        """Check and time candidates by one request; those that the node failed come last."""
         ready = []
         for candidate, state in batch:
             if messages.digest(state.payload) not in self._prepared:
@@ -166,9 +168,9 @@ class RemoteRuns:
             else:
                 yield candidate, result
         for (candidate, _), result in self._results(forgotten):
-            message = "the node does not keep the task's reference"
-            failed = candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
-            yield candidate, result or failed
+            if result is None:
+                raise candidates.WorkerGone("the node does not keep the task's reference")
+            yield candidate, result
 
     def _results(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
@@ -202,4 +204,13 @@ class RemoteRuns:
                 candidate.failed(_ErrorClass.INFRASTRUCTURE, f"running: {error}")
                 for candidate, _ in batch
             ]
-        yield from zip(batch, measured, strict=True)
+            yield from zip(batch, measured, strict=True)
+            return
+        failures = []
+        for item, result in zip(batch, measured, strict=True):
+            if result is not None and result.error is _ErrorClass.INFRASTRUCTURE:
+                failures.append(result.message)  # by the node's fault: another one may try
+            else:
+                yield item, result
+        if failures:
+            raise candidates.WorkerGone(f"the node failed: {failures[0]}")

@@ -21,6 +21,7 @@ from felix.measure.pool import candidates
 from felix.measure.pool.stages import build_stage, canary, dispatch, history
 
 _log = logging.getLogger(__name__)
+_INFRASTRUCTURE = protocol.ErrorClass.INFRASTRUCTURE
 
 #: Two cards of a model differ by a few percent; one that differs by more is throttled or busy.
 MAX_DIFFERENCE = 0.15
@@ -175,7 +176,7 @@ class DeviceStage:
             if isinstance(item, candidates.Candidate):
                 item.losses += 1
                 if item.losses >= build_stage.MAX_LOSSES:
-                    failed = item.failed(protocol.ErrorClass.INFRASTRUCTURE, f"running: {why}")
+                    failed = item.failed(_INFRASTRUCTURE, f"running: {why}")
                     self._settle(item, failed)
                     continue
             self._queues.put(item)
@@ -197,7 +198,7 @@ class DeviceStage:
 
     def _measure(self, batch: list[candidates.Candidate]) -> bool:
         """Measure candidates; whether the device goes on."""
-        left = list(batch)
+        left, drains = list(batch), self._queues.n_drains
         try:
             for candidate in batch:
                 if not self._may_measure(candidate.task):
@@ -208,6 +209,11 @@ class DeviceStage:
                 left.remove(candidate)
                 self._finish(candidate, measurement)
         except candidates.WorkerGone as gone:
+            if self._queues.n_drains != drains:  # nobody wants them any more
+                for candidate in left:
+                    failed = candidate.failed(_INFRASTRUCTURE, "the pool was interrupted")
+                    self._settle(candidate, failed)
+                left = []
             return self._is_back(str(gone), left)
         return True
 
@@ -215,7 +221,7 @@ class DeviceStage:
         task = candidate.task
         if measurement.latency_us is not None and task.yardstick is None:
             task.yardstick = candidates.Yardstick(candidate.binary, measurement.latency_us)
-        self.history.add(measurement.error is protocol.ErrorClass.INFRASTRUCTURE)
+        self.history.add(measurement.error is _INFRASTRUCTURE)
         self._settle(candidate, _scaled(measurement, task.scales.get(self.index, 1.0)))
 
     def _may_measure(self, task: candidates.PoolTask) -> bool:
@@ -230,7 +236,7 @@ class DeviceStage:
         task = candidate.task
         why = task.refused.get(self.index, "the pool was interrupted")
         if task.home == self.index or self.index not in task.refused:
-            self._settle(candidate, candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, why))
+            self._settle(candidate, candidate.failed(_INFRASTRUCTURE, why))
         else:
             self._queues.put(candidate)
 
