@@ -140,6 +140,16 @@ def test_a_job_outlives_a_process_and_a_node(service: Service) -> None:
     check(service, job_id, 64)
 
 
+def test_a_job_outlives_the_link_process(service: Service) -> None:
+    job_id = service.submit(32, seed=3)
+    service.wait(job_id, lambda job: job.n_trials >= 8, 120)
+    started = psutil.Process(service.tuner.pid).children()
+    (relay,) = [each for each in started if any("relay_main" in word for word in each.cmdline())]
+    relay.kill()
+    assert not service.client.job(job_id).has_ended, "it was too quick"
+    check(service, job_id, 32)
+
+
 def test_a_tuner_without_the_token_does_not_start(service: Service) -> None:
     token = service.machines.environment.pop("RAY_AUTH_TOKEN")
     outside = service.machines.environment | {"HOME": str(service.machines.folder)}
