@@ -46,6 +46,10 @@ class MeasureError(FelixError):
     """Measuring could not start: the worker pool is unusable."""
 
 
+class NoDevice(MeasureError):
+    """No device that can measure the task is there now: wait until there is one."""
+
+
 class RecordError(FelixError):
     """A record or checkpoint file cannot be read: it is malformed or of another version."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -16,6 +16,7 @@ from server import errors, logs, private_files, settings
 from server.database import database, schema
 from server.store import blobs, keys
 from server.tuner import tuner, tuner_process
+from server.tuner.cluster import relay_process
 from server.tuner.process import engine_process
 from server.tuner.process import limits as job_limits
 
@@ -44,7 +45,9 @@ def run_tuner(
         schema.check(db)
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
         limits = job_limits.Limits.of(chosen)
-        engine = engine_process.EngineProcess(limits, chosen.log_json, chosen.gpu_confinement)
+        engine = engine_process.EngineProcess(
+            limits, chosen.log_json, chosen.gpu_confinement, cluster=_cluster(chosen)
+        )
         process = tuner.Tuner(db, store, engine, chosen, name)
         if with_parent:
             tuner_process.leave_with_parent(process.leaving)
@@ -57,6 +60,17 @@ def run_tuner(
                 else:
                     process.leaving.wait(chosen.poll_s)
     return 0
+
+
+def _cluster(chosen: settings.Settings) -> relay_process.RelayProcess | None:
+    """The link to the cluster that measures; None: this machine does."""
+    if chosen.cluster is None:
+        return None
+    if importlib.util.find_spec("ray") is None:
+        raise errors.SettingsError(
+            "FELIX_CLUSTER is set, and a cluster needs Ray: pip install 'felix-tuner[cluster]'"
+        )
+    return relay_process.RelayProcess(chosen.cluster, chosen.log_json)
 
 
 def first_key(chosen: settings.Settings) -> str | None:

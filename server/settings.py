@@ -110,6 +110,8 @@ class Settings(pydantic_settings.BaseSettings):
     require_confinement: bool = False
     #: Whether engines and run workers are confined on machines with an NVIDIA GPU.
     confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
+    #: Head of a Ray cluster, HOST:PORT, whose nodes measure the tuner's jobs; None: its machine.
+    cluster: Annotated[str, pydantic.Field(pattern=r"^[\w.\-\[\]:]+:\d+$")] | None = None
     #: Log lines as JSON.
     log_json: bool = False
 

@@ -153,6 +153,8 @@ class Estimate:
     n_recent_jobs: int
     duration_s: float | None
     begins_in_s: float | None
+    #: what has to come before any tuner can begin; of services that say so
+    waits_for: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +241,8 @@ class Device:
     model: str | None
     n_tuners_alive: int
     worker_ids: list[int]
+    #: place, host, driver, fault, queue, error_rate, clock_ghz, power_w, seen_at, ... of each
+    reports: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

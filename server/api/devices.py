@@ -6,7 +6,7 @@ from typing import Annotated
 
 import fastapi
 
-from server.store import rows, workers
+from server.store import device_reports, rows, workers
 from server.web import auth, dependencies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1", tags=["devices"])
@@ -30,7 +30,10 @@ def devices(
     caller: auth.Reader, services: dependencies.ServicesDep
 ) -> response_bodies.Listed[response_bodies.Device]:
     """The devices that tuners have or had, by kind and name."""
-    grouped = workers.devices(_workers(services, caller))
+    with caller.read() as tx:
+        tuners = workers.every(tx, services.settings.stale_s)
+        reports = device_reports.of_workers(tx, [tuner.id for tuner in tuners])
+    grouped = workers.devices(tuners, reports)
     return response_bodies.Listed(
         items=[response_bodies.Device.model_validate(each) for each in grouped]
     )

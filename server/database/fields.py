@@ -333,6 +333,28 @@ class Worker:
     n_jobs: orm.Mapped[int] = orm.mapped_column(default=0)
 
 
+class DeviceReport:
+    """A device as its tuner last saw it; counts are of the last hour."""
+
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+    worker_id: orm.Mapped[int]
+    #: its name, which no other device of its tuner has
+    place: orm.Mapped[str]
+    host: orm.Mapped[str]
+    target_key: orm.Mapped[str]
+    driver: orm.Mapped[str | None]
+    versions: orm.Mapped[dict[str, Any]]
+    #: why it measures nothing
+    fault: orm.Mapped[str | None]
+    #: candidates that wait for it
+    queue: orm.Mapped[int]
+    n_measured: orm.Mapped[int]
+    n_failed: orm.Mapped[int]
+    clock_ghz: orm.Mapped[float | None]
+    power_w: orm.Mapped[float | None]
+    seen_at: orm.Mapped[datetime.datetime]
+
+
 class Webhook:
     """An address that is told of changes of a project's jobs."""
 

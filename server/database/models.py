@@ -257,6 +257,15 @@ class Worker(fields.Worker, Base):
     __table_args__ = _NEVER_REUSED
 
 
+class DeviceReport(fields.DeviceReport, Base):
+    """A device as its tuner last saw it."""
+
+    __tablename__ = "device_reports"
+    __table_args__ = (sa.UniqueConstraint("worker_id", "place"),)
+
+    worker_id: orm.Mapped[int] = orm.mapped_column(sa.ForeignKey("workers.id", ondelete="CASCADE"))
+
+
 class Webhook(fields.Webhook, Base):
     """An address that is told of changes of a project's jobs."""
 

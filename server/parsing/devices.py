@@ -10,6 +10,7 @@ its devices, so another machine of the same kind may go on with a job.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import re
@@ -85,17 +86,29 @@ def refuse_cores(cores: int, devices: Sequence[Mapping[str, Any]]) -> None:
 
 def of_this_machine() -> list[dict[str, Any]]:
     """The devices of this machine, as `server.store.workers` stores them."""
+    places: collections.Counter[str] = collections.Counter()
+    made = []
+    for device in target.devices():
+        kind = "cuda" if device.hardware.is_gpu else "cpu"
+        memory_bytes = target.memory_bytes(device.target)
+        about = described(device.name, device.target, device.hardware, memory_bytes)
+        made.append(about | {"place": f"{kind}:{places[kind]}"})
+        places[kind] += 1
+    return made
+
+
+def described(
+    name: str, parsed: Any, hardware: target.Hardware, memory_bytes: int
+) -> dict[str, Any]:
+    """A device, as `server.store.workers` stores it."""
     from costmodel import registry
 
-    return [
-        {
-            "name": device.name,
-            "kind": str(device.target.kind.name),
-            "target_keys": list(keys(device.target)),
-            "target": json.loads(target.describe(device.target)),
-            "hardware": dataclasses.asdict(device.hardware),
-            "memory_bytes": target.memory_bytes(device.target),
-            "model": None if registry.pretrained(device.target) is None else "pretrained",
-        }
-        for device in target.devices()
-    ]
+    return {
+        "name": name,
+        "kind": str(parsed.kind.name),
+        "target_keys": list(keys(parsed)),
+        "target": json.loads(target.describe(parsed)),
+        "hardware": dataclasses.asdict(hardware),
+        "memory_bytes": memory_bytes,
+        "model": None if registry.pretrained(parsed) is None else "pretrained",
+    }

@@ -150,6 +150,15 @@ class Worker(Row, fields.Worker):
     is_alive: bool
 
 
+class DeviceReport(Row, fields.DeviceReport):
+    """A device as its tuner last saw it."""
+
+    @property
+    def error_rate(self) -> float | None:
+        """Share of the candidates of the last hour that failed by the device's fault."""
+        return self.n_failed / self.n_measured if self.n_measured else None
+
+
 class Webhook(Row, fields.Webhook):
     """An address that is told of changes; its secret is shown once."""
 
@@ -175,6 +184,7 @@ class Device:
     model: str | None
     n_tuners_alive: int
     worker_ids: list[int]
+    reports: list[DeviceReport]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

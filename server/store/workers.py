@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -41,6 +41,11 @@ def beat(tx: orm.Session, worker_id: int) -> None:
     _update(tx, worker_id, last_beat_at=columns.db_now(), stopped_at=None)
 
 
+def tell(tx: orm.Session, worker_id: int, devices: list[dict[str, Any]]) -> None:
+    """The tuner has these devices now."""
+    _update(tx, worker_id, devices=devices)
+
+
 def count_job(tx: orm.Session, worker_id: int) -> None:
     """The tuner claimed a job."""
     _update(tx, worker_id, n_jobs=models.Worker.n_jobs + 1)
@@ -71,6 +76,26 @@ def every(tx: orm.Session, stale_s: float, limit: int = 200) -> list[rows.Worker
     ]
 
 
+def missing(tuners: Iterable[rows.Worker], target_key: str) -> str | None:
+    """What has to come before a job of this key can begin; None if nothing has to.
+
+    Its words follow "waits for".
+    """
+    alive = [tuner for tuner in tuners if tuner.is_alive]
+    there = [device for tuner in alive for device in tuner.devices]
+    fitting = [each for each in there if target_key in each.get("target_keys", ())]
+    faults = {str(each["name"]): each.get("fault") for each in fitting}
+    if any(fault is None for fault in faults.values()):
+        return None
+    if not alive:
+        return "a tuner: none is there"
+    what = f"a device of {target_key}"
+    if faults:
+        return f"{what}: " + "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    known = sorted({str(each["target_keys"][-1]) for each in there if each.get("target_keys")})
+    return f"{what}: the tuners have {', '.join(known) or 'no device'}"
+
+
 def alive_keys(tx: orm.Session, stale_s: float) -> set[str]:
     """The exact keys of devices whose tuners are alive."""
     alive = [tuner for tuner in every(tx, stale_s) if tuner.is_alive]
@@ -78,8 +103,10 @@ def alive_keys(tx: orm.Session, stale_s: float) -> set[str]:
     return {str(of_device[-1]) for of_device in keys if of_device}
 
 
-def devices(tuners: Iterable[rows.Worker]) -> list[rows.Device]:
-    """The devices of tuners, by kind and exact key."""
+def devices(
+    tuners: Iterable[rows.Worker], reports: Collection[rows.DeviceReport] = ()
+) -> list[rows.Device]:
+    """The devices of tuners, by kind and exact key, with what the tuners said of each."""
     by_key: dict[tuple[str, str], tuple[dict[str, Any], list[rows.Worker]]] = {}
     for tuner in tuners:
         for device in tuner.devices:
@@ -88,10 +115,11 @@ def devices(tuners: Iterable[rows.Worker]) -> list[rows.Device]:
     return [
         rows.Device(
             **{name: device[name] for name in _DEVICE_FIELDS},
-            n_tuners_alive=sum(tuner.is_alive for tuner in owners),
-            worker_ids=[tuner.id for tuner in owners],
+            n_tuners_alive=len({tuner.id for tuner in owners if tuner.is_alive}),
+            worker_ids=list(dict.fromkeys(tuner.id for tuner in owners)),
+            reports=[report for report in reports if report.target_key == key],
         )
-        for _, (device, owners) in sorted(by_key.items(), key=lambda item: item[0])
+        for (_, key), (device, owners) in sorted(by_key.items(), key=lambda item: item[0])
     ]
 
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.store import networks, progress, rows, trials
+from server.store import device_reports, networks, progress, rows, trials
 from server.tuner import claimed_job
 
 
@@ -142,6 +142,10 @@ class Engine(Protocol):
 
     def devices(self) -> list[dict[str, Any]]:
         """What jobs can be measured on here (`server.parsing.devices.of_this_machine`)."""
+        ...
+
+    def reports(self) -> list[device_reports.Seen]:
+        """How these devices are now; called by another thread."""
         ...
 
     def versions(self) -> dict[str, str]:

@@ -6,26 +6,27 @@ trial of a job comes seconds after its claim.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import felix
 from felix import errors, records, target
+from felix.measure import conditions
 from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.store import networks
+from server.store import device_reports, networks
 from server.tuner import (
     earlier_jobs,
     engine,
     event_recorder,
     job_artifact,
     network_artifact,
-    warm_pools,
+    places,
+    reports,
 )
 from server.tuner import session as tuner_session
 
@@ -37,22 +38,34 @@ JOB_OPTIONS = ("round_size", "patience_rounds")
 
 
 class FelixEngine:
-    """An `engine.Engine` on this machine's devices.
+    """An `engine.Engine` on this machine's devices, or on those of a cluster.
 
     Args:
         confine_gpu: whether run workers of a GPU are confined.
+        cluster: a pipe to the link of a cluster; None: this machine measures.
     """
 
-    def __init__(self, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> None:
-        self._pools = warm_pools.Pools(confine_gpu)
-        self._devices = [
-            {**device, **dataclasses.asdict(self._pools.warm(json.dumps(device["target"])))}
-            for device in devices.of_this_machine()
-        ]
+    def __init__(
+        self,
+        confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO,
+        cluster: Connection | None = None,
+    ) -> None:
+        self._places: places.Places = (
+            places.ThisMachine(confine_gpu) if cluster is None else places.OnCluster(cluster)
+        )
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
-        return self._devices
+        return self._places.devices()
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is, for `reports`."""
+        return self._places.conditions()
+
+    def reports(self) -> list[device_reports.Seen]:
+        """See `engine.Engine`."""
+        by_place = {each.place: each for each in self.conditions()}
+        return reports.seen(self.devices(), by_place, self.versions())
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""
@@ -88,9 +101,12 @@ class FelixEngine:
             seed=job.seed,
             strategy=job.strategy,
             options=options.TuneOptions(
-                pool=self._pools.take,
+                pool=self._places.pool,
                 journal=open_session,
-                should_stop=lambda: record_event.has_begun and claimed.should_stop(),
+                should_stop=lambda: (
+                    record_event.has_begun
+                    and (claimed.should_stop() or self._places.lost is not None)
+                ),
                 settled=earlier.settled,
                 first_schedules=earlier.first_schedules,
                 should_pause=claimed.should_yield,
@@ -98,6 +114,8 @@ class FelixEngine:
             ),
             on_event=record_event,
         )
+        if result.reason == "interrupted" and (lost := self._places.lost) is not None:
+            raise errors.NoDevice(lost)
         has_schedule = any(each.best_or_none is not None for each in result.results)
         failure = None if has_schedule else result.results[0].failure()
         return engine.Outcome(reason=result.reason, failure=failure, result=result)
@@ -113,20 +131,19 @@ class FelixEngine:
         self, claimed: engine.JobAccess, outcome: engine.Outcome, path: pathlib.Path
     ) -> networks.Built:
         """See `engine.Engine`."""
+        self._places.refuse_networks()
         return network_artifact.write(outcome.result, claimed, path)
 
     def close(self) -> None:
         """End all processes."""
-        self._pools.close()
+        self._places.close()
 
     def _tasks(self, claimed: engine.JobAccess) -> tuple[dict[str, Any], list[Task]]:
         """The device of a job, and its tasks for that device; the first tuner chooses it."""
         job = claimed.job
-        device = next((d for d in self._devices if job.target_key in d["target_keys"]), None)
-        if device is None:
-            raise errors.MeasureError(f"this machine has no {job.target_key}")
+        device = self._places.device(job.target_key)
         if job.resolved_target is None:
-            parsed = target.parse(job.target)  # it was checked as a client's at submission
+            parsed = self._places.resolve(job.target, device)  # it was checked at submission
             devices.refuse_cores(parsed.attrs.get("num-cores", 1), [device])
             resolved = target.describe(parsed)
             claimed.begin(device["target_keys"][-1], resolved)

@@ -11,21 +11,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import sqlalchemy as sa
 
 from server import states
 from server.database import database
-from server.store import leases, workers
+from server.store import device_reports, leases, workers
 from server.store.sharing import turns, usage
 
 _log = logging.getLogger(__name__)
 
 #: Share of the lease after which a tuner that could not renew it gives up.
 SAFE_SHARE = 0.9
+#: Between two reports of the devices, in seconds.
+REPORT_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +88,28 @@ class LeaseMonitor:
 
 
 class Heartbeat:
-    """The thread; `close` ends it."""
+    """The thread; `close` ends it.
+
+    Args:
+        db: the database.
+        worker_id: of the tuner, which was registered with the devices that it has now.
+        beat_s: between two beats.
+        lease_s: of a job.
+        devices: says what the tuner can measure on; a change is told.
+        reports: says how these devices are.
+    """
 
     def __init__(
-        self, db: database.Database, worker_id: int, beat_s: float, lease_s: float
+        self,
+        db: database.Database,
+        worker_id: int,
+        beat_s: float,
+        lease_s: float,
+        devices: Callable[[], list[dict[str, Any]]],
+        reports: Callable[[], list[device_reports.Seen]],
     ) -> None:
+        self._devices, self._told = devices, devices()
+        self._reports, self._reported_s = reports, -math.inf
         self._db, self._worker_id = db, worker_id
         self._beat_s, self._lease_s = beat_s, lease_s
         self._monitor: LeaseMonitor | None = None
@@ -140,9 +161,21 @@ class Heartbeat:
                 if monitor is not None:
                     instruction = leases.beat(tx, monitor.fence, self._lease_s)
                 workers.beat(tx, self._worker_id)
+                if (devices := self._devices()) != self._told:
+                    workers.tell(tx, self._worker_id, devices)
+            self._told = devices
+            self._report()
             if monitor is not None:
                 monitor.renewed(instruction, sent_s)
                 self._share(monitor)
+
+    def _report(self) -> None:
+        """Write how the devices are, once in a while."""
+        if time.monotonic() - self._reported_s < REPORT_S:
+            return
+        seen, self._reported_s = self._reports(), time.monotonic()
+        with self._db.write() as tx:
+            device_reports.write(tx, self._worker_id, seen)
 
     def _share(self, monitor: LeaseMonitor) -> None:
         """Charge the tuner's time to the job's key, and see whose turn it is."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from felix import errors as engine_errors
 from server import errors, reaper, settings, states
 from server.database import database
 from server.store import artifacts, blobs, leases, networks, rows, workers
@@ -56,7 +57,6 @@ class Tuner:
         #: set to end after releasing the current job
         self.leaving = threading.Event()
         devices = worker.devices()
-        self._target_keys = sorted({key for device in devices for key in device["target_keys"]})
         host, pid = socket.gethostname(), os.getpid()
         new = workers.NewWorker(
             name=name or f"{host}-{pid}", host=host, pid=pid,
@@ -65,11 +65,13 @@ class Tuner:
         with db.write() as tx:
             self.worker_id = workers.register(tx, new)
         self._heartbeat = heartbeat.Heartbeat(
-            db, self.worker_id, service_settings.beat_s, service_settings.lease_s
-        )
+            db, self.worker_id, service_settings.beat_s, service_settings.lease_s,
+            worker.devices, worker.reports,
+        )  # fmt: skip
         self._reaper = reaper.Reaper(db, service_settings.reap_s, service_settings.max_attempts)
+        keys = ", ".join(self._target_keys()) or "nothing"
         _log.info(
-            "tuner %d is ready for %s", self.worker_id, ", ".join(self._target_keys),
+            "tuner %d is ready for %s", self.worker_id, keys,
             extra={"action": "ready", "worker": self.worker_id},
         )  # fmt: skip
 
@@ -81,11 +83,11 @@ class Tuner:
 
     def work_once(self) -> bool:
         """Work on one job, if there is one and the engine is ready; whether there was."""
-        if not self._engine.is_ready():
+        if not self._engine.is_ready() or not (target_keys := self._target_keys()):
             return False
         try:
             with self._db.write() as tx:
-                claim = leases.claim(tx, self.worker_id, self._target_keys, self._settings.lease_s)
+                claim = leases.claim(tx, self.worker_id, target_keys, self._settings.lease_s)
                 if claim is not None:
                     workers.count_job(tx, self.worker_id)
         except sa.exc.SQLAlchemyError as error:
@@ -100,7 +102,19 @@ class Tuner:
     def _sharing(self, job: rows.Job) -> heartbeat.Sharing:
         """How the job shares this tuner; its slice doubles with each claim that gave nothing."""
         slice_s = self._settings.slice_s * 2.0 ** (job.attempts - 1)
-        return heartbeat.Sharing(key_id=job.key_id, target_keys=self._target_keys, slice_s=slice_s)
+        keys = self._target_keys()
+        return heartbeat.Sharing(key_id=job.key_id, target_keys=keys, slice_s=slice_s)
+
+    def _target_keys(self) -> list[str]:
+        """What can be measured now: a cluster's devices come and go."""
+        return sorted(
+            {
+                key
+                for device in self._engine.devices()
+                if device.get("fault") is None
+                for key in device["target_keys"]
+            }
+        )
 
     def close(self) -> None:
         """End the threads and the engine; record that this tuner ended."""
@@ -151,6 +165,8 @@ class Tuner:
                 self._deliver_network(claimed, outcome)
         except errors.Cancelled:
             return self._release(claimed)
+        except engine_errors.NoDevice as error:
+            return self._put_back(claimed, str(error))
         except (errors.LeaseLost, sa.exc.SQLAlchemyError):
             raise
         except Exception as error:  # the edge between a job and the process
@@ -166,6 +182,15 @@ class Tuner:
         return claimed.write(
             lambda tx: leases.release(tx, claimed.fence, payload, is_attempt=is_attempt)
         )
+
+    def _put_back(self, claimed: claimed_job.ClaimedJob, why: str) -> states.State:
+        """Let the job wait for a device; that is no failed attempt."""
+        _log.warning(
+            "job %d waits: %s", claimed.job.id, why,
+            extra={"action": "no_device", "job": claimed.job.id},
+        )  # fmt: skip
+        payload = {"no_device": True, "message": why}
+        return claimed.write(lambda tx: leases.release(tx, claimed.fence, payload))
 
     def _deliver(self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome) -> None:
         """Make the artifact; the blob first, the row second."""

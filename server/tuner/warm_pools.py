@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
-import psutil
-
 from felix import errors, target, workloads
-from felix.measure import protocol
+from felix.measure import conditions, protocol
 from felix.measure.cuda import reference
-from felix.measure.pool import candidates, local
-from felix.processes import policy
+from felix.measure.pool import local, staged
 from felix.target import cpu
 
 if TYPE_CHECKING:
@@ -28,14 +25,14 @@ if TYPE_CHECKING:
 
 Future = concurrent.futures.Future[protocol.Measurement]
 
-_log = logging.getLogger(__name__)
-
 #: Pools at a time; each is a fork server and idle workers.
 MAX_POOLS = 2
 #: Tasks after which a pool is replaced: it stores files of each.
 MAX_TASKS = 200
 #: How long workers that a stopped run left behind may take to die, in seconds.
 SETTLE_S = 1.0
+#: How long nobody may be there to measure before a job is put back, in seconds.
+LOST_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,12 +49,23 @@ class Pools:
     """Pools by target; used by one thread.
 
     Args:
-        confine_gpu: whether run workers of a GPU are confined.
+        make: makes a pool for a task's target; the default measures on this machine.
     """
 
-    def __init__(self, confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO) -> None:
+    def __init__(self, make: Callable[[Task], staged.StagedPool] = local.LocalPool) -> None:
+        self._make = make
         self._pools: dict[str, SharedPool] = {}
-        self._options = candidates.LocalOptions(confine_gpu=confine_gpu)
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be measured, for longer than a moment; None if it can."""
+        return next((lost for pool in self._pools.values() if (lost := pool.lost)), None)
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is."""
+        return conditions.merged(
+            each for pool in list(self._pools.values()) for each in pool.conditions()
+        )
 
     def warm(self, text: str) -> Warmth:
         """Start the pool of a target, and let each worker do something."""
@@ -80,7 +88,7 @@ class Pools:
             pool = None
         while len(self._pools) >= MAX_POOLS:
             self._pools.pop(next(iter(self._pools))).shut()
-        self._pools[key] = pool or SharedPool(local.LocalPool(task, self._options))
+        self._pools[key] = pool or SharedPool(self._make(task))
         return self._pools[key]
 
     def close(self) -> None:
@@ -98,11 +106,12 @@ class Pools:
 class SharedPool:
     """A `felix.tuning.options.Pool` whose `close` ends a job's candidates, not the processes."""
 
-    def __init__(self, pool: local.LocalPool) -> None:
+    def __init__(self, pool: staged.StagedPool) -> None:
         self._pool = pool
         self._futures: set[Future] = set()
         self._n_tasks = 0
         self._had_trouble = False
+        self._lost_since_s: float | None = None
 
     @property
     def timing_lock(self) -> rwlock.ReadWriteLock:
@@ -116,8 +125,22 @@ class SharedPool:
 
     @property
     def unconfined(self) -> str | None:
-        """See `local.LocalPool`."""
+        """See `staged.StagedPool`."""
         return self._pool.unconfined
+
+    def conditions(self) -> list[conditions.Condition]:
+        """See `staged.StagedPool`."""
+        return self._pool.conditions()
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be measured, once that holds for `LOST_S`; to be asked repeatedly."""
+        lost = self._pool.lost
+        if lost is None:
+            self._lost_since_s = None
+            return None
+        self._lost_since_s = self._lost_since_s or time.monotonic()
+        return lost if time.monotonic() - self._lost_since_s > LOST_S else None
 
     def for_task(self, task: Task) -> protocol.Measurer:
         """The measurer of one task."""
@@ -126,9 +149,8 @@ class SharedPool:
 
     def is_usable(self) -> bool:
         """Whether the next job may have this pool."""
-        server = self._pool.worker_pids()["fork_server"]
-        alive = server is not None and psutil.pid_exists(server)
-        return alive and not self._had_trouble and self._n_tasks < MAX_TASKS
+        is_spent = self._had_trouble or self._n_tasks >= MAX_TASKS
+        return self._pool.is_alive and self._pool.lost is None and not is_spent
 
     def close(self) -> None:
         """The job is over: cancel what waits, end what runs."""

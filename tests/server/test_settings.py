@@ -15,7 +15,9 @@ def test_every_variable_changes_its_setting() -> None:
     texts = {int: "7", float: "7.5", bool: "true", policy.ConfineGpu: "off"}
     for name, field in settings.Settings.model_fields.items():
         other = "7" if "int" in str(field.annotation) else "/x"  # int | None
-        text = "10.0.0.0/8" if name == "trusted_proxies" else texts.get(field.annotation, other)
+        text = {"trusted_proxies": "10.0.0.0/8", "cluster": "head:6379"}.get(
+            name, texts.get(field.annotation, other)
+        )
         environment = {f"FELIX_{name.upper()}": text}
         changed = settings.Settings.from_environment(environment)
         assert getattr(changed, name) != getattr(settings.Settings(), name)
@@ -26,7 +28,8 @@ def test_every_variable_changes_its_setting() -> None:
     ("name", "text"),
     [("FELIX_PORT", "http"), ("FELIX_LEASE_S", "-1"), ("FELIX_LEASE_S", "nan"),
      ("FELIX_LOG_JSON", "maybe"), ("FELIX_MAX_TRIALS", "0"), ("FELIX_CONFINE_GPU", "1"),
-     ("FELIX_TRUSTED_PROXIES", "everybody"), ("FELIX_TRUSTED_PROXIES", "10.0.0.1/8")],
+     ("FELIX_TRUSTED_PROXIES", "everybody"), ("FELIX_TRUSTED_PROXIES", "10.0.0.1/8"),
+     ("FELIX_CLUSTER", "head"), ("FELIX_CLUSTER", "http://head:6379")],
 )  # fmt: skip
 def test_wrong_values_are_named(name: str, text: str) -> None:
     with pytest.raises(errors.SettingsError, match=f"{name} is '{text}'"):

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from felix import errors
+from felix.measure import conditions
 from felix.processes import policy
 from server.store import networks, progress
 from server.tuner import engine
@@ -40,7 +41,12 @@ class Engine:
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
-        return [{"name": "test cpu", "kind": "llvm", "target_keys": service_fakes.TARGET_KEYS}]
+        keys = service_fakes.TARGET_KEYS
+        return [{"name": "test cpu", "kind": "llvm", "target_keys": keys, "place": "cpu:0"}]
+
+    def conditions(self) -> list[conditions.Condition]:
+        """See `engine_main.RemoteEngine`."""
+        return [conditions.Condition("cpu:0", 1, 4, 2)]
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""

@@ -17,7 +17,17 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import blobs, jobs, leases, networks, progress, rows, trials, workers
+from server.store import (
+    blobs,
+    device_reports,
+    jobs,
+    leases,
+    networks,
+    progress,
+    rows,
+    trials,
+    workers,
+)  # fmt: skip
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]
@@ -178,9 +188,16 @@ class Engine:
     resumed: list[int] = dataclasses.field(default_factory=list)
     begun: threading.Event = dataclasses.field(default_factory=threading.Event)
     closed: bool = False
+    #: of its only device; None: it has none
+    device: dict[str, Any] | None = dataclasses.field(
+        default_factory=lambda: {"name": "test cpu", "kind": "llvm", "target_keys": TARGET_KEYS}
+    )
 
     def devices(self) -> list[dict[str, Any]]:
-        return [{"name": "test cpu", "kind": "llvm", "target_keys": TARGET_KEYS}]
+        return [] if self.device is None else [self.device]
+
+    def reports(self) -> list[device_reports.Seen]:
+        return []
 
     def versions(self) -> dict[str, str]:
         return {"felix": "test"}

@@ -21,7 +21,7 @@ from felix.tuning import task_run as engine_jobs
 from server import settings
 from server.database import database
 from server.store import blobs, trials
-from server.tuner import claimed_job, engine, felix_engine, tuner, warm_pools
+from server.tuner import claimed_job, engine, felix_engine, places, tuner
 from tests.support import tuning_fakes
 
 SETTINGS = settings.Settings(
@@ -29,12 +29,17 @@ SETTINGS = settings.Settings(
 )
 
 
-class Pools:
-    """Fresh fake pools."""
+class FakePlaces(places.ThisMachine):
+    """A fake device whose pools are fresh and need 4 ms a candidate."""
 
-    def take(self, task: Any) -> tuning_fakes.Pool:
-        """A pool that needs 4 ms a candidate."""
-        return tuning_fakes.Pool(seconds=0.004)
+    lost = None
+
+    def __init__(self) -> None:
+        self._devices = [
+            {"name": "fake", "kind": "llvm", "target_keys": ["llvm", "llvm/x", "llvm/x/fake"]}
+        ]
+        self.pool: Any = lambda task: tuning_fakes.Pool(seconds=0.004)
+        self.conditions = list
 
     def close(self) -> None:
         """Nothing to end."""
@@ -44,10 +49,7 @@ class FakeDeviceEngine(felix_engine.FelixEngine):
     """The real engine on a fake device."""
 
     def __init__(self) -> None:
-        self._devices = [
-            {"name": "fake", "kind": "llvm", "target_keys": ["llvm", "llvm/x", "llvm/x/fake"]}
-        ]
-        self._pools: Any = Pools()
+        self._places = FakePlaces()
 
     def export(
         self, claimed: claimed_job.ClaimedJob, outcome: engine.Outcome, path: pathlib.Path
@@ -91,7 +93,6 @@ def tune(url: str, folder: pathlib.Path) -> None:
 def main() -> None:
     """Fork on every line of stdin."""
     url, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    assert warm_pools is not None  # imported before the fork, as all of the service
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     for _ in sys.stdin:

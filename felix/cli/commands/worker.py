@@ -14,7 +14,7 @@ _LOOK_S = 1.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Work until a signal ends it; 1 if the cluster did."""
+    """Work until a signal ends it; a cluster that has lost this machine is joined again."""
     if (arguments.address is None) == (arguments.tracker is None):
         raise errors.MeasureError("give --address of a Ray cluster or --tracker of boards")
     if arguments.tracker is not None:
@@ -27,13 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     settings = worker.WorkerSettings(
         address=arguments.address, devices=arguments.devices, builders=arguments.builders
     )
-    with worker.Worker(settings) as here:
-        what = f"measures on {here.kind}" if here.kind else "builds programs"
-        print(f"felix worker: {what} for {arguments.address}", flush=True)
-        try:
-            while here.is_member:
-                time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
-            return 0
-    print("felix worker: the cluster is gone", file=sys.stderr)
-    return 1
+    while True:
+        with worker.Worker(settings) as here:
+            what = f"measures on {here.kind}" if here.kind else "builds programs"
+            print(f"felix worker: {what} for {arguments.address}", flush=True)
+            try:
+                while here.is_member:
+                    time.sleep(_LOOK_S)
+            except KeyboardInterrupt:
+                return 0
+        print("felix worker: the cluster lost this machine, which joins again", file=sys.stderr)

@@ -8,7 +8,7 @@ import json
 import pathlib
 from typing import Any
 
-from felix import client, errors
+from felix import client, display, errors
 from felix.cli.remote import connection, watch
 
 
@@ -31,7 +31,9 @@ def _line(job: client.Job) -> str:
     if job.n_trials:
         line += f", begins with {job.n_trials} trials of earlier jobs"
     estimate = job.estimate or {}
-    if estimate.get("begins_in_s") is not None:
+    if estimate.get("waits_for"):
+        line += f", waits for {display.printable(estimate['waits_for'])}"
+    elif estimate.get("begins_in_s") is not None:
         line += f", number {estimate['position']} in the queue"
         line += f", begins in about {estimate['begins_in_s']:.0f} s"
     if estimate.get("duration_s") is not None:

@@ -38,6 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
 def follow(service: client.Client, job_id: int, as_json: bool) -> int:
     """Show events until the job has ended: 0 if it succeeded, else 1."""
     job = service.job(job_id)
+    if (job.estimate or {}).get("waits_for"):
+        waits_for = display.printable((job.estimate or {})["waits_for"])
+        print(f"job {job_id} waits for {waits_for}", file=sys.stderr)
     seq = job.last_seq
     with _display(service, job) as show:
         for event in service.events(job_id, seq):

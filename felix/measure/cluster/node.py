@@ -20,7 +20,7 @@ import tvm
 
 from felix import errors, target, version
 from felix.measure import payload as payloads
-from felix.measure import protocol
+from felix.measure import protocol, readings
 from felix.measure.cluster import kinds, messages
 from felix.measure.pool import candidates, local_device, local_workers, replies, rwlock
 from felix.processes import tree
@@ -101,7 +101,15 @@ class Node:
             host=platform.node(), builders=self._settings.builders,
             kind=kinds.slug(self._device.name) if self._runs is not None else "",
             device=dataclasses.asdict(self._device) if self._runs is not None else None,
+            about=self._about(),
         )  # fmt: skip
+
+    def status(self) -> str:
+        """How the node is now: why its device cannot be used, its clock, power and driver."""
+        return messages.write(
+            broken=None if self._runs is None else self._runs.broken,
+            now=dataclasses.asdict(readings.of(self._device.kind, self._settings.device)),
+        )
 
     def build(self, text: str) -> tuple[str, bytes]:
         """Build a program for a device of kind `for`; a message and the binary."""
@@ -165,6 +173,20 @@ class Node:
     def close(self) -> None:
         """End all processes."""
         self._processes.close()
+
+    def _about(self) -> dict[str, Any] | None:
+        """What a tuner tells others of the device: its target, limits and rates, and memory."""
+        if self._target is None:
+            return None
+        hardware = target.hardware(self._target)
+        return {
+            "name": hardware.name,
+            "host": platform.node(),
+            "versions": {"felix": version.__version__, "tvm": tvm.__version__},
+            "target": target.describe(self._target),
+            "hardware": dataclasses.asdict(hardware),
+            "memory_bytes": target.memory_bytes(self._target),
+        }
 
     def _runner(self) -> Any:
         if self._runs is None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from felix import errors
 from felix.measure.cluster import kinds, remote
 from felix.measure.pool import candidates, rights, staged
-from felix.measure.pool.stages import build_stage, device_stage
+from felix.measure.pool.stages import build_stage, canary, device_stage
 from felix.processes import tree
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """Times in seconds."""
+    """Of a `ClusterPool`; times in seconds."""
 
     #: How long a pool waits for the first builder and the first device of its kind.
     wait_s: float = 60.0
     #: How often it asks who is there.
     watch_s: float = 1.0
+    #: Time a canary on each device (`pool.stages.canary`).
+    canary: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Member:
     """A node that is there: how many programs it builds at a time, and its device.
 
     `name` is that of one process: a node that was started anew has another one. `unfit` says why
-    it cannot be used.
+    it cannot be used, `about` what others want to know of its device (`node.Node.facts`).
     """
 
     name: str
@@ -52,6 +54,13 @@ class Member:
     device: candidates.Device | None
     kind: str
     unfit: str | None = None
+    about: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Member:
+        """The member of which `dataclasses.asdict` made these fields."""
+        device = fields["device"]
+        return cls(**{**fields, "device": candidates.Device(**device) if device else None})
 
 
 class Cluster(Protocol):
@@ -70,7 +79,7 @@ class ClusterPool(staged.StagedPool):
     """A `protocol.Measurer` for candidates of `task`; `for_task` serves others as well.
 
     Raises:
-        MeasureError: no builder or no device of the target's kind came in time.
+        NoDevice: no builder or no device of the target's kind came in time.
     """
 
     def __init__(
@@ -85,6 +94,8 @@ class ClusterPool(staged.StagedPool):
         self._warned: set[str] = set()
         self._client = uuid.uuid4().hex
         self._remotes: list[remote.RemoteRuns] = []
+        self._canary = canary.Canary(self._device_kind) if self._options.canary else None
+        self._places: dict[int, str] = {}
         self._work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-cluster-"))
         super().__init__(task.target.kind.name, rights.Folders.make(self._work_dir, None), ())
         self._stages = []
@@ -95,8 +106,19 @@ class ClusterPool(staged.StagedPool):
             tree.remove(self._work_dir)
             raise
         self._task = self._task_of(task)
+        if self._canary is not None:
+            self._arm_canary(self._canary, task.target)
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no node runs something; one that builds soon ends."""
+        is_empty = self._builds.is_empty and self._queues.is_empty
+        return is_empty and not any(runs.is_called for runs in self._remotes)
+
+    def _place(self, index: int) -> str:
+        return self._places[index]
 
     def _await_first(self) -> None:
         until_s = time.monotonic() + self._options.wait_s
@@ -105,7 +127,7 @@ class ClusterPool(staged.StagedPool):
             if self._devices and self._builds.n_builders:
                 return
             if time.monotonic() > until_s:
-                raise errors.MeasureError(self._nobody(members))
+                raise errors.NoDevice(self._nobody(members))
             time.sleep(min(self._options.watch_s, 0.5))
 
     def _nobody(self, members: Sequence[Member]) -> str:
@@ -152,7 +174,10 @@ class ClusterPool(staged.StagedPool):
         runs = remote.RemoteRuns(link, self._client)
         self._remotes.append(runs)
         index = self._add_device(member.device)
-        stage = device_stage.DeviceStage(index, runs, self._queues, self._finish, self._arch)
+        self._places[index] = member.name
+        stage = device_stage.DeviceStage(
+            index, runs, self._queues, self._finish, self._arch, self._canary
+        )
         self._stages.append(stage)
         stage.start()
 
@@ -184,4 +209,5 @@ def from_facts(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> 
         candidates.Device(**device) if device else None,
         str(facts.get("kind", "")),
         f"it has {', '.join(wrong)}" if wrong else None,
+        facts.get("about"),
     )

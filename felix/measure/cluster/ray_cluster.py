@@ -7,6 +7,7 @@ so nothing here connects to one that asks for no token.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pathlib
@@ -28,6 +29,8 @@ NAMESPACE = "felix"
 CALL_S = 300.0
 #: Seconds that a node may take to say that it is there, and between two questions.
 _ANSWER_S, _AGAIN_S = 10.0, 1.0
+#: And all nodes, to say how they are.
+_STATUS_S = 2.0
 _TOKEN_FILE = pathlib.Path("~/.ray/auth_token")
 
 
@@ -125,9 +128,29 @@ class RayCluster:
             found.append(self._known[key])
         return found
 
+    def statuses(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What nodes say of themselves now (`Node.status`); who does not answer is left out."""
+        asked = {}
+        for name in names:
+            try:
+                asked[self._actor(name).status.remote()] = name
+            except ValueError:  # it has ended since
+                continue
+        if not asked:
+            return {}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_STATUS_S)
+        said = {}
+        for reference in answered:
+            with contextlib.suppress(ray.exceptions.RayError, errors.MeasureError):
+                said[asked[reference]] = messages.read(ray.get(reference))
+        return said
+
     def link(self, member: pool.Member, closed: threading.Event) -> RayLink:
         """The way to a node."""
-        return RayLink(ray.get_actor(member.name.rpartition(":")[0], namespace=NAMESPACE), closed)
+        return RayLink(self._actor(member.name), closed)
+
+    def _actor(self, member_name: str) -> Any:
+        return ray.get_actor(member_name.rpartition(":")[0], namespace=NAMESPACE)
 
 
 class RayLink:
@@ -148,14 +171,21 @@ class RayLink:
     def is_back(self) -> bool:
         """Wait until the node answers; False: it never will, or the pool is closed."""
         while not self._closed.is_set():
-            try:
-                ray.get(self._actor.facts.remote(), timeout=_ANSWER_S)
-                return True
-            except ray.exceptions.ActorDiedError:
-                return False
-            except ray.exceptions.RayError:
-                time.sleep(_AGAIN_S)
+            answers = self.answers()
+            if answers is not False:
+                return bool(answers)
+            time.sleep(_AGAIN_S)
         return False
+
+    def answers(self) -> bool | None:
+        """Whether the node answers now; None: it never will again."""
+        try:
+            ray.get(self._actor.facts.remote(), timeout=_ANSWER_S)
+        except ray.exceptions.ActorDiedError:
+            return None
+        except ray.exceptions.RayError:
+            return False
+        return True
 
 
 def _first_line(error: BaseException) -> str:

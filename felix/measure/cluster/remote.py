@@ -64,6 +64,8 @@ class RemoteBuilder:
             build_s = float(reply["build_s"])
             if "error" in reply:
                 error, message = _ErrorClass(reply["error"]), str(reply["message"])
+                if error is _ErrorClass.INFRASTRUCTURE:
+                    raise candidates.WorkerGone(f"the node failed: {message}")
                 return candidates.Built(build_s=build_s, error=error, message=message)
             if reply["suffix"] not in replies.SUFFIXES:
                 raise ValueError
@@ -91,6 +93,8 @@ class RemoteRuns:
         self._link, self._client = link, client
         self._prepared: set[str] = set()
         self._broken: str | None = None
+        #: whether the node does something for this pool on its device
+        self.is_called = False
         #: why what it runs is not confined; None if it is
         self.unconfined: str | None = None
 
@@ -101,13 +105,13 @@ class RemoteRuns:
 
     def open(self, arch: str) -> None:
         """Open the GPU."""
-        reply = messages.read(self._link.call("open", arch))
+        reply = messages.read(self._called("open", arch))
         self.unconfined, self._broken = reply.get("unconfined"), reply.get("broken")
 
     def prepare(self, state: candidates.TaskState) -> None:
         """Compute a task's reference there; `state` holds a failure for its candidates."""
         try:
-            text = self._link.call("prepare", messages.write(payload=state.payload))
+            text = self._called("prepare", messages.write(payload=state.payload))
             reply = messages.read(text)
             state.failure, self._broken = reply.get("failure"), reply.get("broken")
         except errors.MeasureError as error:
@@ -124,7 +128,7 @@ class RemoteRuns:
     def run_all(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
     ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
-        """Check and time candidates by one request."""
+        """Check and time candidates by one request; those that the node failed come last."""
         ready = []
         for candidate, state in batch:
             if messages.digest(state.payload) not in self._prepared:
@@ -145,6 +149,13 @@ class RemoteRuns:
         self._prepared.clear()
         return self._link.is_back()
 
+    def _called(self, method: str, *args: Any) -> Any:
+        self.is_called = True
+        try:
+            return self._link.call(method, *args)
+        finally:
+            self.is_called = False
+
     def _sent(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
     ) -> Iterator[tuple[candidates.Candidate, protocol.Measurement]]:
@@ -157,9 +168,9 @@ class RemoteRuns:
             else:
                 yield candidate, result
         for (candidate, _), result in self._results(forgotten):
-            message = "the node does not keep the task's reference"
-            failed = candidate.failed(_ErrorClass.INFRASTRUCTURE, message)
-            yield candidate, result or failed
+            if result is None:
+                raise candidates.WorkerGone("the node does not keep the task's reference")
+            yield candidate, result
 
     def _results(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]
@@ -180,7 +191,7 @@ class RemoteRuns:
         try:
             contents = [path.read_bytes() for path in paths]
             request = messages.write(client=self._client, candidates=requests)
-            text = self._link.call("run", request, contents)
+            text = self._called("run", request, contents)
             results = messages.read(text)["results"]
             if len(results) != len(batch):
                 raise errors.MeasureError("a node replied with too few or too many results")
@@ -193,4 +204,13 @@ class RemoteRuns:
                 candidate.failed(_ErrorClass.INFRASTRUCTURE, f"running: {error}")
                 for candidate, _ in batch
             ]
-        yield from zip(batch, measured, strict=True)
+            yield from zip(batch, measured, strict=True)
+            return
+        failures = []
+        for item, result in zip(batch, measured, strict=True):
+            if result is not None and result.error is _ErrorClass.INFRASTRUCTURE:
+                failures.append(result.message)  # by the node's fault: another one may try
+            else:
+                yield item, result
+        if failures:
+            raise candidates.WorkerGone(f"the node failed: {failures[0]}")

@@ -36,6 +36,8 @@ class LocalOptions:
     scratch_bytes: int | None = None
     #: Whether the run worker of a GPU is confined (`rights.cuda_runner`); builders always are.
     confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
+    #: Time a canary on each device (`stages.canary`).
+    canary: bool = False
     link: build.Link = build.Link.AUTO
     #: Stop builders while timing; None: on CPU targets.
     pause_builders: bool | None = None

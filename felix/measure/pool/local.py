@@ -7,12 +7,13 @@ its worker costs nothing else: the worker is replaced by a fresh fork (10 ms) an
 
 from __future__ import annotations
 
+import pathlib
 from typing import TYPE_CHECKING
 
 from felix import errors
 from felix.measure.pool import candidates, local_device, local_workers, staged
 from felix.measure.pool import worker as pool_worker
-from felix.measure.pool.stages import build_stage, device_stage
+from felix.measure.pool.stages import build_stage, canary, device_stage
 from felix.processes import policy
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ class LocalPool(staged.StagedPool):
             )
             for index, device in enumerate(devices)
         ]  # fmt: skip
+        watch = canary.Canary(devices[0].kind) if options.canary else None
         self._stages = [
-            device_stage.DeviceStage(index, runs, self._queues, self._finish, arch)
+            device_stage.DeviceStage(index, runs, self._queues, self._finish, arch, watch)
             for index, runs in enumerate(self._runs)
         ]
         self._processes.launch()
@@ -57,11 +59,19 @@ class LocalPool(staged.StagedPool):
         if options.confine_gpu is policy.ConfineGpu.ON:
             self._await_opened()
         self._task = self._task_of(task)
+        if watch is not None:
+            self._arm_canary(watch, task.target)
 
     def worker_pids(self) -> dict[str, int | None]:
         """Process ids by name: the fork server, the builders, the runners."""
         pids = {worker.name: worker.pid for worker in self._workers()}
         return {"fork_server": self._processes.fork_server.pid, **pids}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process that forks its workers is there."""
+        pid = self._processes.fork_server.pid
+        return super().is_alive and pathlib.Path(f"/proc/{pid}").exists()
 
     @property
     def is_idle(self) -> bool:

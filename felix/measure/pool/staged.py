@@ -15,19 +15,24 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self
 
-from felix import errors
+from felix import errors, workloads
+from felix.measure import conditions, protocol
 from felix.measure import payload as payloads
-from felix.measure import protocol
+from felix.measure.cuda import reference
 from felix.measure.pool import candidates, rights, rwlock
-from felix.measure.pool.stages import build_stage, device_stage, dispatch
+from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
 
 if TYPE_CHECKING:
+    import tvm
+
     from felix.task import Task
 
 _ErrorClass = protocol.ErrorClass
 
 #: A library stays on disk, to be measured again, up to this multiple of the best latency.
 _REUSABLE_RATIO = 1.3
+#: Of the product that is the canary: some 0.2 ms, of arithmetic and not of the launch.
+_CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 
 
 class StagedPool(abc.ABC):
@@ -86,6 +91,32 @@ class StagedPool(abc.ABC):
         return max(1, len(self._devices) - len(out))
 
     @property
+    def lost(self) -> str | None:
+        """Why nothing can be built, or nothing measured, for now; None if it can."""
+        if (reason := self._queues.lost) is not None:
+            return f"no device can be reached ({reason})"
+        reason = self._builds.lost
+        return None if reason is None else f"no builder can be reached ({reason})"
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is."""
+        faults = self._queues.away | self._queues.faults
+        return [
+            conditions.Condition(
+                self._place(stage.index),
+                self._queues.n_waiting(stage.index),
+                *stage.history.counts(),
+                faults.get(stage.index),
+            )
+            for stage in list(self._stages)
+        ]
+
+    def _place(self, index: int) -> str:
+        """The name of a device among all of its tuner."""
+        device = self._devices[index]
+        return f"{device.kind}:{device.index}"
+
+    @property
     def unconfined(self) -> str | None:
         """Why clients' programs run in a process that is not confined; None if all are confined.
 
@@ -124,6 +155,16 @@ class StagedPool(abc.ABC):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether what the pool started is there."""
+        return not self._closed
+
+    @property
+    @abc.abstractmethod
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no worker has anything to do."""
+
     @abc.abstractmethod
     def _end(self) -> None:
         """End the workers' processes, or let go of them."""
@@ -143,22 +184,45 @@ class StagedPool(abc.ABC):
             known = self._tasks.get(task.key)
             if known is not None and known.at_home.failure is None:
                 return known
-            payload = payloads.of(task.mod, task.target)
-            number = len(self._made)
-            states = [
-                candidates.TaskState(
-                    task.target, device, str(self._folders.of_task(index, number)), payload
-                )
-                for index, device in enumerate(self._devices)
-            ]
-            made = candidates.PoolTask(self._queues.home_of_next_task(), states)
-            for state in states:
+            made = self._new_task(task, self._queues.home_of_next_task())
+            for state in made.states:
                 if state is not made.at_home:  # made when the device first helps
                     state.failure = candidates.NOT_COMPUTED
             self._tasks[task.key] = made
-            self._made.append(made)
             self._queues.put(made)  # the reference is made while the first builds go on
             return made
+
+    def _new_task(self, task: Task, home: int) -> candidates.PoolTask:
+        payload = payloads.of(task.mod, task.target)
+        number = len(self._made)
+        states = [
+            candidates.TaskState(
+                task.target, device, str(self._folders.of_task(index, number)), payload
+            )
+            for index, device in enumerate(self._devices)
+        ]
+        made = candidates.PoolTask(home, states)
+        self._made.append(made)
+        return made
+
+    def _arm_canary(self, watch: canary.Canary, target: tvm.target.Target) -> None:
+        """Let the devices time a canary, as soon as it is built."""
+        task = workloads.gemm(*_CANARY_SHAPE[self._target_kind], target=target)
+        program = task.mod if self._target_kind == "llvm" else reference.scheduled(task.mod)
+        with self._lock:
+            made = self._new_task(task, 0)
+            for state in made.states:
+                state.failure = candidates.NOT_COMPUTED
+        future: Future[protocol.Measurement] = Future()
+        payload = payloads.of(program, target)
+        candidate = candidates.Candidate(made, payload, "canary", future)
+
+        def arm(measured: Future[protocol.Measurement]) -> None:
+            if not measured.cancelled() and measured.result().ok:
+                watch.arm(made, candidate.binary)
+
+        future.add_done_callback(arm)
+        self._builds.put(candidate)
 
     def _add_device(self, device: candidates.Device) -> int:
         """One more device that helps with all tasks; its number."""

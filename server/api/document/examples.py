@@ -102,6 +102,13 @@ _DEVICE_OF = response_bodies.Device(
     name="emeraldrapids", kind="llvm", target_keys=["llvm", _DEVICE],
     target={"kind": "llvm", "num-cores": 2}, hardware={"cores": 2, "clock_ghz": 2.1},
     model="llvm", n_tuners_alive=1, worker_ids=[3],
+    reports=[
+        response_bodies.DeviceReport(
+            worker_id=3, place="cpu:0", host="bench-1", driver=None, versions=_VERSIONS,
+            fault=None, queue=0, n_measured=48, error_rate=0.0, clock_ghz=2.1, power_w=None,
+            seen_at=_ENDED,
+        )
+    ],
 )  # fmt: skip
 _WORKER = response_bodies.Worker(
     id=3, name="bench-1", host="bench-1", pid=4711, versions=_VERSIONS,
@@ -139,7 +146,13 @@ _DELIVERY = project_bodies.Delivery(
     not_before=_ENDED, delivered_at=_ENDED, last_status=200, last_error=None,
 )  # fmt: skip
 _ESTIMATE = response_bodies.Estimate(
-    position=3, n_tuners=1, trials_per_s=2.7, n_recent_jobs=20, duration_s=17.8, begins_in_s=41.0
+    position=3,
+    n_tuners=1,
+    trials_per_s=2.7,
+    n_recent_jobs=20,
+    duration_s=17.8,
+    begins_in_s=41.0,
+    waits_for=None,
 )
 _SIMILAR = response_bodies.SimilarJob.model_validate(JOB.model_dump())
 _BATCH = response_bodies.Batch(

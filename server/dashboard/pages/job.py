@@ -339,11 +339,7 @@ def _head(
         "actions": allowed(viewer, job),
         "may_change": job_actions.may_change(viewer, job),
         "is_live": job.state not in states.ENDED,
-        "has_tuner": any(
-            tuner.is_alive and job.target_key in device.get("target_keys", ())
-            for tuner in tuners
-            for device in tuner.devices
-        ),
+        "waits_for": workers.missing(tuners, job.target_key),
     }
 
 

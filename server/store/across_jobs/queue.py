@@ -55,15 +55,18 @@ class Estimate:
     n_recent_jobs: int
     duration_s: float | None
     begins_in_s: float | None
+    #: what has to come before it can begin, in words that follow "waits for"
+    waits_for: str | None
 
 
 def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
     """The estimate of a queued job, or of one that may be submitted."""
     trials_per_s, n_recent_jobs = _rate(tx, work.target_key)
+    tuners = workers.every(tx, stale_s)
     n_tuners = sum(
         any(_compete(work.target_key, str(key)) for device in tuner.devices
             for key in device.get("target_keys", ()))
-        for tuner in workers.every(tx, stale_s)
+        for tuner in tuners
         if tuner.is_alive
     )  # fmt: skip
     running, ahead = _others(tx, work)
@@ -80,6 +83,7 @@ def estimate(tx: orm.Session, work: Work, stale_s: float) -> Estimate:
         n_recent_jobs=n_recent_jobs,
         duration_s=_duration_s(work, trials_per_s),
         begins_in_s=begins_in_s,
+        waits_for=workers.missing(tuners, work.target_key),
     )
 
 

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from felix.measure import conditions
 from server.store import networks, rows
 from server.tuner import engine
 from server.tuner.process import messages, remote_job
 
 _log = logging.getLogger(__name__)
+
+#: How often an engine without a job says how its devices are, in seconds.
+IDLE_S = 2.0
 
 
 class RemoteEngine(Protocol):
@@ -23,6 +27,10 @@ class RemoteEngine(Protocol):
 
     def devices(self) -> list[dict[str, Any]]:
         """See `engine.Engine`."""
+        ...
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is; called while nothing or a job runs."""
         ...
 
     def versions(self) -> dict[str, str]:
@@ -61,7 +69,7 @@ def serve(connection: Connection, make_engine: Callable[[], RemoteEngine]) -> No
     with contextlib.closing(made) as served:
         messages.send(connection, messages.Verb.READY, served.devices(), served.versions())
         requests = _Requests(connection, served)
-        while (request := _next(connection)) is not None:
+        while (request := _next(connection, served)) is not None:
             requests.serve(request)
 
 
@@ -92,26 +100,30 @@ class _Requests:
 
     def _run(self, job: rows.Job) -> None:
         self._outcome = None
-        outcome = self._engine.run(remote_job.RemoteJob(self._connection, job))
+        outcome = self._engine.run(
+            remote_job.RemoteJob(self._connection, job, self._engine.conditions)
+        )
         self._outcome = outcome
         messages.send(self._connection, messages.Verb.ENDED, outcome.reason, outcome.failure)
 
     def _export(self, job: rows.Job, path: pathlib.Path) -> None:
         assert self._outcome is not None
-        claimed = remote_job.RemoteJob(self._connection, job)
+        claimed = remote_job.RemoteJob(self._connection, job, self._engine.conditions)
         codes = self._engine.export(claimed, self._outcome, path)
         plain = [[code.task, code.schedule, code.source, code.assembly] for code in codes]
         messages.send(self._connection, messages.Verb.EXPORTED, plain)
 
     def _build_network(self, job: rows.Job, path: pathlib.Path) -> None:
         assert self._outcome is not None
-        claimed = remote_job.RemoteJob(self._connection, job)
+        claimed = remote_job.RemoteJob(self._connection, job, self._engine.conditions)
         built = self._engine.build_network(claimed, self._outcome, path)
         messages.send(self._connection, messages.Verb.BUILT, dataclasses.asdict(built))
 
 
-def _next(connection: Connection) -> tuple[Any, ...] | None:
+def _next(connection: Connection, served: RemoteEngine) -> tuple[Any, ...] | None:
     try:
+        while not connection.poll(IDLE_S):
+            remote_job.say_alive(connection, served.conditions)
         request: tuple[Any, ...] = connection.recv()
     except (EOFError, ConnectionError):
         return None

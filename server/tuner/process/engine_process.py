@@ -14,13 +14,16 @@ from __future__ import annotations
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from felix.measure import conditions
 from felix.measure.pool import rights
 from felix.processes import policy
 from server import errors, states
-from server.store import networks
-from server.tuner import claimed_job, engine
+from server.store import device_reports, networks
+from server.tuner import claimed_job, engine, reports
+from server.tuner.cluster import relay_process
 from server.tuner.process import confinement, messages, untrusted_file, zygote
 from server.tuner.process import limits as job_limits
 
@@ -45,6 +48,7 @@ class EngineProcess:
         log_json: log lines as JSON.
         confine_gpu: whether it is confined on a machine with an NVIDIA GPU.
         factory: `module:name` of what makes the engine.
+        cluster: the link to the cluster that it measures on; None: this machine.
 
     Raises:
         EngineDied: no engine can be made here.
@@ -57,16 +61,19 @@ class EngineProcess:
         log_json: bool = False,
         confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO,
         factory: str = FACTORY,
+        cluster: relay_process.RelayProcess | None = None,
     ) -> None:
         self._limits = limits
         self._zygote = zygote.Zygote(factory, log_json)
         self._start = confinement.Start(True, confine_gpu)
-        self._child = self._zygote.fork(self._start)
+        self._cluster, self._generation = cluster, 0
+        self._child = self._forked()
         self._is_ready = False
         #: whether it had a job; what it holds since then is of no use
         self._has_worked = False
         self._devices: list[dict[str, Any]] = []
         self._versions: dict[str, str] = {}
+        self._conditions: dict[str, conditions.Condition] = {}
         try:
             self._begin()
         except (zygote.EngineDied, errors.SettingsError):
@@ -74,15 +81,29 @@ class EngineProcess:
             raise
 
     def devices(self) -> list[dict[str, Any]]:
+        """See `engine.Engine`; of a cluster those that are there now."""
+        return [{**each, "now": None} for each in self._described()]  # it changes every second
+
+    def reports(self) -> list[device_reports.Seen]:
         """See `engine.Engine`."""
-        return confinement.described(self._devices, self._start)
+        return reports.seen(self._described(), self._conditions, self._versions)
+
+    def _described(self) -> list[dict[str, Any]]:
+        """The devices, with the reason where nothing can be measured now."""
+        if self._cluster is None:
+            listed = confinement.described(self._devices, self._start)
+        else:
+            listed = self._cluster.devices()
+        return reports.with_faults(listed, self._conditions)
 
     def versions(self) -> dict[str, str]:
         """See `engine.Engine`."""
         return self._versions
 
     def is_ready(self) -> bool:
-        """See `engine.Engine`; an engine that died meanwhile is replaced."""
+        """See `engine.Engine`; an engine that died, or lost its link, meanwhile is replaced."""
+        if self._cluster is not None and self._cluster.generation != self._generation:
+            self._replace()
         if self._has_worked and self._child.rss_bytes() > self._limits.engine_bytes / 2:
             self._replace()
         try:
@@ -142,6 +163,8 @@ class EngineProcess:
         """End all processes."""
         self._zygote.close()
         self._child.kill()
+        if self._cluster is not None:
+            self._cluster.close()
 
     def _converse(
         self, claimed: claimed_job.ClaimedJob, request: tuple[Any, ...]
@@ -155,7 +178,7 @@ class EngineProcess:
             EngineDied
             Exception: what the engine reported, or what ended its run here.
         """
-        conversation = _Conversation(self._child, claimed, self._limits, request)
+        conversation = _Conversation(self._child, claimed, self._limits, request, self._hear)
         try:
             ended = conversation.run()
         except Exception as error:  # of any kind: the engine is replaced, the error goes on
@@ -170,7 +193,7 @@ class EngineProcess:
 
     def _begin(self) -> None:
         """Make the first engine; beside a GPU it is the one that `confinement.choose` says."""
-        if rights.nvidia_devices():
+        if rights.nvidia_devices() and self._cluster is None:
             chosen = confinement.choose(self._start.run_workers, self._refused)
             if chosen == self._start and self._is_ready:
                 return
@@ -189,9 +212,15 @@ class EngineProcess:
             return str(error)
         return confinement.fault(self._devices)
 
+    def _forked(self) -> zygote.Child:
+        if self._cluster is None:
+            return self._zygote.fork(self._start)
+        self._generation = self._cluster.generation
+        return self._zygote.fork(self._start, self._cluster.connect())
+
     def _replace(self) -> None:
         self._child.kill()
-        self._child = self._zygote.fork(self._start)
+        self._child = self._forked()
         self._is_ready = self._has_worked = False
 
     def _wait_until_ready(self) -> None:
@@ -205,10 +234,20 @@ class EngineProcess:
         message = self._child.take(timeout_s)
         if message is not None and message.verb == _Verb.FAILED:
             raise zygote.EngineDied("no engine can be made: {}: {}".format(*message.arguments))
+        if message is not None and message.verb == _Verb.ALIVE:
+            self._hear(message)
         if message is None or message.verb != _Verb.READY:
             return False
         self._devices, self._versions = message.arguments
         return True
+
+    def _hear(self, alive: messages.Message) -> None:
+        """Keep what the engine says of its devices; anything else counts as nothing."""
+        try:
+            (said,) = alive.arguments
+            self._conditions = reports.checked(said)
+        except (ValueError, TypeError, KeyError):
+            self._conditions = {}
 
 
 class _Conversation:
@@ -220,8 +259,9 @@ class _Conversation:
         claimed: claimed_job.ClaimedJob,
         limits: job_limits.Limits,
         request: tuple[Any, ...],
+        hear: Callable[[messages.Message], None],
     ) -> None:
-        self._child, self._claimed = child, claimed
+        self._child, self._claimed, self._hear = child, claimed, hear
         is_export = request[0] in _LAST
         self._monitor = job_limits.EngineMonitor(limits, claimed, child, is_export)
         self._may_yield = self._can_stop = not is_export
@@ -259,6 +299,7 @@ class _Conversation:
 
     def _serve(self, message: messages.Message) -> None:
         if message.verb == _Verb.ALIVE:
+            self._hear(message)
             return
         if message.verb == _Verb.STEP:
             self._monitor.begin_step(str(message.arguments[0]))

@@ -33,6 +33,7 @@ class Verb(enum.StrEnum):
     HELLO = "hello"
     #: devices, versions
     READY = "ready"
+    #: conditions of its devices (`felix.measure.conditions`)
     ALIVE = "alive"
     #: what is done from now on
     STEP = "step"

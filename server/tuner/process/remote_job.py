@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from felix.measure import conditions
 from server.store import progress, rows, trials
 from server.tuner import engine
 from server.tuner.process import messages
@@ -20,11 +21,28 @@ class Refused(Exception):
     """The tuner could not do what the engine asked for; it knows why."""
 
 
-class RemoteJob:
-    """An `engine.JobAccess` over a pipe; used by one thread."""
+def say_alive(connection: Connection, how: Callable[[], list[conditions.Condition]]) -> None:
+    """Tell the tuner that the engine is alive, and how its devices are."""
+    said = [dataclasses.asdict(each) for each in how()]
+    messages.send(connection, messages.Verb.ALIVE, said)
 
-    def __init__(self, connection: Connection, job: rows.Job) -> None:
-        self.job = job
+
+class RemoteJob:
+    """An `engine.JobAccess` over a pipe; used by one thread.
+
+    Args:
+        connection: to the tuner.
+        job: what to tune.
+        how: says how the engine's devices are.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        job: rows.Job,
+        how: Callable[[], list[conditions.Condition]] = list,
+    ) -> None:
+        self.job, self._how = job, how
         self._connection = connection
         self._is_stopped = self._is_yielding = False
         self._said_s = time.monotonic()
@@ -34,7 +52,8 @@ class RemoteJob:
         while not self._is_stopped and self._connection.poll():
             self._take()
         if time.monotonic() - self._said_s >= ALIVE_S:
-            self._say(messages.Verb.ALIVE)
+            say_alive(self._connection, self._how)
+            self._said_s = time.monotonic()
         return self._is_stopped
 
     def should_yield(self) -> bool:

@@ -126,18 +126,23 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def fork(self, start: confinement.Start) -> Child:
-        """A new engine's process; it says when it is ready."""
+    def fork(self, start: confinement.Start, cluster: socket.socket | None = None) -> Child:
+        """A new engine's process; it says when it is ready.
+
+        Args:
+            start: how it starts.
+            cluster: its pipe to the link of a cluster, which is closed here.
+        """
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._launch()
         assert self._control is not None
         ours, theirs = Pipe()
         folder = pathlib.Path(tempfile.mkdtemp(prefix="felix-engine-")).absolute()
-        with theirs:
+        with theirs, cluster or contextlib.nullcontext():
+            fds = [theirs.fileno()] + ([] if cluster is None else [cluster.fileno()])
             try:
-                packet = confinement.packed(folder, start)
-                socket.send_fds(self._control, [packet], [theirs.fileno()])
+                socket.send_fds(self._control, [confinement.packed(folder, start)], fds)
             except OSError:
                 pass  # it died just now: so does the pipe
         return Child(ours, folder)

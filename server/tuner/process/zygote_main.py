@@ -7,11 +7,11 @@ does anything.
 
     python -m server.tuner.process.zygote_main FD MODULE:FACTORY LOG_JSON
 
-Each packet on the socket FD brings the pipe of one engine, its folder and how it starts
-(`confinement.packed`). There is one engine at a time: before the next, and at the end of the
-socket, all that the last one started is killed, wherever it hides, and its folder removed. When
-this process is killed, the kernel kills its engine (PR_SET_PDEATHSIG), whose measuring processes
-end with it.
+Each packet on the socket FD brings the pipe of one engine, a second one to a cluster's link if
+it measures there, its folder and how it starts (`confinement.packed`). There is one engine at a
+time: before the next, and at the end of the socket, all that the last one started is killed,
+wherever it hides, and its folder removed. When this process is killed, the kernel kills its engine
+(PR_SET_PDEATHSIG), whose measuring processes end with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection
 
 import psutil
 
-from felix.processes import confine, policy, syscalls, tree
+from felix.processes import confine, syscalls, tree
 from server import logs
 from server.tuner.process import confinement, engine_main, rights
 
@@ -63,14 +63,14 @@ def main(argv: list[str]) -> None:
     gc.enable()
     folder: pathlib.Path | None = None
     while True:
-        packet, fds, _, _ = socket.recv_fds(control, _MAX_PACKET_BYTES, 1)
+        packet, fds, _, _ = socket.recv_fds(control, _MAX_PACKET_BYTES, 2)
         end_children()
         if folder is not None:
             tree.remove(folder)
         if not packet:
             return
         folder, start = confinement.unpacked(packet)
-        _fork(control, fds[0], folder, start, make_engine)
+        _fork(control, fds, folder, start, make_engine)
 
 
 def end_children(limit_s: float = END_S) -> None:
@@ -90,14 +90,15 @@ def end_children(limit_s: float = END_S) -> None:
 
 def _fork(
     control: socket.socket,
-    fd: int,
+    fds: list[int],
     folder: pathlib.Path,
     start: confinement.Start,
-    make_engine: Callable[[policy.ConfineGpu], engine_main.RemoteEngine],
+    make_engine: Callable[..., engine_main.RemoteEngine],
 ) -> None:
     zygote_pid = os.getpid()
     if os.fork():
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
         return
     status = 1
     try:
@@ -109,8 +110,10 @@ def _fork(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         pathlib.Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
         if start.is_confined:
-            confine.confine(rights.engine(folder), [fd])
-        engine_main.serve(Connection(fd), functools.partial(make_engine, start.run_workers))
+            confine.confine(rights.engine(folder), fds)
+        pipes = [Connection(fd) for fd in fds]
+        make = functools.partial(make_engine, start.run_workers, *pipes[1:])
+        engine_main.serve(pipes[0], make)
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

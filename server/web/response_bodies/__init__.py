@@ -22,7 +22,7 @@ from server.web.response_bodies.jobs import (
     Task,
     Template,
 )
-from server.web.response_bodies.operation import Device, Health, Model, Ready, Worker
+from server.web.response_bodies.operation import Device, DeviceReport, Health, Model, Ready, Worker
 from server.web.response_bodies.trials import (
     Curve,
     CurvePoint,
@@ -44,6 +44,7 @@ __all__ = [
     "Curve",
     "CurvePoint",
     "Device",
+    "DeviceReport",
     "Estimate",
     "Event",
     "Events",

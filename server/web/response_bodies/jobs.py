@@ -23,6 +23,9 @@ class Estimate(common.ResponseBody):
     begins_in_s: float | None = pydantic.Field(
         description="what runs and what is ahead, shared by the tuners; null: unknown"
     )
+    waits_for: str | None = pydantic.Field(
+        description="what has to come before any tuner can begin, like a device; null: nothing"
+    )
 
 
 class Group(common.ResponseBody):

@@ -9,6 +9,25 @@ import pydantic
 from server.web.response_bodies import common
 
 
+class DeviceReport(common.ResponseBody):
+    """One device as its tuner last saw it."""
+
+    worker_id: int
+    place: str = pydantic.Field(description="its name among the devices of its tuner")
+    host: str
+    driver: str | None
+    versions: dict[str, Any]
+    fault: str | None = pydantic.Field(description="why it measures nothing; null: it is well")
+    queue: int = pydantic.Field(description="candidates that wait for it")
+    n_measured: int = pydantic.Field(description="candidates that it measured in the last hour")
+    error_rate: float | None = pydantic.Field(
+        description="share of them that failed by the device's or its machine's fault"
+    )
+    clock_ghz: float | None
+    power_w: float | None
+    seen_at: common.Time
+
+
 class Device(common.ResponseBody):
     """A device that some tuner measures on."""
 
@@ -20,6 +39,7 @@ class Device(common.ResponseBody):
     model: str | None = pydantic.Field(description="pretrained, or null for the analytic one")
     n_tuners_alive: int
     worker_ids: list[int]
+    reports: list[DeviceReport] = pydantic.Field(description="each one that tuners saw lately")
 
 
 class Worker(common.ResponseBody):

@@ -83,6 +83,10 @@ def test_the_command_line_says_what_is_reused(
     code, out, _ = shell("submit", "gemm:8,8,8", "--trials", "4", "--no-reuse")
     place = r"number \d+ in the queue, begins in about \d+ s, takes about \d+ s"
     assert code == 0 and re.search(place, out), out
+    code, out, _ = shell(
+        "submit", "gemm:8,8,8", "--trials", "4", "--target", "cuda -arch sm_70", "--no-reuse"
+    )
+    assert code == 0 and "waits for a device of cuda/sm_70: the tuners have" in out, out
     for flags, refused in (([], None), (["--no-reuse"], False)):
         arguments = main._parser().parse_args(["submit", "gemm:8,8,8", *flags])
         assert submit._settings(arguments).get("reuse") is refused

@@ -13,7 +13,7 @@ import pytest
 
 from server.api import routers
 from server.api.jobs import events
-from server.store import artifacts, plot_points, trials
+from server.store import artifacts, device_reports, plot_points, trials, workers
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 
@@ -234,6 +234,25 @@ def test_devices_and_tuners(service: Service) -> None:
     (device,) = _get(service, "/v1/devices")["items"]
     assert device["name"] == "test cpu" and device["n_tuners_alive"] == 2
     assert device["worker_ids"] == [tuner["id"] for tuner in tuners]
+    assert device["reports"] == []
+
+
+def test_devices_have_what_their_tuners_saw(service: Service) -> None:
+    api_rows.running(service.db)
+    with service.db.write() as tx:
+        (tuner,) = workers.every(tx, 60.0)
+        key = tuner.devices[0]["target_keys"][-1]
+        well = device_reports.Seen(
+            place="cuda:0", host="rack-1", target_key=key, driver="550.1", queue=3,
+            n_measured=50, n_failed=5, clock_ghz=1.7, power_w=512.0,
+        )  # fmt: skip
+        sick = device_reports.Seen(place="cuda:1", host="rack-1", target_key=key, fault="too hot")
+        device_reports.write(tx, tuner.id, [well, sick])
+    (device,) = _get(service, "/v1/devices")["items"]
+    first, second = device["reports"]
+    assert (first["place"], first["queue"], first["error_rate"]) == ("cuda:0", 3, 0.1)
+    assert (first["clock_ghz"], first["power_w"], first["driver"]) == (1.7, 512.0, "550.1")
+    assert (second["fault"], second["error_rate"]) == ("too hot", None)
 
 
 def test_operators_have_schemas(service: Service) -> None:

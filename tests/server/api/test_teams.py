@@ -231,10 +231,12 @@ def test_queued_jobs_say_when_they_begin(service: Service) -> None:
     now = service.client.get(f"/v1/jobs/{second['id']}").json()["estimate"]
     assert now["position"] == 3 and now["n_recent_jobs"] == 1
     assert (now["n_tuners"], now["begins_in_s"]) == (1, 60.0)
+    assert now["waits_for"] is None
     with service.db.write() as tx:
         workers.leave(tx, 1)
     alone = service.client.get(f"/v1/jobs/{second['id']}").json()["estimate"]
     assert (alone["n_tuners"], alone["begins_in_s"]) == (0, None)  # nobody is there to do it
+    assert alone["waits_for"] == "a tuner: none is there"
     estimate = service.client.post("/v1/estimate", json=GEMM | {"trials": 6}).json()
     assert estimate["position"] == 4 and estimate["duration_s"] == 3.0
     listed = service.client.get("/v1/jobs").json()["items"]

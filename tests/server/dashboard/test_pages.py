@@ -9,7 +9,16 @@ import re
 import pytest
 
 from server import errors
-from server.store import artifacts, control, keys, plot_points, progress, trials
+from server.store import (
+    artifacts,
+    control,
+    device_reports,
+    keys,
+    plot_points,
+    progress,
+    trials,
+    workers,
+)
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
@@ -263,6 +272,22 @@ def test_devices_tell_what_is_broken_and_what_runs_unconfined(pages: Pages) -> N
     text = words(pages.get("/dashboard/devices"))
     assert "cannot be used: no memory is left" in text
     assert "not confined: 304 in cuInit" in text
+
+
+def test_devices_tell_how_each_one_is(pages: Pages) -> None:
+    growing.tuner(pages.service.db)
+    with pages.service.db.write() as tx:
+        (tuner,) = workers.every(tx, 60.0)
+        key = tuner.devices[0]["target_keys"][-1]
+        seen = device_reports.Seen(
+            place="cuda:1", host="rack-7", target_key=key, driver="550.1", queue=3,
+            n_measured=50, n_failed=5, clock_ghz=1.7, power_w=512.0,
+            fault="the canary takes 2.1 times as long as it did",
+        )  # fmt: skip
+        device_reports.write(tx, tuner.id, [seen])
+    text = words(pages.get("/dashboard/devices"))
+    assert "rack-7 cuda:1 measures nothing: the canary takes 2.1 times as long as it did 3" in text
+    assert "10 % of 50 1.70 GHz 512 W 550.1" in text
 
 
 def test_actions_follow_the_state_and_the_key(pages: Pages) -> None:

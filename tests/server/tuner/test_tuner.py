@@ -312,12 +312,58 @@ def test_the_last_beat_of_a_lease_is_over_when_its_job_is(
         claim = leases.claim(tx, working.worker_id, ["llvm"], 20.0)
     assert claim is not None
     monkeypatch.setattr(leases, "beat", slow)
-    beating = heartbeat.Heartbeat(db, working.worker_id, beat_s=0.02, lease_s=20.0)
+    beating = heartbeat.Heartbeat(db, working.worker_id, 0.02, 20.0, devices=list, reports=list)
     with beating.monitor(claim.fence):
         assert begun.wait(10)
         ends.set()
     assert over.is_set()
     beating.close()
+
+
+def test_a_job_waits_for_a_device_and_says_so(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    device = engine.device
+    job = service_fakes.create(db, trials=4)
+
+    def waits_for() -> str | None:
+        with db.read() as tx:
+            return workers.missing(workers.every(tx, 60), job.target_key)
+
+    def comes_to_wait_for(text: str | None) -> bool:
+        deadline_s = time.monotonic() + 20
+        while waits_for() != text and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return waits_for() == text
+
+    assert waits_for() is None
+    engine.device = None
+    assert not working.work_once()
+    assert comes_to_wait_for(f"a device of {job.target_key}: the tuners have no device")
+    assert device is not None
+    engine.device = device | {"fault": "too hot"}
+    assert not working.work_once()
+    assert comes_to_wait_for(f"a device of {job.target_key}: test cpu: too hot")
+    engine.device = device
+    assert comes_to_wait_for(None) and working.work_once()
+    assert service_fakes.get(db, job.id).state is State.SUCCEEDED
+
+
+def test_a_job_whose_device_goes_is_put_back_without_losing_an_attempt(
+    db: database.Database, engine: service_fakes.Engine, working: tuner.Tuner
+) -> None:
+    job = service_fakes.create(db, trials=4)
+    engine.error = engine_errors.NoDevice("the node does not answer")
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.attempts, after.n_trials) == (State.QUEUED, 0, 1)
+    with db.read() as tx:
+        last = events.after(tx, job.id, 0)[-1]
+    assert last.payload["message"] == "the node does not answer"
+    engine.error = None
+    assert working.work_once()
+    after = service_fakes.get(db, job.id)
+    assert (after.state, after.n_trials) == (State.SUCCEEDED, 4)
 
 
 def test_a_watch_gives_up_before_the_lease_ends() -> None:

@@ -50,6 +50,7 @@ class BuildStage:
         self._built, self._settle = built, settle
         self._waiting: queue.SimpleQueue[candidates.Candidate | None] = queue.SimpleQueue()
         self._threads = [self._thread(builder) for builder in builders]
+        self._lost: dict[Builder, str] = {}
 
     def start(self) -> None:
         """Begin to take candidates."""
@@ -66,6 +67,12 @@ class BuildStage:
     def n_builders(self) -> int:
         """How many builders there are or were."""
         return len(self._threads)
+
+    @property
+    def lost(self) -> str | None:
+        """Why nobody can build anything now; None if somebody can."""
+        reasons = list(self._lost.values())
+        return reasons[0] if reasons and len(reasons) == self.n_builders else None
 
     def put(self, candidate: candidates.Candidate) -> None:
         """Queue a candidate."""
@@ -107,9 +114,11 @@ class BuildStage:
             try:
                 made = builder.build(candidate.payload, candidate.name)
             except candidates.WorkerGone as gone:
+                self._lost[builder] = str(gone)
                 self._again(candidate, str(gone))
                 if not builder.is_back():
                     return
+                del self._lost[builder]
                 continue
             candidate.build_s, candidate.binary = made.build_s, made.binary
             if made.error is None:

@@ -18,9 +18,10 @@ from typing import Protocol
 from felix import errors
 from felix.measure import protocol
 from felix.measure.pool import candidates
-from felix.measure.pool.stages import build_stage, dispatch
+from felix.measure.pool.stages import build_stage, canary, dispatch, history
 
 _log = logging.getLogger(__name__)
+_INFRASTRUCTURE = protocol.ErrorClass.INFRASTRUCTURE
 
 #: Two cards of a model differ by a few percent; one that differs by more is throttled or busy.
 MAX_DIFFERENCE = 0.15
@@ -79,6 +80,7 @@ class DeviceStage:
         queues: of all devices.
         settle: takes a candidate and its measurement.
         arch: of the target where the device is a GPU, like "sm_90"; empty elsewhere.
+        watch: the canary of the pool; None: it has none.
     """
 
     def __init__(
@@ -88,9 +90,11 @@ class DeviceStage:
         queues: dispatch.Dispatch,
         settle: build_stage.Settle,
         arch: str,
+        watch: canary.Canary | None = None,
     ) -> None:
         self.index, self.runs = index, runs
         self._queues, self._settle, self._arch = queues, settle, arch
+        self._watch, self.history = watch, history.History()
         #: done once the device is open; raises `MeasureError` if it has to be confined and cannot
         self.opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -113,14 +117,43 @@ class DeviceStage:
             return
         if self.runs.broken is not None and self._is_taken_out():
             return
-        while (item := self._queues.take(self.index)) is not None:
-            if isinstance(item, candidates.Candidate):
-                batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
-                is_there = self._measure([each for each in batch if _is_wanted(each)])
-            else:
-                is_there = self._prepare(item)
-            if not is_there:
+        while self._is_well():
+            item = self._queues.take(self.index, canary.LOOK_S if self._watch else None)
+            if item is not None and not self._serve(item):
                 return
+
+    def _serve(self, item: dispatch.Item) -> bool:
+        """Do what comes next; whether the device goes on."""
+        if not isinstance(item, candidates.Candidate):
+            return self._prepare(item)
+        batch = [item, *self._queues.take_more(self.index, self.runs.batch_size - 1)]
+        if self._watch is not None:
+            self._watch.count(self.index, len(batch))
+        return self._measure([each for each in batch if _is_wanted(each)])
+
+    def _is_well(self) -> bool:
+        """Time the canary if it is due, and rest while it is bad; False: the device ends."""
+        if self._queues.is_closed:
+            return False
+        if self._watch is None or not self._watch.is_due(self.index):
+            return True
+        try:
+            fault = self._watch.fault(self.index, self.runs.run)
+            return fault is None or self._has_rested(fault)
+        except candidates.WorkerGone as gone:
+            return self._is_back(str(gone), [])
+
+    def _has_rested(self, fault: str) -> bool:
+        """Leave candidates to others until the canary is as it should be; False: the pool ends."""
+        assert self._watch is not None
+        _log.warning("device %d rests: %s", self.index, fault,
+                     extra={"action": "device_out", "device": self.index})  # fmt: skip
+        self._queues.send_away(self.index, fault)
+        while not self._queues.await_close(canary.AGAIN_S):
+            if self._watch.fault(self.index, self.runs.run) is None:
+                self._queues.take_back(self.index)
+                return True
+        return False
 
     def _prepare(self, task: candidates.PoolTask) -> bool:
         """Make a task's reference; whether the device goes on."""
@@ -136,16 +169,18 @@ class DeviceStage:
 
     def _is_back(self, why: str, left: Sequence[dispatch.Item]) -> bool:
         """Give what is `left` to others, and wait for the device; False if it never comes back."""
-        _log.warning("device %d is out of reach: %s", self.index, why,
-                     extra={"action": "device_away", "device": self.index})  # fmt: skip
+        if not self._queues.is_closed:
+            _log.warning("device %d is out of reach: %s", self.index, why,
+                         extra={"action": "device_away", "device": self.index})  # fmt: skip
         for item in left:  # before the others' share is moved, so that it goes along
             if isinstance(item, candidates.Candidate):
                 item.losses += 1
                 if item.losses >= build_stage.MAX_LOSSES:
-                    failed = item.failed(protocol.ErrorClass.INFRASTRUCTURE, f"running: {why}")
+                    failed = item.failed(_INFRASTRUCTURE, f"running: {why}")
                     self._settle(item, failed)
                     continue
             self._queues.put(item)
+        self.history.add(is_failure=True)
         self._queues.send_away(self.index, why)
         if not self.runs.is_back():  # it stays away
             return False
@@ -163,7 +198,7 @@ class DeviceStage:
 
     def _measure(self, batch: list[candidates.Candidate]) -> bool:
         """Measure candidates; whether the device goes on."""
-        left = list(batch)
+        left, drains = list(batch), self._queues.n_drains
         try:
             for candidate in batch:
                 if not self._may_measure(candidate.task):
@@ -174,6 +209,11 @@ class DeviceStage:
                 left.remove(candidate)
                 self._finish(candidate, measurement)
         except candidates.WorkerGone as gone:
+            if self._queues.n_drains != drains:  # nobody wants them any more
+                for candidate in left:
+                    failed = candidate.failed(_INFRASTRUCTURE, "the pool was interrupted")
+                    self._settle(candidate, failed)
+                left = []
             return self._is_back(str(gone), left)
         return True
 
@@ -181,6 +221,7 @@ class DeviceStage:
         task = candidate.task
         if measurement.latency_us is not None and task.yardstick is None:
             task.yardstick = candidates.Yardstick(candidate.binary, measurement.latency_us)
+        self.history.add(measurement.error is _INFRASTRUCTURE)
         self._settle(candidate, _scaled(measurement, task.scales.get(self.index, 1.0)))
 
     def _may_measure(self, task: candidates.PoolTask) -> bool:
@@ -195,7 +236,7 @@ class DeviceStage:
         task = candidate.task
         why = task.refused.get(self.index, "the pool was interrupted")
         if task.home == self.index or self.index not in task.refused:
-            self._settle(candidate, candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, why))
+            self._settle(candidate, candidate.failed(_INFRASTRUCTURE, why))
         else:
             self._queues.put(candidate)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -41,6 +42,7 @@ class Dispatch:
         self._faults: dict[int, str] = {}
         self._away: dict[int, str] = {}
         self._closed = False
+        self._closing = threading.Event()
         #: how often the queues were drained
         self.n_drains = 0
 
@@ -76,20 +78,33 @@ class Dispatch:
             else:
                 self._wake_helper(self._waiting[task.home])
 
-    def take(self, device: int) -> Item | None:
-        """What the device does next, once there is something; None: the pool is closed."""
+    def take(self, device: int, timeout_s: float | None = None) -> Item | None:
+        """What the device does next, once there is something.
+
+        None: the pool is closed (`is_closed`), or there was nothing for so long.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             while True:
                 if self._closed:
                     return None
                 if self._waiting[device]:
-                    return self._waiting[device].popleft()
+                    item = self._waiting[device].popleft()
+                    self._wake_helper(self._waiting[device])  # there may be a yardstick now
+                    return item
                 helped = self._helped(device, 1)
                 if helped:
                     return helped[0]
+                left_s = None if until_s is None else until_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return None
                 self._idle[device] = None
-                self._awake[device].wait()
+                self._awake[device].wait(left_s)
                 self._idle.pop(device, None)
+
+    def await_close(self, timeout_s: float) -> bool:
+        """Wait for so long; whether the pool was closed meanwhile."""
+        return self._closing.wait(timeout_s)
 
     def retire(self, device: int, fault: str) -> bool:
         """Take a device out for a reason; False if it is the last, which stays."""
@@ -122,6 +137,19 @@ class Dispatch:
         """Devices that are out of reach for now, with the reason."""
         return dict(self._away)
 
+    def n_waiting(self, device: int) -> int:
+        """What waits for a device."""
+        return len(self._waiting[device])
+
+    @property
+    def lost(self) -> str | None:
+        """Why no device can take anything now; None if one can."""
+        with self._changed:
+            if self._usable():
+                return None
+            reasons = [*self._away.values(), *self._faults.values()]
+            return reasons[0] if reasons else "there is no device"
+
     @property
     def is_closed(self) -> bool:
         """Whether nothing is given out any more."""
@@ -150,6 +178,7 @@ class Dispatch:
         """End every `take` with None."""
         with self._lock:
             self._closed = True
+            self._closing.set()
             self._wake_all()
 
     def take_more(self, device: int, limit: int) -> list[candidates.Candidate]:

@@ -21,7 +21,7 @@ from tests.felix.measure import contract
 from tests.felix.measure.cluster import nodes
 from tests.felix.measure.pool import test_local as programs
 
-QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05)
+QUICK = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
 GEMM = tvm.IRModule({"main": programs.gemm})
 
 
@@ -136,6 +136,28 @@ def test_a_candidate_that_loses_every_node_fails_as_infrastructure(
         assert measured.error is protocol.ErrorClass.INFRASTRUCTURE
         assert "nobody answers" in measured.message
         assert link.calls.count("run") == 4
+
+
+def test_what_a_node_fails_another_one_tries(
+    cluster: nodes.Cluster, over: pool.ClusterPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its processes end one after another because the machine goes down."""
+    assert _results(over, 1)[0].ok
+    said = {"latencies_us": [], "error": "infrastructure", "message": "the worker died",
+            "run_s": 0.1, "checked": False, "device": ""}  # fmt: skip
+
+    def fail(text: str, binaries: list[bytes]) -> str:
+        return messages.write(results=[said] * len(binaries))
+
+    failing = cluster.nodes["first"]
+    with monkeypatch.context() as patch:
+        patch.setattr(failing, "run", fail)
+        patch.setattr(cluster.links["first"], "is_back", lambda: over._stopped.wait(2))
+        assert all(each.ok for each in _results(over, 12))
+    build = {"error": "infrastructure", "message": "no disk", "build_s": 0.1}
+    link = _Says((_message(**build), b""))
+    with pytest.raises(candidates.WorkerGone, match="no disk"):
+        remote.RemoteBuilder(link, over._folders.libraries, "cpu").build("{}", "name")
 
 
 def test_no_node_of_the_kind_is_said(cluster: nodes.Cluster) -> None:

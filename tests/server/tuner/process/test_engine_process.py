@@ -22,6 +22,7 @@ from server.store import (
     artifacts,
     blobs,
     control,
+    device_reports,
     events,
     jobs,
     keys,
@@ -29,7 +30,7 @@ from server.store import (
     progress,
     trials,
 )  # fmt: skip
-from server.tuner import tuner
+from server.tuner import heartbeat, tuner
 from server.tuner.process import engine_process, limits, zygote
 from tests.support import engine_fakes, service_fakes
 
@@ -123,6 +124,23 @@ def test_a_job_goes_through(db: database.Database, working: tuner.Tuner) -> None
         assert trials.records(tx, job_id) == [f"record {number}" for number in range(10)]
         assert jobs.code(tx, job_id, 0) == ("def main(): ...", "; llvm")
         assert len(artifacts.of_job(tx, job_id)) == 1
+
+
+def test_what_an_engine_says_of_its_devices_is_reported(
+    db: database.Database, working: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "REPORT_S", 0.0)
+
+    def counts() -> set[tuple[str, str, int, int, int]]:
+        working.work_once()  # an engine without a job is heard when the tuner looks for one
+        with db.read() as tx:
+            found = device_reports.of_workers(tx, [working.worker_id])
+        return {(r.place, r.target_key, r.queue, r.n_measured, r.n_failed) for r in found}
+
+    wait_until(lambda: ("cpu:0", "llvm/test", 1, 4, 2) in counts())
+    with db.read() as tx:
+        (report,) = device_reports.of_workers(tx, [working.worker_id])
+    assert report.host and report.versions == {"felix": "test"} and report.error_rate == 0.5
 
 
 def test_a_deaf_job_is_cancelled_and_the_next_one_runs(

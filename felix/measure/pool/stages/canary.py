@@ -1,0 +1,97 @@
+"""A small fixed kernel by which a device shows that it is as fast as it was, and as others are.
+
+A device whose canary is far from its own best, or from that of the fastest device of the pool, is
+throttled, busy or sick: what it measures says nothing. It rests until its canary is near again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from felix.measure import protocol
+from felix.measure.pool import candidates
+
+#: How many times as long the canary may take. Kernels of one GPU repeat within 2 % and GPUs of a
+#: model differ by a few percent; a clock that heat or power holds down, or another program, costs
+#: a third or more. A CPU shares its cores and caches with whatever else its machine does.
+FAR = {"cuda": 1.5, "cpu": 4.0}
+#: Candidates after which the canary is timed, or seconds without one.
+EVERY_N, IDLE_S = 200, 60.0
+#: Seconds between two tries of a device that rests, and two looks whether the canary is due.
+AGAIN_S, LOOK_S = 10.0, 5.0
+#: Runs of which the fastest counts: something that passes is no fault.
+N_RUNS = 3
+
+
+class Canary:
+    """The canary of a pool; used by the threads of all its devices.
+
+    Args:
+        kind: of the devices, "cuda" or "cpu".
+        clock: in seconds.
+    """
+
+    def __init__(self, kind: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._far, self._clock = FAR[kind], clock
+        self._lock = threading.Lock()
+        self._task: candidates.PoolTask | None = None
+        self._binary = ""
+        self._best_us: dict[int, float] = {}
+        self._tried_s: dict[int, float] = {}
+        self._n_since: dict[int, int] = {}
+
+    def arm(self, task: candidates.PoolTask, binary: str) -> None:
+        """The kernel is built; it is due on all devices."""
+        self._task, self._binary = task, binary
+
+    def count(self, device: int, n: int) -> None:
+        """A device measured so many candidates."""
+        self._n_since[device] = self._n_since.get(device, 0) + n
+
+    def is_due(self, device: int) -> bool:
+        """Whether a device is to time it now."""
+        if self._task is None:
+            return False
+        since_s = self._clock() - self._tried_s.get(device, -IDLE_S)
+        return since_s >= IDLE_S or self._n_since.get(device, 0) >= EVERY_N
+
+    def fault(
+        self,
+        device: int,
+        run: Callable[[candidates.Candidate, candidates.TaskState], protocol.Measurement],
+    ) -> str | None:
+        """Time it on a device; why nothing is to be measured there, or None.
+
+        A canary without a latency says nothing: candidates have errors of their own.
+        """
+        assert self._task is not None
+        state = self._task.states[device]
+        runs = [run(self._candidate(), state).latency_us for _ in range(N_RUNS)]
+        self._tried_s[device], self._n_since[device] = self._clock(), 0
+        timed = [latency_us for latency_us in runs if latency_us is not None]
+        return self._judged(device, min(timed)) if timed else None
+
+    def _judged(self, device: int, latency_us: float) -> str | None:
+        with self._lock:
+            own_us = self._best_us.get(device, latency_us)
+            self._best_us[device] = min(own_us, latency_us)
+            kind_us = _typical(list(self._best_us.values()))
+        for against_us, words in ((own_us, "as before"), (kind_us, "as on others of its kind")):
+            if latency_us > self._far * against_us:
+                ratio = latency_us / against_us
+                words = f"{ratio:.1f} times as long {words}"
+                return f"its canary takes {words}: it is throttled or busy"
+        return None
+
+    def _candidate(self) -> candidates.Candidate:
+        assert self._task is not None
+        return candidates.Candidate(self._task, "", "canary", Future(), binary=self._binary)
+
+
+def _typical(best_us: Sequence[float]) -> float:
+    """The median; of two, the faster one, since one of them is right."""
+    return statistics.median_low(best_us)

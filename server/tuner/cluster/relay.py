@@ -1,0 +1,245 @@
+"""What the process of a cluster's link does for engines and their tuner.
+
+It knows who is there, calls nodes for engines, and asks nodes again and again whether they answer.
+What an engine may call is listed, and what a node replies is measured before it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from felix import errors, target
+from felix.measure.cluster import messages, pool
+from felix.measure.pool import candidates
+from felix.target import Hardware
+from server.parsing import devices
+from server.tuner.cluster import calls
+
+_log = logging.getLogger(__name__)
+
+#: What an engine may ask of a node.
+METHODS = frozenset({"build", "open", "prepare", "run", "interrupt"})
+#: Of a node that has not answered for so long, in seconds, nothing is expected for now.
+SILENT_S = 10.0
+#: Between two questions to all nodes, in seconds.
+WATCH_S = 1.0
+_MAX_CHARACTERS = 100
+
+
+class Link(Protocol):
+    """The way to a node, as `ray_cluster.RayLink`."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """See `felix.measure.cluster.remote.Link`."""
+        ...
+
+    def answers(self) -> bool | None:
+        """Whether the node answers now; None: it never will again."""
+        ...
+
+
+class Cluster(Protocol):
+    """Who is there, as `ray_cluster.RayCluster`."""
+
+    def members(self) -> Sequence[pool.Member]:
+        """All nodes that are known."""
+        ...
+
+    def link(self, member: pool.Member, closed: threading.Event) -> Link:
+        """The way to a node."""
+        ...
+
+    def statuses(self, names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+        """What nodes say of themselves now; those that do not answer soon are left out."""
+        ...
+
+
+class Relay:
+    """Serves any number of pipes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._closed = threading.Event()
+        self._members: dict[str, pool.Member] = {}
+        self._links: dict[str, Link] = {}
+        self._statuses: dict[str, dict[str, Any]] = {}
+        self._heard_s: dict[str, float] = {}
+        self._described: dict[str, dict[str, Any]] = {}
+        self.look()
+        threading.Thread(target=self._watch, name="members", daemon=True).start()
+
+    def serve(self, connection: Connection) -> None:
+        """Serve a pipe until its other side is gone."""
+        session = _Session(self)
+        calls.serve(connection, session.answer)
+        session.close()
+
+    def look(self) -> None:
+        """See who is there, and who answers."""
+        self._members = {member.name: member for member in self._cluster.members()}
+        names = [name for name, member in self._members.items() if member.unfit is None]
+        for name, status in self._cluster.statuses(names).items():
+            self._statuses[name], self._heard_s[name] = status, time.monotonic()
+        gone: dict[str, Any]
+        for gone in (self._statuses, self._heard_s, self._links, self._described):
+            for name in gone.keys() - self._members.keys():
+                gone.pop(name, None)
+
+    def members(self) -> list[dict[str, Any]]:
+        """All nodes that are known."""
+        return [dataclasses.asdict(member) for member in list(self._members.values())]
+
+    def devices(self) -> list[dict[str, Any]]:
+        """All devices, as `server.parsing.devices.described`; with a `fault` if of no use."""
+        members = list(self._members.values())
+        builds = any(m.builders and m.unfit is None and self._silence(m) is None for m in members)
+        return [
+            self._device(member, None if builds else "no node of the cluster builds programs")
+            for member in members
+            if member.about is not None
+        ]
+
+    def link(self, name: str) -> Link:
+        """The way to a node.
+
+        Raises:
+            Gone: there is none of this name.
+        """
+        member = self._members.get(name)
+        if member is None:
+            raise calls.Gone("the node has left the cluster")
+        if name not in self._links:
+            try:
+                self._links[name] = self._cluster.link(member, self._closed)
+            except ValueError:
+                raise calls.Gone("the node has left the cluster") from None
+        return self._links[name]
+
+    def _device(self, member: pool.Member, lack: str | None) -> dict[str, Any]:
+        assert member.about is not None
+        if member.name not in self._described:
+            self._described[member.name] = _described(member.about)
+        status = self._statuses.get(member.name, {})
+        fault = member.unfit or self._silence(member) or status.get("broken") or lack
+        return self._described[member.name] | {
+            "place": member.name,
+            "host": str(member.about.get("host", "")),
+            "versions": dict(member.about.get("versions", {})),
+            "fault": fault,
+            "unconfined": None,
+            "now": _readings(status.get("now")),
+        }
+
+    def _silence(self, member: pool.Member) -> str | None:
+        heard_s = self._heard_s.get(member.name)
+        if heard_s is not None and time.monotonic() - heard_s <= SILENT_S:
+            return None
+        return "the node does not answer"
+
+    def _watch(self) -> None:
+        while not self._closed.wait(WATCH_S):
+            try:
+                self.look()
+            except errors.MeasureError as error:
+                _log.warning("the cluster does not say who is there: %s", error,
+                             extra={"action": "cluster_silent"})  # fmt: skip
+
+
+class _Session:
+    """One engine, or the tuner."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        #: nodes that run something for it, by the client that it says it is
+        self._running: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, verb: str, arguments: list[Any], binaries: list[bytes]) -> calls.Value:
+        """See `calls.serve`."""
+        match verb, arguments:
+            case "members", []:
+                return self._relay.members(), ()
+            case "devices", []:
+                return self._relay.devices(), ()
+            case "answers", [name]:
+                return self._relay.link(str(name)).answers(), ()
+            case "call", [name, method, str(text)] if method in METHODS:
+                return self._call(str(name), method, text, binaries)
+        raise errors.MeasureError(f"the link has no verb {verb[:50]!r} with these arguments")
+
+    def close(self) -> None:
+        """End what still runs for it."""
+        with self._lock:
+            running = list(self._running)
+        for name, client in running:
+            with contextlib.suppress(calls.Gone, candidates.WorkerGone, errors.MeasureError):
+                self._relay.link(name).call("interrupt", client)
+
+    def _call(self, name: str, method: str, text: str, binaries: list[bytes]) -> calls.Value:
+        link = self._relay.link(name)
+        try:
+            if method != "run":
+                return _measured(link.call(method, text))
+            with self._noted(name, str(messages.read(text)["client"])):
+                return _measured(link.call(method, text, binaries))
+        except candidates.WorkerGone as gone:
+            raise calls.Gone(str(gone)) from None
+
+    @contextlib.contextmanager
+    def _noted(self, name: str, client: str) -> Any:
+        key = (name, client)
+        with self._lock:
+            self._running[key] = self._running.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[key] -= 1
+                if not self._running[key]:
+                    del self._running[key]
+
+
+def _measured(reply: Any) -> calls.Value:
+    """A node's reply: a text, or a text and a binary, neither of them too large.
+
+    Raises:
+        MeasureError
+    """
+    text: Any = reply
+    binaries: tuple[bytes, ...] = ()
+    if isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], bytes):
+        text, binaries = reply[0], (messages.binary(reply[1]),)
+    if text is None:
+        return None, ()
+    if not isinstance(text, str) or len(text) > messages.MAX_TEXT_BYTES:
+        raise errors.MeasureError("a node replied with what is no message, or too large")
+    return text, binaries
+
+
+def _described(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A device as tuners describe theirs, from what its node says about it."""
+    return devices.described(
+        str(about["name"]),
+        target.parse(about["target"]),
+        Hardware(**about["hardware"]),
+        int(about["memory_bytes"]),
+    )
+
+
+def _readings(said: Any) -> dict[str, Any]:
+    """What a node says of clock, power and driver, which may be anything."""
+    said = said if isinstance(said, dict) else {}
+    numbers = {
+        name: float(said[name])
+        for name in ("clock_ghz", "power_w")
+        if isinstance(said.get(name), int | float)
+    }
+    driver = said.get("driver")
+    return numbers | {"driver": str(driver)[:_MAX_CHARACTERS] if driver else None}

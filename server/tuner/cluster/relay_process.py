@@ -1,0 +1,132 @@
+"""The process of a cluster's link as its tuner sees it: started, asked, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from felix import errors
+from felix.processes import environment
+from server.tuner.cluster import calls
+
+_log = logging.getLogger(__name__)
+
+#: How long it may take to join the cluster, in seconds.
+START_S = 120.0
+#: Between two questions who is there, and before it is started again, in seconds.
+WATCH_S, AGAIN_S = 1.0, 5.0
+_MAX_PACKET_BYTES = 4096
+
+
+class RelayProcess:
+    """The link to a cluster; a thread keeps it, and asks who is there.
+
+    Args:
+        address: of the cluster's head, "HOST:PORT".
+        log_json: log lines as JSON.
+
+    Raises:
+        MeasureError: there is no such cluster, or it asks for no token.
+    """
+
+    def __init__(self, address: str, log_json: bool = False) -> None:
+        self._arguments = [address, "1" if log_json else "0"]
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._devices: list[dict[str, Any]] = []
+        #: how often the process was started; engines of an earlier one have lost their link
+        self.generation = 0
+        self._calls = self._start()
+        self._look()
+        self._thread = threading.Thread(target=self._watch, name="cluster", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return None if self._process is None else self._process.pid
+
+    def devices(self) -> list[dict[str, Any]]:
+        """The devices of the cluster, as they were a second ago."""
+        return self._devices
+
+    def connect(self) -> socket.socket:
+        """A pipe to the process; its end is closed at once while there is no such process."""
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            with contextlib.suppress(OSError):
+                if self._control is not None:
+                    socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed.set()
+        self._thread.join()
+        self._end()
+
+    def _start(self) -> calls.Calls:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "server.tuner.cluster.relay_main", str(theirs.fileno())]
+        of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+        with theirs:
+            process = subprocess.Popen(
+                [*command, *self._arguments],
+                env=environment.for_child(os.environ, of_ray),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ray would end it by a signal that is the tuner's
+            )
+        ours.settimeout(START_S)
+        try:
+            said = ours.recv(_MAX_PACKET_BYTES).decode(errors="replace")
+        except OSError as error:
+            said = f"the link to the cluster does not begin: {error}"
+        with self._lock:
+            self._process, self._control = process, ours
+            self.generation += 1
+        if said != "ready":
+            self._end()
+            raise errors.MeasureError(said or "the link to the cluster ended as it began")
+        ours.settimeout(None)
+        return calls.Calls(Connection(self.connect().detach()))
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._control is not None:
+                self._control.close()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            self._process = self._control = None
+
+    def _look(self) -> None:
+        listed, _ = self._calls.ask("devices", unwanted=self._closed)
+        self._devices = listed
+
+    def _watch(self) -> None:
+        while not self._closed.wait(WATCH_S):
+            try:
+                self._look()
+            except (calls.Gone, errors.MeasureError):
+                self._devices = []
+                self._begin_again()
+
+    def _begin_again(self) -> None:
+        if self._closed.is_set() or not self._calls.ended.is_set():
+            return
+        self._end()
+        try:
+            self._calls = self._start()
+        except errors.MeasureError as error:
+            _log.warning("no link to the cluster: %s", error, extra={"action": "cluster_gone"})
+            self._closed.wait(AGAIN_S)

@@ -1,0 +1,155 @@
+"""Where an engine measures: on this machine, or on a cluster through its link."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from felix import errors, target
+from felix.measure import conditions
+from felix.measure.cluster import pool as cluster_pool
+from felix.measure.pool import candidates, local
+from felix.processes import policy
+from felix.task import Task
+from server.parsing import devices
+from server.tuner import warm_pools
+from server.tuner.cluster import calls, relayed
+
+#: How long a pool waits for nodes that were there a moment ago, in seconds.
+WAIT_S = 15.0
+
+
+class Places(Protocol):
+    """The devices of an engine, and pools that measure on them."""
+
+    def devices(self) -> list[dict[str, Any]]:
+        """What jobs can be measured on."""
+        ...
+
+    def device(self, target_key: str) -> dict[str, Any]:
+        """One that measures jobs of this key; raises `MeasureError` if there is none."""
+        ...
+
+    def resolve(self, spec: str, device: dict[str, Any]) -> Any:
+        """The complete target of a client's specification on a device."""
+        ...
+
+    def pool(self, task: Task) -> warm_pools.SharedPool:
+        """A warm pool for a task."""
+        ...
+
+    def conditions(self) -> list[conditions.Condition]:
+        """How each device is that pools have."""
+        ...
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be measured for longer than a moment; None if it can."""
+        ...
+
+    def refuse_networks(self) -> None:
+        """Raise `MeasureError` if whole networks cannot be timed there."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
+class ThisMachine:
+    """The devices of this machine, warm.
+
+    Args:
+        confine_gpu: whether run workers of a GPU are confined.
+    """
+
+    def __init__(self, confine_gpu: policy.ConfineGpu) -> None:
+        options = candidates.LocalOptions(confine_gpu=confine_gpu, canary=True)
+        self._pools = warm_pools.Pools(functools.partial(local.LocalPool, options=options))
+        self.pool, self.conditions = self._pools.take, self._pools.conditions
+        self._devices = [
+            {**device, **dataclasses.asdict(self._pools.warm(json.dumps(device["target"])))}
+            for device in devices.of_this_machine()
+        ]
+
+    def devices(self) -> list[dict[str, Any]]:
+        """See `Places`."""
+        return self._devices
+
+    def device(self, target_key: str) -> dict[str, Any]:
+        """See `Places`."""
+        device = _first(self._devices, target_key)
+        if device is None:
+            raise errors.MeasureError(f"this machine has no {target_key}")
+        return device
+
+    def resolve(self, spec: str, device: dict[str, Any]) -> Any:
+        """See `Places`."""
+        return target.parse(spec)
+
+    @property
+    def lost(self) -> str | None:
+        """See `Places`."""
+        return self._pools.lost
+
+    def refuse_networks(self) -> None:
+        """See `Places`."""
+
+    def close(self) -> None:
+        """See `Places`."""
+        self._pools.close()
+
+
+class OnCluster:
+    """The devices of a cluster.
+
+    Args:
+        connection: a pipe to the link (`cluster.relay`).
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._cluster = relayed.RelayedCluster(calls.Calls(connection))
+        options = cluster_pool.ClusterOptions(wait_s=WAIT_S)
+        self._pools = warm_pools.Pools(
+            lambda task: cluster_pool.ClusterPool(task, self._cluster, options)
+        )
+        self.pool, self.conditions = self._pools.take, self._pools.conditions
+
+    def devices(self) -> list[dict[str, Any]]:
+        """See `Places`."""
+        return self._cluster.devices()
+
+    def device(self, target_key: str) -> dict[str, Any]:
+        """See `Places`."""
+        there = [device for device in self.devices() if device["fault"] is None]
+        device = _first(there, target_key)
+        if device is None:
+            raise errors.NoDevice(f"the cluster has no {target_key} now")
+        return device
+
+    def resolve(self, spec: str, device: dict[str, Any]) -> Any:
+        """See `Places`; what the client left out is the device's, not this machine's."""
+        return target.parse(device["target"] | target.explicit_attributes(spec))
+
+    @property
+    def lost(self) -> str | None:
+        """See `Places`."""
+        return "the link to the cluster is gone" if self._cluster.ended else self._pools.lost
+
+    def refuse_networks(self) -> None:
+        """See `Places`."""
+        raise errors.MeasureError(
+            "this tuner measures on a cluster, and networks are compared and timed on the "
+            "tuner's machine: their programs are in the other file"
+        )
+
+    def close(self) -> None:
+        """See `Places`."""
+        self._pools.close()
+
+
+def _first(listed: list[dict[str, Any]], target_key: str) -> dict[str, Any] | None:
+    return next((device for device in listed if target_key in device["target_keys"]), None)

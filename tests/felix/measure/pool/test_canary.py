@@ -1,0 +1,148 @@
+"""Devices whose canary is slow rest, and work again when it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import tvm
+
+from felix.measure import protocol
+from felix.measure.pool import candidates, local
+from felix.measure.pool.stages import canary, device_stage
+from tests.felix.measure import contract
+from tests.felix.measure.pool import test_local as programs
+from tests.felix.measure.pool import test_several_devices as several
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AGAIN_S", "LOOK_S", "IDLE_S"):
+        monkeypatch.setattr(canary, name, 0.01)
+
+
+class Pool(several.Pool):
+    """Stages with a canary, which is armed."""
+
+    def __init__(self, *runs: several.Runs) -> None:
+        super().__init__(*runs)
+        self.watch = canary.Canary("cuda")
+        self.stages = [
+            device_stage.DeviceStage(i, each, self.queues, self._settle, "", self.watch)  # type: ignore[arg-type]
+            for i, each in enumerate(runs)
+        ]
+        self.watch.arm(self.task(), "canary.so")
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Pool]]:
+    pools = []
+
+    def made(*runs: several.Runs) -> Pool:
+        pools.append(Pool(*runs))
+        pools[-1].start()
+        return pools[-1]
+
+    yield made
+    for pool in pools:
+        pool.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_a_device_that_becomes_slow_rests_until_it_is_not(make: Callable[..., Pool]) -> None:
+    good, throttled = several.Runs(), several.Runs()
+    pool = make(good, throttled)
+    until(lambda: "canary" in good.ran and "canary" in throttled.ran)
+    assert pool.queues.away == {}
+    throttled.slowness = 1.8
+    until(lambda: pool.queues.away != {})
+    assert pool.queues.away == {
+        1: "its canary takes 1.8 times as long as before: it is throttled or busy"
+    }
+    throttled.ran.clear()
+    task = pool.task()
+    pool.submit(task).result(10)
+    results = several._results([pool.submit(task, "job") for _ in range(20)])
+    assert [each.latency_us for each in results] == [10.0] * 20
+    assert set(throttled.ran) <= {"canary"} and good.ran.count("job") == 20
+    throttled.slowness = 1.0
+    until(lambda: pool.queues.away == {})
+
+
+def test_a_device_that_is_slower_than_its_kind_never_measures(make: Callable[..., Pool]) -> None:
+    runs = [several.Runs(1.0), several.Runs(1.1), several.Runs(1.9)]
+    pool = make(*runs)
+    until(lambda: 2 in pool.queues.away)
+    assert "1.7 times as long as on others of its kind" in pool.queues.away[2]
+    until(lambda: runs[0].ran.count("canary") > 5 and runs[1].ran.count("canary") > 5)
+    assert set(pool.queues.away) == {2}
+
+
+def test_what_waits_for_the_only_device_waits_until_it_is_well(make: Callable[..., Pool]) -> None:
+    only = several.Runs()
+    pool = make(only)
+    until(lambda: "canary" in only.ran)
+    only.slowness = 3.0
+    until(lambda: pool.queues.lost is not None)
+    assert "3.0 times as long" in str(pool.queues.lost)
+    waiting = pool.submit(pool.task(), "job")
+    only.ran.clear()
+    until(lambda: only.ran.count("canary") > 5)
+    assert not waiting.done()
+    only.slowness = 1.0
+    assert waiting.result(10).latency_us == 10.0
+
+
+def test_busy_devices_are_looked_at_after_some_candidates(
+    make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "IDLE_S", 1e6)
+    monkeypatch.setattr(canary, "EVERY_N", 5)
+    only = several.Runs()
+    pool = make(only)
+    until(lambda: only.ran.count("canary") == canary.N_RUNS)  # when it opens
+    task = pool.task()
+    several._results([pool.submit(task, "job") for _ in range(20)])
+    until(lambda: only.ran.count("canary") == 5 * canary.N_RUNS)
+
+
+def test_a_canary_without_a_latency_says_nothing() -> None:
+    watch = canary.Canary("cpu")
+    state = candidates.TaskState(several.TARGET, several.GPU, "", "")
+    watch.arm(candidates.PoolTask(0, [state]), "canary.so")
+    results: Iterator[float | None] = iter([])
+
+    def run(candidate: candidates.Candidate, state: candidates.TaskState) -> protocol.Measurement:
+        latency_us = next(results, None)
+        if latency_us is None:
+            return candidate.failed(protocol.ErrorClass.LAUNCH, "crashed")
+        return protocol.Measurement.timed([latency_us])
+
+    def fault(*latencies_us: float | None) -> str | None:
+        nonlocal results
+        results = iter(latencies_us)
+        return watch.fault(0, run)
+
+    assert fault(10.0, None, 12.0) is None
+    assert fault(None, None, None) is None
+    assert fault(41.0, 39.0, 50.0) is None  # the fastest counts
+    assert "4.1 times as long as before" in str(fault(41.0, None, 60.0))
+
+
+def test_a_real_pool_times_its_canary() -> None:
+    options = candidates.LocalOptions(builders=1, canary=True)
+    with local.LocalPool(contract.task(), options) as pool:
+        watch = pool._stages[0]._watch
+        assert watch is not None
+        until(lambda: watch._best_us.get(0) is not None)
+        assert watch._best_us[0] > 1.0
+        assert pool.measure([tvm.IRModule({"main": programs.gemm})])[0].ok
+        (condition,) = pool.conditions()
+    assert condition.place == "cpu:0" and condition.n_measured >= 2 and condition.n_failed == 0

@@ -1,0 +1,209 @@
+"""The link of an engine to a cluster, over nodes in this process: no Ray, no network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import pytest
+import tvm
+
+from felix import errors
+from felix.measure import protocol
+from felix.measure.cluster import messages, pool
+from felix.measure.pool import candidates
+from felix.measure.pool.stages import device_stage
+from server.tuner import places
+from server.tuner.cluster import calls, relay, relayed
+from tests.felix.measure import contract
+from tests.felix.measure.cluster import nodes
+from tests.felix.measure.pool import test_local as programs
+
+GEMM = tvm.IRModule({"main": programs.gemm})
+
+
+class Link(nodes.Link):
+    def answers(self) -> bool | None:
+        return None if self.dead.is_set() else not self.cut.is_set()
+
+
+class Cluster(nodes.Cluster):
+    """Nodes that say how they are."""
+
+    def link(self, member: pool.Member, closed: threading.Event) -> Link:
+        self.links[member.name] = Link(self.nodes[member.name], closed)
+        return self.links[member.name]  # type: ignore[return-value]
+
+    def statuses(self, names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+        cut = {name for name, link in self.links.items() if link.cut.is_set()}
+        return {name: messages.read(self.nodes[name].status())
+                for name in names if name not in cut}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_DIFFERENCE", "MAX_HOME_DIFFERENCE"):
+        monkeypatch.setattr(device_stage, name, 0.99)
+    monkeypatch.setattr(relay, "WATCH_S", 0.05)
+    monkeypatch.setattr(relayed, "_AGAIN_S", 0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    made.add("builds", programs.OPTIONS, builders=2)
+    made.add("first", programs.OPTIONS, target="llvm")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def served(cluster: Cluster) -> relay.Relay:
+    cluster.links.clear()
+    return relay.Relay(cluster)
+
+
+def joined(served: relay.Relay) -> Connection:
+    """A pipe to the link, as an engine has one."""
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=served.serve, args=(Connection(theirs.detach()),), daemon=True).start()
+    return Connection(ours.detach())
+
+
+@pytest.fixture
+def there(served: relay.Relay) -> Iterator[places.OnCluster]:
+    made = places.OnCluster(joined(served))
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_an_engine_measures_through_the_link(there: places.OnCluster) -> None:
+    (device,) = there.devices()
+    assert device["fault"] is None and device["kind"] == "llvm"
+    assert device["target_keys"][0] == "llvm" and device["hardware"]["cores"] >= 1
+    with contextlib.closing(there.pool(contract.task())) as over:
+        measured = over.for_task(contract.task()).measure([GEMM, GEMM])
+    assert all(each.ok and each.checked for each in measured)
+
+
+def test_a_target_is_completed_by_the_device(there: places.OnCluster) -> None:
+    (device,) = there.devices()
+    parsed = there.resolve("llvm -num-cores 1", device)
+    assert parsed.attrs["num-cores"] == 1 and parsed.attrs["mcpu"] == device["target"]["mcpu"]
+    assert there.device(device["target_keys"][-1]) == device
+    with pytest.raises(errors.NoDevice, match="has no cuda now"):
+        there.device("cuda")
+    with pytest.raises(errors.MeasureError, match="networks are compared"):
+        there.refuse_networks()
+
+
+def test_a_node_that_is_cut_off_is_no_device_for_now(
+    there: places.OnCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "SILENT_S", 0.2)
+    monkeypatch.setattr("server.tuner.warm_pools.LOST_S", 0.1)
+    with contextlib.closing(there.pool(contract.task())) as over:
+        view = over.for_task(contract.task())
+        assert view.measure([GEMM])[0].ok and there.lost is None
+        cluster.links["first"].cut.set()
+        until(lambda: there.devices()[0]["fault"] == "the node does not answer")
+        waiting = view.submit(GEMM)
+        until(lambda: there.lost is not None)
+        assert "no device can be reached" in str(there.lost) and not waiting.done()
+        cluster.links["first"].cut.clear()
+        assert waiting.result(60).ok
+        until(lambda: there.lost is None and there.devices()[0]["fault"] is None)
+
+
+def test_without_builders_no_device_is_of_use(cluster: Cluster) -> None:
+    only = Cluster()
+    only.nodes, only.facts = cluster.nodes, {"first": cluster.facts["first"]}
+    (device,) = relay.Relay(only).devices()
+    assert device["fault"] == "no node of the cluster builds programs"
+
+
+def test_an_engine_may_call_what_is_listed_only(served: relay.Relay) -> None:
+    link = calls.Calls(joined(served))
+    for verb, arguments in [
+        ("call", ["first", "close", "now"]), ("call", ["first", "__init__", ""]),
+        ("call", ["first", "run", 5]), ("stop", []), ("members", ["all"]),
+    ]:  # fmt: skip
+        with pytest.raises(errors.MeasureError, match="no verb"):
+            link.ask(verb, *arguments)
+    with pytest.raises(errors.MeasureError):
+        link.ask("call", "first", "run", "no message")
+    with pytest.raises(calls.Gone, match="left the cluster"):
+        link.ask("call", "nobody", "prepare", "{}")
+    assert link.ask("answers", "first") == (True, [])  # it serves on
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"a pickle?", 17, ("text",), "x" * 2000, ("text", b"x" * 2000)],
+)
+def test_what_is_no_reply_or_too_large_goes_no_further(
+    reply: Any, served: relay.Relay, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(messages, "MAX_BINARY_BYTES", 1000)
+    link = calls.Calls(joined(served))
+    monkeypatch.setattr(cluster.nodes["first"], "prepare", lambda text: reply)
+    with pytest.raises(errors.MeasureError):
+        link.ask("call", "first", "prepare", "{}")
+    assert link.ask("answers", "first")[0] is True
+
+
+def test_what_runs_for_an_engine_that_died_is_ended(served: relay.Relay, cluster: Cluster) -> None:
+    connection = joined(served)
+    engine = places.OnCluster(connection)
+    view = engine.pool(contract.task()).for_task(contract.task())
+    assert view.measure([GEMM])[0].ok
+    hanging = view.submit(tvm.IRModule({"main": programs.hang}))
+    until(lambda: cluster.nodes["first"]._request is not None)
+    _shut_down(connection)
+    until(lambda: engine.lost == "the link to the cluster is gone")
+    until(lambda: "interrupt" in cluster.links["first"].calls)
+    until(lambda: cluster.nodes["first"]._request is None)
+    engine.close()
+    assert hanging.result(10).error is protocol.ErrorClass.INFRASTRUCTURE
+
+
+def test_a_link_that_ends_fails_all_that_waits() -> None:
+    ours, theirs = Pipe()
+    link = calls.Calls(ours)
+    threading.Timer(0.1, theirs.close).start()
+    with pytest.raises(calls.Gone):
+        link.ask("devices")
+    with pytest.raises(calls.Gone):
+        link.ask("devices")
+    closed = threading.Event()
+    assert not relayed.RelayedLink(link, "first", closed).is_back()
+    with pytest.raises(candidates.WorkerGone):
+        relayed.RelayedLink(link, "first", closed).call("open", "sm_90")
+
+
+def test_nobody_waits_for_a_pool_that_is_closed() -> None:
+    ours, theirs = Pipe()
+    closed = threading.Event()
+    threading.Timer(0.1, closed.set).start()
+    with pytest.raises(candidates.WorkerGone, match="closed"):
+        relayed.RelayedLink(calls.Calls(ours), "first", closed).call("open", "sm_90")
+    theirs.close()
+
+
+def _shut_down(connection: Connection) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)

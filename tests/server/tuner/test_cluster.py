@@ -1,0 +1,178 @@
+"""A service that measures on a real cluster, whose processes, nodes and links fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from felix import client
+from server import commands, settings
+from server.database import database
+from server.store import trials
+from tests.support import network_namespace
+from tests.support.cluster_machines import Machines, free_port
+
+pytest.importorskip("ray", reason="needs the extra [cluster]")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+#: A node that has not answered for about 8 s is given up, not after a minute as usually.
+HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class Service:
+    """A cluster of two nodes, an API server and a tuner that measures on the cluster."""
+
+    def __init__(self, folder: pathlib.Path, url: str, host: str) -> None:
+        self.machines = Machines(folder, host)
+        self.machines.environment |= HEALTH | {
+            "FELIX_DATABASE_URL": url, "FELIX_DATA_DIR": str(folder / "data"),
+            "FELIX_PORT": str(free_port()), "FELIX_CLUSTER": self.machines.address,
+        }  # fmt: skip
+        chosen = settings.Settings.from_environment(self.machines.environment)
+        commands.upgrade(chosen)
+        self.db = database.Database(chosen.database)
+        key = commands.first_key(chosen)
+        assert key is not None
+        self.machines.head()
+        self.api = self.felix("serve", "--no-tuner")
+        self.client = client.Client(chosen.address, key)
+
+    def begin(self) -> None:
+        """Start the tuner, once there is a node."""
+        self.tuner = self.felix("tuner")
+        self.machines.until(self.tuner, lambda text: "is ready for" in text, 120)
+
+    def submit(self, n_trials: int, seed: int) -> int:
+        """Queue a job; its number."""
+        return self.client.submit(
+            "gemm", {"m": 64, "n": 64, "k": 64}, trials=n_trials, reuse=False, seed=seed,
+            options={"round_size": 8},
+        ).id  # fmt: skip
+
+    def wait(self, job_id: int, is_so: Callable[[client.Job], bool], seconds: float) -> client.Job:
+        """The job, once something is so."""
+        until_s = time.monotonic() + seconds
+        while not is_so(job := self.client.job(job_id)):
+            assert time.monotonic() < until_s, (job, self.machines.log(self.tuner))
+            time.sleep(0.1)
+        return job
+
+    def close(self) -> None:
+        """End all."""
+        self.machines.close()
+        self.db.close()
+
+    def felix(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command of Felix."""
+        return self.machines.start(sys.executable, "-m", "felix", *arguments)
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[network_namespace.Namespace | str]:
+    """A network of its own, or why there is none."""
+    with network_namespace.made() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def service(
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres: str,
+    namespace: network_namespace.Namespace | str,
+) -> Iterator[Service]:
+    host = "127.0.0.1" if isinstance(namespace, str) else network_namespace.HERE
+    made = Service(tmp_path_factory.mktemp("service"), postgres, host)
+    yield made
+    made.close()
+
+
+def add_worker(service: Service, *through: str) -> subprocess.Popen[bytes]:
+    worker = service.machines.worker(*through)
+    service.machines.until(worker, lambda text: "felix worker: measures on" in text, 240)
+    return worker
+
+
+def actors(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The processes of the nodes that a worker keeps."""
+    below = psutil.Process(worker.pid).children(recursive=True)
+    return [each for each in below if each.name().startswith("ray::Node")]
+
+
+def check(service: Service, job_id: int, n_trials: int) -> None:
+    """The job ended with exactly these trials: each once, none of them infrastructure's."""
+    job = service.wait(job_id, lambda job: job.has_ended, 300)
+    with service.db.read() as tx:
+        records = [json.loads(line) for line in trials.records(tx, job_id)]
+    errors = [each["measurement"]["message"] for each in records
+              if each["measurement"]["error"] == "infrastructure"]  # fmt: skip
+    assert errors == [], service.machines.log(service.tuner)
+    assert (job.state, job.n_trials, job.attempts) == ("succeeded", n_trials, 1), job
+    first = [each for each in records if not each["repeat"]]  # the fastest are measured again
+    assert len(first) == n_trials
+    assert len({(each["sketch_key"], *each["decisions"]) for each in first}) == n_trials
+
+
+def test_a_job_outlives_a_process_and_a_node(service: Service) -> None:
+    stays, goes = add_worker(service), add_worker(service)
+    service.begin()
+    job_id = service.submit(64, seed=1)
+    service.wait(job_id, lambda job: job.n_trials >= 8, 120)
+    (actor,) = actors(stays)
+    actor.kill()
+    service.wait(job_id, lambda job: job.n_trials >= 24, 120)
+    os.killpg(goes.pid, signal.SIGKILL)
+    assert not service.client.job(job_id).has_ended, "it was too quick"
+    check(service, job_id, 64)
+
+
+def test_a_job_outlives_the_link_process(service: Service) -> None:
+    job_id = service.submit(32, seed=3)
+    service.wait(job_id, lambda job: job.n_trials >= 8, 120)
+    started = psutil.Process(service.tuner.pid).children()
+    (relay,) = [each for each in started if any("relay_main" in word for word in each.cmdline())]
+    relay.kill()
+    assert not service.client.job(job_id).has_ended, "it was too quick"
+    check(service, job_id, 32)
+
+
+def test_a_tuner_without_the_token_does_not_start(service: Service) -> None:
+    token = service.machines.environment.pop("RAY_AUTH_TOKEN")
+    outside = service.machines.environment | {"HOME": str(service.machines.folder)}
+    with_token, service.machines.environment = service.machines.environment, outside
+    tuner = service.felix("tuner")
+    service.machines.environment = with_token | {"RAY_AUTH_TOKEN": token}
+    assert tuner.wait(120) == 1
+    assert "with a token only" in service.machines.log(tuner)
+
+
+def test_a_job_outlives_a_link(
+    service: Service, namespace: network_namespace.Namespace | str
+) -> None:
+    if isinstance(namespace, str):
+        pytest.skip(namespace)
+    far = add_worker(service, *namespace.within)
+    job_id = service.submit(160, seed=2)
+    for seconds in (4, 30):  # Ray notices the second one only
+        enough = service.client.job(job_id).n_trials + 8
+        service.wait(job_id, lambda job, enough=enough: job.n_trials >= enough, 120)
+        namespace.cut()
+        time.sleep(seconds)
+        assert not service.client.job(job_id).has_ended, "it was too quick"
+        namespace.join()
+    check(service, job_id, 160)
+    service.machines.until(far, lambda text: text.count("felix worker: measures on") == 2, 120)
