@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from felix import errors, target
 from felix.measure.boards import board_runs, tracker
 from felix.measure.pool import candidates, local_workers, staged
+from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import build_stage, device_stage
 from felix.target import cpu
 
@@ -67,6 +68,16 @@ class BoardPool(staged.StagedPool):
         self._start()
         self._task = self._task_of(task)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no worker has anything to do."""
+        is_empty = self._builds.is_empty and self._queues.is_empty
+        return is_empty and not any(worker.is_called for worker in self._workers())
+
+    def _workers(self) -> list[pool_worker.Worker]:
+        built_by = [builder.worker for builder in self._builders]
+        return [*built_by, *(worker for runs in self._runs for worker in runs.workers)]
+
     def _runs_of(
         self,
         board: board_runs.Board,
@@ -82,11 +93,8 @@ class BoardPool(staged.StagedPool):
         return board_runs.BoardRuns(board, client, here, options, device, self._stopped)
 
     def _interrupt(self) -> None:
-        for runs in self._runs:
-            for worker in runs.workers:
-                worker.interrupt()
-        for builder in self._builders:
-            builder.worker.interrupt()
+        for worker in self._workers():
+            worker.interrupt()
 
     def _end(self) -> None:
         self._stopped.set()

@@ -144,7 +144,7 @@ class Dispatch:
     @property
     def lost(self) -> str | None:
         """Why no device can take anything now; None if one can."""
-        with self._changed:
+        with self._lock:
             if self._usable():
                 return None
             reasons = [*self._away.values(), *self._faults.values()]
