@@ -49,11 +49,11 @@ class Pools:
     """Pools by target; used by one thread.
 
     Args:
-        make: makes a pool for a task's target; the default measures on this machine.
+        make: makes a pool for a task's target; None: one that measures on this machine.
     """
 
-    def __init__(self, make: Callable[[Task], staged.StagedPool] = local.LocalPool) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Task], staged.StagedPool] | None = None) -> None:
+        self._make = make or (lambda task: local.LocalPool(task, None))
         self._pools: dict[str, SharedPool] = {}
 
     @property

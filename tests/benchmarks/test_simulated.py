@@ -47,7 +47,7 @@ class Meeting:
 def test_all_devices_run_at_the_same_time_and_every_candidate_once(n_devices: int) -> None:
     sleep = Meeting(n_devices)
     cluster = nodes.Cluster(n_devices, 2, TIMED, sleep)
-    with pool.ClusterPool(GEMM, cluster) as over:
+    with pool.ClusterPool(GEMM, cluster, nodes.OPTIONS) as over:
         assert over.measure(throughput.programs(0, 1))[0].ok
         sleep.is_on = True
         measured = over.measure(throughput.programs(1, 6 * n_devices))
@@ -77,8 +77,8 @@ def test_one_round_less_than_devices_is_on_its_way_when_the_next_begins(n_device
                 may_run.set()
 
     chosen = options.TuneOptions(
-        pool=lambda task: pool.ClusterPool(task, cluster), round_size=4, first_round_size=4,
-        n_finalists=0, baseline=False,
+        pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS),
+        round_size=4, first_round_size=4, n_finalists=0, baseline=False,
     )  # fmt: skip
     felix.tune(GEMM, trials=24, strategy="random", options=chosen, on_event=listen)
     assert n_trials == 24 and len(begun) == 6

@@ -27,7 +27,7 @@ def tuned(
     """One job on so many simulated devices."""
     cluster = nodes.Cluster(n_devices, n_builders, times)
     tasks = [workloads.parse(text, target=nodes.TARGET) for text in texts]
-    chosen = options.TuneOptions(pool=lambda task: pool.ClusterPool(task, cluster))
+    chosen = options.TuneOptions(pool=lambda task: pool.ClusterPool(task, cluster, nodes.OPTIONS))
     return run(tasks, trials, seed, chosen) | {"devices": n_devices, "busy": cluster.most_busy}
 
 

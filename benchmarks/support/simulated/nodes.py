@@ -22,6 +22,8 @@ from felix.measure.cluster import kinds, messages, pool
 
 #: The GPU that devices are, and its target.
 TARGET = "h200"
+#: Of pools over such nodes: a canary would be a candidate that nobody asked for.
+OPTIONS = pool.ClusterOptions(canary=False)
 _DIGEST_BYTES = 32
 
 

@@ -46,7 +46,10 @@ def _transport(cluster: Any, size: int, turns: int, n_candidates: int) -> dict[s
     here = nodes.Cluster(1, 1, times)
     task = workloads.gemm(64, 64, 64, target=nodes.TARGET)
     taken: dict[str, list[float]] = {"ray": [], "here": []}
-    with pool.ClusterPool(task, cluster) as far, pool.ClusterPool(task, here) as near:
+    with (
+        pool.ClusterPool(task, cluster, nodes.OPTIONS) as far,
+        pool.ClusterPool(task, here, nodes.OPTIONS) as near,
+    ):
         for turn in range(turns + 1):  # the first one opens what is opened once
             programs = throughput.programs(turn * n_candidates, n_candidates)
             for name, over in (("ray", far), ("here", near)):
@@ -83,7 +86,7 @@ def _whole(cluster: Any, kind: str, turns: int) -> dict[str, Any]:
     taken: dict[str, list[float]] = {"local": [], "ray": []}
     with (
         local.LocalPool(task, local.LocalOptions(builders=1)) as near,
-        pool.ClusterPool(task, cluster) as far,
+        pool.ClusterPool(task, cluster, nodes.OPTIONS) as far,
     ):
         for over in (near, far):
             over.measure([task.mod])  # the reference

@@ -40,7 +40,9 @@ def measure(
     if n_builders is None:
         n_builders = max(2, round(2 * n_devices * times.build_s / max(times.run_s, 1e-3)))
     cluster = nodes.Cluster(n_devices, n_builders, times)
-    with pool.ClusterPool(workloads.gemm(64, 64, 64, target=nodes.TARGET), cluster) as over:
+    with pool.ClusterPool(
+        workloads.gemm(64, 64, 64, target=nodes.TARGET), cluster, nodes.OPTIONS
+    ) as over:
         n_before = _warm_up(over, cluster, n_devices)
         count = n_devices * n_each
         offered = programs(n_before, count)
