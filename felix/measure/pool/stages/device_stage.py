@@ -227,9 +227,13 @@ class DeviceStage:
     def _may_measure(self, task: candidates.PoolTask) -> bool:
         if self.index in task.scales:
             return True
-        is_home = task.home == self.index
-        limit = MAX_HOME_DIFFERENCE if is_home else MAX_DIFFERENCE
-        return self._is_calibrated(task, limit)
+        if task.home != self.index:
+            if self._is_calibrated(task, MAX_DIFFERENCE):
+                return True
+            if task.home != self.index:
+                return False
+            task.refused.pop(self.index, None)  # it has become the home meanwhile
+        return self._is_calibrated(task, MAX_HOME_DIFFERENCE)
 
     def _refuse(self, candidate: candidates.Candidate) -> None:
         """One that a helper may not measure goes home; there, and interrupted, it fails."""

@@ -164,7 +164,7 @@ def test_flushed_kernel_is_slower_than_a_warm_one() -> None:
     c = tvm.te.compute((n,), lambda i: a[i] + 1.0, name="c")
     library = tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([a, c])}), "llvm")
     tensors = [tvm.runtime.tensor(np.ones(n, "float32")) for _ in range(2)]
-    medians = {}
+    fastest = {}  # other work on the machine slows some of the repeats
     for flush in (True, False):
         options = timing.TimingOptions(flush=flush, min_repeat_ms=1, max_total_s=0.3)
         times_us = cpu_timing.latencies(
@@ -176,8 +176,8 @@ def test_flushed_kernel_is_slower_than_a_warm_one() -> None:
             first_us=1.0,
             best_us=None,
         )
-        medians[flush] = protocol.Measurement.timed(times_us).latency_us
-    assert medians[True] > 1.2 * medians[False]
+        fastest[flush] = min(times_us)
+    assert fastest[True] > 1.2 * fastest[False]
 
 
 def test_measurement_is_a_latency_or_an_error() -> None:

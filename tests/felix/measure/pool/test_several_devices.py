@@ -245,6 +245,32 @@ def test_a_new_home_may_differ_by_more_than_a_helper() -> None:
     pool.close()
 
 
+def test_a_helper_that_becomes_the_home_while_it_is_compared() -> None:
+    first, second = Runs(1.0), Runs(2.0)
+    pool = Pool(first, second)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    run = second.run
+
+    def moved(
+        candidate: candidates.Candidate, state: candidates.TaskState
+    ) -> protocol.Measurement:
+        if candidate.name == "yardstick" and task.home == 0:
+            pool.queues.retire(0, "gone")
+            task.move_to(1)
+        return run(candidate, state)
+
+    second.run = moved  # type: ignore[method-assign]
+    first.held.clear()
+    futures = [pool.submit(task, "c") for _ in range(3)]
+    helped = [future.result(10) for future in futures[1:]]
+    assert [each.latency_us for each in helped] == pytest.approx([10.0] * 2)
+    first.held.set()
+    futures[0].result(10)
+    pool.close()
+
+
 def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
     first, second = Runs(1.0), Runs(4.0)
     pool = Pool(first, second)
