@@ -97,8 +97,9 @@ class PendingTrials:
         def note(_: _Future) -> None:
             trial.completed_s = self._clock.elapsed_s
             with self._changed:
-                heapq.heappush(self._done, number)
-                self._changed.notify()
+                if number in self._trials:  # nobody has let go of it
+                    heapq.heappush(self._done, number)
+                    self._changed.notify()
 
         future.add_done_callback(note)
 
@@ -115,7 +116,9 @@ class PendingTrials:
         for trial in self._trials.values():
             if not trial.future.cancel() and trial.future.done() and not trial.is_recorded:
                 record(trial)
-        self._trials.clear()
+        with self._changed:
+            self._trials.clear()
+            self._done.clear()
 
     def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
         """Record what is measured by now, without waiting."""

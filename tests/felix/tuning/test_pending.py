@@ -83,3 +83,14 @@ def test_a_trial_whose_recording_was_interrupted_is_recorded_at_the_end() -> Non
     taken: list[Any] = []
     trials.abandon(taken.append)
     assert [trial.suggestion.decisions for trial in taken] == [(0,)] and len(trials) == 0
+
+
+def test_what_was_let_go_of_is_not_taken_when_it_is_measured() -> None:
+    trials, measurer = _trials(2)
+    measurer.futures[0].set_running_or_notify_cancel()
+    taken: list[Any] = []
+    trials.abandon(taken.append)
+    _resolve(measurer.futures[0])
+    assert measurer.futures[1].cancelled()
+    trials.take_measured(taken.append)
+    assert taken == [] and len(trials) == 0
