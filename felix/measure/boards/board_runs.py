@@ -128,7 +128,7 @@ class BoardRuns:
             run_s = time.monotonic() - start
             error, message = _ErrorClass(reply["error"]), f"running: {reply['message']}"
             return candidate.failed(error, message, run_s)
-        return self._measurement(candidate, state, reply)
+        return run_stage.timed(candidate, state, reply, self._device)
 
     def is_back(self) -> bool:
         """Wait until the tracker has the board; False: the pool is closed before."""
@@ -140,18 +140,6 @@ class BoardRuns:
                 pass  # the tracker is away, too
             self._closed.wait(_AGAIN_S)
         return False
-
-    def _measurement(
-        self, candidate: candidates.Candidate, state: candidates.TaskState, reply: dict[str, Any]
-    ) -> protocol.Measurement:
-        measurement = protocol.Measurement.timed(
-            reply["latencies_us"], build_s=candidate.build_s, run_s=reply["seconds"],
-            checked=reply["checked"], device=self._device.name,
-        )  # fmt: skip
-        latency_us = measurement.latency_us
-        assert latency_us is not None
-        state.best_us = min(latency_us, state.best_us or latency_us)
-        return measurement
 
     def _lease(self) -> None:
         """Have a session; raises `WorkerGone` if the board gives none."""

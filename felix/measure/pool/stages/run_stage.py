@@ -189,17 +189,7 @@ class RunWorker:
             return candidate.failed(
                 _ErrorClass(reply["error"]), reply["message"], reply["seconds"]
             )
-        measurement = protocol.Measurement.timed(
-            reply["latencies_us"],
-            build_s=candidate.build_s,
-            run_s=reply["seconds"],
-            checked=reply["checked"],
-            device=self._device.name,
-        )
-        latency_us = measurement.latency_us
-        assert latency_us is not None
-        state.best_us = min(latency_us, state.best_us or latency_us)
-        return measurement
+        return timed(candidate, state, reply, self._device)
 
     def _request(
         self, candidate: candidates.Candidate, state: candidates.TaskState
@@ -247,6 +237,26 @@ class RunWorker:
         for state in self._prepared:
             state.failure, state.tries_left = "the worker that computed it was ended", 1
         self._prepared.clear()
+
+
+def timed(
+    candidate: candidates.Candidate,
+    state: candidates.TaskState,
+    reply: dict[str, Any],
+    device: candidates.Device,
+) -> protocol.Measurement:
+    """The measurement of a reply with latencies; the task's best one takes note of it."""
+    measurement = protocol.Measurement.timed(
+        reply["latencies_us"],
+        build_s=candidate.build_s,
+        run_s=reply["seconds"],
+        checked=reply["checked"],
+        device=device.name,
+    )
+    latency_us = measurement.latency_us
+    assert latency_us is not None
+    state.best_us = min(latency_us, state.best_us or latency_us)
+    return measurement
 
 
 def classify(error: Exception, candidate_error: _ErrorClass) -> _ErrorClass:
