@@ -18,7 +18,10 @@ import tvm
 from tvm import rpc
 
 from felix.measure import protocol, reference, task_folder, timing
+from felix.tir import grammar
 
+#: What TVM raises for errors of a board and for a connection that has ended.
+_BOARD_ERRORS = (*grammar.TVM_ERRORS, OSError)
 _FLUSH = "cache_flush_cpu_non_first_arg"
 
 
@@ -71,7 +74,7 @@ class Runner:
             return _failure(protocol.ErrorClass.INFRASTRUCTURE, "no session", lost=True)
         try:
             return self._measured(session, folder, library, options, best_us) | {"reusable": True}
-        except Exception as error:  # of the board: whatever a candidate makes its server raise
+        except _BOARD_ERRORS as error:
             lost = not _answers(session.remote)
             if lost:
                 self._session = None
@@ -150,7 +153,7 @@ def _answers(remote: rpc.RPCSession) -> bool:
     try:
         remote.cpu(0).sync()
         remote.get_function("tvm.rpc.server.workpath")("")
-    except Exception:  # whatever TVM raises for a connection that has ended
+    except _BOARD_ERRORS:
         return False
     return True
 
