@@ -16,7 +16,7 @@ from felix import errors, workloads
 from felix.measure import protocol, testing
 from felix.measure.pool import rwlock
 from felix.task import Task
-from felix.tuning import options, task_run
+from felix.tuning import options, pacing, task_run
 from tests.support import synthetic
 
 UNSCHEDULED_US = 5000.0
@@ -64,10 +64,11 @@ def latency_us(mod: Any) -> float:
 
 @dataclasses.dataclass
 class Pool:
-    """A pool without processes; `seconds` is what each candidate takes."""
+    """A pool without processes; `seconds` is what each candidate takes, by `wait`."""
 
     latency_of: Callable[[Any], float | protocol.ErrorClass] = latency_us
     seconds: float = 0.0
+    wait: Callable[[float], None] = time.sleep
     measured: list[Program] = dataclasses.field(default_factory=list)
     closed: bool = False
     is_idle: bool = True
@@ -79,13 +80,29 @@ class Pool:
         def measure(mod: Any) -> float | protocol.ErrorClass:
             if isinstance(mod, Program):
                 self.measured.append(mod)
-                time.sleep(self.seconds)
+                self.wait(self.seconds)
             return self.latency_of(mod)
 
         return testing.FunctionMeasurer(measure)
 
     def close(self) -> None:
         self.closed = True
+
+
+class Clock(pacing.Clock):
+    """A clock on which only `wait` takes time, however busy the machine is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._now_s
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now_s += seconds
 
 
 class Model(torch.nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import felix
 from felix import workloads
 from felix.sketch import formula_cache
-from felix.tuning import task_run
+from felix.tuning import pacing, task_run
 from felix.tuning.opening import ahead, first_rounds, opened_sketches
 from tests.support import tuning_fakes as fakes
 
@@ -31,9 +31,13 @@ def fake_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_sketches")
-def test_what_the_model_picks_is_measured_after_time_is_up() -> None:
+def test_what_the_model_picks_is_measured_after_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = fakes.Clock()
+    monkeypatch.setattr(pacing, "Clock", lambda: clock)
     tasks = [fakes.task(m) for m in (32, 64, 96)]
-    options = fakes.small(fakes.Pool(seconds=0.4), lookahead=0.0)
+    options = fakes.small(fakes.Pool(seconds=0.4, wait=clock.wait), lookahead=0.0)
     network = felix.tune(tasks, None, 1.0, model=fakes.Model(), options=options)
     assert all(result.best_or_none is not None for result in network.results)
     assert network.reason == "seconds"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -103,17 +103,18 @@ def test_a_build_that_was_cut_cost_cpu_seconds(worker: pool_worker.Worker) -> No
     """Not those in which it stood still, and not those of another build."""
 
     def stop() -> None:
+        while (pid := worker.pid) is None:  # the call below starts it
+            time.sleep(0.01)
         time.sleep(0.1)
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         time.sleep(1.0)
-        os.kill(worker.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    with pytest.raises(pool_worker.WorkerTimeout, match=r"within 0\.5 CPU seconds$") as caught:
-        worker.call({}, 0.5, busy=True)
-    stopper.join()
+    with futures.ThreadPoolExecutor(1) as threads:
+        stopped = threads.submit(stop)
+        with pytest.raises(pool_worker.WorkerTimeout, match=r"within 0\.5 CPU seconds$") as caught:
+            worker.call({}, 0.5, busy=True)
+        stopped.result()
     assert 0.5 <= caught.value.cpu_s < 0.9
 
 
