@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -35,7 +37,7 @@ HEALTH = {
 
 
 class Service:
-    """A cluster of two nodes, an API server and a tuner that measures on the cluster."""
+    """A cluster of one node, an API server and a tuner that measures on the cluster."""
 
     def __init__(self, folder: pathlib.Path, url: str, host: str) -> None:
         self.machines = Machines(folder, host)
@@ -53,9 +55,16 @@ class Service:
         self.client = client.Client(chosen.address, key)
 
     def begin(self) -> None:
-        """Start the tuner, once there is a node."""
+        """Start a node, which stays, and then the tuner."""
+        self.stays = self.add_worker()
         self.tuner = self.felix("tuner")
         self.machines.until(self.tuner, lambda text: "is ready for" in text, 120)
+
+    def add_worker(self, *through: str) -> subprocess.Popen[bytes]:
+        """Start a node, by a command that starts others; it measures."""
+        worker = self.machines.worker(*through)
+        self.machines.until(worker, lambda text: "felix worker: measures on" in text, 240)
+        return worker
 
     def submit(self, n_trials: int, seed: int) -> int:
         """Queue a job; its number."""
@@ -97,14 +106,11 @@ def service(
 ) -> Iterator[Service]:
     host = "127.0.0.1" if isinstance(namespace, str) else network_namespace.HERE
     made = Service(tmp_path_factory.mktemp("service"), postgres, host)
-    yield made
-    made.close()
-
-
-def add_worker(service: Service, *through: str) -> subprocess.Popen[bytes]:
-    worker = service.machines.worker(*through)
-    service.machines.until(worker, lambda text: "felix worker: measures on" in text, 240)
-    return worker
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.close()
 
 
 def actors(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -127,17 +133,30 @@ def check(service: Service, job_id: int, n_trials: int) -> None:
     assert len({(each["sketch_key"], *each["decisions"]) for each in first}) == n_trials
 
 
-def test_a_job_outlives_a_process_and_a_node(service: Service) -> None:
-    stays, goes = add_worker(service), add_worker(service)
-    service.begin()
+def stored(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The records of a run."""
+    path = folder / "records.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_job_and_a_run_outlive_a_process_and_a_node(service: Service) -> None:
+    goes = service.add_worker()
+    run = service.machines.tune("out", "--trials=96")
+    folder = service.machines.folder / "out"
     job_id = service.submit(64, seed=1)
     service.wait(job_id, lambda job: job.n_trials >= 8, 120)
-    (actor,) = actors(stays)
+    (actor,) = actors(service.stays)
     actor.kill()
-    service.wait(job_id, lambda job: job.n_trials >= 24, 120)
+    service.wait(job_id, lambda job: job.n_trials >= 24 and len(stored(folder)) >= 8, 240)
     os.killpg(goes.pid, signal.SIGKILL)
     assert not service.client.job(job_id).has_ended, "it was too quick"
+    assert run.poll() is None, service.machines.log(run)
     check(service, job_id, 64)
+    assert run.wait(300) == 0, service.machines.log(run)
+    records = stored(folder)
+    first = {(each["sketch_key"], *each["decisions"]) for each in records}
+    assert len(first) == 96  # all were measured; finals have records of their own
+    assert all(each["measurement"]["error"] != "infrastructure" for each in records)
 
 
 def test_a_job_outlives_the_link_process(service: Service) -> None:
@@ -150,14 +169,35 @@ def test_a_job_outlives_the_link_process(service: Service) -> None:
     check(service, job_id, 32)
 
 
-def test_a_tuner_without_the_token_does_not_start(service: Service) -> None:
-    token = service.machines.environment.pop("RAY_AUTH_TOKEN")
-    outside = service.machines.environment | {"HOME": str(service.machines.folder)}
-    with_token, service.machines.environment = service.machines.environment, outside
-    tuner = service.felix("tuner")
-    service.machines.environment = with_token | {"RAY_AUTH_TOKEN": token}
-    assert tuner.wait(120) == 1
-    assert "with a token only" in service.machines.log(tuner)
+@contextlib.contextmanager
+def environment(service: Service, **changes: str) -> Iterator[None]:
+    """What is started meanwhile has no token, but for what `changes` say."""
+    machines, usual = service.machines, service.machines.environment
+    without = {name: value for name, value in usual.items() if "RAY_AUTH" not in name}
+    machines.environment = without | {"HOME": str(machines.folder)} | changes
+    try:
+        yield
+    finally:
+        machines.environment = usual
+
+
+def test_without_the_token_nothing_starts(service: Service) -> None:
+    with environment(service):
+        refused = [
+            service.felix("tuner"),
+            service.machines.worker(),
+            service.machines.tune("none"),
+        ]
+    for process in refused:
+        assert process.wait(120) == 1
+        assert "with a token only" in service.machines.log(process)
+
+
+def test_a_wrong_token_reaches_nothing(service: Service) -> None:
+    with environment(service, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="f" * 32):
+        run = service.machines.tune("wrong")
+    assert run.wait(180) != 0
+    assert stored(service.machines.folder / "wrong") == []
 
 
 def test_a_job_outlives_a_link(
@@ -165,7 +205,7 @@ def test_a_job_outlives_a_link(
 ) -> None:
     if isinstance(namespace, str):
         pytest.skip(namespace)
-    far = add_worker(service, *namespace.within)
+    far = service.add_worker(*namespace.within)
     job_id = service.submit(240, seed=2)
     for seconds in (4, 30):  # Ray notices the second one only
         enough = service.client.job(job_id).n_trials + 8

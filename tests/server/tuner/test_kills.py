@@ -11,14 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from felix import workloads
 from server import states
-from server.database import database
+from server.database import database, models
 from server.store import artifacts, events, jobs, trials
 from server.store.across_jobs import job_lists
 from tests.support import service_fakes
@@ -84,14 +85,19 @@ def submit(db: database.Database) -> int:
     ).id  # fmt: skip
 
 
-def wait_until_running(db: database.Database) -> None:
-    """Until a tuner has a job; one that was killed keeps its job until the lease ends."""
+def busy(db: database.Database, pids: Sequence[int]) -> list[int]:
+    """Those of these tuners that have a job, once one has; dead ones have some for a while."""
     deadline_s = time.monotonic() + 60
-    is_running = False
-    while not is_running:
-        assert time.monotonic() < deadline_s
+    has_job = sa.select(models.Worker.pid).join(
+        models.Job, models.Job.worker_id == models.Worker.id
+    )
+    while True:
         with db.read() as tx:
-            is_running = job_lists.counts(tx).get(states.State.RUNNING, 0) > 0
+            known = set(tx.scalars(has_job))
+        found = [pid for pid in pids if pid in known]
+        if found:
+            return found
+        assert time.monotonic() < deadline_s
         time.sleep(0.005)
 
 
@@ -110,9 +116,10 @@ def test_random_kills(db: database.Database, url: str, tmp_path: pathlib.Path) -
         for _ in range(N_TUNERS):
             running.start()
         for _ in range(N_KILLS):
-            wait_until_running(db)  # kills of idle tuners show nothing
+            victims = busy(db, running.pids)  # kills of idle tuners show little
             time.sleep(rng.uniform(0.05, 0.5))
-            running.kill(rng.randrange(len(running.pids)))
+            victim = rng.choice(victims if rng.random() < 0.5 else running.pids)
+            running.kill(running.pids.index(victim))
             running.start()
             if n_open(db) < 2:
                 job_ids.append(submit(db))
