@@ -44,7 +44,7 @@ class Group:
 
     @property
     def rewriting(self) -> str | None:
-        """In which other way than the model's it computes; None if in none, or if no call is left."""
+        """How it computes in another way than the model; None if as the model, or uncalled."""
         return frontend.rewriting_of(self.symbols[0]) if self.symbols else None
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import relax
 
@@ -21,6 +22,8 @@ from felix.frontend.programs import groups, outlining, rewritten
 from felix.frontend.programs.planning import programs, reading, rewriting, widening
 from felix.frontend.programs.planning.graph import Role
 from felix.frontend.programs.planning.widening import Widened
+from felix.frontend.torch_calls import annotation, forms
+from felix.frontend.torch_calls.form import TorchCall, TorchForm
 from felix.tir import grammar
 from felix.tir.checks import validate
 
@@ -42,6 +45,14 @@ class _Part:
     weight: int
     form: Widened
 
+    def torch_form(self, mod: tvm.IRModule) -> TorchForm | None:
+        """What PyTorch computes, however many columns there are; None if that is not known."""
+        steps = [(call.var, call.value) for call in self.group]
+        form = forms.of_calls(mod, steps, outlining.arguments_of(self.group))
+        if isinstance(form, str) or any("shape" in call.options for call in form.calls):
+            return None
+        return form
+
 
 def extended(read: reading.Reading) -> reading.Reading:
     """The reading with products of one tensor as one, too."""
@@ -53,7 +64,7 @@ def extended(read: reading.Reading) -> reading.Reading:
             parts = _parts(read, [chain[:length] for chain in chains], constants)
             whole = _whole(parts)
             if whole is not None:
-                _add(rewritings, parts, whole)
+                _add(rewritings, parts, _annotated(whole, parts[0].torch_form(read.mod)))
                 break
     return rewriting.extended(read, rewritings)
 
@@ -127,6 +138,12 @@ def _whole(parts: Sequence[_Part]) -> Widened | None:
     return first if is_one else None
 
 
+def _annotated(whole: Widened, form: TorchForm | None) -> Widened:
+    if form is None:
+        return whole
+    return dataclasses.replace(whole, func=annotation.annotated(whole.func, form))
+
+
 def _add(
     rewritings: dict[Any, list[rewriting.Rewriting]], parts: Sequence[_Part], whole: Widened
 ) -> None:
@@ -151,11 +168,13 @@ def _add(
     def part_of(part: _Part, begin: int) -> rewriting.Rewriting:
         def add(builder: relax.BlockBuilder) -> rewriting.Added:
             result = whole.func.params[-1]
-            end = begin + part.form.extent
-            func = widening.slice_of(grammar.shape(result), whole.of_result, begin, end, result)
+            axis, extent = whole.of_result, part.form.extent
+            func = widening.slice_of(grammar.shape(result), axis, begin, begin + extent, result)
+            options = {"dim": axis, "start": begin, "length": extent}
+            form = TorchForm(1, [TorchCall("narrow", [0], options, str(result.dtype))])
             stand_in = rewriting.stand_in(
-                builder, part.group[-1].var, func, [merged[0].var], rewritten.MERGED_PART,
-                rewriting.MOVE,
+                builder, part.group[-1].var, annotation.annotated(func, form), [merged[0].var],
+                rewritten.MERGED_PART, rewriting.MOVE,
             )  # fmt: skip
             return rewriting.Added(stand_ins=[stand_in])
 

@@ -86,7 +86,8 @@ class _Widening:
         columns = [
             axis
             for axis in product.spatial
-            if axis.variable in list(of_weight[0].indices) and axis.variable not in of_other
+            if any(axis.variable.same_as(index) for index in of_weight[0].indices)
+            and axis.variable not in of_other
         ]
         require(len(columns) == 1, f"its weights have {len(columns)} iterators of their own")
         return columns[0]
