@@ -41,7 +41,7 @@ from felix.tuning import options
 
 NETWORKS = ("vit_b32", "bert_base", "llama")
 DTYPES = ("float32", "bfloat16")
-WAYS = tuple(frontend.Fusion)
+WAYS = (frontend.Fusion.RULES, frontend.Fusion.FUSEOPS, frontend.Fusion.PLANNED)
 #: Rows of a vocabulary; an embedding takes few of them, whatever their number.
 _VOCABULARY = 1024
 

@@ -157,9 +157,10 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     add("--no-pytorch", action="store_true",
         help="of a network: no group runs PyTorch's operators")  # fmt: skip
     add("--improve", action="store_true", help="of a network: tune known tasks further")
-    add("--fusion", choices=("rules", "fuseops", "planned"),
+    add("--fusion", choices=("rules", "fuseops", "planned", "planned-as-written"),
         help="how the operators of a network are grouped: by fixed rules, by TVM's FuseOps, or by "
-        "what groups cost (default: what felix.optimize does)")  # fmt: skip
+        "what groups cost, of the model's operators alone or with norms folded into products "
+        "and products merged (default: what felix.optimize does)")  # fmt: skip
     add("--allow-tf32", action="store_true", help=_TF32)
     add("--no-numpy", action="store_true", help="do not compare with numpy")
     add("--quiet", action="store_true", help="no progress")

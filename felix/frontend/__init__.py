@@ -18,7 +18,7 @@ import tvm
 from felix import errors, task
 from felix import target as targets
 from felix.frontend.imported import Calling, ImportedModel, TensorSpec
-from felix.frontend.model_tasks import ModelTask, ModelTasks, model_tasks
+from felix.frontend.model_tasks import ModelTask, ModelTasks, calls, model_tasks
 from felix.frontend.programs import lowering
 from felix.frontend.programs.lowering import (
     DEFAULT_FUSION,
@@ -27,14 +27,15 @@ from felix.frontend.programs.lowering import (
     build_pipeline,
 )
 from felix.frontend.programs.planning.cost import Judgement
+from felix.frontend.programs.rewritten import meaning as rewriting_of
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["DEFAULT_FUSION", "Calling", "Fusion", "Grouping", "ImportedModel", "Judgement",
-           "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline", "extract_tasks",
-           "extract_tasks_onnx", "grouped", "import_onnx", "import_torch", "lowered",
-           "model_tasks"]  # fmt: skip
+           "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline", "calls",
+           "extract_tasks", "extract_tasks_onnx", "grouped", "import_onnx", "import_torch",
+           "lowered", "model_tasks", "rewriting_of"]  # fmt: skip
 
 
 def extract_tasks(

@@ -8,7 +8,7 @@ from collections import Counter
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 
 from felix import errors, names, task
 from felix import target as targets
@@ -41,6 +41,8 @@ def model_tasks(
 ) -> ModelTasks:
     """The tasks of a lowered module; a task's weight is how often `main` calls its programs.
 
+    What depends on parameters alone is no task: it is computed once, when a network is loaded.
+
     Args:
         mod: the module.
         target: what to tune for.
@@ -51,7 +53,7 @@ def model_tasks(
     """
     full = targets.parse(target)
     by_program: dict[int, list[tuple[str, int, tirx.PrimFunc]]] = {}
-    for name, count in _calls(mod).items():
+    for name, count in calls(mod).items():
         func = mod[name].without_attr("global_symbol").without_attr("op_pattern")
         key = tvm_ffi.structural_hash(func)
         by_program.setdefault(key, []).append((name, count, func))
@@ -82,14 +84,23 @@ def _joined(earlier: ModelTask | None, made: task.Task, functions: tuple[str, ..
     return ModelTask(joined, earlier.functions + functions)
 
 
-def _calls(mod: tvm.IRModule) -> Counter[str]:
-    """How often `main` calls each PrimFunc."""
-    calls: Counter[str] = Counter()
-    for block in mod["main"].body.blocks:
+def calls(mod: tvm.IRModule) -> Counter[str]:
+    """How often a call of `main` calls each PrimFunc, by name.
+
+    Calls that depend on parameters alone are not counted: their results are parameters, too.
+    """
+    main = mod["main"]
+    n_inputs = int((main.attrs or {}).get("num_input", len(main.params)))
+    constant = set(list(main.params)[n_inputs:])
+    counts: Counter[str] = Counter()
+    for block in main.body.blocks:
         for binding in block.bindings:
-            if operator_name(binding.value) == "call_tir":
-                calls[str(binding.value.args[0].name_hint)] += 1
-    return calls
+            read = set(relax.analysis.free_vars(binding.value))
+            if read and read <= constant:
+                constant.add(binding.var)
+            elif operator_name(binding.value) == "call_tir":
+                counts[str(binding.value.args[0].name_hint)] += 1
+    return counts
 
 
 def _refuse(name: str, reason: str) -> None:

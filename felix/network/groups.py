@@ -42,6 +42,11 @@ class Group:
     dtypes: tuple[str, ...]
     form: TorchForm | str
 
+    @property
+    def rewriting(self) -> str | None:
+        """How it computes in another way than the model; None if as the model, or uncalled."""
+        return frontend.rewriting_of(self.symbols[0]) if self.symbols else None
+
 
 def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = False) -> list[Group]:
     """The groups of a lowered network, most float operations first, then those without a task.
@@ -51,7 +56,7 @@ def of(lowered: tvm.IRModule, full: tvm.target.Target, *, allow_tf32: bool = Fal
         full: what it is lowered for.
         allow_tf32: products of float32 may be computed in TF32, by PyTorch's operators as well.
     """
-    counts = calls(lowered)
+    counts = frontend.calls(lowered)
     read = frontend.model_tasks(lowered, full, allow_tf32=allow_tf32)
     known = forms.read(lowered)
     tuned = [
@@ -100,7 +105,7 @@ def _allowing(form: TorchForm | str, allow_tf32: bool) -> TorchForm | str:
 
 
 def calls(lowered: tvm.IRModule) -> collections.Counter[str]:
-    """How often `main` calls each PrimFunc, by name."""
+    """How often `main` calls each PrimFunc, by name, those of parameters alone among them."""
     counts: collections.Counter[str] = collections.Counter()
 
     def visit(expression: relax.Expr) -> None:

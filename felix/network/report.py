@@ -115,6 +115,11 @@ class Report:
     def _notes(self) -> list[str]:
         notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
         notes += [
+            f"computed in another way: {each.group.name}: {each.group.rewriting}"
+            for each in self.groups
+            if each.group.rewriting is not None
+        ]
+        notes += [
             f"left out: {each.group.name}: {reason}"
             for each in self.groups
             for reason in each.wrong.values()
@@ -176,6 +181,7 @@ def _group_json(each: shipping.Shipped) -> dict[str, Any]:
         "name": each.group.name,
         "symbols": list(each.group.symbols),
         "calls": each.group.calls,
+        "rewriting": each.group.rewriting,
         "ships": str(each.contender),
         "reason": each.reason,
         "latencies_us": {str(name): value for name, value in each.latencies_us.items()},

@@ -46,6 +46,7 @@ class Call:
 
     Attributes:
         var: what it is bound to.
+        value: the call itself.
         operands: the variables that it reads.
         pattern: TVM's kind of operator: at most 1 elementwise, 2 a move, 8 opaque.
         n_reductions: blocks of its program that reduce.
@@ -55,6 +56,7 @@ class Call:
     """
 
     var: Any
+    value: Any
     operands: tuple[Any, ...]
     pattern: int
     n_reductions: int
@@ -180,10 +182,11 @@ def _calls(mod: tvm.IRModule) -> Iterator[Call]:
             if operator_name(value) == "call_tir":
                 func = mod[value.args[0]]
                 if isinstance(func, tirx.PrimFunc):
-                    yield _described(binding.var, value, func)
+                    yield described(binding.var, value, func)
 
 
-def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
+def described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
+    """A call of a function, bound to a variable."""
     blocks = [item for item in _nodes(func.body) if type(item).__name__ == "SBlock"]
     reductions = [block for block in blocks if block.init is not None]
     is_tensor = isinstance(var.ty, relax.TensorType)
@@ -191,6 +194,7 @@ def _described(var: Any, value: Any, func: tirx.PrimFunc) -> Call:
     pattern = int(func.attrs.get("op_pattern", OPAQUE)) if func.attrs else OPAQUE
     return Call(
         var=var,
+        value=value,
         operands=tuple(item for item in value.args[1].fields if isinstance(item, relax.Var)),
         pattern=pattern,
         n_reductions=len(reductions),

@@ -32,6 +32,13 @@ class Fusion(enum.StrEnum):
     FUSEOPS = "fuseops"
     #: By their cost: `planning`.
     PLANNED = "planned"
+    #: By their cost, of the model's own operators: no other way to compute a value.
+    AS_WRITTEN = "planned-as-written"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the costs of groups decide."""
+        return self in (Fusion.PLANNED, Fusion.AS_WRITTEN)
 
 
 #: What is taken unless something else is asked for.
@@ -87,7 +94,7 @@ def build_pipeline() -> Any:
 
 def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
     """Programs of groups, and the views that are left between planned ones."""
-    if grouping.fusion is not Fusion.PLANNED:
+    if not grouping.fusion.is_planned:
         return forms.attach(grouped, relax.transform.FuseTIR()(grouped))
     made = forms.attach(grouped, programs.fused(grouped))
     passes = [relax.transform.RewriteDataflowReshape(), relax.transform.DeadCodeElimination()]
@@ -95,7 +102,7 @@ def _fused(grouped: tvm.IRModule, grouping: Grouping) -> tvm.IRModule:
 
 
 def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> tvm.IRModule:
-    if grouping.fusion is Fusion.PLANNED:
+    if grouping.fusion.is_planned:
         mod = splits.slice_splits(mod)
     mod = relax.transform.DecomposeOpsForInference()(expansion.expand_attention(mod))
     mod = relax.transform.CanonicalizeBindings()(mod)
@@ -106,12 +113,15 @@ def _grouped(mod: tvm.IRModule, full: tvm.target.Target, grouping: Grouping) -> 
     if grouping.fusion is Fusion.RULES:
         return outlining.outline(mod, groups.plan(mod))
     machine = targets.hardware(full)
-    return outlining.outline(mod, planner.plan(mod, full, machine, grouping.judge))
+    extended, chosen = planner.plan(
+        mod, full, machine, grouping.judge, rewriting=grouping.fusion is Fusion.PLANNED
+    )
+    return relax.transform.DeadCodeElimination()(outlining.outline(extended, chosen))
 
 
 def _passes(fusion: Fusion) -> list[Any]:
     """From operators to programs; planned groups may have views inside."""
-    views = [] if fusion is Fusion.PLANNED else [relax.transform.RewriteDataflowReshape()]
+    views = [] if fusion.is_planned else [relax.transform.RewriteDataflowReshape()]
     return [
         relax.transform.LegalizeOps(annotation.legalizations()),
         relax.transform.FoldConstant(),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 
+from felix.frontend.programs import rewritten
 from felix.frontend.programs.groups import Call
 
 #: Characters of a function's name; programs carry it through generated code.
@@ -21,59 +22,62 @@ def outline(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> tvm.IRModule
     Args:
         mod: with operators lowered.
         groups: in each the order of execution; the last call gives the value that others read. A
-            call may be in several groups, and is one by itself where others read its value.
+            call may be in several groups, and is one by itself where others read its value. It
+            may be another one than `main` has for the variable.
     """
-    main = mod["main"]
-    values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
     several = {group[-1].var: group for group in groups if len(group) > 1}
+    alone = {group[0].var: group[0].value for group in groups if len(group) == 1}
     roots = {group[-1].var for group in groups}
     inner = {call.var for group in several.values() for call in group[:-1]} - roots
+
+    def emit(builder: relax.BlockBuilder, binding: Any) -> None:
+        if binding.var in several:
+            value = call_of(builder, several[binding.var], {})
+            builder.emit_normalized(relax.VarBinding(binding.var, value))
+        elif binding.var in alone:
+            builder.emit_normalized(relax.VarBinding(binding.var, alone[binding.var]))
+        elif binding.var not in inner:
+            builder.emit_normalized(binding)
+
+    return rebuilt(mod, emit)
+
+
+def rebuilt(mod: tvm.IRModule, emit: Callable[[relax.BlockBuilder, Any], None]) -> tvm.IRModule:
+    """The module with `main` made anew: `emit` says what becomes of each binding."""
+    main = mod["main"]
     builder = relax.BlockBuilder(mod)
-    with builder.function("felix_outlined", list(main.params)):
+    with builder.function("felix_main", list(main.params)):
         with builder.dataflow():
             for block in main.body.blocks:
                 for binding in block.bindings:
-                    if binding.var in inner:
-                        continue
-                    if binding.var in several:
-                        call = call_of(builder, several[binding.var], values, {})
-                        builder.emit_normalized(relax.VarBinding(binding.var, call))
-                    else:
-                        builder.emit_normalized(binding)
+                    emit(builder, binding)
             output = builder.emit_output(main.body.body)
         builder.emit_func_output(output)
-    outlined = builder.get()
-    function = outlined["felix_outlined"].without_attr("global_symbol")
+    made = builder.get()
+    function = made["felix_main"].without_attr("global_symbol")
     for name, value in (main.attrs or {}).items():
         function = function.with_attr(name, value)
-    del outlined["felix_outlined"]
-    outlined["main"] = function
-    return outlined
+    del made["felix_main"]
+    made["main"] = function
+    return made
 
 
 def call_of(
     builder: relax.BlockBuilder,
     group: Sequence[Call],
-    values: Mapping[Any, Any],
     renamed: Mapping[Any, Any],
 ) -> Any:
     """A call of a new primitive function that has the group's calls.
 
     Args:
-        values: what computes each variable of `main`.
         renamed: what stands for variables from outside; others stand for themselves.
     """
-    members = {call.var for call in group}
-    arguments: list[Any] = []
-    for call in group:
-        for operand in values[call.var].args[1].fields:
-            if operand not in members and operand not in arguments:
-                arguments.append(operand)
+    arguments = arguments_of(group)
     parameters = [relax.Var(f"p{i}", item.ty) for i, item in enumerate(arguments)]
     new: dict[Any, Any] = dict(zip(arguments, parameters, strict=True))
     bindings = []
     for call in group:
-        value = values[call.var]
+        value = call.value
         operands = relax.Tuple([new[operand] for operand in value.args[1].fields])
         is_last = call is group[-1]
         kind = relax.Var if is_last else relax.DataflowVar
@@ -84,10 +88,17 @@ def call_of(
     function = relax.Function(
         parameters, relax.SeqExpr([relax.DataflowBlock(bindings)], result), result.ty
     )
-    variable = builder.add_func(function.with_attr("Primitive", True), _name(group, values))
+    variable = builder.add_func(function.with_attr("Primitive", True), _name(group))
     return builder.normalize(relax.Call(variable, [renamed.get(a, a) for a in arguments]))
 
 
-def _name(group: Sequence[Call], values: Mapping[Any, Any]) -> str:
-    words = [re.sub(r"\d+$", "", values[call.var].args[0].name_hint) for call in group]
-    return f"fused_{'_'.join(words)}"[:_MAX_NAME]
+def arguments_of(group: Sequence[Call]) -> list[Any]:
+    """What a group reads and does not compute itself, in the order in which it is read."""
+    members = {call.var for call in group}
+    operands = [operand for call in group for operand in call.value.args[1].fields]
+    return list(dict.fromkeys(operand for operand in operands if operand not in members))
+
+
+def _name(group: Sequence[Call]) -> str:
+    words = [re.sub(r"\d+$", "", call.value.args[0].name_hint) for call in group]
+    return f"fused_{'_'.join(rewritten.first(words))}"[:_MAX_NAME]

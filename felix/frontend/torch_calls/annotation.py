@@ -1,25 +1,23 @@
-"""Programs that know which function of PyTorch they stand for.
+"""Programs that know which functions of PyTorch they stand for.
 
-A program has the attribute `ATTRIBUTE`: a `TorchCall` as JSON whose operands number the tensors
-that the program reads, in order.
+A program has the attribute `ATTRIBUTE`: a `TorchForm` as JSON whose inputs are the tensors that
+the program reads, in order.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import relax
+from tvm import relax, tirx
 
 from felix.frontend.rewriting import operator_name
 from felix.frontend.torch_calls import conversions
-from felix.frontend.torch_calls.form import Operand, TorchCall
+from felix.frontend.torch_calls.form import Operand, TorchCall, TorchForm, form_from_json
 
-ATTRIBUTE = "felix.torch_call"
+ATTRIBUTE = "felix.torch_form"
 
 
 def legalizations() -> Mapping[str, Callable[[relax.BlockBuilder, Any], Any]]:
@@ -33,7 +31,19 @@ def legalizations() -> Mapping[str, Callable[[relax.BlockBuilder, Any], Any]]:
 
 def attributes(function: str, n_operands: int, dtype: str) -> dict[str, str]:
     """Attributes of a program that a function of PyTorch computes from its operands in order."""
-    return {ATTRIBUTE: _text(TorchCall(function, list(range(n_operands)), {}, dtype))}
+    call = TorchCall(function, list(range(n_operands)), {}, dtype)
+    return {ATTRIBUTE: TorchForm(n_operands, [call]).to_json()}
+
+
+def annotated(func: tirx.PrimFunc, form: TorchForm) -> tirx.PrimFunc:
+    """The program, which a form computes from the tensors that it reads."""
+    return func.with_attr(ATTRIBUTE, form.to_json())
+
+
+def form_of(func: tirx.PrimFunc) -> TorchForm | None:
+    """What a program stands for; None if that is not known."""
+    text = (func.attrs or {}).get(ATTRIBUTE)
+    return None if text is None else form_from_json(str(text))
 
 
 def _annotating(
@@ -47,7 +57,8 @@ def _annotating(
         torch_call = _torch_call(call, result)
         if torch_call is None:
             return result
-        variable, text = result.args[0], _text(torch_call)
+        variable = result.args[0]
+        text = TorchForm(len(result.args[1].fields), [torch_call]).to_json()
         plain = builder.get()[variable].without_attr(ATTRIBUTE)
         key = text, tvm_ffi.structural_hash(plain)
         if key not in variables:
@@ -96,7 +107,3 @@ def _operand(value: Any, tensors: Sequence[Any]) -> Operand | None:
 
 def _number(value: Any, tensors: Sequence[Any]) -> int | None:
     return next((i for i, each in enumerate(tensors) if each.same_as(value)), None)
-
-
-def _text(call: TorchCall) -> str:
-    return json.dumps(dataclasses.asdict(call), sort_keys=True)

@@ -76,11 +76,6 @@ class TorchForm:
         return ", ".join(call.function for call in self.calls)
 
 
-def call_from_json(text: str) -> TorchCall:
-    """What `json.dumps` of a call's fields is."""
-    return TorchCall(**json.loads(text))
-
-
 def form_from_json(text: str) -> TorchForm:
     """What `to_json` wrote."""
     fields = json.loads(text)

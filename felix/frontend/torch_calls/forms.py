@@ -16,12 +16,7 @@ from tvm import relax, tirx
 from felix.frontend import imported
 from felix.frontend.rewriting import operator_name
 from felix.frontend.torch_calls import annotation, simplification
-from felix.frontend.torch_calls.form import (
-    TorchCall,
-    TorchForm,
-    call_from_json,
-    form_from_json,
-)
+from felix.frontend.torch_calls.form import TorchCall, TorchForm, form_from_json
 
 FORMS = "felix.torch_forms"
 #: The function that gives several tensors; no other does.
@@ -72,9 +67,10 @@ def splits(lowered: tvm.IRModule) -> dict[str, Mapping[str, Any]]:
 
 def _split(mod: tvm.IRModule, value: Any) -> dict[str, Any]:
     """What is kept of a split; nothing of other calls."""
-    call = _torch_call(mod, value)
-    is_split = isinstance(call, TorchCall) and call.function == _SPLIT
-    return {_SPLIT: call.options} if isinstance(call, TorchCall) and is_split else {}
+    form = _known(mod, value)
+    if isinstance(form, str) or form.calls[0].function != _SPLIT:
+        return {}
+    return {_SPLIT: form.calls[0].options}
 
 
 def _bindings(mod: tvm.IRModule) -> dict[str, Any]:
@@ -94,40 +90,58 @@ def _form(mod: tvm.IRModule, value: Any) -> TorchForm | str:
     """The form of a group, or which of its programs no function of PyTorch stands for."""
     if operator_name(value) == "call_tir":
         steps, inputs = [(None, value)], list(value.args[1].fields)
-        numbers: dict[Any, int] = {}
     elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
         function = mod[value.op]
         bindings = [each for block in function.body.blocks for each in block.bindings]
         steps = [(each.var, each.value) for each in bindings]
         inputs = list(function.params)
-        numbers = {param: number for number, param in enumerate(inputs)}
     else:
         return "it is no call of a program"
+    form = of_calls(mod, steps, inputs)
+    if isinstance(form, str):
+        return form
+    shapes = [imported.spec_of_type(each.ty, "").shape for each in inputs]
+    return _in_eager_types(simplification.with_bias(form, shapes))
+
+
+def of_calls(
+    mod: tvm.IRModule, steps: Sequence[tuple[Any, Any]], inputs: Sequence[Any]
+) -> TorchForm | str:
+    """The form of calls one behind the other, or why there is none.
+
+    Args:
+        mod: with their programs, annotated.
+        steps: of each call its variable, which None needs not have that nothing reads, and itself.
+        inputs: what they read from outside, numbered so.
+    """
+    if len(steps) == 1:  # what it reads may be no variables, or one twice
+        numbers: dict[Any, int] = {}
+    else:
+        numbers = {each: number for number, each in enumerate(inputs)}
     calls: list[TorchCall] = []
     for var, step in steps:
-        call = _torch_call(mod, step)
-        if isinstance(call, str):
-            return call
-        if call.function == _SPLIT:
+        form = _known(mod, step)
+        if isinstance(form, str):
+            return form
+        if form.calls[0].function == _SPLIT:
             return "it gives several tensors"
         operands = _operands(step, numbers)
         if operands is None:
             return "one of its calls reads something else than tensors"
-        calls.append(call.renumbered(operands.__getitem__))
+        first = len(inputs) + len(calls)
+        of_values = [*operands, *range(first, first + len(form.calls))]
+        calls.extend(call.renumbered(of_values.__getitem__) for call in form.calls)
         if var is not None:
             numbers[var] = len(inputs) + len(calls) - 1
-    shapes = [imported.spec_of_type(each.ty, "").shape for each in inputs]
-    return _in_eager_types(simplification.with_bias(TorchForm(len(inputs), calls), shapes))
+    return TorchForm(len(inputs), calls)
 
 
-def _torch_call(mod: tvm.IRModule, step: Any) -> TorchCall | str:
+def _known(mod: tvm.IRModule, step: Any) -> TorchForm | str:
+    """The form of a call's program, or why there is none."""
     if operator_name(step) != "call_tir":
         return "one of its calls is no program"
-    func = mod[step.args[0]]
-    text = (func.attrs or {}).get(annotation.ATTRIBUTE)
-    if text is None:
-        return f"no function of PyTorch is known for {step.args[0].name_hint}"
-    return call_from_json(str(text))
+    known = annotation.form_of(mod[step.args[0]])
+    return known or f"no function of PyTorch is known for {step.args[0].name_hint}"
 
 
 def _operands(step: Any, numbers: Mapping[Any, int]) -> Sequence[int] | None:

@@ -21,7 +21,7 @@ TVM_ERRORS = grammar.TVM_ERRORS
 first_line = grammar.first_line
 
 
-def normalise(func: tirx.PrimFunc, *, clamp: bool = False) -> tirx.PrimFunc:
+def normalise(func: tirx.PrimFunc, *, clamp: bool = False, narrow: bool = True) -> tirx.PrimFunc:
     """A checked copy of `func` named main, with int32 indices where they cannot overflow.
 
     Windows of uneven size become windows of one size (`windows`).
@@ -29,6 +29,7 @@ def normalise(func: tirx.PrimFunc, *, clamp: bool = False) -> tirx.PrimFunc:
     Args:
         clamp: move indices of loads that depend on data into their buffers where they are not
             proved to lie there; the result of a program whose indices are legal stays the same.
+        narrow: whether indices become int32; else they stay what they are.
 
     Raises:
         WorkloadError: outside the grammar of `reader`, or not proved by `bounds`.
@@ -43,7 +44,7 @@ def normalise(func: tirx.PrimFunc, *, clamp: bool = False) -> tirx.PrimFunc:
         )
         mod = tvm.IRModule({"main": clean})
         s_tir.Schedule(mod)
-        return _narrowed(mod) if _narrow_is_safe(clean) else clean
+        return _narrowed(mod) if narrow and _narrow_is_safe(clean) else clean
     except errors.WorkloadError:
         raise
     except grammar.TVM_ERRORS as error:

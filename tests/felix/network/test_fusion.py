@@ -11,6 +11,7 @@ import torch
 import felix
 from benchmarks.networks import transformers
 from felix import errors
+from felix.frontend.programs.planning import planner
 from felix.measure.calls import cpu_calls
 from felix.network.shipping import Contender
 from tests.support import networks
@@ -37,7 +38,7 @@ def _n_calls(fast: felix.network.optimized.OptimizedNetwork) -> int:
 
 
 def test_an_unknown_fusion_is_refused() -> None:
-    with pytest.raises(errors.WorkloadError, match="rules, fuseops, planned"):
+    with pytest.raises(errors.WorkloadError, match="rules, fuseops, planned, planned-as-written"):
         felix.optimize(torch.nn.ReLU(), (torch.randn(2),), fusion="best")
 
 
@@ -51,7 +52,23 @@ def test_pytorch_contends_for_planned_groups(
     torch.manual_seed(0)
     model = transformers._PreNormBlock(16, 2, 32).eval()
     x = torch.randn(1, 6, 16)
-    fast = networks.optimize(model, (x,), tmp_path, fusion="planned", pytorch=True)
+    fast = networks.optimize(model, (x,), tmp_path, fusion="planned-as-written", pytorch=True)
     assert {each.contender for each in fast.report.groups} == {Contender.PYTORCH}
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_folded_norms_run_and_are_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "NEW", 0.1)  # folding is chosen wherever it is legal
+    torch.manual_seed(0)
+    model = transformers._PreNormBlock(32, 2, 64).to(torch.bfloat16).eval()
+    x = torch.randn(1, 6, 32).to(torch.bfloat16)
+    fast = networks.optimize(model, (x,), tmp_path, fusion="planned", trials=8)
+    assert fast.report.max_error < 0.05
+    said = {each.group.name: each.group.rewriting for each in fast.report.groups}
+    products = [name for name in said if "normed_product" in name]
+    assert len(products) == 2 and all("norm is folded" in str(said[name]) for name in products)
+    assert not any("norm_weights" in name for name in said)
+    assert "computed in another way: norm_statistics: " in str(fast.report)

@@ -13,7 +13,7 @@ from torch import nn
 
 import felix
 from benchmarks.networks import catalogue
-from felix import target
+from felix import frontend, target
 from felix.network import assembly, executable, groups, imported
 from felix.network.passes import prepacking
 from tests.support import networks
@@ -43,7 +43,7 @@ def test_a_packed_weight_is_packed_when_the_network_is_loaded() -> None:
     model = nn.Linear(1024, 512, bias=False).requires_grad_(False)
     network, mod = _packed(model, torch.randn(64, 1024))
     prepacked = prepacking.prepack(mod)
-    called = set(groups.calls(prepacked))
+    called = set(frontend.calls(prepacked))
     assert [name.endswith("_rest") for name in called] == [True]
     built, as_it_was = _loaded(prepacked, network), _loaded(mod, network)
     (panels,) = built.parameters  # the weight itself is read by nothing
@@ -65,7 +65,7 @@ def test_an_operand_that_is_an_input_is_packed_in_each_call() -> None:
             return self.weight @ x.T
 
     _, mod = _packed(Product(), torch.randn(512, 1024))
-    called = set(groups.calls(prepacking.prepack(mod)))
+    called = set(frontend.calls(prepacking.prepack(mod)))
     assert not any(name.endswith("_rest") for name in called)
 
 

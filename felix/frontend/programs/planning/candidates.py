@@ -47,15 +47,17 @@ def enumerate_all(graph: Graph, known: Iterable[Sequence[int]] = ()) -> list[Can
 
 
 def _of_root(graph: Graph, root: int) -> list[Candidate]:
+    """The candidates whose last operator is this one."""
     first = frozenset({root})
     queue, reached = collections.deque([first]), {first: None}
     while queue and len(reached) < MAX_OF_ROOT:
         members = queue.popleft()
-        for producer in sorted(graph.inputs(members), reverse=True):
-            joined = _joined(graph, producer, members, root)
-            if joined is not None and joined not in reached:
-                reached[joined] = None
-                queue.append(joined)
+        for value in sorted(graph.inputs(members), reverse=True):
+            for producer in graph.makers[value] if value >= 0 else ():
+                joined = _joined(graph, producer, members, root)
+                if joined is not None and joined not in reached:
+                    reached[joined] = None
+                    queue.append(joined)
     return [candidate(graph, members) for members in reached]
 
 
@@ -88,7 +90,9 @@ def _may_join(graph: Graph, producer: int, members: frozenset[int], root: int) -
     operator = graph.operators[producer]
     if operator.role is Role.OPAQUE or graph.operators[root].role is Role.OPAQUE:
         return False
-    is_shared = producer in graph.outputs or not graph.readers[producer] <= members
+    value = graph.value(producer)
+    within = members | {graph.value(number) for number in members}
+    is_shared = value in graph.outputs or not graph.readers[value] <= within
     if is_shared and not operator.is_cheap:
         return False
     return _is_schedulable(graph, members | {producer})
@@ -149,8 +153,8 @@ def _is_around_contraction(graph: Graph, members: frozenset[int], anchor: int) -
 
 def _source(graph: Graph, members: frozenset[int], value: int) -> int:
     """Where the elements of an operand come from."""
-    while value in members:
-        value = graph.operators[value].reads[0].value
+    while value >= 0 and (makers := members.intersection(graph.makers[value])):
+        value = graph.operators[min(makers)].reads[0].value
     return value
 
 
@@ -158,8 +162,8 @@ def _behind(graph: Graph, members: frozenset[int], anchor: int) -> set[int]:
     """The members that depend on the anchor."""
     behind: set[int] = set()
     for number in sorted(members):
-        values = {read.value for read in graph.operators[number].reads}
-        if anchor in values or values & behind:
+        producers = graph.producers(number, members)
+        if anchor in producers or producers & behind:
             behind.add(number)
     return behind
 
@@ -169,10 +173,9 @@ def _before(graph: Graph, members: frozenset[int], anchor: int) -> set[int]:
     before: set[int] = set()
     stack = [anchor]
     while stack:
-        for read in graph.operators[stack.pop()].reads:
-            if read.value in members and read.value not in before:
-                before.add(read.value)
-                stack.append(read.value)
+        new = graph.producers(stack.pop(), members) - before
+        before |= new
+        stack.extend(new)
     return before
 
 

@@ -2,6 +2,9 @@
 
 Values have numbers. Those of operators are the operators' places in the order of execution, so an
 operator reads smaller numbers; inputs and parameters have negative ones.
+
+A value may have several operators that compute it. The first is the model's; the others, its
+*stand-ins*, come right behind it. What only stand-ins read is *extra*: the model does not have it.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
 class Role(enum.Enum):
@@ -70,25 +73,54 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """The operators of a model in the order of execution, and the numbers of its outputs."""
+    """The operators of a model in the order of execution, and the numbers of its outputs.
+
+    Attributes:
+        stands_for: of each stand-in the value that it computes.
+        extra: values that the model does not have.
+    """
 
     operators: tuple[Operator, ...]
     outputs: frozenset[int]
+    stands_for: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    extra: frozenset[int] = frozenset()
+
+    def is_own(self, number: int) -> bool:
+        """Whether the model has an operator."""
+        return number not in self.stands_for and number not in self.extra
+
+    def value(self, number: int) -> int:
+        """What an operator computes."""
+        return self.stands_for.get(number, number)
+
+    @functools.cached_property
+    def makers(self) -> Sequence[tuple[int, ...]]:
+        """The operators that compute each value: the model's, then its stand-ins."""
+        makers: list[tuple[int, ...]] = [(number,) for number in range(len(self.operators))]
+        for number, value in self.stands_for.items():
+            makers[value] += (number,)
+        return makers
 
     @functools.cached_property
     def readers(self) -> Sequence[frozenset[int]]:
-        """The operators that read each operator's result."""
+        """The operators that read each value: the model's, and of an extra value all."""
         readers: list[set[int]] = [set() for _ in self.operators]
         for number, operator in enumerate(self.operators):
+            is_own = self.is_own(number)
             for read in operator.reads:
-                if read.value >= 0:
+                if read.value >= 0 and (is_own or read.value in self.extra):
                     readers[read.value].add(number)
         return [frozenset(each) for each in readers]
 
     def inputs(self, members: Collection[int]) -> frozenset[int]:
         """Values that some operators read and do not compute themselves."""
         reads = {read.value for number in members for read in self.operators[number].reads}
-        return frozenset(reads - set(members))
+        return frozenset(reads - {self.value(number) for number in members})
+
+    def producers(self, number: int, members: Collection[int]) -> set[int]:
+        """The members that compute what an operator reads."""
+        reads = {read.value for read in self.operators[number].reads}
+        return {other for other in members if self.value(other) in reads}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,8 +128,8 @@ class Candidate:
     """Operators that may become one program.
 
     Attributes:
-        root: whose result it gives; the last of the members.
-        members: the operators, the root among them.
+        root: the value that it gives, that of the last member.
+        members: the operators.
         inputs: values that it reads.
     """
 
@@ -107,5 +139,5 @@ class Candidate:
 
 
 def candidate(graph: Graph, members: Collection[int]) -> Candidate:
-    """The candidate of some operators, the last of which is its root."""
-    return Candidate(max(members), frozenset(members), graph.inputs(members))
+    """The candidate of some operators, the last of which gives its result."""
+    return Candidate(graph.value(max(members)), frozenset(members), graph.inputs(members))

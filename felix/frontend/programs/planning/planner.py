@@ -24,7 +24,15 @@ from tvm import tirx
 
 from felix import errors
 from felix.frontend.programs import groups
-from felix.frontend.programs.planning import candidates, choice, cost, programs, reading
+from felix.frontend.programs.planning import (
+    candidates,
+    choice,
+    cost,
+    merged,
+    norms,
+    programs,
+    reading,
+)
 from felix.frontend.programs.planning.cost import Judgement
 from felix.frontend.programs.planning.graph import Candidate, Role, candidate
 from felix.target import Hardware
@@ -47,15 +55,25 @@ class Judge(Protocol):
 
 
 def plan(
-    mod: tvm.IRModule, target: tvm.target.Target, machine: Hardware, judge: Judge | None = None
-) -> list[list[groups.Call]]:
-    """The groups of a module's calls, each in the order of execution.
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: Hardware,
+    judge: Judge | None = None,
+    *,
+    rewriting: bool = True,
+) -> tuple[tvm.IRModule, list[list[groups.Call]]]:
+    """A module, and the groups of its calls, each in the order of execution.
 
     Args:
         mod: with operators lowered, and TVM's kinds of operators on its programs.
         judge: judges what is chosen; without one every candidate is one kernel.
+        rewriting: whether values may be computed by other operators than the model's: then the
+            result is a module that has more calls, some of which no group may have.
     """
-    return _Planner(reading.read(mod), mod, target, machine, judge).chosen_groups()
+    read = reading.read(mod)
+    if rewriting:
+        read = norms.extended(merged.extended(read))
+    return read.mod, _Planner(read, target, machine, judge).chosen_groups()
 
 
 class _Planner:
@@ -64,13 +82,11 @@ class _Planner:
     def __init__(
         self,
         read: reading.Reading,
-        mod: tvm.IRModule,
         target: tvm.target.Target,
         machine: Hardware,
         judge: Judge | None,
     ) -> None:
         self.read = read
-        self.mod = mod
         self.target = target
         self.machine = machine
         self.judge = judge
@@ -80,7 +96,7 @@ class _Planner:
         ]
         self.all_known = {each for way in self.known for each in way}
         every = candidates.enumerate_all(read.graph, [*read.by_rules, *read.by_fuseops])
-        self.signatures = {each: read.signature(each) for each in every}
+        self.signatures = {each: reading.signature(read.group(each)) for each in every}
         self.judged: dict[Any, Judgement] = {}
         self.tasks: dict[Any, Task | None] = {}
 
@@ -100,7 +116,7 @@ class _Planner:
         for each, signature in self.signatures.items():
             judgement = self.judged.get(signature)
             has_schedule = judgement is None or judgement.n_kernels is not None
-            if has_schedule or len(each.members) == 1 or each in self.all_known:
+            if has_schedule or self._is_one_operator(each) or each in self.all_known:
                 estimate = cost.projected(self.read.graph, each, self.machine, judgement)
                 factor = 1.0 if each in self.all_known else NEW
                 estimates[each] = factor * estimate.latency_us
@@ -128,7 +144,7 @@ class _Planner:
             if signature not in latencies:
                 latencies[signature] = None if task is None else self.judge.latency_us(task)
             latency_us = latencies[signature]
-            if task is None and each in estimates and len(each.members) == 1:
+            if task is None and each in estimates and self._is_one_operator(each):
                 latency_us = estimates[each]
             if latency_us is not None:
                 measured[each] = latency_us
@@ -155,9 +171,13 @@ class _Planner:
             if self.signatures[each] not in self.tasks and not self._is_trivial(each):
                 first.setdefault(self.signatures[each], each)
         members = [self.read.group(each) for each in first.values()]
-        made = programs.of_groups(self.mod, members, self.read.values) if first else []
+        made = programs.of_groups(self.read.mod, members) if first else []
         for signature, group, func in zip(first, members, made, strict=True):
             self.tasks[signature] = self._task(group, func)
+
+    def _is_one_operator(self, each: Candidate) -> bool:
+        """Whether it is an operator of the model, which something has to compute."""
+        return len(each.members) == 1 and all(map(self.read.graph.is_own, each.members))
 
     def _is_trivial(self, each: Candidate) -> bool:
         """Whether there is nothing to judge: a view, or an operator that nothing is known of."""
@@ -166,7 +186,7 @@ class _Planner:
 
     def _task(self, group: Sequence[groups.Call], func: tirx.PrimFunc) -> Task | None:
         """A program as the task that it becomes in the lowered module."""
-        names = [str(self.read.values[call.var].args[0].name_hint) for call in group]
+        names = [str(call.value.args[0].name_hint) for call in group]
         func = func.without_attr("global_symbol").without_attr("op_pattern")
         try:
             return Task.from_prim_func(func, self.target, "_".join(names)[:60], clamp=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tvm
 from tvm import relax, tirx
@@ -24,24 +23,19 @@ def fused(outlined: tvm.IRModule) -> tvm.IRModule:
     return made
 
 
-def of_groups(
-    mod: tvm.IRModule, groups: Sequence[Sequence[Call]], values: dict[Any, Any]
-) -> list[tirx.PrimFunc]:
+def of_groups(mod: tvm.IRModule, groups: Sequence[Sequence[Call]]) -> list[tirx.PrimFunc]:
     """The program of each of some groups of a module, which need not go together.
 
     Args:
         mod: with operators lowered.
         groups: in each the order of execution.
-        values: what computes each variable of `main`.
     """
     builder = relax.BlockBuilder(mod)
-    inputs = {operand: None for group in groups for operand in _inputs(group, values)}
+    inputs = {operand: None for group in groups for operand in outlining.arguments_of(group)}
     params = {var: relax.Var(f"x{n}", var.ty) for n, var in enumerate(inputs)}
     with builder.function("felix_programs", list(params.values())):
         with builder.dataflow():
-            results = [
-                builder.emit(outlining.call_of(builder, group, values, params)) for group in groups
-            ]
+            results = [builder.emit(outlining.call_of(builder, group, params)) for group in groups]
             output = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(output)
     scratch = builder.get()
@@ -55,9 +49,3 @@ def of_groups(
         if operator_name(binding.value) == "call_tir"
     ]
     return [made[call.args[0]] for call in calls]
-
-
-def _inputs(group: Sequence[Call], values: dict[Any, Any]) -> list[Any]:
-    members = {call.var for call in group}
-    operands = [operand for call in group for operand in values[call.var].args[1].fields]
-    return [operand for operand in operands if operand not in members]

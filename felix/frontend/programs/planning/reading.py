@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -20,15 +20,19 @@ class Reading:
     """A module's calls, its graph, and other ways' groups.
 
     Attributes:
-        calls: in the order of execution; the operators of the graph.
-        values: what computes each variable of `main`.
+        mod: the module.
+        calls: in the order of execution; the operators of the graph. Calls of one variable
+            compute the same.
+        graph: what they do.
+        external: the variables of the graph's inputs and parameters, by their numbers.
         by_rules, by_fuseops: numbers of the calls of each group, in the order of execution, of the
             fixed rules and of TVM's pass.
     """
 
+    mod: tvm.IRModule
     calls: tuple[groups.Call, ...]
-    values: dict[Any, Any]
     graph: Graph
+    external: Mapping[int, Any]
     by_rules: tuple[tuple[int, ...], ...]
     by_fuseops: tuple[tuple[int, ...], ...]
 
@@ -36,41 +40,100 @@ class Reading:
         """The calls of a candidate, in the order of execution."""
         return [self.calls[number] for number in sorted(candidate.members)]
 
-    def signature(self, candidate: Candidate) -> tuple[Any, ...]:
-        """Equal for candidates of the same programs with the same operands."""
-        numbers: dict[Any, str] = {}
-        lines: list[Any] = []
-        for call in self.group(candidate):
-            value = self.values[call.var]
-            operands = []
-            for operand in value.args[1].fields:
-                numbers.setdefault(operand, f"{len(numbers)}:{operand.ty}")
-                operands.append(numbers[operand])
-            lines.append((str(value.args[0].name_hint), *operands))
-            numbers[call.var] = f"of {len(lines)}"
-        return tuple(lines)
+    def variable(self, value: int) -> Any:
+        """What a value is bound to."""
+        return self.external[value] if value < 0 else self.calls[value].var
+
+    def constants(self) -> frozenset[Any]:
+        """The variables of the model's parameters, and of what depends on them alone."""
+        main = self.mod["main"]
+        constants = set(list(main.params)[int(main.attrs["num_input"]) :])
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                read = set(relax.analysis.free_vars(binding.value))
+                if read and read <= constants:
+                    constants.add(binding.var)
+        return frozenset(constants)
+
+
+def signature(group: Sequence[groups.Call]) -> tuple[Any, ...]:
+    """Equal for groups of the same programs with the same operands."""
+    numbers: dict[Any, str] = {}
+    lines: list[Any] = []
+    for call in group:
+        operands = []
+        for operand in call.value.args[1].fields:
+            numbers.setdefault(operand, f"{len(numbers)}:{operand.ty}")
+            operands.append(numbers[operand])
+        lines.append((str(call.value.args[0].name_hint), *operands))
+        numbers[call.var] = f"of {len(lines)}"
+    return tuple(lines)
 
 
 def read(mod: tvm.IRModule) -> Reading:
     """The graph of a module with operators lowered, and TVM's kinds of operators on them."""
-    main = mod["main"]
-    values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
-    calls = [_without_views(mod, values, call) for call in groups.calls(mod)]
+    calls = [_without_views(mod, call) for call in groups.calls(mod)]
     numbers = {call.var: number for number, call in enumerate(calls)}
-    owners = numbers | _items(values, numbers)
-    external: dict[Any, int] = {}
-    operators = [_operator(mod, call, values[call.var], owners, external) for call in calls]
-    readers = groups.readers(mod, calls)
-    outside = _read_outside(mod, numbers, owners)
-    chosen = groups.by_rules(calls, readers)
-    graph = Graph(tuple(operators), frozenset(outside))
+    graph, external = _graph(mod, calls, frozenset())
+    chosen = groups.by_rules(calls, groups.readers(mod, calls))
     return Reading(
+        mod=mod,
         calls=tuple(calls),
-        values=values,
         graph=graph,
+        external=external,
         by_fuseops=_by_fuseops(mod, graph, {str(var.name): n for var, n in numbers.items()}),
         by_rules=tuple(tuple(numbers[call.var] for call in group) for group in chosen),
     )
+
+
+def extended(
+    read: Reading, mod: tvm.IRModule, calls: Sequence[groups.Call], extra: Collection[Any]
+) -> Reading:
+    """The reading of a module that computes more.
+
+    Args:
+        read: of the module as it was.
+        mod: with more calls.
+        calls: those that were read before, and new ones: stand-ins behind what they stand for, and
+            of new variables. Calls of the module that are not among them cost nothing.
+        extra: the new variables.
+    """
+    known = frozenset({*extra, *(read.calls[number].var for number in read.graph.extra)})
+    graph, external = _graph(mod, calls, known)
+    numbers: dict[Any, int] = {}
+    for number, call in enumerate(calls):
+        numbers.setdefault(call.var, number)
+
+    def moved(ways: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(numbers[read.calls[n].var] for n in group) for group in ways)
+
+    return Reading(
+        mod=mod,
+        calls=tuple(calls),
+        graph=graph,
+        external=external,
+        by_fuseops=moved(read.by_fuseops),
+        by_rules=moved(read.by_rules),
+    )
+
+
+def _graph(
+    mod: tvm.IRModule, calls: Sequence[groups.Call], extra: Collection[Any]
+) -> tuple[Graph, dict[int, Any]]:
+    """The graph of calls, and the variables of its inputs by their numbers."""
+    numbers: dict[Any, int] = {}
+    stands_for: dict[int, int] = {}
+    for number, call in enumerate(calls):
+        if numbers.setdefault(call.var, number) != number:
+            stands_for[number] = numbers[call.var]
+    values = {b.var: b.value for block in mod["main"].body.blocks for b in block.bindings}
+    owners = numbers | _items(values, numbers)
+    external: dict[Any, int] = {}
+    operators = [_operator(mod, call, owners, external) for call in calls]
+    outside = frozenset(_read_outside(mod, numbers, owners))
+    news = frozenset(numbers[var] for var in extra)
+    graph = Graph(tuple(operators), outside, stands_for, news)
+    return graph, {number: var for var, number in external.items()}
 
 
 def _by_fuseops(
@@ -103,9 +166,9 @@ def _is_view_func(func: Any) -> bool:
     return isinstance(func, tirx.PrimFunc) and _is_view(func)
 
 
-def _without_views(mod: tvm.IRModule, values: dict[Any, Any], call: groups.Call) -> groups.Call:
+def _without_views(mod: tvm.IRModule, call: groups.Call) -> groups.Call:
     """A call as the fixed rules see it, to which a view is a group of its own."""
-    is_view = _is_view(mod[values[call.var].args[0]])
+    is_view = _is_view(mod[call.value.args[0]])
     return dataclasses.replace(call, pattern=groups.OPAQUE) if is_view else call
 
 
@@ -134,16 +197,15 @@ def _read_outside(mod: tvm.IRModule, numbers: dict[Any, int], owners: dict[Any, 
 def _operator(
     mod: tvm.IRModule,
     call: groups.Call,
-    value: Any,
     owners: dict[Any, int],
     external: dict[Any, int],
 ) -> Operator:
-    func = mod[value.args[0]]
+    func = mod[call.value.args[0]]
     role, n_rows = _role(func, call)
     result_bytes = _bytes(call.var.ty)
     n_results = math.prod(call.shape) if call.shape is not None else 0
     reads = []
-    for operand in value.args[1].fields:
+    for operand in call.value.args[1].fields:
         number = owners.get(operand)
         if number is None:
             number = external.setdefault(operand, -1 - len(external))

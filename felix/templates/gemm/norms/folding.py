@@ -6,12 +6,15 @@
 RMS norm has r = 1 / rms and g = gamma. Layer norm has two added terms, too: -mean · r by gamma,
 and 1 by beta. So the product reads x itself, and its epilogue scales rows and adds outer products
 of vectors. Three programs compute the same as the one: of the weights alone, which is run only
-once where weights are constant; of the rows' statistics; of the product.
+once where weights are constant; of the rows' statistics; of the product. The statistics are one
+tensor: r, then each u_t, for all rows.
 
 Conditions: the program is plain stages (`stages`); one operand of a sum of products over one axis
 is a polynomial as above; x and the other operand are parameters, read at plain iterators; the
 product is summed in float32. What lies between x and the product is computed in float32, and
-g · w is rounded to w's type, where the program rounds the normalised x to x's type.
+g · w is rounded to w's type, where the program rounds the normalised x to x's type. A sum of g · w
+by k, as that of the mean, is one of what was rounded: then rows with large means lose no more
+bits than their products do.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 
 from felix.templates.gemm import stages
@@ -67,10 +71,14 @@ class NotFolded:
     reason: str
 
 
-def fold(func: tirx.PrimFunc) -> Folded | NotFolded:
-    """The folded form of a checked function, like a task's, of a norm and a product."""
+def fold(func: tirx.PrimFunc, *, narrow: bool = True) -> Folded | NotFolded:
+    """The folded form of a checked function, like a task's, of a norm and a product.
+
+    Args:
+        narrow: whether indices of its programs become int32, as a task's.
+    """
     try:
-        return _Folding(func).folded()
+        return _Folding(func, narrow).folded()
     except NotPlain as error:
         return NotFolded(str(error))
 
@@ -78,8 +86,8 @@ def fold(func: tirx.PrimFunc) -> Folded | NotFolded:
 class _Folding:
     """The parts of one function."""
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
-        self._func = func
+    def __init__(self, func: tirx.PrimFunc, narrow: bool) -> None:
+        self._func, self._narrow = func, narrow
         self._stages = stages.stages_of(func)
         self._by_buffer = {stage.buffer: stage for stage in self._stages}
         self._product, normed, self._weight = self._operands()
@@ -101,22 +109,15 @@ class _Folding:
         load = self._weight
         weight = nests.buffer_like("scaled_weight", load.source, grammar.shape(load.source))
         vectors = [self._vector(f"column{n}", self._columns) for n in range(len(self._added))]
-        scale = self._vector("row_scale", self._rows)
-        factors = [
-            None if term.row is None else self._vector(f"row{n}", self._rows)
-            for n, term in enumerate(self._added)
-        ]
-        row_factors = [factor for factor in factors if factor is not None]
         made = [self._scaled_weight(weight)]
-        made += [self._sum(v, t) for v, t in zip(vectors, self._added, strict=True)]
+        made += [self._sum(v, t, weight) for v, t in zip(vectors, self._added, strict=True)]
         weights = self._program(made, [], [weight, *vectors])
-        made = [self._row(scale, self._scaled)]
-        pairs = zip(factors, self._added, strict=True)
-        made += [self._row(factor, term) for factor, term in pairs if factor is not None]
+        by_row = [self._scaled, *(term for term in self._added if term.row is not None)]
+        statistics = self._vector("row_statistics", self._rows, len(by_row))
         before = [stage.nest for stage in self._stages]
-        rows = self._program([*before, *made], [], [scale, *row_factors])
-        behind = self._behind(weight, scale, factors, vectors)
-        product = self._program(behind, [weight, *vectors, scale, *row_factors], [])
+        rows = self._program([*before, self._row(statistics, by_row)], [], [statistics])
+        behind = self._behind(weight, statistics, vectors)
+        product = self._program(behind, [weight, *vectors, statistics], [])
         return Folded(weights, rows, product)
 
     # ------------------------------------------------------------ reading
@@ -161,10 +162,14 @@ class _Folding:
 
     # ------------------------------------------------------------ making
 
-    def _vector(self, name: str, axes: Sequence[nests.Axis]) -> tirx.Buffer:
-        dtype = self._k.ty.dtype
-        extents = [tirx.IntImm(dtype, axis.extent) for axis in axes] or [tirx.IntImm(dtype, 1)]
-        return tirx.decl_buffer(extents, FLOAT, name, layout=None)
+    def _vector(
+        self, name: str, axes: Sequence[nests.Axis], n_vectors: int | None = None
+    ) -> tirx.Buffer:
+        """A buffer for an element, or several one tensor behind the other, of each iterator."""
+        extents = [axis.extent for axis in axes] or [1]
+        first = [] if n_vectors is None else [n_vectors]
+        shape = [tirx.IntImm(self._k.ty.dtype, extent) for extent in (*first, *extents)]
+        return tirx.decl_buffer(shape, FLOAT, name, layout=None)
 
     def _scaled_weight(self, target: tirx.Buffer) -> nests.Nest:
         load = self._weight
@@ -182,34 +187,38 @@ class _Folding:
         variables = [axis.variable for axis in axes]
         return nests.make(target, axes, variables, value(variables))
 
-    def _sum(self, target: tirx.Buffer, term: Term) -> nests.Nest:
-        """Σ_k v[k] · w[k, j]."""
-        value = polynomial.times(polynomial.as_float(self._weight), term.column)
-        return self._over(target, self._columns, value, is_sum=True)
+    def _sum(self, target: tirx.Buffer, term: Term, weight: tirx.Buffer) -> nests.Nest:
+        """Σ_k v[k] · w[k, j], of the scaled weights where v is their factor."""
+        is_factor = tvm_ffi.structural_equal(term.column, self._scaled.column)
+        scaled = polynomial.as_float(weight[tuple(self._weight.indices)])
+        plain = polynomial.times(polynomial.as_float(self._weight), term.column)
+        axes, new = self._new_axes([*self._columns, *self._product.reduced])
+        indices = [axis.variable for axis in axes[:-1]] or [self._index(0)]
+        value = target[tuple(indices)] + _moved(scaled if is_factor else plain, new)
+        return nests.make(target, axes, indices, value, tirx.const(0.0, FLOAT))
 
-    def _row(self, target: tirx.Buffer, term: Term) -> nests.Nest:
-        return self._over(target, self._rows, polynomial.times(tirx.const(1.0, FLOAT), term.row))
+    def _row(self, target: tirx.Buffer, by_row: Sequence[Term]) -> nests.Nest:
+        """The factors by rows, one tensor behind the other."""
+        axes, new = self._new_axes(self._rows)
+        which = nests.Axis(tirx.Var("which", self._k.ty.dtype), len(by_row))
+        value: Any = None
+        for number, term in reversed(list(enumerate(by_row))):
+            factor = _moved(polynomial.times(tirx.const(1.0, FLOAT), term.row), new)
+            is_this = which.variable.equal(self._index(number))
+            value = factor if value is None else tirx.if_then_else(is_this, factor, value)
+        indices = [axis.variable for axis in axes] or [self._index(0)]
+        return nests.make(target, [which, *axes], [which.variable, *indices], value)
 
-    def _over(
-        self, target: tirx.Buffer, axes: Sequence[nests.Axis], value: Any, is_sum: bool = False
-    ) -> nests.Nest:
-        """A nest that stores or sums a value of the product's iterators, with new ones."""
-        every = [*axes, *self._product.reduced] if is_sum else list(axes)
-        new = {a.variable: tirx.Var(a.variable.name, a.variable.ty.dtype) for a in every}
-        made = [nests.Axis(new[a.variable], a.extent, a.kind) for a in every]
-        indices = [new[a.variable] for a in axes] or [tirx.IntImm(self._k.ty.dtype, 0)]
-        value = _moved(value, new)
-        if not is_sum:
-            return nests.make(target, made, indices, value)
-        init = tirx.const(0.0, FLOAT)
-        return nests.make(target, made, indices, target[tuple(indices)] + value, init)
+    def _new_axes(self, axes: Sequence[nests.Axis]) -> tuple[list[nests.Axis], dict[Any, Any]]:
+        """Iterators like these, and what becomes of the old ones."""
+        new = {a.variable: tirx.Var(a.variable.name, a.variable.ty.dtype) for a in axes}
+        return [nests.Axis(new[a.variable], a.extent, a.kind) for a in axes], new
+
+    def _index(self, value: int) -> Any:
+        return tirx.IntImm(self._k.ty.dtype, value)
 
     def _behind(
-        self,
-        weight: tirx.Buffer,
-        scale: tirx.Buffer,
-        factors: Sequence[tirx.Buffer | None],
-        vectors: Sequence[tirx.Buffer],
+        self, weight: tirx.Buffer, statistics: tirx.Buffer, vectors: Sequence[tirx.Buffer]
     ) -> list[nests.Nest]:
         """The product of x and the scaled weights, its rows scaled, and what follows."""
         old = self._product
@@ -219,22 +228,20 @@ class _Folding:
         value = target[tuple(indices)] + polynomial.as_float(self._scaled.x) * factor
         product = nests.make(target, axes, indices, value, tirx.const(0.0, FLOAT))
         at_row, at_column = (
-            tuple(a.variable for a in axes) or (tirx.IntImm(self._k.ty.dtype, 0),)
+            [axis.variable for axis in axes] or [self._index(0)]
             for axes in (self._rows, self._columns)
         )
-        result: Any = target[tuple(indices)] * scale[at_row]
-        for row, column in zip(factors, vectors, strict=True):
-            added = column[at_column]
-            result = result + (added if row is None else row[at_row] * added)
-        new = {a.variable: tirx.Var(a.variable.name, a.variable.ty.dtype) for a in old.spatial}
-        moved = [nests.Axis(new[a.variable], a.extent) for a in old.spatial]
-        scaled = nests.make(
-            old.buffer,
-            moved,
-            [new.get(index, index) for index in indices],
-            _moved(result, new),
-            name="scaled_rows",
-        )
+        result: Any = target[tuple(indices)] * statistics[(self._index(0), *at_row)]
+        n_rows = 1
+        for term, column in zip(self._added, vectors, strict=True):
+            added = column[tuple(at_column)]
+            if term.row is not None:
+                added = statistics[(self._index(n_rows), *at_row)] * added
+                n_rows += 1
+            result = result + added
+        moved, new = self._new_axes(old.spatial)
+        at = [new.get(index, index) for index in indices]
+        scaled = nests.make(old.buffer, moved, at, _moved(result, new), name="scaled_rows")
         first = self._stages.index(old)
         others = [s.nest for n, s in enumerate(self._stages) if n != first]
         return [*others[:first], product, scaled, *others[first:]]
@@ -263,7 +270,8 @@ class _Folding:
         ends = [str(b.name) if after else _number(params, b) for b in outputs]
         every = [*(buffer for _, buffer in chosen), *outputs]
         func = nests.function(tirx.PrimFunc(every, used.body).with_attr("s_tir", True), made)
-        return Program(validate.normalise(func), tuple(n for n, _ in chosen), tuple(ends))
+        checked = validate.normalise(func, narrow=self._narrow)
+        return Program(checked, tuple(n for n, _ in chosen), tuple(ends))
 
 
 def _number(params: Sequence[Any], buffer: Any) -> int:

@@ -10,7 +10,6 @@ from felix import frontend
 from felix.frontend import Fusion, Grouping
 from felix.frontend.programs.planning import candidates, reading
 from felix.frontend.programs.planning.cost import Judgement
-from felix.network import groups
 from felix.verify import compare
 from tests.felix.frontend.test_networks import TOLERANCE, assert_agrees, run
 
@@ -33,7 +32,7 @@ def test_planned_transformers_call_fewer_programs(name, fusion):
     model, args = catalogue.make(name, small=True)
     imported = frontend.import_torch(model, args)
     n_calls = [
-        groups.calls(frontend.lowered(imported, "llvm", Grouping(each))).total()
+        frontend.calls(frontend.lowered(imported, "llvm", Grouping(each))).total()
         for each in (Fusion.PLANNED, fusion)
     ]
     assert n_calls[0] < n_calls[1]
@@ -70,7 +69,7 @@ class Refusing:
 
 def _names(imported, judge):
     module = frontend.lowered(imported, "llvm", Grouping(Fusion.PLANNED, judge))
-    return set(groups.calls(module))
+    return set(frontend.calls(module))
 
 
 def in_place(names):

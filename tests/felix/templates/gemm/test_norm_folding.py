@@ -88,9 +88,9 @@ def test_folded_programs_compute_the_same(kind: str, dtype: str, epilogue: str) 
     assert isinstance(problem, GemmProblem), problem
     assert {problem.a.dtype, problem.b.dtype} == {dtype}
     # The weights' program has weights alone, so that it is run once where they are constant.
-    assert 0 not in folded.weights.inputs and "row_scale" in folded.product.inputs
-    (_, *added) = folded.rows.outputs
-    assert len(added) == (kind == "layer")
+    assert 0 not in folded.weights.inputs and "row_statistics" in folded.product.inputs
+    (statistics,) = [param for param in folded.rows.func.params[1:]]
+    assert list(map(int, statistics.shape)) == [1 + (kind == "layer"), ROWS]
 
 
 def test_what_is_not_folded_says_why() -> None:

@@ -1,0 +1,183 @@
+"""Norms folded into the products behind them, as other ways to compute the products.
+
+The products that read a norm's result read the norm's own input instead, with weights that have
+the norm's factors (`felix.templates.gemm.norms`). One small program gives the statistics of the
+rows to all of them. It is a way only where nothing else reads the norm's result, or it would be
+computed nevertheless.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import relax, tirx
+
+from felix import errors
+from felix.frontend.programs import groups, outlining, rewritten
+from felix.frontend.programs.planning import programs, reading, rewriting
+from felix.frontend.programs.planning.graph import Role
+from felix.templates.gemm.norms import folding
+from felix.tir.checks import validate
+
+#: Operators between the norm's input and a product.
+_OF_NORM = frozenset({Role.ROWS, Role.ELEMENTWISE, Role.CAST})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Site:
+    """A product, the operators of the norm in front of it, and the norm's input.
+
+    Attributes:
+        product: the product's number.
+        normed: the value that it reads.
+        x: the value that the norm reads.
+        group: the calls of all of them.
+    """
+
+    product: int
+    normed: int
+    x: int
+    group: Sequence[groups.Call]
+
+
+def extended(read: reading.Reading) -> reading.Reading:
+    """The reading with products behind norms in their folded form."""
+    sites = [site for each in _products(read).values() for site in each]
+    folded = _folded(read, sites)
+    rewritings: dict[Any, list[rewriting.Rewriting]] = defaultdict(list)
+    shared: list[tuple[int, tirx.PrimFunc, groups.Call]] = []
+    for site in sites:
+        form = folded.get(reading.signature(site.group))
+        if form is not None and _is_of(read, site, form):
+            call = read.calls[site.product]
+            rewritings[call.var].append(_rewriting(call, site, form, shared))
+    return rewriting.extended(read, rewritings)
+
+
+def _products(read: reading.Reading) -> dict[int, list[_Site]]:
+    """By the value of a norm the products that read it, where nothing else does."""
+    graph = read.graph
+    products = defaultdict(list)
+    for number, operator in enumerate(graph.operators):
+        if operator.role is Role.CONTRACTION and number not in graph.stands_for:
+            normed = {each.value for each in operator.reads if each.value >= 0}
+            if len(normed) == 1:
+                products[normed.pop()].append(number)
+    sites = {}
+    for value, numbers in products.items():
+        if value not in graph.outputs and graph.readers[value] <= set(numbers):
+            sites[value] = [site for number in numbers for site in _sites(read, number, value)]
+    return sites
+
+
+def _sites(read: reading.Reading, product: int, normed: int) -> Iterator[_Site]:
+    """A product with what may be a norm in front of it, for each value that may be its input."""
+    kind = read.variable(normed).ty
+    for x, members in _cones(read, normed):
+        has_rows = any(read.graph.operators[number].role is Role.ROWS for number in members)
+        other = read.variable(x).ty
+        is_like = isinstance(other, relax.TensorType) and other.dtype == kind.dtype
+        if has_rows and is_like:
+            group = [read.calls[number] for number in sorted({*members, product})]
+            yield _Site(product, normed, x, group)
+            return
+
+
+def _cones(read: reading.Reading, value: int) -> Iterator[tuple[int, frozenset[int]]]:
+    """Values that a value depends on alone, parameters aside, and the operators in between."""
+    graph, constants = read.graph, read.constants()
+    members: set[int] = set()
+    frontier = {value}
+    while frontier:
+        if len(frontier) == 1 and members:
+            yield next(iter(frontier)), frozenset(members)
+        last = max(frontier)
+        if last < 0 or graph.operators[last].role not in _OF_NORM:
+            return
+        frontier.remove(last)
+        members.add(last)
+        reads = {each.value for each in graph.operators[last].reads}
+        frontier |= {v for v in reads if v >= 0 or read.external[v] not in constants}
+
+
+def _folded(read: reading.Reading, sites: Sequence[_Site]) -> Mapping[Any, folding.Folded]:
+    """The folded forms of sites that have one, by the signatures of their groups."""
+    distinct = {reading.signature(site.group): site.group for site in sites}
+    made = programs.of_groups(read.mod, list(distinct.values())) if distinct else []
+    folded = {}
+    for key, func in zip(distinct, made, strict=True):
+        plain = func.without_attr("global_symbol").without_attr("op_pattern")
+        try:  # indices stay those of the operators that the product is put in place of
+            checked = validate.normalise(plain, clamp=True, narrow=False)
+        except errors.WorkloadError:
+            continue
+        form = folding.fold(checked, narrow=False)
+        if isinstance(form, folding.Folded):
+            folded[key] = form
+    return folded
+
+
+def _is_of(read: reading.Reading, site: _Site, form: folding.Folded) -> bool:
+    """Whether the rows are those of the norm's input alone, and the weights parameters."""
+    arguments = outlining.arguments_of(site.group)
+    constants = read.constants()
+    weights = [arguments[n] for n in form.weights.inputs if isinstance(n, int)]
+    rows = [arguments[n] for n in form.rows.inputs if isinstance(n, int)]
+    return rows == [read.variable(site.x)] and all(each in constants for each in weights)
+
+
+def _rewriting(
+    product: groups.Call,
+    site: _Site,
+    form: folding.Folded,
+    shared: list[tuple[int, tirx.PrimFunc, groups.Call]],
+) -> rewriting.Rewriting:
+    """Adds the folded form of a product.
+
+    Args:
+        shared: by the norm's value programs of statistics that were added, and their calls.
+    """
+
+    def add(builder: relax.BlockBuilder) -> rewriting.Added:
+        values: dict[int | str, Any] = dict(enumerate(outlining.arguments_of(site.group)))
+
+        def operands(program: folding.Program) -> list[Any]:
+            return [values[name] for name in program.inputs]
+
+        weights = rewriting.emitted(
+            builder, form.weights.func, operands(form.weights), rewritten.NORM_WEIGHTS
+        )
+        values |= dict(zip(form.weights.outputs, weights, strict=True))
+        (name,) = form.rows.outputs
+        new = []
+        rows = _known(shared, site.normed, form.rows.func)
+        if rows is None:
+            rows = rewriting.new(
+                builder, form.rows.func, operands(form.rows), rewritten.NORM_STATISTICS,
+                rewriting.ROWS,
+            )  # fmt: skip
+            shared.append((site.normed, form.rows.func, rows))
+            new.append(rows)
+        values[name] = rows.var
+        symbol = str(product.value.args[0].name_hint)
+        stand_in = rewriting.stand_in(
+            builder, product.var, form.product.func, operands(form.product),
+            rewritten.normed(symbol), rewriting.PRODUCT,
+        )  # fmt: skip
+        return rewriting.Added(new, [stand_in])
+
+    return add
+
+
+def _known(
+    shared: Sequence[tuple[int, tirx.PrimFunc, groups.Call]], normed: int, func: tirx.PrimFunc
+) -> groups.Call | None:
+    """The call that gives these statistics of a norm already."""
+    for value, other, call in shared:
+        if value == normed and tvm_ffi.structural_equal(other, func):
+            return call
+    return None
