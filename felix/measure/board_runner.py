@@ -17,7 +17,7 @@ from typing import Any
 import tvm
 from tvm import rpc
 
-from felix.measure import protocol, reference, task_folder, timing
+from felix.measure import protocol, reference, task_folder, task_program, timing
 from felix.tir import grammar
 
 #: What TVM raises for errors of a board and for a connection that has ended.
@@ -130,7 +130,7 @@ def _load(session: _Session, folder: str) -> _Task:
         stored,
         fresh,
         [tvm.runtime.tensor(array, device) for array in fresh],
-        reference.tolerance(stored.mod),
+        task_program.tolerance(stored.mod),
     )
     return session.task
 

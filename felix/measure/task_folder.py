@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 
 from felix import files
-from felix.measure import expected, reference
+from felix.measure import expected, reference, task_program
 from felix.measure import payload as payloads
 
 
@@ -52,7 +52,7 @@ def read(folder: str) -> StoredTask:
     """The task of a folder."""
     meta = json.loads(pathlib.Path(folder, "task.json").read_text())
     program = payloads.read_tir(meta["payload"])
-    args = reference.arguments(program.mod)
+    args = task_program.arguments(program.mod)
     checked = None
     if meta["reference"] is not None:
         rms = {int(index): value for index, value in meta["reference"]["rms"].items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 import tvm
 
-from felix.measure import expected, protocol, reference, task_folder, timing
+from felix.measure import expected, protocol, reference, task_folder, task_program, timing
 from felix.measure import payload as payloads
 from felix.measure.cpu import contention
 from felix.measure.cpu import timing as cpu_timing
@@ -56,10 +56,10 @@ class Runner:
         """The `prepare` verb: compute the reference of a task and keep it in its folder."""
         program = payloads.read_tir(payload)
         mod, target = program.mod, program.target
-        args = reference.arguments(mod)
+        args = task_program.arguments(mod)
         checked = None
         if check:
-            checked = expected.compute(reference.on_cpu(mod, target, args), args, seed)
+            checked = expected.compute(task_program.on_cpu(mod, target, args), args, seed)
         self._guard(target).learn()
         task_folder.write(folder, payload, seed, checked)
         return {}
@@ -136,7 +136,8 @@ class Runner:
         """One for all candidates, so that it knows how fast the cores can be."""
         if self._contention is None:
             self._contention = contention.ContentionGuard(
-                contention.multiply_adds(reference.cpu_target(target), self._threads), self._rest
+                contention.multiply_adds(task_program.cpu_target(target), self._threads),
+                self._rest,
             )
         return self._contention
 
@@ -154,7 +155,7 @@ class Runner:
             fresh=fresh,
             tensors=[tvm.runtime.tensor(array, device) for array in fresh],
             expected=stored.expected,
-            relative=reference.tolerance(stored.mod),
+            relative=task_program.tolerance(stored.mod),
             target=stored.target,
         )
         return self._task

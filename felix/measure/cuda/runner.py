@@ -1,6 +1,6 @@
 """The run worker on an NVIDIA GPU: prepares a task's reference, then checks and times candidates.
 
-It plays the launches of a plan (`launches`) through the driver on a context of the worker's own. A
+It plays a launch plan (`felix.launch_plan`) through the driver on a context of the worker's own. A
 candidate is first run once on poisoned outputs with a cold L2: this run is checked on the device
 against the expected outputs, and its time decides whether there are more. `timing` times the
 repeats, and `clock` guards them against a clock that sank.
@@ -22,9 +22,9 @@ import numpy as np
 import tvm
 
 from felix import launch_plan
-from felix.measure import expected, protocol, reference, task_folder, timing
+from felix.measure import expected, protocol, reference, task_folder, task_program, timing
 from felix.measure import payload as payloads
-from felix.measure.cuda import clock, driver, helper_kernels, launches, tensors
+from felix.measure.cuda import clock, driver, helper_kernels, program_file, tensors
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import timing as cuda_timing
 
@@ -74,7 +74,7 @@ class Runner:
         program = payloads.read_tir(payload)
         mod, target = program.mod, program.target
         helper_kernels.cubin(str(target.attrs["arch"]), self._work_dir)  # not while others wait
-        args = reference.arguments(mod)
+        args = task_program.arguments(mod)
         checked = self._reference(folder, mod, target, args, seed) if check else None
         task_folder.write(folder, payload, seed, checked)
         return {}
@@ -88,7 +88,7 @@ class Runner:
         best_us: float | None,
     ) -> dict[str, Any]:
         """The `run` verb: check one candidate, then time it."""
-        plan, cubin = launches.read(library)
+        plan, cubin = program_file.read(library)
         host_task = self._host_task(folder)
         self._quiet()
         try:
@@ -250,7 +250,7 @@ class Runner:
         """What the outputs have to be."""
         program = cuda_reference.program(mod, target)
         if program is None:
-            return expected.compute(reference.on_cpu(mod, target, args), args, seed)
+            return expected.compute(task_program.on_cpu(mod, target, args), args, seed)
 
         def run(drawn: int, positive: bool) -> dict[int, reference.Array]:
             arrays = reference.inputs(args, drawn, positive=positive)
