@@ -3,23 +3,23 @@
 The expected outputs of candidates are those of the unscheduled program. How far from them outputs
 may be follows from types and lengths of sums (`rounding`).
 
-TVM's code for CPUs converts float8 wrongly (0 becomes 2^-7), so there such buffers hold float32
-(`without_float8`): float8 values are only copied and converted, which float32 does exactly.
+On CPUs float32 takes the place of float8 (`cpu.outputs` says why): values of float8 are only
+copied and converted, which float32 does exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm_ffi import structural
 
-from felix.measure import reference, rounding
-from felix.measure.reference import Argument, Array
+from felix.measure import expected, rounding
+from felix.measure.cpu import outputs
+from felix.measure.reference import Argument
 from felix.tir import grammar, tf32
 
 #: Iterator type of a reduction axis of a block.
@@ -73,23 +73,14 @@ def reduction_length(mod: tvm.IRModule) -> int:
     return max(map(rounding.terms, leaf_blocks(mod["main"])), default=1)
 
 
-def on_cpu(
-    mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]
-) -> Callable[[int, bool], dict[int, Array]]:
+def on_cpu(mod: tvm.IRModule, target: tvm.target.Target, args: Sequence[Argument]) -> expected.Run:
     """The program on this CPU: from a seed and whether inputs are positive to its outputs."""
-    func = tvm.tirx.build(scheduled(without_float8(mod)), cpu_target(target))["main"]
+    return outputs.run_of(tvm.tirx.build(for_cpu(mod), cpu_target(target))["main"], args)
 
-    def run(seed: int, positive: bool) -> dict[int, Array]:
-        arrays = reference.inputs(args, seed, positive=positive)
-        tensors = [tvm.runtime.tensor(_as_float32(array)) for array in arrays]
-        func(*tensors)
-        return {
-            i: tensors[i].numpy().astype(arrays[i].dtype, copy=False)
-            for i, arg in enumerate(args)
-            if arg.is_output
-        }
 
-    return run
+def for_cpu(mod: tvm.IRModule) -> tvm.IRModule:
+    """The program as it is compiled to be a reference on a CPU."""
+    return scheduled(without_float8(mod))
 
 
 def without_float8(mod: tvm.IRModule) -> tvm.IRModule:
@@ -98,11 +89,6 @@ def without_float8(mod: tvm.IRModule) -> tvm.IRModule:
     for dtype in grammar.STORAGE_DTYPES:
         text = text.replace(f'"{dtype}"', '"float32"')
     return mod if text == before else tvm.ir.load_json(text)
-
-
-def _as_float32(array: Array) -> Array:
-    """Float8 as the program `without_float8` takes it; other arrays as they are."""
-    return array.astype(np.float32) if array.dtype.name in grammar.STORAGE_DTYPES else array
 
 
 def cpu_target(target: tvm.target.Target) -> tvm.target.Target:

@@ -33,7 +33,7 @@ def _import_tvm() -> None:
     # The first build sets up LLVM; workers inherit it.
     i = tvm.te.compute((1,), lambda i: i, name="warm")
     tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
-    from felix.measure import build  # noqa: F401
+    from felix.measure import build, reference_build  # noqa: F401
     from felix.measure.cpu import runner as cpu_runner  # noqa: F401
     from felix.measure.cuda import build as cuda_build  # noqa: F401
     from felix.measure.cuda import runner as cuda_runner  # noqa: F401

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from felix import errors
-from felix.measure import board_runner, build, protocol
+from felix.measure import board_runner, build, protocol, reference_build
 from felix.measure.cpu import runner as cpu_runner
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import runner as cuda_runner
@@ -27,6 +27,7 @@ _ErrorClass = protocol.ErrorClass
 _ERROR_OF_VERB = {
     "build": _ErrorClass.BUILD,
     "build_cuda": _ErrorClass.BUILD,
+    "reference": _ErrorClass.BUILD,
     "open": _ErrorClass.INFRASTRUCTURE,
     "lease": _ErrorClass.INFRASTRUCTURE,
     "prepare": _ErrorClass.INFRASTRUCTURE,
@@ -39,6 +40,7 @@ def serve(conn: Connection, settings: dict[str, Any]) -> None:
     verbs: dict[str, Callable[..., Reply]] = {
         "build": build.handle,
         "build_cuda": cuda_build.handle,
+        "reference": reference_build.handle,
     }
     if settings["device"] == "board":
         boards = board_runner.Runner()

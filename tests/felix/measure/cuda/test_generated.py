@@ -16,7 +16,7 @@ import tvm
 from felix import errors, launch_plan, target
 from felix.measure import build as measure_build
 from felix.measure import payload as payloads
-from felix.measure import protocol, timing
+from felix.measure import protocol, reference_build, timing
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import launches, nvrtc, program_file, tvm_module
@@ -155,7 +155,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[[
         task = programs.task(func)
         runner = cuda_runner.Runner(str(tmp_path), quiet=lambda: None)
         text = payloads.of(task.mod, task.target)
-        runner.prepare(str(tmp_path / "task"), text, seed=0, check=True)
+        made = reference_build.handle(text, str(tmp_path / "made"), "auto", seed=0, check=True)
+        runner.prepare(str(tmp_path / "task"), made["description"], made["library"])
         return Bench(driver, runner, tmp_path)
 
     return prepared

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 
 from felix import errors, launch_plan, target, workloads
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, task_program, timing
+from felix.measure import protocol, reference, reference_build, task_program, timing
 from felix.measure.cuda import driver as cuda_driver
 from felix.measure.cuda import nvrtc, program_file
 from felix.measure.cuda import reference as cuda_reference
@@ -104,7 +104,8 @@ class Bench:
         folder.mkdir()
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
         payload = payloads.of(mod, target.parse("h200"))
-        self.runner.prepare(str(folder), payload, seed=0, check=True)
+        made = reference_build.handle(payload, str(folder / "made"), "auto", seed=0, check=True)
+        self.runner.prepare(str(folder), made["description"], made["library"])
         return str(folder)
 
     def run(
@@ -172,7 +173,7 @@ def test_nothing_is_done_on_the_device_before_others_are_kept_off(bench: Bench) 
 
     folder = bench.prepare(add)
     before, after = split()
-    assert before == ["compile", "compile", "inputs"]  # the helpers, the reference
+    assert before == ["compile", "compile", "inputs"]  # the reference, the helpers
     assert "cuDevicePrimaryCtxRetain" in after and "cuMemcpyHtoDAsync_v2" in after
     assert "compile" not in after and "inputs" not in after
     assert bench.run(folder, "right")["checked"]
