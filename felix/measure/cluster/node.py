@@ -83,7 +83,8 @@ class Node:
         if self._target is not None:
             (device,) = local_device.chosen(self._target, (settings.device,))
         self._device = device
-        self._processes = local_workers.LocalWorkers(options)
+        is_for_gpus = device.kind == "cuda" and not settings.builders
+        self._processes = local_workers.LocalWorkers(options, is_for_gpus)
         builders = self._processes.builders(device) if settings.builders else []
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for builder in builders:

@@ -145,7 +145,7 @@ def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged
 ) -> None:
     worker = pool._processes._worker(
-        "gpu-runner", rights.cuda_runner(pool._folders), GPU, threads=1, nice=0
+        "gpu-runner", rights.cuda_runner(pool._folders), GPU, role="cuda", threads=1, nice=0
     )
     take(worker, place.code(pids=others(pool, "gpu-runner")))
     assert place.harm(log_of(pool, "gpu-runner")) == {}
@@ -173,14 +173,15 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     may = rights.cuda_runner(pool._folders)
     devices = [*may.devices, *([str(gpu_file)] if is_allowed else [])]
     may = dataclasses.replace(may, devices=devices)
-    worker = pool._processes._worker("gpu-runner", may, GPU, threads=1, nice=0)
-    worker._settings["device"] = "cuda"
+    worker = pool._processes._worker("gpu-runner", may, GPU, role="cuda", threads=1, nice=0)
     quiet = run_stage.Quiet(pool.timing_lock, ())
     runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), GPU)
     runs.open("sm_90")
     assert worker.is_confined is is_confined and runs._broken == failure
     assert (runs.unconfined is None) is is_confined
     assert (worker.pid is not None) is (is_there and is_allowed)  # one start of the driver
+    if worker.pid is not None:
+        assert "libtvm" not in pathlib.Path(f"/proc/{worker.pid}/maps").read_text()
     worker.kill()
 
 
