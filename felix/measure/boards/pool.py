@@ -55,7 +55,7 @@ class BoardPool(staged.StagedPool):
         super().__init__(task.target.kind.name, self._processes.folders, devices)
         self._builders = self._processes.builders(devices[0])
         self._builds = build_stage.BuildStage(
-            self._builders, built=self._built, settle=self._settle
+            self._builders, built=self._references.built, settle=self._settle
         )
         self._runs = [
             self._runs_of(board, index, device, options)

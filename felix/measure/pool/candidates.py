@@ -133,10 +133,6 @@ class PoolTask:
     name: str = ""
     #: Of its programs; None where they come built.
     target: tvm.target.Target | None = None
-    #: Whether a builder has the reference or will get it.
-    is_asked: bool = False
-    #: Candidates that were built before it.
-    early: list[Candidate] = dataclasses.field(default_factory=list)
     #: How often a machine that had it was lost.
     losses: int = 0
     #: Libraries of fast candidates by the digest of their payload: one submitted again is not

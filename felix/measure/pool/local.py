@@ -38,7 +38,7 @@ class LocalPool(staged.StagedPool):
         is_cpu = devices[0].kind == "cpu"
         self._builders = self._processes.builders(devices[0])
         self._builds = build_stage.BuildStage(
-            self._builders, built=self._built, settle=self._settle
+            self._builders, built=self._references.built, settle=self._settle
         )
         threads = local_device.num_cores(task.target) if is_cpu else 1
         arch = "" if is_cpu else str(task.target.attrs["arch"])

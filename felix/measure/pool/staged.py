@@ -22,7 +22,7 @@ from felix.measure import conditions, protocol
 from felix.measure import payload as payloads
 from felix.measure.cuda import reference
 from felix.measure.pool import candidates, rights, rwlock
-from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
+from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch, references
 
 if TYPE_CHECKING:
     import tvm
@@ -40,8 +40,8 @@ _CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 class StagedPool(abc.ABC):
     """A `protocol.Measurer` of one task; `for_task` serves others as well.
 
-    A subclass makes `_builds`, which hands on to `_built`, and `_stages` around `_queues`, starts
-    them, then sets `_task`. It ends its processes in `_end` and what they do in `_interrupt`.
+    A subclass makes `_builds` and `_stages` around `_references` and `_queues`, starts them, then
+    sets `_task`. It ends its processes in `_end` and what they do in `_interrupt`.
 
     Args:
         target_kind: "llvm" or "cuda".
@@ -67,6 +67,9 @@ class StagedPool(abc.ABC):
         self._tasks: dict[str, candidates.PoolTask] = {}
         self._made: list[candidates.PoolTask] = []
         self._queues = dispatch.Dispatch(len(self._devices))
+        self._references = references.References(
+            lambda task: self._builds.put(task), self._queues.put
+        )
 
     def submit(
         self, program: payloads.Program, thorough: bool = False
@@ -191,7 +194,7 @@ class StagedPool(abc.ABC):
                 if state is not made.at_home:  # run when the device first helps
                     state.failure = candidates.NOT_COMPUTED
             self._tasks[task.key] = made
-            self._ask(made)  # it is made while the first candidates are built
+            self._references.ask(made)  # it is made while the first candidates are built
             return made
 
     def _new_task(self, task: Task, home: int) -> candidates.PoolTask:
@@ -209,31 +212,6 @@ class StagedPool(abc.ABC):
         """What the reference of a task is made of."""
         return payloads.of(task.mod, task.target)
 
-    def _ask(self, task: candidates.PoolTask) -> None:
-        """Let a builder make a reference, unless one does; the lock is held."""
-        if not task.is_asked:
-            task.is_asked = True
-            self._builds.put(task)
-
-    def _built(self, item: build_stage.Item) -> None:
-        """Hand on what a builder has made; candidates wait for the reference of their task."""
-        with self._lock:
-            if not isinstance(item, candidates.PoolTask):
-                if item.task.reference.is_settled:
-                    self._queues.put(item)
-                else:
-                    item.task.early.append(item)
-                    self._ask(item.task)
-                return
-            item.is_asked = False
-            if item.reference.is_settled:
-                self._queues.put(item)
-                for candidate in item.early:
-                    self._queues.put(candidate)
-                item.early.clear()
-            elif item.early:
-                self._ask(item)
-
     def _arm_canary(self, watch: canary.Canary, target: tvm.target.Target) -> None:
         """Let the devices time a canary, as soon as it is built."""
         task = workloads.gemm(*_CANARY_SHAPE[self._target_kind], target=target)
@@ -242,7 +220,7 @@ class StagedPool(abc.ABC):
             made = self._new_task(task, 0)
             for state in made.states:
                 state.failure = candidates.NOT_COMPUTED
-            self._ask(made)
+            self._references.ask(made)
         future: Future[protocol.Measurement] = Future()
         payload = payloads.of(program, target)
         candidate = candidates.Candidate(made, payload, "canary", future)
@@ -309,19 +287,16 @@ class StagedPool(abc.ABC):
 
     def _drain(self) -> None:
         """Cancel candidates that wait, and forget references that do."""
-        with self._lock:
-            waiting, to_run = self._builds.drain(), self._queues.drain()
-            for task in self._made:
-                to_run += task.early
-                task.early.clear()
-        for item in [*waiting, *to_run]:
-            if isinstance(item, candidates.PoolTask):
-                item.is_asked = False
-                if item.reference.is_settled:
-                    item.at_home.failure = "the pool was interrupted before it was made"
-            elif not item.future.cancel():
-                interrupted = "the pool was interrupted"
-                self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
+        to_build, to_run = self._builds.drain(), self._queues.drain()
+        tasks = [item for item in to_build if isinstance(item, candidates.PoolTask)]
+        early = self._references.drain(tasks)
+        for item in [*to_build, *early, *to_run]:
+            if isinstance(item, candidates.Candidate):
+                if not item.future.cancel():
+                    interrupted = "the pool was interrupted"
+                    self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
+            elif item not in tasks:
+                item.at_home.failure = "the pool was interrupted before it was made"
 
 
 class TaskView:

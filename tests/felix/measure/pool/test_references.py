@@ -71,7 +71,7 @@ class Pool(staged.StagedPool):
     def __init__(self, folder: pathlib.Path, builders: list[Builder], runs: list[Runs]) -> None:
         devices = [candidates.Device("cpu", "a CPU", 0, index) for index in range(len(runs))]
         super().__init__("llvm", rights.Folders.make(folder, 1 << 20), devices)
-        self._builds = build_stage.BuildStage(builders, self._built, self._settle)
+        self._builds = build_stage.BuildStage(builders, self._references.built, self._settle)
         stages: Any = [
             device_stage.DeviceStage(index, each, self._queues, self._finish, "")  # type: ignore[arg-type]
             for index, each in enumerate(runs)
@@ -121,7 +121,7 @@ def test_candidates_wait_for_their_reference(make: Callable[..., Pool]) -> None:
     pool._builds.add(other)
     futures = [pool.submit(GEMM) for _ in range(3)]
     time.sleep(0.2)
-    assert len(pool._task.early) == 3 and runs.ran == []
+    assert len(pool._references._early[pool._task]) == 3 and runs.ran == []
     slow.may_make.set()
     assert all(future.result(10).ok for future in futures)
     assert runs.ran[0] == "prepare" and runs.ran.count("prepare") == 1
@@ -175,7 +175,7 @@ def test_a_pool_that_is_closed_leaves_no_candidate(make: Callable[..., Pool]) ->
     time.sleep(0.1)
     pool._builds.add(Builder())
     future = pool.submit(GEMM)
-    while not pool._task.early:
+    while not pool._references._early:
         time.sleep(0.01)
     threading.Timer(0.2, slow.may_make.set).start()
     pool.close()
