@@ -3,7 +3,7 @@
 The reference is the program under the default schedule (`felix.tir.design_space`): each block is a
 kernel of its own whose threads are the block's outputs, sums keep their order; fast math is off.
 On a CPU it takes seconds for a batched convolution; this takes milliseconds. What has no such form
-(no output axis, very long sums) is left to the CPU.
+(no output axis, very long sums) is left to a CPU.
 """
 
 from __future__ import annotations

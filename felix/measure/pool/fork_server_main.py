@@ -62,7 +62,7 @@ def _work(conn: Connection, settings: dict[str, Any]) -> None:
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
     if not may_bind(os.sched_getaffinity(0)):
         os.environ["TVM_BIND_THREADS"] = "0"
-    worker_main.settle(conn, settings)
+    worker_main.become(conn, settings)
     worker_main.serve(conn, _verbs(conn, settings))
 
 

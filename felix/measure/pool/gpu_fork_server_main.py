@@ -16,7 +16,7 @@ from felix.processes import fork_loop
 
 def _work(conn: Connection, settings: dict[str, Any]) -> None:
     """Become a worker that runs programs on a GPU, and serve."""
-    worker_main.settle(conn, settings)
+    worker_main.become(conn, settings)
     made = runner.Runner(settings["tasks"], quiet=lambda: worker_main.quiet(conn))
     worker_main.serve(conn, {"open": made.open, "prepare": made.prepare, "run": made.run})
 

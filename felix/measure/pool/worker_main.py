@@ -38,7 +38,7 @@ _ERROR_OF_VERB = {
 }
 
 
-def settle(conn: Connection, settings: Mapping[str, Any]) -> None:
+def become(conn: Connection, settings: Mapping[str, Any]) -> None:
     """Become a worker: if need be confined, before the first request is read."""
     fork_loop.write_to(settings["log"])
     os.nice(settings["nice"])

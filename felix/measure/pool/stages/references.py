@@ -24,8 +24,9 @@ class References:
     ) -> None:
         self._build, self._hand_on = build, hand_on
         self._lock = threading.Lock()
-        #: tasks that builders have or will get
+        #: tasks that builders have or will get, and tasks that were handed on
         self._asked: set[candidates.PoolTask] = set()
+        self._ready: set[candidates.PoolTask] = set()
         #: candidates that were built before the reference of their task
         self._early: dict[candidates.PoolTask, list[candidates.Candidate]] = {}
 
@@ -39,7 +40,7 @@ class References:
         with self._lock:
             if isinstance(item, candidates.PoolTask):
                 self._tried(item)
-            elif item.task.reference.is_settled:
+            elif item.task in self._ready:
                 self._hand_on(item)
             else:
                 self._early.setdefault(item.task, []).append(item)
@@ -61,6 +62,7 @@ class References:
     def _tried(self, task: candidates.PoolTask) -> None:
         self._asked.discard(task)
         if task.reference.is_settled:
+            self._ready.add(task)
             self._hand_on(task)
             for candidate in self._early.pop(task, ()):
                 self._hand_on(candidate)

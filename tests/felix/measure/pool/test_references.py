@@ -6,6 +6,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import tvm
 
 from felix.measure import protocol
 from felix.measure.pool import candidates, rights, staged
-from felix.measure.pool.stages import build_stage, device_stage
+from felix.measure.pool.stages import build_stage, device_stage, references
 from tests.felix.measure import contract
 from tests.felix.measure.pool import test_local as programs
 from tests.felix.measure.pool import test_several_devices as several
@@ -127,13 +128,29 @@ def test_candidates_wait_for_their_reference(make: Callable[..., Pool]) -> None:
     assert runs.ran[0] == "prepare" and runs.ran.count("prepare") == 1
 
 
+def test_no_candidate_overtakes_its_task() -> None:
+    """Its reference is there, and the builder has not yet said so."""
+    handed: list[Any] = []
+    waiting: list[candidates.PoolTask] = []
+    between = references.References(waiting.append, handed.append)
+    state = candidates.TaskState(several.GPU, "", candidates.Reference())
+    task = candidates.PoolTask(0, [state])
+    candidate = candidates.Candidate(task, "", "candidate", Future())
+    between.ask(task)
+    task.reference.settle(MADE)
+    between.built(candidate)
+    assert handed == [] and waiting == [task]
+    between.built(task)
+    assert handed == [task, candidate]
+
+
 def test_a_reference_that_failed_is_built_once_more(make: Callable[..., Pool]) -> None:
     pool = make([Builder(FAILED, MADE)], [Runs()])
     assert pool.submit(GEMM).result(10).ok
 
 
 @pytest.mark.parametrize(
-    ("references", "message"),
+    ("tries", "message"),
     [
         ([FAILED, FAILED], "no compiler"),
         ([TOO_LONG], "no answer"),
@@ -141,9 +158,9 @@ def test_a_reference_that_failed_is_built_once_more(make: Callable[..., Pool]) -
     ],
 )
 def test_without_a_reference_candidates_fail(
-    references: list[Any], message: str, make: Callable[..., Pool]
+    tries: list[Any], message: str, make: Callable[..., Pool]
 ) -> None:
-    builder = Builder(*references)
+    builder = Builder(*tries)
     pool = make([builder], [Runs()])
     failed = pool.measure([GEMM] * 3)
     assert {each.error for each in failed} == {protocol.ErrorClass.INFRASTRUCTURE}
