@@ -25,6 +25,7 @@ from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
+from felix.tir.design_space import default_schedule
 from tests.support import tir_programs
 from tests.support.cuda import library
 from tests.support.hostile import besieged
@@ -196,6 +197,27 @@ def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+@pytest.mark.parametrize("text", ["gemm:8,8,8", "reduce:100,axes=0,kind=sum"])
+def test_a_gpu_gets_references_and_candidates_that_builders_made(
+    text: str, gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By processes without TVM; kernels do nothing here, so sums are not as the builder's."""
+    gpu_file.touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
+    monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
+    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
+    options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
+    task = workloads.parse(text, target="h200")
+    with local.LocalPool(task, options) as pool:
+        (result,) = pool.measure([default_schedule.on_gpu(task.mod).mod])
+        pids = pool.worker_pids()
+    is_plan = text.startswith("gemm")
+    assert result.error is (None if is_plan else protocol.ErrorClass.WRONG_RESULT), result.message
+    assert result.checked is is_plan and pids["builder-0"] is not None
 
 
 @pytest.mark.gpu
