@@ -27,6 +27,7 @@ MAX_BYTES = 256 << 10
 #: Suffix of expected outputs that a builder has computed.
 OUTPUTS = ".outputs"
 _DTYPE = re.compile(r"bool|u?int\d+|b?float\d+\w*")
+_ARCH = re.compile(r"sm_\d+[a-z]?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ def _sound(task: Description) -> Description:
     """The description; TypeError where a field is of another type or out of range."""
     is_tolerance = isinstance(task.tolerance, int | float) and math.isfinite(task.tolerance)
     if task.device not in ("cpu", "cuda") or not isinstance(task.target, str):
+        raise TypeError
+    if task.device == "cuda" and not _ARCH.fullmatch(task.target):
         raise TypeError
     if not is_tolerance or task.tolerance < 0 or type(task.seed) is not int or task.seed < 0:
         raise TypeError

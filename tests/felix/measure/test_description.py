@@ -44,6 +44,7 @@ def test_dtypes_of_programs_are_known(dtype: str) -> None:
     "change",
     [
         {"device": "tpu"}, {"device": None}, {"target": 90}, {"tolerance": "none"}, {"seed": -1},
+        {"target": "../sm_90"}, {"target": "sm_90 --x"}, {"target": ""},
         {"tolerance": -1.0}, {"tolerance": float("nan")}, {"seed": 1.5}, {"more": 1},
         {"arguments": 7}, {"arguments": [7]}, {"arguments": [{}]},
     ],
