@@ -145,12 +145,14 @@ def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     import tvm
 
     from felix import target, workloads
-    from felix.measure import reference
+    from felix.measure import reference, task_program
 
     task = workloads.parse(request["workload"])
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     contents = reference.inputs(args, 0, positive=False)
-    expected = _outputs(tvm.tirx.build(reference.scheduled(task.mod), task.target), args, contents)
+    expected = _outputs(
+        tvm.tirx.build(task_program.scheduled(task.mod), task.target), args, contents
+    )
     calls, results = {}, {}
     for tool in TOOLS:
         if not (folder / f"{tool}.module").exists():
@@ -158,7 +160,7 @@ def _compare(request: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
         mod, built_for = tvm.ir.load_json((folder / f"{tool}.module").read_text())
         library = tvm.tirx.build(mod, built_for)
         outputs = _outputs(library, args, contents)
-        wrong = [reference.mismatch(outputs[i], expected[i], reference.tolerance(task.mod))
+        wrong = [reference.mismatch(outputs[i], expected[i], task_program.tolerance(task.mod))
                  for i in expected]  # fmt: skip
         results[tool] = {"correct": not any(wrong), "mismatch": next(filter(None, wrong), "")}
         tensors = [tvm.runtime.tensor(array) for array in contents]

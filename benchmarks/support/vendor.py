@@ -66,10 +66,10 @@ def tuned(task: Task, program: Program, turn: device.Turn | None = None) -> Call
     """A program of the task on the GPU, on the stream that PyTorch uses, too."""
     import tvm
 
-    from felix.measure import build, reference
+    from felix.measure import build, reference, task_program
 
     main = build.module_of_task(program, task)["main"]
-    arrays = reference.inputs(reference.arguments(task.mod), 0, positive=False)
+    arrays = reference.inputs(task_program.arguments(task.mod), 0, positive=False)
     with _alone(turn):
         return functools.partial(main, *(tvm.runtime.tensor(each, tvm.cuda(0)) for each in arrays))
 
@@ -128,9 +128,9 @@ def program(
 ) -> tuple[Callable[..., Any], list[Any]]:
     """An operator as a PyTorch function, and inputs for it."""
     from felix.cli.comparison import torch_child
-    from felix.measure import reference
+    from felix.measure import task_program
     from felix.workloads import catalogue, torch_forms
 
     form = torch_forms.form(operator, params)
-    arguments = reference.arguments(catalogue.build(operator, params).mod)
+    arguments = task_program.arguments(catalogue.build(operator, params).mod)
     return form.call, torch_child.random_inputs(form, arguments, device)

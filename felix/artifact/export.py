@@ -35,7 +35,7 @@ import tvm
 
 from felix import errors, files, records, target
 from felix.artifact import convergence, generated, run_script
-from felix.measure import build, reference
+from felix.measure import build, task_program
 from felix.measure.cpu import contention
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import nvrtc
@@ -257,7 +257,7 @@ def _history(result: Result, folder: pathlib.Path, notes: list[str]) -> None:
 
 def _manifest(result: Result, created_s: float) -> dict[str, Any]:
     task, best = result.task, result.best
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s))
     return {
         "felix_artifact": FORMAT,
@@ -279,7 +279,7 @@ def _manifest(result: Result, created_s: float) -> dict[str, Any]:
         "unscheduled_us": result.unscheduled_us,
         "trials": len(result.records),
         "arguments": [dataclasses.asdict(arg) for arg in args],
-        "tolerance": reference.tolerance(task.mod),
+        "tolerance": task_program.tolerance(task.mod),
         "pass_config": build.pass_config(task.target) if best.generated is None else {},
         "seed": _SEED,
     }

@@ -40,7 +40,6 @@ class _Task:
     stored: task_folder.StoredTask
     fresh: list[reference.Array]
     tensors: list[Any]
-    relative: float
 
 
 class Runner:
@@ -99,7 +98,7 @@ class Runner:
         module["main"](*task.tensors)
         device.sync()
         first_us = (time.perf_counter() - start) * 1e6
-        wrong = _mismatch(task)
+        wrong = task.stored.mismatch(lambda index: task.tensors[index].numpy())
         if wrong is not None:
             return _failure(protocol.ErrorClass.WRONG_RESULT, wrong, lost=False)
         settings = timing.TimingOptions(**options)
@@ -126,26 +125,8 @@ def _load(session: _Session, folder: str) -> _Task:
     stored = task_folder.read(folder)
     fresh, device = stored.inputs(), session.remote.cpu(0)
     session.folder = folder
-    session.task = _Task(
-        stored,
-        fresh,
-        [tvm.runtime.tensor(array, device) for array in fresh],
-        reference.tolerance(stored.mod),
-    )
+    session.task = _Task(stored, fresh, [tvm.runtime.tensor(array, device) for array in fresh])
     return session.task
-
-
-def _mismatch(task: _Task) -> str | None:
-    """What differs from the reference, in words; None if nothing does."""
-    expected = task.stored.expected
-    if expected is None:
-        return None
-    for index, output in expected.outputs.items():
-        actual, size = task.tensors[index].numpy(), expected.rms[index]
-        wrong = reference.mismatch(actual, output, task.relative, size)
-        if wrong is not None:
-            return f"output {task.stored.args[index].name}: {wrong}"
-    return None
 
 
 def _answers(remote: rpc.RPCSession) -> bool:

@@ -6,13 +6,17 @@ that of a term, and not to the value that one of them happens to have: terms may
 epilogue may cut the sum off. Where an output has fewer than `MIN_RESULTS` elements, its own RMS
 says too little. So the program is computed for further random inputs, and the RMS is of the
 results of all.
+
+A file of them is a line of JSON, then the bytes of each output in the order of the arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO
 
 import numpy as np
 
@@ -23,6 +27,9 @@ from felix.measure.reference import Argument, Array
 MIN_RESULTS = 16
 #: Further inputs have so many elements in all, but where so few of them would be drawn.
 MAX_DRAWN, MIN_DRAWS = 2**26, 3
+
+#: Bytes of the line before the outputs of a file, at most.
+_MAX_HEAD_BYTES = 1 << 16
 
 #: Outputs by argument index, of the inputs that a seed gives; positive ones if `positive`.
 Run = Callable[[int, bool], dict[int, Array]]
@@ -56,6 +63,38 @@ def rms(draws: Sequence[Mapping[int, Array]]) -> dict[int, float]:
     """The RMS of each output over some draws, by argument index."""
     squares = {index: [reference.rms(draw[index]) ** 2 for draw in draws] for index in draws[0]}
     return {index: math.sqrt(np.mean(values)) for index, values in squares.items()}
+
+
+def write(path: str, checked: Expected) -> None:
+    """Write a file of the outputs and what belongs to them."""
+    rms = {str(index): value for index, value in checked.rms.items()}
+    with open(path, "wb") as file:
+        file.write(json.dumps({"positive": checked.positive, "rms": rms}).encode() + b"\n")
+        for index in sorted(checked.outputs):
+            checked.outputs[index].tofile(file)
+
+
+def read(path: str, args: Sequence[Argument]) -> Expected:
+    """What `write` wrote, for a task with these arguments.
+
+    Raises:
+        ValueError: it is for other arguments, or no such file.
+    """
+    with open(path, "rb") as file:
+        head = json.loads(file.readline(_MAX_HEAD_BYTES))
+        rms = {int(index): float(value) for index, value in head["rms"].items()}
+        outputs = {i: _output(file, arg) for i, arg in enumerate(args) if arg.is_output}
+        if rms.keys() != outputs.keys() or file.read(1):
+            raise ValueError("these are expected outputs of another task")
+    return Expected(outputs, head["positive"] is True, rms)
+
+
+def _output(file: BinaryIO, arg: Argument) -> Array:
+    count = math.prod(arg.shape)
+    array = np.fromfile(file, reference.np_dtype(arg.dtype), count)
+    if array.size != count:
+        raise ValueError(f"the expected output {arg.name} is cut off")
+    return array.reshape(arg.shape)
 
 
 def _further(outputs: Mapping[int, Array], args: Sequence[Argument]) -> int:

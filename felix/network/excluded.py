@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from felix import errors
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.network import agreement, executable, imported
 from felix.network.shipping import Contender
 from felix.task import Task
@@ -33,7 +33,7 @@ _NAMES = {
 
 def inputs(task: Task, *, positive: bool = False) -> list[torch.Tensor]:
     """Random inputs of a task, on its device."""
-    arguments = reference.arguments(task.mod)
+    arguments = task_program.arguments(task.mod)
     arrays = reference.inputs(arguments, _SEED, positive=positive)
     place = imported.device_of(task.target)
     return [
@@ -51,8 +51,8 @@ def of_task(task: Task, drawn: Sequence[torch.Tensor]) -> Check:
     """A check of contenders of a task; `drawn` are the inputs of `inputs`."""
 
     def decide() -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        arguments = reference.arguments(task.mod)
-        run = reference.on_cpu(task.mod, task.target, arguments)
+        arguments = task_program.arguments(task.mod)
+        run = task_program.on_cpu(task.mod, task.target, arguments)
         outputs, tensors = run(_SEED, False), drawn
         if not reference.all_finite(outputs, arguments):
             outputs, tensors = run(_SEED, True), inputs(task, positive=True)

@@ -19,6 +19,7 @@ import tvm
 from felix import target, version
 from felix.measure import payload, protocol
 from felix.measure.cluster import kinds, messages, pool
+from felix.measure.description import Description
 
 #: The GPU that devices are, and its target.
 TARGET = "h200"
@@ -84,12 +85,20 @@ class Node:
         reply = messages.write(suffix=".cubin", build_s=self._times.build_s)
         return reply, digest.ljust(self._times.binary_bytes, b"\0")
 
+    def reference(self, text: str) -> tuple[str, bytes]:
+        """Make a task's reference: a description of nothing."""
+        messages.read(text)
+        described = Description(
+            device="cuda", target="sm_90", arguments=(), tolerance=0.0, seed=0
+        ).to_json()
+        return messages.write(description=described, suffix="", build_s=0.0), b""
+
     def open(self, arch: str) -> str:
         """Open the device."""
         return messages.write()
 
-    def prepare(self, text: str) -> str:
-        """Compute a task's reference."""
+    def prepare(self, text: str, binaries: list[bytes]) -> str:
+        """Run a task's reference."""
         messages.read(text)
         with self._device:
             self._wait(self._times.prepare_s)

@@ -70,9 +70,9 @@ def _torch(task: Task, workload: str | None, library: str) -> process.LibraryTim
 
 
 def _arguments(task: Task) -> list[dict[str, Any]]:
-    from felix.measure import reference
+    from felix.measure import task_program
 
-    return [dataclasses.asdict(argument) for argument in reference.arguments(task.mod)]
+    return [dataclasses.asdict(argument) for argument in task_program.arguments(task.mod)]
 
 
 def _threads(task: Task) -> int | None:

@@ -1,8 +1,8 @@
 """A board as the stages of a pool know it: two processes here, one that talks to it.
 
-References are computed on this machine's CPU by a confined run worker (`run_stage.RunWorker`);
-another process, which executes nothing of a candidate, sends candidates to the board and reads
-what they compute there.
+References are built for this machine's CPU and run by a confined run worker
+(`run_stage.RunWorker`); another process, which executes nothing of a candidate, sends candidates
+to the board and reads what they compute there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from felix import errors, target
-from felix.measure import payload as payloads
+from felix import errors
 from felix.measure import protocol, timing
 from felix.measure.boards import tracker as trackers
 from felix.measure.pool import candidates, inbox, replies
@@ -59,7 +58,7 @@ class BoardRuns:
     Args:
         board: where.
         client: the process that talks to it.
-        here: computes references.
+        here: runs references.
         options: of the pool.
         device: the board, as measurements name it.
         closed: set when the pool is closed.
@@ -91,14 +90,8 @@ class BoardRuns:
         """Nothing: the board is asked for when there is a candidate."""
 
     def prepare(self, state: candidates.TaskState) -> None:
-        """Compute a task's reference on this machine; `state` holds a failure."""
-        local = target.parse("llvm")
-        mod = payloads.read_tir(state.payload).mod
-        stand_in = candidates.TaskState(
-            local, self._device, state.folder, payloads.of(mod, local), tries_left=state.tries_left
-        )
-        self._here.prepare(stand_in)
-        state.failure, state.tries_left = stand_in.failure, stand_in.tries_left
+        """Run a task's reference on this machine; `state` holds a failure."""
+        self._here.prepare(state)
 
     def run_all(
         self, batch: Sequence[tuple[candidates.Candidate, candidates.TaskState]]

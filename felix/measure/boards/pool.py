@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from felix import errors, target
+from felix.measure import payload as payloads
 from felix.measure.boards import board_runs, tracker
 from felix.measure.pool import candidates, local_workers, staged
 from felix.measure.pool import worker as pool_worker
@@ -54,7 +55,7 @@ class BoardPool(staged.StagedPool):
         super().__init__(task.target.kind.name, self._processes.folders, devices)
         self._builders = self._processes.builders(devices[0])
         self._builds = build_stage.BuildStage(
-            self._builders, built=self._queues.put, settle=self._settle
+            self._builders, built=self._references.built, settle=self._settle
         )
         self._runs = [
             self._runs_of(board, index, device, options)
@@ -73,6 +74,10 @@ class BoardPool(staged.StagedPool):
         """Whether nothing waits and no worker has anything to do."""
         is_empty = self._builds.is_empty and self._queues.is_empty
         return is_empty and not any(worker.is_called for worker in self._workers())
+
+    def _reference_payload(self, task: Task) -> str:
+        """References run on this machine, which may be of another kind than the boards."""
+        return payloads.of(task.mod, target.parse("llvm"))
 
     def _workers(self) -> list[pool_worker.Worker]:
         built_by = [builder.worker for builder in self._builders]

@@ -1,28 +1,34 @@
 """What tuners and nodes say to each other: JSON with a version, and binaries beside it.
 
-    build    {"payload", "name"}               -> {"suffix", "build_s"} and the binary, or an error
-    prepare  {"payload"}                       -> {"failure", "broken"}
-    run      {"client", "candidates": [{"task", "suffix", "thorough"}]} and the binaries
-                                               -> {"results": [measurement or null]}
+    build      {"payload", "for"}
+               -> {"suffix", "build_s"} and the binary, or an error
+    reference  {"payload"}
+               -> {"description", "suffix", "build_s"} and the binary, or an error
+    prepare    {"description", "suffix"} and the binary
+               -> {"failure", "broken"}
+    run        {"client", "candidates": [{"task", "suffix", "thorough"}]} and the binaries
+               -> {"results": [measurement or null]}
 
-A task is named by the digest of its payload (`felix.measure.payload`); a result of null says that
-the node does not know the task, or not any more. Nobody executes or unpickles what a message
-holds: programs are built by confined processes, binaries run in them.
+Programs (`felix.measure.payload`) go to builders only. A device gets a task as a description
+(`felix.measure.description`) and the binary of its reference; without a suffix there is none. A
+task is named by the digest of both; a result of null says that the node does not know the task, or
+not any more. Nobody executes or unpickles what a message holds: programs are built by confined
+processes, binaries run in them.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 from typing import Any
 
 from felix import errors
+from felix.measure import description as descriptions
 from felix.measure import protocol
 
 #: Version of the messages.
-VERSION = 1
+VERSION = 2
 #: Of one message, its binaries left out, and of one binary.
 MAX_TEXT_BYTES, MAX_BINARY_BYTES = 64 << 20, 256 << 20
 _MAX_CHARACTERS = 1000
@@ -70,10 +76,23 @@ def binary(content: bytes) -> bytes:
     return content
 
 
-@functools.lru_cache(maxsize=256)
-def digest(payload: str) -> str:
-    """The name of a task; asked for with every candidate."""
-    return hashlib.sha256(payload.encode()).hexdigest()
+def task_name(description: str, reference: bytes) -> str:
+    """The name of a task: whoever has another reference has another task."""
+    named = hashlib.sha256(hashlib.sha256(description.encode()).digest())
+    named.update(reference)
+    return named.hexdigest()
+
+
+def description(fields: dict[str, Any]) -> str:
+    """The description in a message; raises `MeasureError` if there is none, or a longer one."""
+    text = fields.get("description")
+    if not isinstance(text, str):
+        raise errors.MeasureError("a task came without a description")
+    try:
+        descriptions.Description.from_json(text)
+    except ValueError as error:
+        raise errors.MeasureError(str(error)) from None
+    return text
 
 
 def of_measurement(measurement: protocol.Measurement) -> dict[str, Any]:

@@ -7,12 +7,14 @@ confinement, so a candidate can hurt only itself. Nothing here knows how it is r
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import pathlib
 import platform
 import queue
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,6 +25,7 @@ from felix.measure import payload as payloads
 from felix.measure import protocol, readings
 from felix.measure.cluster import kinds, messages
 from felix.measure.pool import candidates, local_device, local_workers, replies, rwlock
+from felix.measure.pool.stages import local_builder
 from felix.processes import tree
 
 #: Tasks whose references a node keeps.
@@ -80,7 +83,8 @@ class Node:
         if self._target is not None:
             (device,) = local_device.chosen(self._target, (settings.device,))
         self._device = device
-        self._processes = local_workers.LocalWorkers(options)
+        is_for_gpus = device.kind == "cuda" and not settings.builders
+        self._processes = local_workers.LocalWorkers(options, is_for_gpus)
         builders = self._processes.builders(device) if settings.builders else []
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for builder in builders:
@@ -114,21 +118,15 @@ class Node:
     def build(self, text: str) -> tuple[str, bytes]:
         """Build a program for a device of kind `for`; a message and the binary."""
         request = messages.read(text)
-        builder = self._free.get()
-        try:
-            name = f"built-{next(self._names)}"
-            made = builder.build_for(request["for"], request["payload"], name)
-        finally:
-            self._free.put(builder)
-        if made.error is not None:
-            reply = messages.write(
-                error=made.error.value, message=made.message, build_s=made.build_s
-            )
-            return reply, b""
-        path = pathlib.Path(made.binary)
-        content = path.read_bytes()
-        path.unlink()
-        return messages.write(suffix=path.suffix, build_s=made.build_s), messages.binary(content)
+        with self._builder() as (builder, name):
+            return _reply(builder.build_for(request["for"], request["payload"], name))
+
+    def reference(self, text: str) -> tuple[str, bytes]:
+        """Make a task's reference; a message with its description, and the binary."""
+        request = messages.read(text)
+        with self._builder() as (builder, name):
+            made = builder.reference(request["payload"], name)
+        return _reply(made, description=made.description)
 
     def open(self, arch: str) -> str:
         """Open the GPU; why it is not confined, and why it cannot be used."""
@@ -137,11 +135,11 @@ class Node:
             runs.open(arch)
             return messages.write(unconfined=runs.unconfined, broken=runs.broken)
 
-    def prepare(self, text: str) -> str:
-        """Compute a task's reference; why there is none, and why the device cannot be used."""
-        payload = messages.read(text)["payload"]
+    def prepare(self, text: str, binaries: list[bytes]) -> str:
+        """Run a task's reference; why that failed, and why the device cannot be used."""
+        fields = messages.read(text)
         with self._lock:
-            runs, state = self._runner(), self._state(payload)
+            runs, state = self._runner(), self._state(fields, *binaries)
             if state.failure is not None:
                 runs.prepare(state)
             return messages.write(failure=state.failure, broken=runs.broken)
@@ -188,35 +186,57 @@ class Node:
             "memory_bytes": target.memory_bytes(self._target),
         }
 
+    @contextlib.contextmanager
+    def _builder(self) -> Iterator[tuple[local_builder.LocalBuilder, str]]:
+        """A builder that is free, and a name for what it makes."""
+        builder = self._free.get()
+        try:
+            yield builder, f"built-{next(self._names)}"
+        finally:
+            self._free.put(builder)
+
     def _runner(self) -> Any:
         if self._runs is None:
             raise errors.MeasureError("this node runs no programs, it only builds them")
         return self._runs
 
-    def _state(self, payload: str) -> candidates.TaskState:
-        key = messages.digest(payload)
+    def _state(self, fields: dict[str, Any], content: bytes) -> candidates.TaskState:
+        """The task of a description and the binary of its reference."""
+        description = messages.description(fields)
+        key = messages.task_name(description, content)
         if key not in self._states:
-            program = payloads.read_tir(payload)
             folder = self._processes.folders.of_task(0, self._n_tasks)
+            name = f"reference-{self._n_tasks}"
             self._n_tasks += 1
+            binary = self._kept(name, fields["suffix"], content) if fields["suffix"] else ""
             self._states[key] = candidates.TaskState(
-                program.target, self._device, str(folder), payload, candidates.NOT_COMPUTED
-            )
+                self._device, str(folder), candidates.Reference(description, str(binary)),
+                candidates.NOT_COMPUTED,
+            )  # fmt: skip
             while len(self._states) > MAX_TASKS:
                 _, old = self._states.popitem(last=False)
-                tree.remove(pathlib.Path(old.folder))
+                for path in filter(None, (old.folder, old.reference.binary)):
+                    tree.remove(pathlib.Path(path))
         self._states.move_to_end(key)
         return self._states[key]
+
+    def _kept(
+        self, name: str, suffix: str, content: bytes,
+        suffixes: Sequence[str] = replies.REFERENCE_SUFFIXES,
+    ) -> pathlib.Path:  # fmt: skip
+        """A file with a binary that came, where run workers read."""
+        if suffix not in suffixes:
+            raise errors.MeasureError(f"no binary has the suffix {suffix!r}")
+        path = self._processes.folders.libraries / f"{name}{suffix}"
+        path.write_bytes(messages.binary(content))
+        return path
 
     def _run(self, fields: dict[str, Any], content: bytes) -> dict[str, Any] | None:
         state = self._states.get(fields["task"])
         if state is None:
             return None
-        if fields["suffix"] not in replies.SUFFIXES:
-            raise errors.MeasureError(f"no binary has the suffix {fields['suffix']!r}")
         name = f"candidate-{next(self._names)}"
-        path = self._processes.folders.libraries / f"{name}{fields['suffix']}"
-        path.write_bytes(messages.binary(content))
+        path = self._kept(name, fields["suffix"], content, replies.SUFFIXES)
         future: Future[protocol.Measurement] = Future()
         candidate = candidates.Candidate(
             candidates.PoolTask(0, [state]), "", name, future, fields["thorough"], str(path)
@@ -225,3 +245,15 @@ class Node:
             return messages.of_measurement(self._runner().run(candidate, state))
         finally:
             path.unlink(missing_ok=True)
+
+
+def _reply(made: candidates.Built, **fields: Any) -> tuple[str, bytes]:
+    """What a builder has made as a message with these fields and a binary; its file is removed."""
+    if made.error is not None:
+        failed = messages.write(error=made.error.value, message=made.message, build_s=made.build_s)
+        return failed, b""
+    path, content = pathlib.Path(made.binary), b""
+    if made.binary:
+        content = messages.binary(path.read_bytes())
+        path.unlink()
+    return messages.write(suffix=path.suffix, build_s=made.build_s, **fields), content

@@ -99,7 +99,7 @@ class ClusterPool(staged.StagedPool):
         self._work_dir = pathlib.Path(tempfile.mkdtemp(prefix="felix-cluster-"))
         super().__init__(task.target.kind.name, rights.Folders.make(self._work_dir, None), ())
         self._stages = []
-        self._builds = build_stage.BuildStage((), self._queues.put, self._settle)
+        self._builds = build_stage.BuildStage((), self._references.built, self._settle)
         try:
             self._await_first()
         except errors.MeasureError:

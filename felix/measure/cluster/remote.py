@@ -14,6 +14,8 @@ from felix.measure.pool import candidates, replies
 _ErrorClass = protocol.ErrorClass
 #: Candidates of a request: of a GPU they take 40 ms together, which hides what a network takes.
 BATCH = 8
+#: What a node may make; a reference may be a description alone.
+_SUFFIXES = {"build": replies.SUFFIXES, "reference": ("", *replies.REFERENCE_SUFFIXES)}
 
 
 class Link(Protocol):
@@ -47,19 +49,27 @@ class RemoteBuilder:
 
     def build(self, payload: str, name: str) -> candidates.Built:
         """Build a payload there, and write the library here."""
-        request = messages.write(payload=payload, name=name, **{"for": self._kind})
-        try:
-            text, content = self._link.call("build", request)
-            return self._built(messages.read(text), content, name)
-        except errors.MeasureError as error:
-            infrastructure = _ErrorClass.INFRASTRUCTURE
-            return candidates.Built(error=infrastructure, message=f"building: {error}")
+        return self._made("build", name, payload=payload, **{"for": self._kind})
+
+    def reference(self, payload: str, name: str) -> candidates.Built:
+        """Make a task's reference there, and write it here."""
+        return self._made("reference", name, payload=payload)
 
     def is_back(self) -> bool:
         """Wait until the node works again; False: it never will."""
         return self._link.is_back()
 
-    def _built(self, reply: dict[str, Any], content: bytes, name: str) -> candidates.Built:
+    def _made(self, method: str, name: str, **fields: str) -> candidates.Built:
+        try:
+            text, content = self._link.call(method, messages.write(**fields))
+            return self._built(method, messages.read(text), content, name)
+        except errors.MeasureError as error:
+            infrastructure = _ErrorClass.INFRASTRUCTURE
+            return candidates.Built(error=infrastructure, message=f"building: {error}")
+
+    def _built(
+        self, method: str, reply: dict[str, Any], content: bytes, name: str
+    ) -> candidates.Built:
         try:
             build_s = float(reply["build_s"])
             if "error" in reply:
@@ -67,16 +77,21 @@ class RemoteBuilder:
                 if error is _ErrorClass.INFRASTRUCTURE:
                     raise candidates.WorkerGone(f"the node failed: {message}")
                 return candidates.Built(build_s=build_s, error=error, message=message)
-            if reply["suffix"] not in replies.SUFFIXES:
+            if reply["suffix"] not in _SUFFIXES[method]:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise errors.MeasureError("a node replied with what is no build") from None
-        path = self._folder / f"{name}{reply['suffix']}"
+        description = messages.description(reply) if method == "reference" else ""
+        binary = self._written(f"{name}{reply['suffix']}", content) if reply["suffix"] else ""
+        return candidates.Built(binary, description, build_s)
+
+    def _written(self, name: str, content: bytes) -> str:
+        path = self._folder / name
         try:
             path.write_bytes(messages.binary(content))
         except OSError as error:  # the pool is closed
             raise errors.MeasureError(f"the library cannot be kept: {error.strerror}") from error
-        return candidates.Built(str(path), build_s)
+        return str(path)
 
 
 class RemoteRuns:
@@ -91,7 +106,8 @@ class RemoteRuns:
 
     def __init__(self, link: Link, client: str) -> None:
         self._link, self._client = link, client
-        self._prepared: set[str] = set()
+        #: names of the tasks that the node was given, by their references
+        self._prepared: dict[candidates.Reference, str] = {}
         self._broken: str | None = None
         #: whether the node does something for this pool on its device
         self.is_called = False
@@ -109,14 +125,20 @@ class RemoteRuns:
         self.unconfined, self._broken = reply.get("unconfined"), reply.get("broken")
 
     def prepare(self, state: candidates.TaskState) -> None:
-        """Compute a task's reference there; `state` holds a failure for its candidates."""
+        """Run a task's reference there; `state` holds a failure for its candidates."""
+        made, name = state.reference, ""
+        path = pathlib.Path(made.binary)
         try:
-            text = self._called("prepare", messages.write(payload=state.payload))
-            reply = messages.read(text)
+            if made.failure is not None:
+                raise errors.MeasureError(made.failure)
+            content = path.read_bytes() if made.binary else b""
+            name = messages.task_name(made.description, content)
+            request = messages.write(description=made.description, suffix=path.suffix)
+            reply = messages.read(self._called("prepare", request, [content]))
             state.failure, self._broken = reply.get("failure"), reply.get("broken")
-        except errors.MeasureError as error:
+        except (errors.MeasureError, OSError) as error:
             state.failure = str(error)
-        self._prepared.add(messages.digest(state.payload))
+        self._prepared[made] = name
 
     def run(
         self, candidate: candidates.Candidate, state: candidates.TaskState
@@ -131,7 +153,7 @@ class RemoteRuns:
         """Check and time candidates by one request; those that the node failed come last."""
         ready = []
         for candidate, state in batch:
-            if messages.digest(state.payload) not in self._prepared:
+            if state.reference not in self._prepared:
                 self.prepare(state)
             if state.failure is None:
                 ready.append((candidate, state))
@@ -182,7 +204,7 @@ class RemoteRuns:
         paths = [pathlib.Path(candidate.binary) for candidate, _ in batch]
         requests = [
             {
-                "task": messages.digest(state.payload),
+                "task": self._prepared[state.reference],
                 "suffix": path.suffix,
                 "thorough": candidate.thorough,
             }

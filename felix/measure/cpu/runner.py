@@ -1,4 +1,8 @@
-"""The run worker on a CPU: prepares a task's reference once, then checks and times candidates."""
+"""The run worker on a CPU: runs a task's reference once, then checks and times candidates.
+
+Reference and candidates are libraries that builders made; all that is compiled here is the probe
+of the cores' speed.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from typing import Any
 
 import tvm
 
+from felix import target
 from felix.measure import expected, protocol, reference, task_folder, timing
-from felix.measure import payload as payloads
-from felix.measure.cpu import contention
+from felix.measure.cpu import contention, outputs
 from felix.measure.cpu import timing as cpu_timing
+from felix.measure.description import Description
 
 #: Arrays of up to so many bytes in all are moved for each burst, and former places held.
 MOVED_BYTES, N_PLACES = 64 << 20, 8
@@ -24,12 +29,9 @@ class _Prepared:
     """A task ready to run: `fresh` holds what each argument is before a call."""
 
     folder: str
-    args: tuple[reference.Argument, ...]
+    stored: task_folder.StoredTask
     fresh: list[reference.Array]
     tensors: list[tvm.runtime.Tensor]
-    expected: expected.Expected | None
-    relative: float
-    target: tvm.target.Target
 
 
 class Runner:
@@ -52,16 +54,25 @@ class Runner:
             maxlen=N_PLACES
         )
 
-    def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
-        """The `prepare` verb: compute the reference of a task and keep it in its folder."""
-        program = payloads.read_tir(payload)
-        mod, target = program.mod, program.target
-        args = reference.arguments(mod)
+    def prepare(self, folder: str, description: str, binary: str) -> dict[str, Any]:
+        """The `prepare` verb: run a task's reference and keep its outputs in the task's folder.
+
+        Args:
+            folder: of the task.
+            description: the task's, as text.
+            binary: library of the reference; empty: outputs are not checked.
+        """
+        task = Description.from_json(description)
+        if task.device != "cpu":
+            raise ValueError(f"a task for {task.device} on a CPU")
         checked = None
-        if check:
-            checked = expected.compute(reference.on_cpu(mod, target, args), args, seed)
-        self._guard(target).learn()
-        task_folder.write(folder, payload, seed, checked)
+        if binary:
+            main = tvm.runtime.load_module(binary)["main"]
+            checked = expected.compute(
+                outputs.run_of(main, task.arguments), task.arguments, task.seed
+            )
+        self._guard(task).learn()
+        task_folder.write(folder, task, checked)
         return {}
 
     def run(
@@ -78,17 +89,17 @@ class Runner:
         device = tvm.runtime.device(self._device_name, 0)
         module = tvm.runtime.load_module(library)
         func = module["main"]
-        for tensor, arg, fresh in zip(task.tensors, task.args, task.fresh, strict=True):
+        for tensor, arg, fresh in zip(task.tensors, task.stored.args, task.fresh, strict=True):
             if arg.is_output:
                 tensor.copyfrom(fresh)
         device.sync()
-        guard = self._guard(task.target)
+        guard = self._guard(task.stored.description)
         self._quiet()
         start = time.perf_counter()
         func(*task.tensors)
         device.sync()
         first_us = (time.perf_counter() - start) * 1e6
-        wrong = self._mismatch(task)
+        wrong = task.stored.mismatch(lambda index: task.tensors[index].numpy())
         if wrong is not None:
             return {"error": protocol.ErrorClass.WRONG_RESULT.value, "message": wrong}
         settings = timing.TimingOptions(**options)
@@ -106,18 +117,7 @@ class Runner:
                 latencies_us, settings, best_us, contention.MAX_SLOWDOWN
             ),
         )
-        return {"latencies_us": latencies_us, "checked": task.expected is not None}
-
-    def _mismatch(self, task: _Prepared) -> str | None:
-        """What differs from the reference, in words; None if nothing does."""
-        if task.expected is None:
-            return None
-        for index, output in task.expected.outputs.items():
-            actual, size = task.tensors[index].numpy(), task.expected.rms[index]
-            wrong = reference.mismatch(actual, output, task.relative, size)
-            if wrong is not None:
-                return f"output {task.args[index].name}: {wrong}"
-        return None
+        return {"latencies_us": latencies_us, "checked": task.stored.expected is not None}
 
     def _moved(self, task: _Prepared) -> _Prepared:
         """The task with small arrays elsewhere in memory.
@@ -132,11 +132,12 @@ class Runner:
         self._task = dataclasses.replace(task, tensors=tensors)
         return self._task
 
-    def _guard(self, target: tvm.target.Target) -> contention.ContentionGuard:
+    def _guard(self, task: Description) -> contention.ContentionGuard:
         """One for all candidates, so that it knows how fast the cores can be."""
         if self._contention is None:
             self._contention = contention.ContentionGuard(
-                contention.multiply_adds(reference.cpu_target(target), self._threads), self._rest
+                contention.multiply_adds(target.parse(task.target), self._threads),
+                self._rest,
             )
         return self._contention
 
@@ -150,11 +151,8 @@ class Runner:
         self._places.clear()
         self._task = _Prepared(
             folder=folder,
-            args=stored.args,
+            stored=stored,
             fresh=fresh,
             tensors=[tvm.runtime.tensor(array, device) for array in fresh],
-            expected=stored.expected,
-            relative=reference.tolerance(stored.mod),
-            target=stored.target,
         )
         return self._task

@@ -22,7 +22,7 @@ from tvm_ffi import structural
 
 from felix import launch_plan
 from felix.measure import payload as payloads
-from felix.measure.cuda import launches, nvrtc
+from felix.measure.cuda import launches, nvrtc, program_file
 from felix.measure.cuda import source as cuda_source
 from felix.templates.generated import GeneratedProgram
 
@@ -71,7 +71,7 @@ def handle(
     source = lowered.source
     cubin = nvrtc.compile_cubin(source.text, lowered.arch, options, headers=source.headers)
     compile_s = time.perf_counter() - start
-    launches.write(stem + ".cubin", lowered.plan, cubin)
+    program_file.write(stem + ".cubin", lowered.plan, cubin)
     return {
         "library": stem + ".cubin",
         "source_bytes": size,

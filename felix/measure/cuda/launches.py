@@ -2,13 +2,12 @@
 
 TVM's host function checks the arguments, allocates workspaces and launches kernels. It is not
 built: a `launch_plan.LaunchPlan` has what it launches, in order, and the run worker launches that
-by the driver. Plan and cubin are one file.
+by the driver.
 """
 
 from __future__ import annotations
 
 import math
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,14 +134,3 @@ def _nodes(value: Any, kind: Any) -> list[Any]:
     nodes: list[Any] = []
     structural.structural_walk(value, ((kind, nodes.append),), order="pre")
     return nodes
-
-
-def write(path: str, plan: LaunchPlan, cubin: bytes) -> None:
-    """Plan and cubin in one file, which `read` reads."""
-    pathlib.Path(path).write_bytes(plan.to_json().encode() + b"\n" + cubin)
-
-
-def read(path: str) -> tuple[LaunchPlan, bytes]:
-    """Plan and cubin of a file that `write` made."""
-    head, _, cubin = pathlib.Path(path).read_bytes().partition(b"\n")
-    return LaunchPlan.from_json(head.decode()), cubin

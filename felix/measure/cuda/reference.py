@@ -3,7 +3,7 @@
 The reference is the program under the default schedule (`felix.tir.design_space`): each block is a
 kernel of its own whose threads are the block's outputs, sums keep their order; fast math is off.
 On a CPU it takes seconds for a batched convolution; this takes milliseconds. What has no such form
-(no output axis, very long sums) is left to the CPU.
+(no output axis, very long sums) is left to a CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import tvm
 
 from felix import errors, launch_plan
-from felix.measure import reference
+from felix.measure import task_program
 from felix.measure.cuda import build, nvrtc
 from felix.tir.design_space import default_schedule
 
@@ -42,14 +42,14 @@ def tolerance(mod: tvm.IRModule) -> float:
     It replaces divisions, roots and transcendental functions by approximations of a few
     units in the last place, tanh by one of 5e-4.
     """
-    names = reference.calls(mod)
+    names = task_program.calls(mod)
     limits = [limit for name, limit in _APPROXIMATE.items() if name in names]
-    return max([reference.tolerance(mod), *limits])
+    return max([task_program.tolerance(mod), *limits])
 
 
 def scheduled(mod: tvm.IRModule) -> tvm.IRModule | None:
     """The program with one thread an output element; None where it has no such form."""
-    for block in reference.leaf_blocks(mod["main"]):
+    for block in task_program.leaf_blocks(mod["main"]):
         if all(each.iter_type == _REDUCTION for each in block.iter_vars):
             return None
     try:

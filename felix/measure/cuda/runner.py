@@ -1,12 +1,14 @@
-"""The run worker on an NVIDIA GPU: prepares a task's reference, then checks and times candidates.
+"""The run worker on an NVIDIA GPU: runs a task's reference, then checks and times candidates.
 
-It plays the launches of a plan (`launches`) through the driver on a context of the worker's own. A
+It plays a launch plan (`felix.launch_plan`) through the driver on a context of the worker's own. A
 candidate is first run once on poisoned outputs with a cold L2: this run is checked on the device
 against the expected outputs, and its time decides whether there are more. `timing` times the
 repeats, and `clock` guards them against a clock that sank.
 
+It runs what builders made and gets no program: neither TVM nor a client's code is needed here.
+
 Everything that uses the device happens after `quiet`, so that the parent can keep others off it;
-what comes before reads files, compiles and computes with numpy. A candidate is charged for what
+what comes before reads files and computes with numpy. A candidate is charged for what
 fails while it runs (`LAUNCH`), not for a device that cannot be opened or is full before.
 """
 
@@ -19,13 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 
 from felix import launch_plan
+from felix.measure import description as descriptions
 from felix.measure import expected, protocol, reference, task_folder, timing
-from felix.measure import payload as payloads
-from felix.measure.cuda import clock, driver, helper_kernels, launches, tensors
-from felix.measure.cuda import reference as cuda_reference
+from felix.measure.cuda import clock, driver, helper_kernels, program_file, tensors
 from felix.measure.cuda import timing as cuda_timing
 
 _POISON_FLOAT, _POISON_OTHER = 0xFF, 0x5A
@@ -69,14 +69,20 @@ class Runner:
         self._open().helpers.check()
         return {}
 
-    def prepare(self, folder: str, payload: str, seed: int, check: bool) -> dict[str, Any]:
-        """The `prepare` verb: compute the reference of a task and keep it in its folder."""
-        program = payloads.read_tir(payload)
-        mod, target = program.mod, program.target
-        helper_kernels.cubin(str(target.attrs["arch"]), self._work_dir)  # not while others wait
-        args = reference.arguments(mod)
-        checked = self._reference(folder, mod, target, args, seed) if check else None
-        task_folder.write(folder, payload, seed, checked)
+    def prepare(self, folder: str, description: str, binary: str) -> dict[str, Any]:
+        """The `prepare` verb: run a task's reference and keep its outputs in the task's folder.
+
+        Args:
+            folder: of the task.
+            description: the task's, as text.
+            binary: plan and cubin of the reference, or its outputs; empty: they are not checked.
+        """
+        task = descriptions.Description.from_json(description)
+        if task.device != "cuda":
+            raise ValueError(f"a task for {task.device} on a GPU")
+        helper_kernels.cubin(task.target, self._work_dir)  # not while others wait
+        checked = self._expected(folder, task, binary) if binary else None
+        task_folder.write(folder, task, checked)
         return {}
 
     def run(
@@ -88,7 +94,7 @@ class Runner:
         best_us: float | None,
     ) -> dict[str, Any]:
         """The `run` verb: check one candidate, then time it."""
-        plan, cubin = launches.read(library)
+        plan, cubin = program_file.read(library)
         host_task = self._host_task(folder)
         self._quiet()
         try:
@@ -239,27 +245,23 @@ class Runner:
         assert self._task is not None
         return self._task
 
-    def _reference(
-        self,
-        folder: str,
-        mod: tvm.IRModule,
-        target: tvm.target.Target,
-        args: tuple[reference.Argument, ...],
-        seed: int,
+    def _expected(
+        self, folder: str, task: descriptions.Description, binary: str
     ) -> expected.Expected:
         """What the outputs have to be."""
-        program = cuda_reference.program(mod, target)
-        if program is None:
-            return expected.compute(reference.on_cpu(mod, target, args), args, seed)
+        args = task.arguments
+        if binary.endswith(descriptions.OUTPUTS):
+            return expected.read(binary, args)
+        program = program_file.read(binary)
 
         def run(drawn: int, positive: bool) -> dict[int, reference.Array]:
             arrays = reference.inputs(args, drawn, positive=positive)
-            if drawn == seed:
+            if drawn == task.seed:
                 self._arrays = folder, arrays
             self._quiet()
             return self._outputs(args, arrays, *program)
 
-        return expected.compute(run, args, seed)
+        return expected.compute(run, args, task.seed)
 
     def _outputs(
         self,

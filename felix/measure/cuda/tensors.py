@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from felix.measure import reference, task_folder
 from felix.measure.cuda import driver, helper_kernels
-from felix.measure.cuda import reference as cuda_reference
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +60,7 @@ def read(folder: str, arrays: Sequence[reference.Array] | None) -> HostTask:
     if stored.expected is not None:
         rms = stored.expected.rms
         expected = {i: Expected(a.ravel(), rms[i]) for i, a in stored.expected.outputs.items()}
-    relative = cuda_reference.tolerance(stored.mod)
-    return HostTask(folder, stored.args, arrays, expected, relative)
+    return HostTask(folder, stored.args, arrays, expected, stored.description.tolerance)
 
 
 def place(context: driver.Context, task: HostTask) -> DeviceTask:

@@ -72,19 +72,46 @@ class Device:
     visible: str = ""
 
 
-#: Why a task has no reference on a device that has not helped with it.
+#: Why a task has no expected outputs on a device that has not helped with it.
 NOT_COMPUTED = "it is not computed yet"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Reference:
+    """The reference of a task, which a builder makes once for all devices.
+
+    `description` and `binary`, a file, are what a device gets (`felix.measure.description`).
+    """
+
+    description: str = ""
+    binary: str = ""
+    #: Why there is none, and how many more times to try to build one.
+    failure: str | None = None
+    tries_left: int = 2
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is there, or never will be."""
+        return self.description != "" or (self.failure is not None and self.tries_left <= 0)
+
+    def settle(self, made: Built) -> None:
+        """Take what a builder has made; what took too long would do so again."""
+        if made.error is None:
+            self.description, self.binary, self.failure = made.description, made.binary, None
+            return
+        self.failure = made.message
+        is_too_long = made.error is protocol.ErrorClass.TIMEOUT
+        self.tries_left = 0 if is_too_long else self.tries_left - 1
 
 
 @dataclasses.dataclass(slots=True)
 class TaskState:
     """State of one task on one device; used by that device's thread only."""
 
-    target: tvm.target.Target
     device: Device
     folder: str
-    payload: str
-    #: Why there is no reference, and how many more times to try to compute one.
+    reference: Reference
+    #: Why there are no expected outputs, and how many more times to try to compute them.
     failure: str | None = None
     tries_left: int = 2
     best_us: float | None = None
@@ -92,7 +119,7 @@ class TaskState:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class PoolTask:
-    """One task in the pool: its home and its state on each device.
+    """One task in the pool: its home, its state on each device and its reference.
 
     Latencies are those of the device that measured the `yardstick`, the first candidate that had
     a latency; `scales` has, by device, what latencies of another are multiplied with, once it is
@@ -101,6 +128,13 @@ class PoolTask:
 
     home: int
     states: list[TaskState]
+    #: What builders make the reference of, and of which its files have the name.
+    payload: str = ""
+    name: str = ""
+    #: Of its programs; None where they come built.
+    target: tvm.target.Target | None = None
+    #: How often a machine that had it was lost.
+    losses: int = 0
     #: Libraries of fast candidates by the digest of their payload: one submitted again is not
     #: built again.
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -116,6 +150,11 @@ class PoolTask:
     def at_home(self) -> TaskState:
         """Its state on its home."""
         return self.states[self.home]
+
+    @property
+    def reference(self) -> Reference:
+        """The same on all devices."""
+        return self.at_home.reference
 
     def move_to(self, home: int) -> None:
         """Another home; it is calibrated if anything was measured before."""
@@ -175,10 +214,11 @@ class Candidate:
 class Built:
     """What became of a build: `binary`, a file, or an error with a message.
 
-    `build_s` are CPU seconds of the builder.
+    `build_s` are CPU seconds of the builder. A reference comes with its task's description.
     """
 
     binary: str = ""
+    description: str = ""
     build_s: float = 0.0
     error: protocol.ErrorClass | None = None
     message: str = ""

@@ -1,4 +1,4 @@
-"""The fork server of a measuring pool: imports TVM and forks workers (`processes.fork_loop`).
+"""The fork server of builders and of what runs on CPUs: imports TVM (`processes.fork_loop`).
 
 TVM's and LLVM's thread pools come up in the workers, and the environment keeps BLAS to one thread.
 What only costs time here is kept out: torch, which TVM imports when it can (two seconds), and
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from felix.processes import confine, fork_loop, policy
+from felix.measure.pool import worker_main
+from felix.processes import fork_loop
 
 
 def _import_tvm() -> None:
@@ -33,10 +34,9 @@ def _import_tvm() -> None:
     # The first build sets up LLVM; workers inherit it.
     i = tvm.te.compute((1,), lambda i: i, name="warm")
     tvm.tirx.build(tvm.IRModule({"main": tvm.te.create_prim_func([i])}), "llvm")
-    from felix.measure import build  # noqa: F401
+    from felix.measure import board_runner, build, reference_build  # noqa: F401
     from felix.measure.cpu import runner as cpu_runner  # noqa: F401
     from felix.measure.cuda import build as cuda_build  # noqa: F401
-    from felix.measure.cuda import runner as cuda_runner  # noqa: F401
 
 
 class _WhenUsed(importlib.abc.MetaPathFinder):
@@ -58,18 +58,36 @@ class _WhenUsed(importlib.abc.MetaPathFinder):
 
 
 def _work(conn: Connection, settings: dict[str, Any]) -> None:
-    """Become a worker, if need be confined before the first request is read, and serve."""
-    fork_loop.write_to(settings["log"])
-    os.nice(settings["nice"])
+    """Become a builder, or a worker that runs programs on a CPU or a board, and serve."""
     os.environ["TVM_NUM_THREADS"] = str(settings["threads"])
     if not may_bind(os.sched_getaffinity(0)):
         os.environ["TVM_BIND_THREADS"] = "0"
-    os.environ.update(settings["environment"])
-    if settings["confined"]:
-        confine.confine(policy.Policy(**settings["policy"]), [conn.fileno()])
-    from felix.measure.pool import worker_main
+    worker_main.become(conn, settings)
+    worker_main.serve(conn, _verbs(conn, settings))
 
-    worker_main.serve(conn, settings)
+
+def _verbs(conn: Connection, settings: dict[str, Any]) -> worker_main.Verbs:
+    from felix.measure import board_runner, build, reference_build
+    from felix.measure.cpu import runner as cpu_runner
+    from felix.measure.cuda import build as cuda_build
+
+    match settings["role"]:
+        case "builder":
+            return {
+                "build": build.handle,
+                "build_cuda": cuda_build.handle,
+                "reference": reference_build.handle,
+            }
+        case "board":
+            boards = board_runner.Runner()
+            return {"lease": boards.lease, "run": boards.run}
+    runner = cpu_runner.Runner(
+        "cpu",
+        settings["threads"],
+        quiet=lambda: worker_main.quiet(conn),
+        rest=lambda seconds: worker_main.rest(conn, seconds),
+    )
+    return {"prepare": runner.prepare, "run": runner.run}
 
 
 def may_bind(cores: set[int]) -> bool:

@@ -1,6 +1,6 @@
 """Measure on this machine: builders, and a worker that runs on each device, in processes.
 
-Each thread of a stage owns one worker process (`worker`, a fork of the `fork_server`);
+Each thread of a stage owns one worker process (`worker`, a fork of a `fork_server`);
 `stages.run_stage` has what the thread of a device does with its worker. A candidate that crashes
 its worker costs nothing else: the worker is replaced by a fresh fork (10 ms) and the rest go on.
 """
@@ -38,7 +38,7 @@ class LocalPool(staged.StagedPool):
         is_cpu = devices[0].kind == "cpu"
         self._builders = self._processes.builders(devices[0])
         self._builds = build_stage.BuildStage(
-            self._builders, built=self._queues.put, settle=self._settle
+            self._builders, built=self._references.built, settle=self._settle
         )
         threads = local_device.num_cores(task.target) if is_cpu else 1
         arch = "" if is_cpu else str(task.target.attrs["arch"])
@@ -63,15 +63,15 @@ class LocalPool(staged.StagedPool):
             self._arm_canary(watch, task.target)
 
     def worker_pids(self) -> dict[str, int | None]:
-        """Process ids by name: the fork server, the builders, the runners."""
+        """Process ids by name: the fork server that has the builders, these, the runners."""
         pids = {worker.name: worker.pid for worker in self._workers()}
         return {"fork_server": self._processes.fork_server.pid, **pids}
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process that forks its workers is there."""
-        pid = self._processes.fork_server.pid
-        return super().is_alive and pathlib.Path(f"/proc/{pid}").exists()
+        """Whether the processes that fork its workers are there."""
+        pids = [server.pid for server in self._processes.fork_servers]
+        return super().is_alive and all(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
 
     @property
     def is_idle(self) -> bool:

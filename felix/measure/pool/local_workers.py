@@ -1,4 +1,8 @@
-"""The worker processes of this machine: a fork server, builders, a run worker for each device."""
+"""The worker processes of this machine: builders, a run worker for each device.
+
+Two fork servers have them. One loads TVM, for builders and what runs on CPUs; the other one does
+not, for what runs on GPUs. Each starts if there is something for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from felix.measure.pool.stages import local_builder, run_stage
 from felix.processes import confine, fork_server, policy
 from felix.target import cpu
 
-_FORK_SERVER = "felix.measure.pool.fork_server_main"
+_WITH_TVM = "felix.measure.pool.fork_server_main"
+_FOR_GPUS = "felix.measure.pool.gpu_fork_server_main"
 #: How often TVM's worker threads look for more work before they sleep, 0.1 to 0.5 us each. Enough
 #: for the time between two timed calls; with TVM's 300,000 they keep the cores from builds and
 #: search for up to 0.17 s after every candidate, and from resting.
@@ -22,23 +27,31 @@ class LocalWorkers:
 
     Args:
         options: of the pool.
+        is_for_gpus: whether there are run workers of GPUs only.
     """
 
-    def __init__(self, options: candidates.LocalOptions) -> None:
+    def __init__(self, options: candidates.LocalOptions, is_for_gpus: bool = False) -> None:
         self._options = options
         confine.warn_of_missing()
-        self.fork_server = fork_server.ForkServer(
-            _FORK_SERVER, options.start_timeout_s, {_SPIN_VARIABLE: str(_SPINS)}
-        )
+        self._servers: dict[str, fork_server.ForkServer] = {}
+        #: in whose folder all workers have theirs
+        self.fork_server = self._server(_FOR_GPUS if is_for_gpus else _WITH_TVM)
         self.folders = rights.Folders.make(self.fork_server.work_dir, options.scratch_bytes)
 
+    @property
+    def fork_servers(self) -> list[fork_server.ForkServer]:
+        """Those that there are."""
+        return list(self._servers.values())
+
     def launch(self) -> None:
-        """Start the fork server without waiting for it."""
-        self.fork_server.launch()
+        """Start the fork servers without waiting for them."""
+        for server in self.fork_servers:
+            server.launch()
 
     def close(self) -> None:
-        """End all processes."""
-        self.fork_server.close()
+        """End all processes; the one with the folders last."""
+        for server in reversed(self.fork_servers):
+            server.close()
 
     def builders(self, device: candidates.Device) -> list[local_builder.LocalBuilder]:
         """The builders, for candidates of a device."""
@@ -47,7 +60,7 @@ class LocalWorkers:
             local_builder.LocalBuilder(
                 self._worker(
                     f"builder-{index}", rights.builder(self.folders, index, limit), device,
-                    threads=1, nice=10,
+                    role="builder", threads=1, nice=10,
                 ),
                 self.folders.of_builder(index), self.folders, self._options, device.kind,
             )
@@ -75,7 +88,7 @@ class LocalWorkers:
         """
         is_cpu, options = device.kind == "cpu", self._options
         may = (rights.cpu_runner if is_cpu else rights.cuda_runner)(self.folders, index)
-        worker = self._worker(name, may, device, threads=threads, nice=0)
+        worker = self._worker(name, may, device, role=device.kind, threads=threads, nice=0)
         lock = timing_lock if is_cpu else device_lock.for_device(device.kind, device.index)
         pause = is_cpu if options.pause_builders is None else options.pause_builders
         paused = [builder.worker for builder in builders] if pause else ()
@@ -84,35 +97,55 @@ class LocalWorkers:
     def board_client(self, name: str, index: int, device: candidates.Device) -> pool_worker.Worker:
         """The process that talks to a board; it is not confined, as it needs the network."""
         may = rights.cpu_runner(self.folders, index)
-        board = dataclasses.replace(device, kind="board")
-        worker = self._worker(name, may, board, threads=1, nice=0)
+        worker = self._worker(name, may, device, role="board", threads=1, nice=0)
         worker.is_confined = False
         return worker
 
+    def _server(self, module: str) -> fork_server.ForkServer:
+        """The fork server that runs a module."""
+        if module not in self._servers:
+            variables = {_SPIN_VARIABLE: str(_SPINS)}
+            self._servers[module] = fork_server.ForkServer(
+                module, self._options.start_timeout_s, variables
+            )
+        return self._servers[module]
+
     def _worker(
-        self, name: str, may: policy.Policy, device: candidates.Device, *, threads: int, nice: int
-    ) -> pool_worker.Worker:
-        """A worker process, which starts with its first request."""
+        self, name: str, may: policy.Policy, device: candidates.Device, *,
+        role: str, threads: int, nice: int,
+    ) -> pool_worker.Worker:  # fmt: skip
+        """A worker process, which starts with its first request.
+
+        Args:
+            name: of the process.
+            may: its rights.
+            device: that it runs programs on, or builds them for.
+            role: what it does: "builder", "board", or "cpu" or "cuda" where it runs programs.
+            threads: of TVM.
+            nice: of the process.
+        """
         # Builders see no GPU; a runner loads a kernel when it is loaded, not when it is timed.
         environment = {}
-        if device.kind == "cuda" and name.startswith("builder"):
-            environment = {"CUDA_VISIBLE_DEVICES": ""}
-        elif device.kind == "cuda":
+        if role == "cuda":
             visible = {"CUDA_VISIBLE_DEVICES": device.visible} if device.visible else {}
             environment = {"CUDA_MODULE_LOADING": "EAGER", **visible}
+        elif device.kind == "cuda":
+            environment = {"CUDA_VISIBLE_DEVICES": ""}
+        log = self.fork_server.work_dir / f"{name}.log"
         settings = {
-            "device": device.kind,
+            "role": role,
+            "log": str(log),
             "tasks": may.folder,
             "environment": environment,
             "policy": dataclasses.asdict(may),
             "threads": threads,
             "nice": nice,
         }
-        log = self.fork_server.work_dir / f"{name}.log"
         allowance = usage.Allowance(
             may.scratch,
             log,
             self.folders.limit_bytes,
             rights.BUILD_PROCESSES if may.programs else 1,
         )
-        return pool_worker.Worker(self.fork_server, name, settings, allowance)
+        server = self._server(_FOR_GPUS if role == "cuda" else _WITH_TVM)
+        return pool_worker.Worker(server, name, settings, allowance)

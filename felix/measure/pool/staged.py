@@ -3,6 +3,8 @@
     submit -> stages.build_stage -> stages.dispatch -> stages.device_stage -> future
                  (builders)           (queues)          (a run worker each)
 
+A task goes the same way before its candidates: a builder makes its reference, its home runs it.
+
 Where builders and run workers are, on this machine or on others, is up to the subclass.
 """
 
@@ -20,7 +22,7 @@ from felix.measure import conditions, protocol
 from felix.measure import payload as payloads
 from felix.measure.cuda import reference
 from felix.measure.pool import candidates, rights, rwlock
-from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch
+from felix.measure.pool.stages import build_stage, canary, device_stage, dispatch, references
 
 if TYPE_CHECKING:
     import tvm
@@ -38,8 +40,8 @@ _CANARY_SHAPE = {"llvm": (64, 64, 64), "cuda": (512, 512, 512)}
 class StagedPool(abc.ABC):
     """A `protocol.Measurer` of one task; `for_task` serves others as well.
 
-    A subclass makes `_builds` and `_stages` around `_queues`, starts them, then sets `_task`. It
-    ends its processes in `_end` and what they do in `_interrupt`.
+    A subclass makes `_builds` and `_stages` around `_references` and `_queues`, starts them, then
+    sets `_task`. It ends its processes in `_end` and what they do in `_interrupt`.
 
     Args:
         target_kind: "llvm" or "cuda".
@@ -65,6 +67,9 @@ class StagedPool(abc.ABC):
         self._tasks: dict[str, candidates.PoolTask] = {}
         self._made: list[candidates.PoolTask] = []
         self._queues = dispatch.Dispatch(len(self._devices))
+        self._references = references.References(
+            lambda task: self._builds.put(task), self._queues.put
+        )
 
     def submit(
         self, program: payloads.Program, thorough: bool = False
@@ -128,8 +133,8 @@ class StagedPool(abc.ABC):
     def interrupt(self) -> None:
         """Cancel what waits, end what runs: its candidates fail. The pool stays usable.
 
-        Workers are replaced at the next candidate. A task whose reference was not made by then
-        gets another one from `for_task`.
+        Workers are replaced at the next candidate. References that were not there by then are
+        made when they are needed.
         """
         self._drain()
         self._interrupt()
@@ -186,24 +191,26 @@ class StagedPool(abc.ABC):
                 return known
             made = self._new_task(task, self._queues.home_of_next_task())
             for state in made.states:
-                if state is not made.at_home:  # made when the device first helps
+                if state is not made.at_home:  # run when the device first helps
                     state.failure = candidates.NOT_COMPUTED
             self._tasks[task.key] = made
-            self._queues.put(made)  # the reference is made while the first builds go on
+            self._references.ask(made)  # it is made while the first candidates are built
             return made
 
     def _new_task(self, task: Task, home: int) -> candidates.PoolTask:
-        payload = payloads.of(task.mod, task.target)
-        number = len(self._made)
+        number, shared = len(self._made), candidates.Reference()
         states = [
-            candidates.TaskState(
-                task.target, device, str(self._folders.of_task(index, number)), payload
-            )
+            candidates.TaskState(device, str(self._folders.of_task(index, number)), shared)
             for index, device in enumerate(self._devices)
         ]
-        made = candidates.PoolTask(home, states)
+        payload, name = self._reference_payload(task), f"reference-{number}"
+        made = candidates.PoolTask(home, states, payload, name, task.target)
         self._made.append(made)
         return made
+
+    def _reference_payload(self, task: Task) -> str:
+        """What the reference of a task is made of."""
+        return payloads.of(task.mod, task.target)
 
     def _arm_canary(self, watch: canary.Canary, target: tvm.target.Target) -> None:
         """Let the devices time a canary, as soon as it is built."""
@@ -213,6 +220,7 @@ class StagedPool(abc.ABC):
             made = self._new_task(task, 0)
             for state in made.states:
                 state.failure = candidates.NOT_COMPUTED
+            self._references.ask(made)
         future: Future[protocol.Measurement] = Future()
         payload = payloads.of(program, target)
         candidate = candidates.Candidate(made, payload, "canary", future)
@@ -229,12 +237,10 @@ class StagedPool(abc.ABC):
         with self._lock:
             index = len(self._devices)
             for task in self._made:
-                home = task.at_home
-                task.states.append(
-                    candidates.TaskState(
-                        home.target, device, home.folder, home.payload, candidates.NOT_COMPUTED
-                    )
+                state = candidates.TaskState(
+                    device, task.at_home.folder, task.reference, candidates.NOT_COMPUTED
                 )
+                task.states.append(state)
             self._devices.append(device)
             self._queues.add()
             return index
@@ -242,7 +248,8 @@ class StagedPool(abc.ABC):
     def _submit(
         self, program: payloads.Program, task: candidates.PoolTask, thorough: bool
     ) -> Future[protocol.Measurement]:
-        payload = payloads.of(program, task.at_home.target)
+        assert task.target is not None
+        payload = payloads.of(program, task.target)
         future: Future[protocol.Measurement] = Future()
         candidate = candidates.Candidate(
             task=task, payload=payload, name="", future=future, thorough=thorough
@@ -279,13 +286,17 @@ class StagedPool(abc.ABC):
         candidate.future.set_result(measurement)
 
     def _drain(self) -> None:
-        """Cancel candidates that wait for a thread, and forget references that do."""
-        for item in [*self._builds.drain(), *self._queues.drain()]:
-            if isinstance(item, candidates.PoolTask):
+        """Cancel candidates that wait, and forget references that do."""
+        to_build, to_run = self._builds.drain(), self._queues.drain()
+        tasks = [item for item in to_build if isinstance(item, candidates.PoolTask)]
+        early = self._references.drain(tasks)
+        for item in [*to_build, *early, *to_run]:
+            if isinstance(item, candidates.Candidate):
+                if not item.future.cancel():
+                    interrupted = "the pool was interrupted"
+                    self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
+            elif item not in tasks:
                 item.at_home.failure = "the pool was interrupted before it was made"
-            elif not item.future.cancel():
-                interrupted = "the pool was interrupted"
-                self._settle(item, item.failed(_ErrorClass.INFRASTRUCTURE, interrupted))
 
 
 class TaskView:

@@ -68,8 +68,8 @@ class Worker:
         self.name = name
         self._allowance = allowance
         self._server = server
-        self._log = server.work_dir / f"{name}.log"
-        self._settings = settings | {"log": str(self._log)}
+        self._log = pathlib.Path(settings["log"])
+        self._settings = settings
         self._lock = threading.Lock()
         self._conn: Connection | None = None
         self._inbox: inbox.Inbox | None = None

@@ -1,4 +1,7 @@
-"""The loop of a measuring worker, run in a fork of the `fork_server_main`.
+"""The loop of a measuring worker, run in a fork of a fork server.
+
+`fork_server_main` forks builders and what runs on CPUs, `gpu_fork_server_main` what runs on GPUs,
+which is why nothing here needs TVM.
 
 A request is a pickled dict with a `verb`. The worker replies in JSON (`inbox`): `started`, then
 any number of `quiet` (each of which the parent answers when nothing else runs) and `resting` (it
@@ -9,24 +12,25 @@ that it failed. End-of-file ends the worker.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
 from felix import errors
-from felix.measure import board_runner, build, protocol
-from felix.measure.cpu import runner as cpu_runner
-from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import runner as cuda_runner
+from felix.measure import protocol
 from felix.measure.pool import inbox
+from felix.processes import confine, fork_loop, policy
 
 Reply = dict[str, Any]
+Verbs: TypeAlias = Mapping[str, Callable[..., Reply]]
 _ErrorClass = protocol.ErrorClass
 #: Error class of what a verb raises.
 _ERROR_OF_VERB = {
     "build": _ErrorClass.BUILD,
     "build_cuda": _ErrorClass.BUILD,
+    "reference": _ErrorClass.BUILD,
     "open": _ErrorClass.INFRASTRUCTURE,
     "lease": _ErrorClass.INFRASTRUCTURE,
     "prepare": _ErrorClass.INFRASTRUCTURE,
@@ -34,30 +38,17 @@ _ERROR_OF_VERB = {
 }
 
 
-def serve(conn: Connection, settings: dict[str, Any]) -> None:
+def become(conn: Connection, settings: Mapping[str, Any]) -> None:
+    """Become a worker: if need be confined, before the first request is read."""
+    fork_loop.write_to(settings["log"])
+    os.nice(settings["nice"])
+    os.environ.update(settings["environment"])
+    if settings["confined"]:
+        confine.confine(policy.Policy(**settings["policy"]), [conn.fileno()])
+
+
+def serve(conn: Connection, verbs: Verbs) -> None:
     """Answer requests until the parent closes the pipe."""
-    verbs: dict[str, Callable[..., Reply]] = {
-        "build": build.handle,
-        "build_cuda": cuda_build.handle,
-    }
-    if settings["device"] == "board":
-        boards = board_runner.Runner()
-        return _loop(conn, {"lease": boards.lease, "run": boards.run})
-    runner: cpu_runner.Runner | cuda_runner.Runner
-    if settings["device"] == "cuda":
-        runner = cuda_runner.Runner(settings["tasks"], quiet=lambda: _quiet(conn))
-        verbs["open"] = runner.open
-    else:
-        runner = cpu_runner.Runner(
-            settings["device"],
-            settings["threads"],
-            quiet=lambda: _quiet(conn),
-            rest=lambda seconds: _rest(conn, seconds),
-        )
-    return _loop(conn, verbs | {"prepare": runner.prepare, "run": runner.run})
-
-
-def _loop(conn: Connection, verbs: dict[str, Callable[..., Reply]]) -> None:
     while True:
         try:
             request = conn.recv()
@@ -66,6 +57,18 @@ def _loop(conn: Connection, verbs: dict[str, Callable[..., Reply]]) -> None:
             inbox.send(conn, "done", _answer(name, verbs[name], request))
         except (EOFError, BrokenPipeError):
             return
+
+
+def quiet(conn: Connection) -> None:
+    """Wait until nothing else runs."""
+    inbox.send(conn, "quiet")
+    conn.recv()
+
+
+def rest(conn: Connection, seconds: float) -> None:
+    """Sleep, not charged to the request."""
+    inbox.send(conn, "resting", seconds)
+    time.sleep(seconds)
 
 
 def _answer(name: str, verb: Callable[..., Reply], request: dict[str, Any]) -> Reply:
@@ -88,13 +91,3 @@ def _message(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     informative = [line for line in lines if line and not line.startswith(("File ", "Traceback"))]
     return f"{type(error).__name__}: {informative[0] if informative else 'no message'}"[:500]
-
-
-def _quiet(conn: Connection) -> None:
-    inbox.send(conn, "quiet")
-    conn.recv()
-
-
-def _rest(conn: Connection, seconds: float) -> None:
-    inbox.send(conn, "resting", seconds)
-    time.sleep(seconds)

@@ -19,7 +19,7 @@ import tvm
 
 from felix.frontend.torch_calls.form import TorchForm
 from felix.known_results import store
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.network import (
     assembly,
     contest,
@@ -271,6 +271,6 @@ class _Comparison:
 
     def _expected(self, drawn: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result by the unscheduled programs on the CPU."""
-        host = reference.cpu_target(self._target)
+        host = task_program.cpu_target(self._target)
         main = executable.loaded(executable.compile_network(self._separate, host), host)
         return excluded.as_tensor(main(*map(executable.as_stored, drawn)))

@@ -18,7 +18,7 @@ from felix import errors
 from felix.frontend.torch_calls import form as forms
 from felix.known_results import queue, store
 from felix.known_results.outcome import Outcome
-from felix.measure import reference
+from felix.measure import task_program
 from felix.network import contest, groups, optimize, outcomes, shipping
 from felix.task import Task
 from felix.tir import grammar
@@ -162,7 +162,7 @@ def _compared(
 
 def _one_call(task: Task) -> tvm.IRModule:
     """A network that calls a task's program once."""
-    arguments = reference.arguments(task.mod)
+    arguments = task_program.arguments(task.mod)
     tensors = {each.name: relax.TensorType(each.shape, each.dtype) for each in arguments}
     operands = [relax.Var(each.name, tensors[each.name]) for each in arguments if each.is_input]
     results = [tensors[each.name] for each in arguments if each.is_output]

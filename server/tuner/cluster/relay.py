@@ -25,7 +25,7 @@ from server.tuner.cluster import calls
 _log = logging.getLogger(__name__)
 
 #: What an engine may ask of a node.
-METHODS = frozenset({"build", "open", "prepare", "run", "interrupt"})
+METHODS = frozenset({"build", "reference", "open", "prepare", "run", "interrupt"})
 #: Of a node that has not answered for so long, in seconds, nothing is expected for now.
 SILENT_S = 10.0
 #: Between two questions to all nodes, in seconds.
@@ -185,6 +185,8 @@ class _Session:
     def _call(self, name: str, method: str, text: str, binaries: list[bytes]) -> calls.Value:
         link = self._relay.link(name)
         try:
+            if method == "prepare":
+                return _measured(link.call(method, text, binaries))
             if method != "run":
                 return _measured(link.call(method, text))
             with self._noted(name, str(messages.read(text)["client"])):

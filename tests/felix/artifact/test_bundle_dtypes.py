@@ -19,7 +19,7 @@ import tvm
 from benchmarks.support.generated import fuzzing
 from felix import target, workloads
 from felix.artifact import export, run_script
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.task import Task
 from tests.felix.artifact import test_generated_bundle
 
@@ -100,13 +100,13 @@ def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
     assert manifest["tolerance"] > 0
     read = Task.from_json((tmp_path / "workload.json").read_text(), "h200", trusted=True)
     assert read.program_key == task.program_key
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     inputs = reference.inputs(args, 0, positive=False)[:-1]
-    (expected,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
+    (expected,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
     named = {arg.name: array for arg, array in zip(args, inputs, strict=False)}
     computed = _oracle(tmp_path).compute(named)[args[-1].name]
     assert computed.dtype == expected.dtype
-    limit = 2 * reference.tolerance(task.mod)
+    limit = 2 * task_program.tolerance(task.mod)
     assert reference.mismatch(computed, expected, limit) is None
 
 
@@ -123,5 +123,5 @@ def test_what_a_bundle_says_is_of_the_task() -> None:
     """Arguments of a bundle have the ranges that keep float16 from overflowing."""
     for out, is_full in (("float16", False), ("float32", True)):
         task = workloads.parse(f"gemm:8,8,8,dtype=int8,epilogue=scale,out_dtype={out}", "h200")
-        first, *_ = map(dataclasses.asdict, reference.arguments(task.mod))
+        first, *_ = map(dataclasses.asdict, task_program.arguments(task.mod))
         assert first["is_full_range"] is is_full

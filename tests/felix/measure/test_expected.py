@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from felix import workloads
-from felix.measure import expected, reference
+from felix.measure import expected, reference, task_program
 from felix.measure.reference import Array
 
 #: Terms of a sum whose value is small under this seed: a 25th of what such sums usually are.
@@ -16,10 +16,10 @@ TERMS, SEED = 1_000_003, 2
 def _sum_task() -> tuple[expected.Expected, Array, float]:
     """The reference of a sum to one value, its terms, its tolerance."""
     task = workloads.parse(f"reduce:{TERMS},axes=0,kind=sum", "llvm")
-    args = reference.arguments(task.mod)
-    run = reference.on_cpu(task.mod, task.target, args)
+    args = task_program.arguments(task.mod)
+    run = task_program.on_cpu(task.mod, task.target, args)
     terms = reference.inputs(args, SEED, positive=False)[0]
-    return expected.compute(run, args, SEED), terms, reference.tolerance(task.mod)
+    return expected.compute(run, args, SEED), terms, task_program.tolerance(task.mod)
 
 
 def _partial_sums(terms: Array) -> Array:
@@ -55,12 +55,12 @@ def test_wrong_kernels_are_refused_where_the_terms_cancel() -> None:
 
 def test_a_result_that_an_epilogue_cuts_off_has_the_size_of_others() -> None:
     task = workloads.gemm(1, 1, 4096, epilogue=("relu",), target="llvm")
-    args = reference.arguments(task.mod)
-    run = reference.on_cpu(task.mod, task.target, args)
+    args = task_program.arguments(task.mod)
+    run = task_program.on_cpu(task.mod, task.target, args)
     seed = next(s for s in range(20) if float(run(s, False)[2].item()) == 0.0)
     checked = expected.compute(run, args, seed)
     assert checked.outputs[2].item() == 0.0 and 20 < checked.rms[2] < 90
-    relative = reference.tolerance(task.mod)
+    relative = task_program.tolerance(task.mod)
     rounded = np.full((1, 1), 1e-5, np.float32)
     assert reference.mismatch(rounded, checked.outputs[2], relative, checked.rms[2]) is None
     wrong = np.full((1, 1), 0.5, np.float32)

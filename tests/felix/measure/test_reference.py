@@ -8,7 +8,7 @@ import tvm
 from tvm import te, topi
 from tvm.script import tirx as T
 
-from felix.measure import reference
+from felix.measure import reference, task_program
 from tests.support import tir_programs
 
 
@@ -38,7 +38,7 @@ def scale(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
 
 
 def test_roles_and_reproducible_inputs() -> None:
-    args = reference.arguments(_gemm(8))
+    args = task_program.arguments(_gemm(8))
     assert [(a.name, a.is_input, a.is_output) for a in args] == [
         ("a", True, False),
         ("b", True, False),
@@ -53,7 +53,7 @@ def test_roles_and_reproducible_inputs() -> None:
 
 def test_in_place_program_starts_from_random_contents() -> None:
     mod = tvm.IRModule({"main": scale.with_attr("global_symbol", "main")})
-    args = reference.arguments(mod)
+    args = task_program.arguments(mod)
     assert args[1].is_input and args[1].is_output
     assert np.isfinite(reference.inputs(args, 0, positive=False)[1]).all()
 
@@ -61,12 +61,12 @@ def test_in_place_program_starts_from_random_contents() -> None:
 def test_index_tensors_stay_inside_what_they_index() -> None:
     table = te.placeholder((5, 3), name="table")
     rows = te.placeholder((64,), name="rows", dtype="int32")
-    args = reference.arguments(_mod(table, rows, topi.take(table, rows, axis=0)))
+    args = task_program.arguments(_mod(table, rows, topi.take(table, rows, axis=0)))
     assert args[1].index_bound == 5
     values = reference.inputs(args, 0, positive=False)[1]
     assert values.min() >= 0 and values.max() < 5
     plain = te.placeholder((64,), name="plain", dtype="int8")
-    args = reference.arguments(_mod(plain, te.compute((64,), lambda i: plain[i] + plain[i])))
+    args = task_program.arguments(_mod(plain, te.compute((64,), lambda i: plain[i] + plain[i])))
     assert reference.inputs(args, 0, positive=False)[0].min() < 0
 
 
@@ -74,19 +74,19 @@ def test_index_tensors_stay_inside_what_they_index() -> None:
 def test_scheduled_reference_equals_the_unscheduled_program(n: int) -> None:
     mod = _gemm(n)
     before = mod.script()
-    arrays = reference.inputs(reference.arguments(mod), 0, positive=False)
-    fast = reference.scheduled(mod)
+    arrays = reference.inputs(task_program.arguments(mod), 0, positive=False)
+    fast = task_program.scheduled(mod)
     assert mod.script() == before and "T.parallel" in fast.script()
     want = _run(mod, arrays)[2]
     assert reference.mismatch(_run(fast, arrays)[2], want, 1e-6) is None
-    assert reference.mismatch(want, arrays[0] @ arrays[1], reference.tolerance(mod)) is None
+    assert reference.mismatch(want, arrays[0] @ arrays[1], task_program.tolerance(mod)) is None
 
 
 def test_scheduled_reference_of_a_chain() -> None:
     x = te.placeholder((16, 33), name="x")
     mod = _mod(x, topi.nn.softmax(x, axis=1))
-    arrays = reference.inputs(reference.arguments(mod), 0, positive=False)
-    got = _run(reference.scheduled(mod), arrays)[1]
+    arrays = reference.inputs(task_program.arguments(mod), 0, positive=False)
+    got = _run(task_program.scheduled(mod), arrays)[1]
     exp = np.exp(arrays[0] - arrays[0].max(1, keepdims=True))
     assert np.allclose(got, exp / exp.sum(1, keepdims=True), rtol=1e-5)
 
@@ -99,8 +99,8 @@ def test_tolerance_follows_dtype_and_reduction(
     dtype: str, n: int, low: float, high: float
 ) -> None:
     mod = _gemm(n, dtype)
-    assert reference.reduction_length(mod) == n
-    assert low <= reference.tolerance(mod) <= high
+    assert task_program.reduction_length(mod) == n
+    assert low <= task_program.tolerance(mod) <= high
 
 
 def test_tolerance_separates_rounding_from_a_missing_term() -> None:
@@ -111,7 +111,7 @@ def test_tolerance_separates_rounding_from_a_missing_term() -> None:
     sequential = np.zeros((8, 64), "f4")
     for k in range(n):
         sequential += a[:, k : k + 1] * b[k]
-    relative = reference.tolerance(_gemm(8)) * (32 + 2 * 64) / (32 + 2 * 8**0.5)
+    relative = task_program.tolerance(_gemm(8)) * (32 + 2 * 64) / (32 + 2 * 8**0.5)
     assert reference.mismatch(sequential, exact, relative) is None
     missing = sequential - a[:, 5:6] * b[5]
     assert reference.mismatch(missing, exact, relative) is not None
@@ -128,7 +128,7 @@ def test_mismatch_says_where_and_handles_special_values() -> None:
 
 
 def test_bfloat16_round_trip() -> None:
-    args = reference.arguments(_gemm(8, "bfloat16"))
+    args = task_program.arguments(_gemm(8, "bfloat16"))
     arrays = reference.inputs(args, 0, positive=False)
     assert arrays[0].dtype.name == "bfloat16" and np.isnan(arrays[2].astype("f4")).all()
     assert reference.mismatch(arrays[0], arrays[0], 0.01) is None

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from felix import workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 
 Array = NDArray[Any]
 M, N, K = 16, 48, 4096
@@ -22,13 +22,13 @@ SLICE = 64
 def _factors(dtype: str) -> tuple[Array, Array]:
     """A and B as the correctness check draws them."""
     task = workloads.gemm(M, N, K, dtype=dtype, target="cuda")
-    a, b, _ = reference.inputs(reference.arguments(task.mod), 0, positive=False)
+    a, b, _ = reference.inputs(task_program.arguments(task.mod), 0, positive=False)
     return a, b
 
 
 def _tolerance(dtype: str, out_dtype: str | None) -> float:
     task = workloads.gemm(M, N, K, dtype=dtype, out_dtype=out_dtype, target="cuda")
-    return reference.tolerance(task.mod)
+    return task_program.tolerance(task.mod)
 
 
 def _in_order(a: Array, b: Array) -> Array:
@@ -113,7 +113,7 @@ def test_sums_kept_in_16_bits_are_wrong() -> None:
 
 def test_integers_and_copies_are_exact() -> None:
     for text in ("gemm:8,8,64,dtype=int8", "reduce:8x8,axes=1,kind=max,dtype=int8"):
-        assert reference.tolerance(workloads.parse(text).mod) == 0.0
+        assert task_program.tolerance(workloads.parse(text).mod) == 0.0
 
 
 def test_the_padding_of_a_convolution_rounds_nothing() -> None:
@@ -121,13 +121,13 @@ def test_the_padding_of_a_convolution_rounds_nothing() -> None:
     for dtype in ("bfloat16", "float8_e4m3fn"):
         text = f"conv2d:1,6,6,4,8,3,dtype={dtype},out_dtype=float32"
         plain, padded = (workloads.parse(text + more, "cuda").mod for more in ("", ",padding=1"))
-        assert reference.tolerance(padded) == reference.tolerance(plain)
+        assert task_program.tolerance(padded) == task_program.tolerance(plain)
 
 
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
 def test_tolerances_grow_with_the_sum(out_dtype: str) -> None:
     short, long = (
-        reference.tolerance(workloads.gemm(8, 8, k, dtype="bfloat16", out_dtype=out_dtype).mod)
+        task_program.tolerance(workloads.gemm(8, 8, k, dtype="bfloat16", out_dtype=out_dtype).mod)
         for k in (64, 16384)
     )
     assert short < long < (0.032 if out_dtype == "bfloat16" else 1.1e-4)
@@ -137,7 +137,7 @@ def test_bytes_take_all_their_values_where_nothing_overflows() -> None:
     a, b = _factors("int8")
     assert (a.min(), a.max(), b.min(), b.max()) == (-128, 127, -128, 127)
     long = workloads.gemm(1, 1, 2**16, dtype="int8")
-    values = reference.inputs(reference.arguments(long.mod), 0, positive=False)[0]
+    values = reference.inputs(task_program.arguments(long.mod), 0, positive=False)[0]
     assert (values.min(), values.max()) == (-8, 7)
 
 
@@ -150,13 +150,13 @@ def _in_tf32(values: Array) -> Array:
 def test_tf32_passes_where_it_is_allowed_alone(positive: bool) -> None:
     plain = workloads.gemm(M, N, K, target="cuda")
     allowed = workloads.gemm(M, N, K, allow_tf32=True, target="cuda")
-    a, b, _ = reference.inputs(reference.arguments(plain.mod), 0, positive=positive)
+    a, b, _ = reference.inputs(task_program.arguments(plain.mod), 0, positive=positive)
     expected = _in_order(a, b)
     rounded = _on_tensor_cores(_in_tf32(a), _in_tf32(b), 8, 23)
-    tolerance = reference.tolerance(allowed.mod)
+    tolerance = task_program.tolerance(allowed.mod)
     assert 0.0039 < tolerance < 0.0045
     assert reference.mismatch(rounded, expected, tolerance) is None
-    assert reference.mismatch(rounded, expected, reference.tolerance(plain.mod)) is not None
+    assert reference.mismatch(rounded, expected, task_program.tolerance(plain.mod)) is not None
     a[:, -SLICE:] = 0
     left_out = _on_tensor_cores(_in_tf32(a), _in_tf32(b), 8, 23)
     assert reference.mismatch(left_out, expected, tolerance) is not None
@@ -165,5 +165,5 @@ def test_tf32_passes_where_it_is_allowed_alone(positive: bool) -> None:
 def test_other_programs_gain_no_tolerance_from_tf32() -> None:
     for text in ("reduce:64x4096,axes=1,kind=sum", "elementwise:64x64,ops=relu"):
         task = workloads.parse(text, "cuda")
-        allowed = reference.tolerance(task.allowing_tf32().mod)
-        assert allowed == reference.tolerance(task.mod)
+        allowed = task_program.tolerance(task.allowing_tf32().mod)
+        assert allowed == task_program.tolerance(task.mod)

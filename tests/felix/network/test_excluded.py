@@ -12,7 +12,7 @@ from torch import nn
 from felix import errors, frontend, target
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
-from felix.measure import payload, reference
+from felix.measure import payload, task_program
 from felix.measure.calls import cpu_calls
 from felix.network import contest, excluded, groups, imported, shipping
 from felix.network.pytorch import functions
@@ -82,7 +82,7 @@ def _wrong_felix(x: torch.Tensor, **latencies_us: float) -> Any:
 def test_right_contenders_need_no_reference(
     tmp_path: pathlib.Path, timed: dict[Contender, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "on_cpu", lambda *_: pytest.fail("nothing differs"))
+    monkeypatch.setattr(task_program, "on_cpu", lambda *_: pytest.fail("nothing differs"))
     network, group = _group(_Affine(1.0), torch.randn(2, 8))
     shipped = _held(tmp_path, group, network, _outcome(group))
     assert shipped.contender is FELIX and not shipped.wrong

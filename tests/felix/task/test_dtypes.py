@@ -8,7 +8,7 @@ import pytest
 import tvm
 
 from felix import errors, workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.task import Task
 from felix.workloads import catalogue, torch_forms
 from tests.support import tir_programs, workload_values
@@ -170,8 +170,8 @@ def test_references_of_float8_are_exact(text: str, dtype: str) -> None:
     name, params = catalogue.parse_params(text)
     params |= {"dtype": dtype, "out_dtype": "float32"}
     task = workloads.build(name, params, "cuda")
-    args = reference.arguments(task.mod)
-    outputs = reference.on_cpu(task.mod, task.target, args)(0, False)
+    args = task_program.arguments(task.mod)
+    outputs = task_program.on_cpu(task.mod, task.target, args)(0, False)
     inputs = [x for x, arg in zip(reference.inputs(args, 0, positive=False), args, strict=True)
               if arg.is_input]  # fmt: skip
     least_normal = float(ml_dtypes.finfo(inputs[0].dtype).smallest_normal)
@@ -223,14 +223,14 @@ def test_pytorch_multiplies_float8_as_the_task_does(epilogue: str, note: str) ->
     text = f"gemm:24,32,48,dtype=float8_e4m3fn,out_dtype=float32,epilogue={epilogue}"
     task = workloads.parse(text, "cuda")
     form = torch_forms.form(*catalogue.parse_params(text))
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     inputs = reference.inputs(args, 0, positive=False)[:-1]
     assert form.note.startswith(note)
-    (expected,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
+    (expected,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
     stored = form.stored([torch_forms.tensor(array.copy()) for array in inputs])
     assert stored[1].mT.is_contiguous()
     got = form.call(*stored).numpy()
-    assert reference.mismatch(got, expected, reference.tolerance(task.mod)) is None
+    assert reference.mismatch(got, expected, task_program.tolerance(task.mod)) is None
 
 
 COPY = """
@@ -265,9 +265,9 @@ def test_float8_may_be_copied_and_padded() -> None:
     program = tir_programs.function(text, E4, 'B: T.Buffer((4,), "float8_e4m3fn")')
     task = Task.from_prim_func(program, "cuda")
     assert task.min_bytes == 4 + 4
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     inputs = reference.inputs(args, 0, positive=False)
-    outputs = reference.on_cpu(task.mod, task.target, args)(0, False)
-    assert outputs[1].dtype == ml_dtypes.float8_e4m3fn and reference.tolerance(task.mod) == 0
+    outputs = task_program.on_cpu(task.mod, task.target, args)(0, False)
+    assert outputs[1].dtype == ml_dtypes.float8_e4m3fn and task_program.tolerance(task.mod) == 0
     values = outputs[1].astype(np.float32)
     assert values.tolist() == [*inputs[0].astype(np.float32)[:2].tolist(), 0, 0]

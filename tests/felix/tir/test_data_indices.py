@@ -8,7 +8,7 @@ import tvm
 from tvm import te, topi
 
 from felix import errors
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.task import Task
 from felix.tir import bounds
 from tests.support import tir_programs
@@ -133,7 +133,7 @@ def test_lets_count_as_often_as_they_are_used():
 def test_indices_of_an_embedding_are_measured_with_legal_values():
     table, i = te.placeholder((7, 3), name="table"), te.placeholder((50,), "int32", name="i")
     task = Task.from_te([table, i, topi.take(table, i, axis=0, mode="clip")], "llvm")
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     values = reference.inputs(args, seed=0, positive=False)[1]
     assert args[1].index_bound == 7
     assert set(values.tolist()) <= set(range(7)) and len(set(values.tolist())) > 3

@@ -10,7 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 
 import felix
 from felix import errors, records, target
-from felix.measure import protocol, reference
+from felix.measure import protocol, task_program
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import nvrtc
 from felix.tir.design_space import default_schedule
@@ -28,7 +28,7 @@ def test_programs_compile_with_one_kernel_a_block(name: str) -> None:
     task = suite.CHECK_SUITE[name]("h200")
     schedule = default_schedule.of(task.mod, task.target)
     lowered = cuda_build.lower(schedule.mod, task.target)
-    assert len(lowered.plan.launches) == len(reference.leaf_blocks(task.mod["main"]))
+    assert len(lowered.plan.launches) == len(task_program.leaf_blocks(task.mod["main"]))
     cubin = nvrtc.compile_cubin(lowered.source.text, lowered.arch, headers=lowered.source.headers)
     assert cubin.startswith(b"\x7fELF")
 

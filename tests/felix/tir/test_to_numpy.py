@@ -8,7 +8,7 @@ import tvm
 from tvm import te, topi
 
 from felix import workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.tir import to_numpy
 
 
@@ -17,7 +17,7 @@ def _compute(mod: tvm.IRModule) -> tuple[dict[str, np.ndarray], dict[str, np.nda
     assert text is not None
     scope: dict[str, object] = {}
     exec(text, scope)
-    args = reference.arguments(mod)
+    args = task_program.arguments(mod)
     arrays = reference.inputs(args, 0, positive=False)
     got = scope["compute"]({a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input})
     tensors = [tvm.runtime.tensor(array) for array in arrays]
@@ -49,7 +49,7 @@ def test_numpy_program_equals_tvm(spec: str) -> None:
     got, want = _compute(mod)
     assert got.keys() == want.keys()
     for name, value in want.items():
-        assert reference.mismatch(got[name], value, reference.tolerance(mod)) is None
+        assert reference.mismatch(got[name], value, task_program.tolerance(mod)) is None
 
 
 def test_numpy_computes_float8_as_the_reference_does() -> None:
@@ -58,10 +58,10 @@ def test_numpy_computes_float8_as_the_reference_does() -> None:
     assert text is not None and text.count("import ml_dtypes") == 1
     scope: dict[str, object] = {}
     exec(text, scope)
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     arrays = reference.inputs(args, 0, positive=False)
     got = scope["compute"]({a.name: x for a, x in zip(args, arrays, strict=True) if a.is_input})
-    (index, want), *_ = reference.on_cpu(task.mod, task.target, args)(0, False).items()
+    (index, want), *_ = task_program.on_cpu(task.mod, task.target, args)(0, False).items()
     assert want.dtype.name == "bfloat16" and got[args[index].name].dtype == want.dtype
     assert reference.mismatch(got[args[index].name], want, 1e-2) is None
 

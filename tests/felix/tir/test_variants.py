@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import errors, records, workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.measure.cuda import build as cuda_build
 from felix.sketch import diversity
 from felix.sketch import sketch as sketching
@@ -133,7 +133,7 @@ def program(task: Task, prefix: variants.Prefix) -> tvm.IRModule:
 
 def result_of(task: Task, mod: tvm.IRModule) -> reference.Array:
     """What the program computes of fixed inputs."""
-    arguments = reference.arguments(task.mod)
+    arguments = task_program.arguments(task.mod)
     tensors = [tvm.runtime.tensor(array)
                for array in reference.inputs(arguments, 0, positive=False)]  # fmt: skip
     tvm.tirx.build(mod, "llvm")(*tensors)
@@ -362,7 +362,7 @@ def test_a_transposed_convolution_by_phases_computes_the_same(name: str) -> None
     (prefix,) = phases.prefixes(task.mod, GPU)
     assert prefix.variant.parameters == tuple((f"stride{i}", s) for i, s in enumerate(strides))
     expected, actual = (result_of(task, mod) for mod in (task.mod, program(task, prefix)))
-    assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+    assert reference.mismatch(actual, expected, task_program.tolerance(task.mod)) is None
 
 
 def test_phases_multiply_no_zeros_between_cells() -> None:
@@ -418,7 +418,7 @@ def test_split_phases_compute_the_same(kernel: int) -> None:
     split.apply(schedule)
     (joined,) = second_reductions.join_consumer(schedule, schedule.get_sblock(split.only))
     actual, expected = result_of(task, joined.mod), result_of(task, task.mod)
-    assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+    assert reference.mismatch(actual, expected, task_program.tolerance(task.mod)) is None
 
 
 def test_phases_are_one_kernel() -> None:
@@ -442,7 +442,7 @@ def test_a_database_has_the_variants_own_program(tmp_path: pathlib.Path) -> None
     (stored,) = records.import_database(tmp_path)
     built = tvm.s_tir.Schedule(stored.mod)
     stored.trace.apply_to_schedule(built, remove_postproc=False)
-    tolerance = reference.tolerance(task.mod)
+    tolerance = task_program.tolerance(task.mod)
     expected = result_of(task, task.mod)
     assert reference.mismatch(result_of(task, built.mod), expected, tolerance) is None
 
@@ -497,7 +497,7 @@ def test_a_variant_computes_what_the_task_does(name: str) -> None:
     expected = result_of(task, task.mod)
     prefix = variants.of_program(task.mod, CPU if name in PACKED else GPU)[-1]
     actual = result_of(task, program(task, prefix))
-    assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+    assert reference.mismatch(actual, expected, task_program.tolerance(task.mod)) is None
 
 
 def test_schedules_of_a_packed_operand_compute_what_the_task_does() -> None:
@@ -508,7 +508,7 @@ def test_schedules_of_a_packed_operand_compute_what_the_task_does() -> None:
     for sketch in sketches:
         for row in legal_rows.draw(sketch, 4, seed=3):
             actual = result_of(task, sketch.program(row))
-            assert reference.mismatch(actual, expected, reference.tolerance(task.mod)) is None
+            assert reference.mismatch(actual, expected, task_program.tolerance(task.mod)) is None
 
 
 @pytest.mark.parametrize(

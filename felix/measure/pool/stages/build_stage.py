@@ -1,18 +1,20 @@
-"""Builders, each with a thread that takes what waits to be built."""
+"""Builders, each with a thread that takes what waits to be built: candidates and references."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from felix.measure import protocol
 from felix.measure.pool import candidates
 
+#: What a builder is given: a candidate, or a task whose reference it is to make.
+Item: TypeAlias = candidates.Candidate | candidates.PoolTask
 #: Takes a candidate and its measurement.
 Settle = Callable[[candidates.Candidate, protocol.Measurement], None]
-#: A candidate that lost so many machines has no other try.
+#: What lost so many machines has no other try.
 MAX_LOSSES = 3
 
 
@@ -27,28 +29,32 @@ class Builder(Protocol):
         """
         ...
 
+    def reference(self, payload: str, name: str) -> candidates.Built:
+        """Make the reference of the task whose payload this is; raises as `build`."""
+        ...
+
     def is_back(self) -> bool:
         """Wait until a builder that was gone works again; False: it never will."""
         ...
 
 
 class BuildStage:
-    """Builds candidates in the order they come, and hands them to `built` or to `settle`.
+    """Builds what comes, in order, and hands it to `built` or to `settle`.
 
     Args:
         builders: more may be added.
-        built: takes a candidate that has its library.
-        settle: takes one that failed.
+        built: takes a candidate that has its library, and a task whose reference was tried.
+        settle: takes a candidate that failed.
     """
 
     def __init__(
         self,
         builders: Sequence[Builder],
-        built: Callable[[candidates.Candidate], None],
+        built: Callable[[Item], None],
         settle: Settle,
     ) -> None:
         self._built, self._settle = built, settle
-        self._waiting: queue.SimpleQueue[candidates.Candidate | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._threads = [self._thread(builder) for builder in builders]
         self._lost: dict[Builder, str] = {}
 
@@ -74,25 +80,25 @@ class BuildStage:
         reasons = list(self._lost.values())
         return reasons[0] if reasons and len(reasons) == self.n_builders else None
 
-    def put(self, candidate: candidates.Candidate) -> None:
-        """Queue a candidate."""
-        self._waiting.put(candidate)
+    def put(self, item: Item) -> None:
+        """Queue a candidate, or a task whose reference is to be made."""
+        self._waiting.put(item)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits."""
         return self._waiting.empty()
 
-    def drain(self) -> list[candidates.Candidate]:
+    def drain(self) -> list[Item]:
         """Everything that waits; the queue is empty then."""
-        drained: list[candidates.Candidate] = []
+        drained: list[Item] = []
         while True:
             try:
-                candidate = self._waiting.get_nowait()
+                item = self._waiting.get_nowait()
             except queue.Empty:
                 return drained
-            if candidate is not None:
-                drained.append(candidate)
+            if item is not None:
+                drained.append(item)
 
     def close(self) -> None:
         """Let each thread end after what it builds."""
@@ -108,29 +114,42 @@ class BuildStage:
         return threading.Thread(target=self._loop, args=(builder,), daemon=True)
 
     def _loop(self, builder: Builder) -> None:
-        while (candidate := self._waiting.get()) is not None:
-            if not (candidate.future.running() or candidate.future.set_running_or_notify_cancel()):
-                continue
+        while (item := self._waiting.get()) is not None:
             try:
-                made = builder.build(candidate.payload, candidate.name)
+                if isinstance(item, candidates.PoolTask):
+                    item.reference.settle(builder.reference(item.payload, item.name))
+                    self._built(item)
+                elif _is_wanted(item):
+                    self._build(builder, item)
             except candidates.WorkerGone as gone:
                 self._lost[builder] = str(gone)
-                self._again(candidate, str(gone))
+                self._again(item, str(gone))
                 if not builder.is_back():
                     return
                 del self._lost[builder]
-                continue
-            candidate.build_s, candidate.binary = made.build_s, made.binary
-            if made.error is None:
-                self._built(candidate)
-            else:
-                self._settle(candidate, candidate.failed(made.error, made.message))
 
-    def _again(self, candidate: candidates.Candidate, why: str) -> None:
-        """Queue a candidate again whose builder was lost; it fails if that happens too often."""
-        candidate.losses += 1
-        if candidate.losses < MAX_LOSSES:
-            self._waiting.put(candidate)
+    def _build(self, builder: Builder, candidate: candidates.Candidate) -> None:
+        made = builder.build(candidate.payload, candidate.name)
+        candidate.build_s, candidate.binary = made.build_s, made.binary
+        if made.error is None:
+            self._built(candidate)
         else:
-            failed = candidate.failed(protocol.ErrorClass.INFRASTRUCTURE, f"building: {why}")
-            self._settle(candidate, failed)
+            self._settle(candidate, candidate.failed(made.error, made.message))
+
+    def _again(self, item: Item, why: str) -> None:
+        """Queue again what lost its builder; it fails if that happens too often."""
+        item.losses += 1
+        message, error = f"building: {why}", protocol.ErrorClass.INFRASTRUCTURE
+        if item.losses < MAX_LOSSES:
+            self._waiting.put(item)
+        elif isinstance(item, candidates.PoolTask):
+            item.reference.tries_left = 0
+            item.reference.settle(candidates.Built(error=error, message=message))
+            self._built(item)
+        else:
+            self._settle(item, item.failed(error, message))
+
+
+def _is_wanted(candidate: candidates.Candidate) -> bool:
+    """Whether nobody cancelled it."""
+    return candidate.future.running() or candidate.future.set_running_or_notify_cancel()

@@ -51,7 +51,7 @@ class Runs(Protocol):
         ...
 
     def prepare(self, state: candidates.TaskState) -> None:
-        """Compute a task's reference; `state` holds a failure for its candidates."""
+        """Run a task's reference; `state` holds a failure for its candidates."""
         ...
 
     def run(
@@ -156,7 +156,7 @@ class DeviceStage:
         return False
 
     def _prepare(self, task: candidates.PoolTask) -> bool:
-        """Make a task's reference; whether the device goes on."""
+        """Run a task's reference; whether the device goes on."""
         try:
             self.runs.prepare(task.states[self.index])
         except candidates.WorkerGone as gone:

@@ -1,6 +1,6 @@
 """Which device runs what: where built candidates wait until a run worker is free.
 
-A task has a *home* device. Its reference is made there first, its finals (`thorough`) run
+A task has a *home* device. Its reference is run there first, its finals (`thorough`) run
 nowhere else, and its latencies are those of that device. A device that has nothing to do helps
 another: it takes candidates of a home that has more than one waiting. What it measures counts
 after calibration only (`stages.device_stage`), since no two cards are equally fast.
@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 from felix.measure.pool import candidates
 
-#: What a device is given: a candidate, or a task whose reference it is to make.
+#: What a device is given: a candidate, or a task whose reference it is to run.
 Item: TypeAlias = candidates.Candidate | candidates.PoolTask
 
 
@@ -67,7 +67,7 @@ class Dispatch:
             return home
 
     def put(self, item: Item) -> None:
-        """Queue a candidate, or a task whose reference is to be made, at the task's home."""
+        """Queue a candidate, or a task whose reference is to be run, at the task's home."""
         with self._lock:
             task, usable = _task(item), self._usable()
             if usable and task.home not in usable:

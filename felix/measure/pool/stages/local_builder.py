@@ -45,8 +45,24 @@ class LocalBuilder:
     def build_for(self, kind: str, payload: str, name: str) -> candidates.Built:
         """Build a payload for devices of a kind, "cpu" or "cuda"."""
         request = self._request(kind, payload, str(self._folder / name))
+        return self._made(request, self._options.build_timeout_s, busy=True)
+
+    def reference(self, payload: str, name: str) -> candidates.Built:
+        """Make the reference of the task whose payload this is, for devices of any kind."""
+        options = self._options
+        request = {
+            "verb": "reference", "payload": payload, "stem": str(self._folder / name),
+            "link": options.link.value, "seed": options.seed, "check": options.check,
+        }  # fmt: skip
+        return self._made(request, options.reference_timeout_s, busy=False)
+
+    def is_back(self) -> bool:
+        """A worker that died is replaced at the next build."""
+        return True
+
+    def _made(self, request: dict[str, Any], timeout_s: float, busy: bool) -> candidates.Built:
         try:
-            reply = self._reply(request)
+            reply = self._reply(request, timeout_s, busy)
         except (pool_worker.WorkerLost, errors.MeasureError) as error:
             build_s = error.cpu_s if isinstance(error, pool_worker.WorkerLost) else 0.0
             kind = run_stage.classify(error, _ErrorClass.BUILD)
@@ -58,11 +74,9 @@ class LocalBuilder:
                 error=_ErrorClass(reply["error"]),
                 message=reply["message"],
             )
-        return candidates.Built(reply["library"], reply["seconds"])
-
-    def is_back(self) -> bool:
-        """A worker that died is replaced at the next build."""
-        return True
+        return candidates.Built(
+            reply["library"], reply.get("description", ""), build_s=reply["seconds"]
+        )
 
     def _request(self, kind: str, payload: str, stem: str) -> dict[str, Any]:
         request = {"verb": "build", "payload": payload, "stem": stem}
@@ -76,14 +90,14 @@ class LocalBuilder:
             "max_source_bytes": self._options.max_source_bytes,
         }
 
-    def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _reply(self, request: dict[str, Any], timeout_s: float, busy: bool) -> dict[str, Any]:
         """The reply of the worker; its library is where no worker can write."""
-        reply = self.worker.call(request, self._options.build_timeout_s, busy=True)
+        reply = self.worker.call(request, timeout_s, busy=busy)
         try:
             reply = replies.checked(request, reply)
         except inbox.Nonsense as error:
             raise self.worker.misbehaved(f"it replied with {error}") from None
-        if "error" in reply:
+        if "error" in reply or not reply["library"]:
             return reply
         library = self._folders.libraries / pathlib.Path(reply["library"]).name
         try:

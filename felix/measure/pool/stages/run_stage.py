@@ -123,17 +123,19 @@ class RunWorker:
         return message
 
     def prepare(self, state: candidates.TaskState) -> None:
-        """Compute a task's reference; `state` holds a failure for its candidates.
+        """Run a task's reference; `state` holds a failure for its candidates.
 
         What failed may have left memory or a broken context behind, so the next request gets a
         fresh worker. There, the first candidate tries once more, unless it would take as long.
         """
+        if state.reference.failure is not None:
+            state.failure, state.tries_left = state.reference.failure, 0
+            return
         request = {
             "verb": "prepare",
             "folder": state.folder,
-            "payload": state.payload,
-            "seed": self._options.seed,
-            "check": self._options.check,
+            "description": state.reference.description,
+            "binary": state.reference.binary,
         }
         state.tries_left -= 1
         try:

@@ -15,6 +15,7 @@ import tvm
 from felix import errors, workloads
 from felix.measure import protocol
 from felix.measure.cluster import kinds, messages, node, pool, remote
+from felix.measure.description import Description
 from felix.measure.pool import candidates, local
 from felix.measure.pool.stages import device_stage, dispatch
 from tests.felix.measure import contract
@@ -214,6 +215,11 @@ def test_a_node_that_forgot_a_task_is_told_again(
     assert all(each.ok for each in _results(over, 4))
 
 
+DESCRIPTION = Description(
+    device="cpu", target="llvm", arguments=(), tolerance=0.0, seed=0
+).to_json()
+
+
 class _Says:
     """A link to a node that was taken over."""
 
@@ -247,6 +253,63 @@ def test_a_forged_build_is_an_infrastructure_error(
     made = remote.RemoteBuilder(_Says((text, content)), tmp_path, "cpu").build("{}", "name")
     assert made.error is protocol.ErrorClass.INFRASTRUCTURE and made.message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "content"),
+    [
+        ({"suffix": ".so"}, b"x"),
+        ({"suffix": ".so", "description": "{}"}, b"x"),
+        ({"suffix": ".so", "description": 7}, b"x"),
+        ({"suffix": ".so", "description": "x" * (1 << 20)}, b"x"),
+        ({"suffix": ".py", "description": DESCRIPTION}, b"x"),
+        ({"suffix": [], "description": DESCRIPTION}, b"x"),
+    ],
+)
+def test_a_forged_reference_is_an_infrastructure_error(
+    reply: dict[str, Any], content: bytes, tmp_path: Any
+) -> None:
+    says = _Says((_message(build_s=1.0, **reply), content))
+    made = remote.RemoteBuilder(says, tmp_path, "cpu").reference("{}", "name")
+    assert made.error is protocol.ErrorClass.INFRASTRUCTURE and made.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reference_comes_as_data(tmp_path: Any) -> None:
+    for suffix, content in ((".so", b"x"), (".outputs", b"y"), ("", b"")):
+        says = _Says((_message(build_s=1.0, suffix=suffix, description=DESCRIPTION), content))
+        made = remote.RemoteBuilder(says, tmp_path, "cpu").reference("{}", "name")
+        assert (made.error, made.description) == (None, DESCRIPTION)
+        assert made.binary == (str(tmp_path / f"name{suffix}") if suffix else "")
+
+
+def test_devices_get_descriptions_and_no_programs(cluster: nodes.Cluster) -> None:
+    said: dict[str, list[str]] = {}
+
+    def heard(name: str, link: nodes.Link) -> None:
+        call = link.call
+
+        def noted(method: str, *args: Any) -> Any:
+            said.setdefault(f"{name} {method}", []).extend(map(str, args))
+            return call(method, *args)
+
+        link.call = noted  # type: ignore[method-assign]
+
+    alone = cluster.part("builds", "first")
+    made_link = alone.link
+
+    def link(member: pool.Member, closed: threading.Event) -> nodes.Link:
+        made = made_link(member, closed)
+        heard(member.name, made)
+        return made
+
+    alone.link = link  # type: ignore[method-assign]
+    with pool.ClusterPool(contract.task(), alone, QUICK) as over:
+        assert _results(over, 1)[0].checked
+    assert said.keys() >= {"builds build", "builds reference", "first prepare", "first run"}
+    assert len(said["builds reference"]) == 1
+    of_device = [text for key, texts in said.items() if key.startswith("first") for text in texts]
+    assert not any("payload" in text or "tirx" in text for text in of_device)
 
 
 def test_what_is_too_large_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +368,7 @@ def test_kinds_are_names_of_devices() -> None:
 def test_one_batch_takes_a_share_of_what_waits() -> None:
     queues = dispatch.Dispatch(2)
     device = candidates.Device("cpu", "", 0)
-    state = candidates.TaskState(tvm.target.Target("llvm"), device, "", "")
+    state = candidates.TaskState(device, "", candidates.Reference())
     task = candidates.PoolTask(0, [state, state])
     for number in range(9):
         queues.put(candidates.Candidate(task, "", str(number), Future()))

@@ -17,9 +17,9 @@ from tvm import te
 
 from felix import launch_plan, target
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, timing
+from felix.measure import protocol, reference, reference_build, timing
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import helper_kernels, launches, nvrtc
+from felix.measure.cuda import helper_kernels, nvrtc, program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
 from tests.support import tir_programs
@@ -104,12 +104,13 @@ for i in range({N}):
     folder = tmp_path / "task"
     folder.mkdir()
     text = payloads.of(tvm.IRModule({"main": func}), target.parse("h200"))
-    runner.prepare(str(folder), text, seed=0, check=True)
+    made = reference_build.handle(text, str(tmp_path / "made"), "auto", seed=0, check=True)
+    runner.prepare(str(folder), made["description"], made["library"])
 
     def run(kernel: str) -> dict[str, Any]:
         launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, (0, 1))
         path = str(tmp_path / "candidate.cubin")
-        launches.write(path, launch_plan.LaunchPlan(2, (), (launch,)), b"cubin")
+        program_file.write(path, launch_plan.LaunchPlan(2, (), (launch,)), b"cubin")
         options = dataclasses.asdict(timing.GPU)
         return runner.run(str(folder), path, options, cache_bytes=4096, best_us=None)
 

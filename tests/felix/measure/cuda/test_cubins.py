@@ -13,7 +13,7 @@ from felix import errors
 from felix.measure import build as measure_build
 from felix.measure import payload
 from felix.measure.cuda import build as cuda_build
-from felix.measure.cuda import launches, nvrtc
+from felix.measure.cuda import nvrtc, program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import source as cuda_source
 from tests.support import legal_rows
@@ -126,7 +126,7 @@ def test_programs_of_narrow_floats_are_built(types: str, tmp_path: pathlib.Path)
         payload.of(mod, target), str(tmp_path / "candidate"), max_source_bytes=10**6,
         explicit=True, scalars=True, options=nvrtc.FAST,
     )  # fmt: skip
-    plan, cubin = launches.read(reply["library"])
+    plan, cubin = program_file.read(reply["library"])
     assert cubin.startswith(b"\x7fELF") and len(cubin) == reply["cubin_bytes"]
     assert all(launch.kernel.encode() in cubin for launch in plan.launches)
 

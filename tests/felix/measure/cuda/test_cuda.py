@@ -20,7 +20,7 @@ from felix import errors, launch_plan
 from felix.measure import build, protocol, timing
 from felix.measure.cuda import build as cuda_build
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import launches, nvrtc, reference
+from felix.measure.cuda import launches, nvrtc, program_file, reference
 from felix.measure.cuda import source as cuda_source
 from felix.measure.pool import device_lock, local
 from felix.task import Task
@@ -277,8 +277,8 @@ def test_a_plan_and_its_cubin_share_a_file(tmp_path: pathlib.Path) -> None:
         1, (4,), (launch_plan.Launch("k", (1, 2, 3, 4, 5, 6), 7, (0, 1)),)
     )
     path = str(tmp_path / "k.cubin")
-    launches.write(path, plan, b"\x7fELF\n\n\x00rest")
-    assert launches.read(path) == (plan, b"\x7fELF\n\n\x00rest")
+    program_file.write(path, plan, b"\x7fELF\n\n\x00rest")
+    assert program_file.read(path) == (plan, b"\x7fELF\n\n\x00rest")
 
 
 class _Nvrtc:

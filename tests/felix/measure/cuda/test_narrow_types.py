@@ -8,7 +8,7 @@ import tvm
 
 import felix
 from felix.cli.comparison import torch_child
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.measure.pool import local
 from felix.workloads import catalogue, torch_forms
 
@@ -61,11 +61,11 @@ def test_pytorch_agrees_within_the_tolerance(text: str) -> None:
     """Its kernels are of tensor cores, which the tolerance allows for."""
     task = felix.workloads.parse(text, target="cuda")
     form = torch_forms.form(*catalogue.parse_params(text))
-    args = reference.arguments(task.mod)
+    args = task_program.arguments(task.mod)
     torch_child.use_full_precision()
     output = form.call(*torch_child.random_inputs(form, args, "cuda")).cpu()
-    (expected,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
+    (expected,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
     assert output.dtype == torch_forms.tensor(expected).dtype
     wide = torch.int32 if output.dtype == torch.int32 else torch.float32
     got = output.to(wide).numpy().astype(expected.dtype)
-    assert reference.mismatch(got, expected, reference.tolerance(task.mod)) is None
+    assert reference.mismatch(got, expected, task_program.tolerance(task.mod)) is None

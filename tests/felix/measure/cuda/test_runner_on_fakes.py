@@ -14,9 +14,9 @@ from tvm.script import tirx as T
 
 from felix import errors, launch_plan, target, workloads
 from felix.measure import payload as payloads
-from felix.measure import protocol, reference, timing
+from felix.measure import protocol, reference, reference_build, task_program, timing
 from felix.measure.cuda import driver as cuda_driver
-from felix.measure.cuda import launches, nvrtc
+from felix.measure.cuda import nvrtc, program_file
 from felix.measure.cuda import reference as cuda_reference
 from felix.measure.cuda import runner as cuda_runner
 from tests.support import tir_programs
@@ -104,7 +104,8 @@ class Bench:
         folder.mkdir()
         mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
         payload = payloads.of(mod, target.parse("h200"))
-        self.runner.prepare(str(folder), payload, seed=0, check=True)
+        made = reference_build.handle(payload, str(folder / "made"), "auto", seed=0, check=True)
+        self.runner.prepare(str(folder), made["description"], made["library"])
         return str(folder)
 
     def run(
@@ -120,7 +121,7 @@ class Bench:
         args = tuple(range(n_params + len(workspaces)))
         launch = launch_plan.Launch(kernel, (1, 1, 1, N, 1, 1), 0, args)
         path = str(self.folder / "candidate.cubin")
-        launches.write(
+        program_file.write(
             path, launch_plan.LaunchPlan(n_params, workspaces, (launch,) * n_launches), b"cubin"
         )
         options = dataclasses.asdict(timed)
@@ -172,7 +173,7 @@ def test_nothing_is_done_on_the_device_before_others_are_kept_off(bench: Bench) 
 
     folder = bench.prepare(add)
     before, after = split()
-    assert before == ["compile", "compile", "inputs"]  # the helpers, the reference
+    assert before == ["compile", "compile", "inputs"]  # the reference, the helpers
     assert "cuDevicePrimaryCtxRetain" in after and "cuMemcpyHtoDAsync_v2" in after
     assert "compile" not in after and "inputs" not in after
     assert bench.run(folder, "right")["checked"]
@@ -327,7 +328,7 @@ def test_inputs_are_positive_where_the_reference_needs_it(bench: Bench) -> None:
 )
 def test_tolerance_is_wider_where_fast_math_approximates(text: str, limit: float) -> None:
     mod = workloads.parse(text, target="h200").mod
-    assert cuda_reference.tolerance(mod) == max(limit, reference.tolerance(mod))
+    assert cuda_reference.tolerance(mod) == max(limit, task_program.tolerance(mod))
 
 
 def test_outputs_and_workspaces_hold_nothing_useful_before_the_check(bench: Bench) -> None:

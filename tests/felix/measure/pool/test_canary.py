@@ -115,7 +115,7 @@ def test_busy_devices_are_looked_at_after_some_candidates(
 
 def test_a_canary_without_a_latency_says_nothing() -> None:
     watch = canary.Canary("cpu")
-    state = candidates.TaskState(several.TARGET, several.GPU, "", "")
+    state = candidates.TaskState(several.GPU, "", candidates.Reference())
     watch.arm(candidates.PoolTask(0, [state]), "canary.so")
     results: Iterator[float | None] = iter([])
 

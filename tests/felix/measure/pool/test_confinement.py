@@ -25,6 +25,7 @@ from felix.measure.pool import worker as pool_worker
 from felix.measure.pool.stages import run_stage
 from felix.processes import policy
 from felix.task import Task
+from felix.tir.design_space import default_schedule
 from tests.support import tir_programs
 from tests.support.cuda import library
 from tests.support.hostile import besieged
@@ -145,7 +146,7 @@ def test_a_run_worker_of_a_gpu_that_is_taken_over_gets_nothing(
     pool: local.LocalPool, place: besieged.Besieged
 ) -> None:
     worker = pool._processes._worker(
-        "gpu-runner", rights.cuda_runner(pool._folders), GPU, threads=1, nice=0
+        "gpu-runner", rights.cuda_runner(pool._folders), GPU, role="cuda", threads=1, nice=0
     )
     take(worker, place.code(pids=others(pool, "gpu-runner")))
     assert place.harm(log_of(pool, "gpu-runner")) == {}
@@ -173,14 +174,15 @@ def test_a_gpu_is_used_by_a_confined_worker_if_its_driver_works_so(
     may = rights.cuda_runner(pool._folders)
     devices = [*may.devices, *([str(gpu_file)] if is_allowed else [])]
     may = dataclasses.replace(may, devices=devices)
-    worker = pool._processes._worker("gpu-runner", may, GPU, threads=1, nice=0)
-    worker._settings["device"] = "cuda"
+    worker = pool._processes._worker("gpu-runner", may, GPU, role="cuda", threads=1, nice=0)
     quiet = run_stage.Quiet(pool.timing_lock, ())
     runs = run_stage.RunWorker(worker, quiet, local.LocalOptions(), GPU)
     runs.open("sm_90")
     assert worker.is_confined is is_confined and runs._broken == failure
     assert (runs.unconfined is None) is is_confined
     assert (worker.pid is not None) is (is_there and is_allowed)  # one start of the driver
+    if worker.pid is not None:
+        assert "libtvm" not in pathlib.Path(f"/proc/{worker.pid}/maps").read_text()
     worker.kill()
 
 
@@ -195,6 +197,27 @@ def test_a_pool_that_has_to_be_confined_and_cannot_is_refused(
     options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
     with pytest.raises(errors.MeasureError, match=r"in a confined process: .* in cuInit"):
         local.LocalPool(workloads.gemm(N, N, N, target="h200"), options)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+@pytest.mark.parametrize("text", ["gemm:8,8,8", "reduce:100,axes=0,kind=sum"])
+def test_a_gpu_gets_references_and_candidates_that_builders_made(
+    text: str, gpu_file: pathlib.Path, drivers: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By processes without TVM; kernels do nothing here, so sums are not as the builder's."""
+    gpu_file.touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(drivers), prepend=os.pathsep)
+    monkeypatch.setattr(local.local_device, "of", lambda target: GPU)
+    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
+    options = local.LocalOptions(builders=1, confine_gpu=policy.ConfineGpu.ON)
+    task = workloads.parse(text, target="h200")
+    with local.LocalPool(task, options) as pool:
+        (result,) = pool.measure([default_schedule.on_gpu(task.mod).mod])
+        pids = pool.worker_pids()
+    is_plan = text.startswith("gemm")
+    assert result.error is (None if is_plan else protocol.ErrorClass.WRONG_RESULT), result.message
+    assert result.checked is is_plan and pids["builder-0"] is not None
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ import tvm
 from tvm.script import tirx as T
 
 from felix import errors, workloads
-from felix.measure import build, protocol, reference, timing
+from felix.measure import build, protocol, task_program, timing
 from felix.measure.pool import fork_server_main, local, worker
 from felix.task import Task
 from tests.support import tir_programs
@@ -362,7 +362,7 @@ def test_libraries_bind_to_the_current_functions_of_libm(
     if platform.libc_ver()[0] != "glibc" or shutil.which("readelf") is None:
         pytest.skip("needs glibc and readelf")
     softmax = workloads.parse("softmax:8x16", target="llvm")
-    module = reference.scheduled(softmax.mod)
+    module = task_program.scheduled(softmax.mod)
     path = build.build(module, softmax.target, str(tmp_path / "softmax"), link)
     command = ["readelf", "--wide", "--dyn-syms", path]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -81,7 +81,9 @@ def _candidate(state: candidates.TaskState) -> candidates.Candidate:
 
 @pytest.fixture
 def state() -> candidates.TaskState:
-    return candidates.TaskState(tvm.target.Target("llvm"), DEVICE, "folder", "payload")
+    return candidates.TaskState(
+        DEVICE, "folder", candidates.Reference("a task", "reference.cubin")
+    )
 
 
 def test_a_failed_reference_costs_the_worker_and_is_tried_once_more(

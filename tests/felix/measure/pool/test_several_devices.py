@@ -68,7 +68,7 @@ class Pool:
 
     def task(self) -> candidates.PoolTask:
         states = [
-            candidates.TaskState(TARGET, dataclasses.replace(GPU, index=index), "", "")
+            candidates.TaskState(dataclasses.replace(GPU, index=index), "", candidates.Reference())
             for index in range(self.n_devices)
         ]
         task = candidates.PoolTask(self.queues.home_of_next_task(), states)
@@ -287,7 +287,7 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
 
 def _queued(queues: dispatch.Dispatch, number: int) -> candidates.PoolTask:
     """A task at home on device 0, with so many candidates that wait."""
-    state = candidates.TaskState(TARGET, GPU, "", "")
+    state = candidates.TaskState(GPU, "", candidates.Reference())
     task = candidates.PoolTask(0, [state] * 4)
     for each in range(number):
         queues.put(candidates.Candidate(task, "", str(each), Future()))

@@ -70,7 +70,7 @@ def _computes_and_dies(conn: Connection) -> None:
 @pytest.fixture
 def worker(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[pool_worker.Worker]:
     server: Any = FakeForkServer(tmp_path, request.param)
-    created = pool_worker.Worker(server, "worker", {})
+    created = pool_worker.Worker(server, "worker", {"log": str(tmp_path / "worker.log")})
     yield created
     created.kill()
 

@@ -12,7 +12,7 @@ import pytest
 import sympy
 
 from felix import errors, target, workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.measure.cuda import nvrtc
 from felix.templates.gemm.ampere import decisions, packing, program, template
 from felix.templates.gemm.ampere.decisions import Decisions
@@ -41,7 +41,7 @@ def problem(n_axes: int, *sizes: int, dtype: str = "bfloat16", **options: Any) -
 def _arrays(n_axes: int, sizes: tuple[int, ...], options: dict[str, Any]) -> list[Any]:
     """Random parameters; the output is poison, and there is poison behind it."""
     mod = CONV[n_axes](*sizes, target="llvm", **options).mod
-    *inputs, output = reference.inputs(reference.arguments(mod), 1, positive=False)
+    *inputs, output = reference.inputs(task_program.arguments(mod), 1, positive=False)
     behind = np.zeros(output.size + 64, output.dtype)
     behind.view(np.uint8).fill(0x5A)
     return [*inputs, behind]

@@ -8,7 +8,7 @@ import tvm
 from tvm import te, topi
 
 import felix
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.templates.gemm.norms.folding import Folded, NotFolded, fold
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import recognise
@@ -56,7 +56,7 @@ def _program(kind: str, dtype: str = "float32", epilogue: str = "") -> felix.Tas
 
 def _outputs(task: felix.Task, folded: Folded) -> tuple[np.ndarray, np.ndarray]:
     """The output of the program, and of the three programs one after the other."""
-    arrays = reference.inputs(reference.arguments(task.mod), 1, positive=False)
+    arrays = reference.inputs(task_program.arguments(task.mod), 1, positive=False)
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.tirx.build(task.mod, "llvm")["main"](*tensors)
     known = {n: tvm.runtime.tensor(array) for n, array in enumerate(arrays[:-1])}

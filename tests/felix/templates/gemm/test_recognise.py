@@ -17,7 +17,7 @@ from tvm import te, tirx, topi
 
 import felix
 from felix import workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.templates.gemm.problem import GemmProblem
 from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support import tir_programs
@@ -234,11 +234,11 @@ def test_problem_computes_what_the_program_computes(
     mod = PROGRAMS[name]
     problem = recognise(mod)
     assert isinstance(problem, GemmProblem), problem
-    arrays = reference.inputs(reference.arguments(mod), 1, positive=False)
+    arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.tirx.build(mod, "llvm")["main"](*tensors)
     param, values = gemm_problems.evaluate(problem, arrays, functions[name])
-    tolerance = 1e-3 if name == "activated_narrow" else reference.tolerance(mod)
+    tolerance = 1e-3 if name == "activated_narrow" else task_program.tolerance(mod)
     assert reference.mismatch(values, tensors[param].numpy(), tolerance) is None
 
 

@@ -17,7 +17,7 @@ from tvm.relax.frontend.torch import from_exported_program
 
 import felix
 from felix import workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.templates.gemm.problem import GemmProblem, Window
 from felix.templates.gemm.recognise import NotRecognised, recognise
 from tests.support.templates import gemm_problems
@@ -197,12 +197,12 @@ def test_problem_computes_what_the_program_computes(
     problem = recognise(mod)
     assert isinstance(problem, GemmProblem), problem
     assert problem.a.gather or problem.b.gather
-    arrays = reference.inputs(reference.arguments(mod), 1, positive=False)
+    arrays = reference.inputs(task_program.arguments(mod), 1, positive=False)
     tensors = [tvm.runtime.tensor(array) for array in arrays]
     tvm.tirx.build(mod, "llvm")["main"](*tensors)
     param, values = gemm_problems.evaluate(problem, arrays, functions[name])
     actual = tensors[param].numpy()
-    assert reference.mismatch(values, actual, reference.tolerance(mod)) is None
+    assert reference.mismatch(values, actual, task_program.tolerance(mod)) is None
 
 
 def _problem(mod: tvm.IRModule) -> GemmProblem:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.support.generated import fuzzing
 from felix import target, workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.measure.cuda import nvrtc
 from felix.templates.gemm.ampere import template
 from felix.templates.gemm.problem import GemmProblem
@@ -41,8 +41,8 @@ def test_text_of_a_kernel_computes_the_program(text: str, tmp_path: pathlib.Path
     problem = recognise(task.mod)
     assert isinstance(problem, GemmProblem) and template.unsuited(problem) is None
     made = template.AmpereGemm(problem, A100, "sm_80")
-    args = reference.arguments(task.mod)
-    (expected,) = reference.on_cpu(task.mod, task.target, args)(1, False).values()
+    args = task_program.arguments(task.mod)
+    (expected,) = task_program.on_cpu(task.mod, task.target, args)(1, False).values()
     settings = fuzzing.legal(made, 200, random.Random(1))
     small = [each for each in settings if each[0]["warps_m"] * each[0]["warps_n"] <= 2]
     whole = next(program for values, program in small if values["split_k"] == 1)
@@ -53,7 +53,7 @@ def test_text_of_a_kernel_computes_the_program(text: str, tmp_path: pathlib.Path
         library = host_gpu.build(program, problem, folder)
         arrays = reference.inputs(args, 1, positive=False)
         assert host_gpu.run(library, program, arrays, late=True) == 0
-        limit = reference.tolerance(task.mod)
+        limit = task_program.tolerance(task.mod)
         assert reference.mismatch(arrays[-1].reshape(expected.shape), expected, limit) is None
 
 
@@ -71,8 +71,8 @@ def test_templates_take_scales_and_compile(text: str) -> None:
 def test_inputs_of_a_float16_output_do_not_overflow() -> None:
     text = "gemm:64,64,512,dtype=int8,epilogue=scale,out_dtype={}"
     for out, is_full in (("float16", False), ("bfloat16", True)):
-        args = reference.arguments(workloads.parse(text.format(out)).mod)
+        args = task_program.arguments(workloads.parse(text.format(out)).mod)
         assert args[0].is_full_range is is_full
         task = workloads.parse(text.format(out))
-        (values,) = reference.on_cpu(task.mod, task.target, args)(0, False).values()
+        (values,) = task_program.on_cpu(task.mod, task.target, args)(0, False).values()
         assert np.isfinite(values.astype(np.float64)).all()

@@ -20,7 +20,7 @@ from tvm import te, tirx
 
 import felix
 from felix import errors, target, workloads
-from felix.measure import reference
+from felix.measure import reference, task_program
 from felix.measure.cuda import nvrtc
 from felix.templates import registry
 from felix.templates.gemm.ampere import decisions, packing, program, template
@@ -111,9 +111,9 @@ def _checked(
     p = _problem(mod)
     generated = program.program(p, Decisions.of(values), "sm_80")
     library = host_gpu.build(generated, p, folder)
-    args = reference.arguments(mod)
+    args = task_program.arguments(mod)
     number = p.output.param
-    expected = reference.on_cpu(mod, tvm.target.Target("llvm"), args)(1, False)[number]
+    expected = task_program.on_cpu(mod, tvm.target.Target("llvm"), args)(1, False)[number]
     for late in (True, False):
         arrays = reference.inputs(args, 1, positive=False)
         output = np.zeros(expected.size + 64, expected.dtype)
@@ -320,7 +320,7 @@ def test_layers_of_torch(layer: str, tmp_path: pathlib.Path) -> None:
     p = _problem(task.mod)
     generated = program.program(p, Decisions.of(SMALL), "sm_80")
     library = host_gpu.build(generated, p, tmp_path)
-    arrays = reference.inputs(reference.arguments(task.mod), 3, positive=False)
+    arrays = reference.inputs(task_program.arguments(task.mod), 3, positive=False)
     assert host_gpu.run(library, generated, arrays, late=True) == 0
     tensors = [torch.from_numpy(array).float() for array in arrays]
     data, weights = tensors[p.a.param], tensors[p.b.param]

@@ -160,7 +160,7 @@ def test_what_is_no_reply_or_too_large_goes_no_further(
     monkeypatch.setattr(messages, "MAX_TEXT_BYTES", 1000)
     monkeypatch.setattr(messages, "MAX_BINARY_BYTES", 1000)
     link = calls.Calls(joined(served))
-    monkeypatch.setattr(cluster.nodes["first"], "prepare", lambda text: reply)
+    monkeypatch.setattr(cluster.nodes["first"], "prepare", lambda text, binaries: reply)
     with pytest.raises(errors.MeasureError):
         link.ask("call", "first", "prepare", "{}")
     assert link.ask("answers", "first")[0] is True

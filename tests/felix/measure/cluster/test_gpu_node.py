@@ -1,0 +1,51 @@
+"""A node that measures on a GPU and builds nothing, with a driver whose kernels do nothing."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from felix import workloads
+from felix.measure.cluster import pool
+from felix.measure.cuda import nvrtc
+from felix.measure.pool import candidates, device_lock, local_device, rights, rwlock
+from felix.tir.design_space import default_schedule
+from tests.felix.measure.cluster import nodes
+from tests.support.cuda import library
+
+GPU = candidates.Device("cuda", "NVIDIA H200", 1 << 20)
+OPTIONS = candidates.LocalOptions(builders=1)
+pytestmark = pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC")
+
+
+@pytest.fixture
+def cluster(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nodes.Cluster]:
+    gpu_file = tmp_path / "nvidia0"
+    gpu_file.touch()
+    library.make(tmp_path, gpu_file)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(local_device, "of", lambda target: GPU)
+    monkeypatch.setattr(device_lock, "for_device", lambda *device: rwlock.ReadWriteLock())
+    monkeypatch.setattr(rights, "nvidia_devices", lambda: [str(gpu_file)])
+    made = nodes.Cluster()
+    made.add("builds", OPTIONS, builders=1)
+    made.add("measures", OPTIONS, target="h200")
+    yield made
+    made.close()
+
+
+def test_it_runs_what_another_node_has_built(cluster: nodes.Cluster) -> None:
+    task = workloads.parse("gemm:8,8,8", target="h200")
+    options = pool.ClusterOptions(wait_s=60, watch_s=0.05, canary=False)
+    with pool.ClusterPool(task, cluster, options) as over:
+        (measured,) = over.measure([default_schedule.on_gpu(task.mod).mod])
+        assert measured.checked, measured.message
+        assert over.unconfined is None
+    runs = cluster.nodes["measures"]._runs
+    assert runs is not None and runs.worker.pid is not None
+    assert "libtvm" not in pathlib.Path(f"/proc/{runs.worker.pid}/maps").read_text()
+    (server,) = cluster.nodes["measures"]._processes.fork_servers
+    assert "libtvm" not in pathlib.Path(f"/proc/{server.pid}/maps").read_text()
