@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import tvm
 
+from felix.frontend.torch_calls.form import TorchForm
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -55,6 +57,8 @@ class ImportedModel:
         inputs: the tensors of a call.
         outputs: the tensors of a result.
         calling: how calls become inputs and outputs become results.
+        pytorch: what "main" calls of PyTorch, which TVM does not convert, by the names of the
+            operators.
     """
 
     mod: tvm.IRModule
@@ -63,6 +67,7 @@ class ImportedModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     calling: Calling
+    pytorch: Mapping[str, Sequence[TorchForm]] = dataclasses.field(default_factory=dict)
 
 
 def main_of(mod: tvm.IRModule) -> Any:

@@ -14,6 +14,7 @@ import tvm
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
 from felix.network import agreement
+from felix.network.pytorch import registration
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -146,6 +147,9 @@ def _of_torch(
     else:
         module = model
     read = frontend.import_torch(module, tuple(args), kwargs)
+    for forms in read.pytorch.values():
+        for form in forms:
+            registration.register(form)
     expected = _result(module, args, kwargs)
     return Network(
         name=name,

@@ -186,6 +186,7 @@ def from_outcomes(
         target=str(network.target.kind.name),
         groups=chosen.shipped,
         attentions=chosen.wholes,
+        pytorch={name: len(forms) for name, forms in network.imported.pytorch.items()},
         n_compared=contenders.n_timed + chosen.n_timed,
         reason=gathered.reason,
         tuning_s=gathered.elapsed_s,

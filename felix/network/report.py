@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from felix.network import shipping
@@ -41,6 +41,7 @@ class Report:
         calls: what runs a call: "one CUDA graph", or TVM's virtual machine (and why no graph).
         attentions: attentions that were compared with PyTorch's operator as a whole. Where it
             ships their groups have the calls that are left.
+        pytorch: operators that TVM does not convert, which PyTorch runs, and their calls.
         timing: of whole calls; None if everything was known and nothing was timed.
     """
 
@@ -54,6 +55,7 @@ class Report:
     calls: str
     timing: Timing | None
     attentions: Sequence[whole.Whole] = ()
+    pytorch: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def latency_us(self) -> float | None:
@@ -87,6 +89,7 @@ class Report:
             "latency_us": self.latency_us,
             "timing": None if self.timing is None else dataclasses.asdict(self.timing),
             "groups": [_group_json(each) for each in self.groups],
+            "pytorch": dict(self.pytorch),
             "attentions": [_attention_json(each) for each in self.attentions],
         }
 
@@ -113,7 +116,11 @@ class Report:
         return lines
 
     def _notes(self) -> list[str]:
-        notes = [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
+        notes = [
+            f"runs in PyTorch: {name}: TVM does not import it (calls: {calls})"
+            for name, calls in self.pytorch.items()
+        ]
+        notes += [f"untuned: {each.group.name}: {each.untuned}" for each in self.untuned]
         notes += [
             f"computed in another way: {each.group.name}: {each.group.rewriting}"
             for each in self.groups

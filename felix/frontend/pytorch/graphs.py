@@ -20,11 +20,10 @@ from torch._subclasses import fake_tensor
 from torch.export import exported_program, graph_signature
 from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
-from tvm.relax.frontend.torch import exported_program_translator as translator
 
 from felix import errors
 from felix.frontend import imported
-from felix.frontend.pytorch import export, importer, operators
+from felix.frontend.pytorch import export, importer, unconverted
 
 _KEYS = torch._C.DispatchKey
 
@@ -82,8 +81,7 @@ def convertible() -> frozenset[str]:
 
     Whether they convert depends on their operands, too.
     """
-    named = {*operators.convert_map(), *translator.ExportedProgramImporter().create_convert_map()}
-    return frozenset(named | {each.__name__ for each in _decompositions()})
+    return unconverted.convertible() | {each.__name__ for each in _decompositions()}
 
 
 @contextlib.contextmanager

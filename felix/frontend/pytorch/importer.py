@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from tvm.relax.frontend import torch as tvm_torch
 
 from felix import errors
 from felix.frontend import folding, imported
-from felix.frontend.pytorch import calling, export, operators
+from felix.frontend.pytorch import calling, export, operators, unconverted
 
 
 def import_torch(
@@ -38,7 +39,8 @@ def import_torch(
     leaves = export.drop_constant_inputs(program)
     constants = export.drop_constant_outputs(program)
     parameters = export.parameters(program)
-    mod = to_relax(program)
+    left = unconverted.Unconverted(program)
+    mod = to_relax(program, left.convert_map())
     variables = list(imported.main_of(mod).params)
     inputs = {
         spec.name: spec
@@ -58,12 +60,20 @@ def import_torch(
             result=program.call_spec.out_spec,
             constants=constants,
         ),
+        pytorch=left.forms,
     )
     return folding.fold(raw)
 
 
-def to_relax(program: torch.export.ExportedProgram) -> tvm.IRModule:
+def to_relax(
+    program: torch.export.ExportedProgram,
+    further: Mapping[str, operators.Converter] = types.MappingProxyType({}),
+) -> tvm.IRModule:
     """TVM's import of a program, whose parameters stay inputs.
+
+    Args:
+        program: the program.
+        further: conversions of operators that TVM does not convert.
 
     Raises:
         WorkloadError: TVM cannot import an operator.
@@ -73,7 +83,7 @@ def to_relax(program: torch.export.ExportedProgram) -> tvm.IRModule:
             program,
             keep_params_as_input=True,
             run_ep_decomposition=False,
-            custom_convert_map=operators.convert_map(),
+            custom_convert_map={**operators.convert_map(), **further},
         )
     except export.EXPORT_ERRORS as error:
         raise errors.WorkloadError(export.import_message(error)) from error

@@ -71,6 +71,11 @@ class TorchForm:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     @property
+    def function_name(self) -> str:
+        """By which TVM calls what runs the form: equal forms have equal names."""
+        return f"felix.pytorch.{self.key}"
+
+    @property
     def functions(self) -> str:
         """Names of what is called, for people."""
         return ", ".join(call.function for call in self.calls)

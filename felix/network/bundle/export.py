@@ -33,7 +33,7 @@ from felix.artifact import export as task_artifact
 from felix.measure import build
 from felix.network import executable, imported, report, shipping
 from felix.network.bundle import run_script
-from felix.network.pytorch import functions, registration
+from felix.network.pytorch import functions
 
 #: Version of the folder's layout.
 FORMAT = 1
@@ -62,7 +62,7 @@ def write(
         _save(path / EXAMPLES, _named("input", network.examples) | _named("output", expected))
         shutil.copyfile(run_script.__file__, path / "run.py")
         (path / "report.txt").write_text(f"{summary}\n")
-        forms = _forms(summary)
+        forms = _forms(network, summary)
         names = [LIBRARY, PARAMETERS, EXAMPLES, "run.py", "report.txt"]
         if forms:
             shutil.copyfile(functions.__file__, path / FUNCTIONS)
@@ -76,13 +76,14 @@ def write(
     return path
 
 
-def _forms(summary: report.Report) -> dict[str, str]:
+def _forms(network: imported.Network, summary: report.Report) -> dict[str, str]:
     """What PyTorch runs: by the name that the library calls, the form as text."""
     forms = [
         each.group.form for each in summary.groups if each.contender is shipping.Contender.PYTORCH
     ]
     forms += [form for each in summary.attentions if each.ships for form in each.forms]
-    return {registration.name(form): form.to_json() for form in forms if not isinstance(form, str)}
+    forms += [form for every in network.imported.pytorch.values() for form in every]
+    return {form.function_name: form.to_json() for form in forms if not isinstance(form, str)}
 
 
 def _library(built: executable.Executable, path: pathlib.Path) -> None:

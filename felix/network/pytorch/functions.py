@@ -89,6 +89,32 @@ def _causal_mask(scores: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(later, torch.finfo(scores.dtype).min)
 
 
+def _aten(
+    *tensors: torch.Tensor, operator: str, arguments: Any, keywords: Any, result: int | None
+) -> torch.Tensor:
+    """An operator of ATen, and one of its results by number where it has several.
+
+    In its arguments {"tensor": n} is a tensor, {"torch": name} a name of torch, {"device": None}
+    the tensors' device.
+    """
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [decoded(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        ((kind, content),) = value.items()
+        if kind == "tensor":
+            return tensors[content]
+        return tensors[0].device if kind == "device" else getattr(torch, content)
+
+    packet, overload = operator.split(".")
+    call = getattr(getattr(torch.ops.aten, packet), overload)
+    results = call(*decoded(arguments), **{name: decoded(each) for name, each in keywords.items()})
+    made: torch.Tensor = results if result is None else results[result]
+    return made
+
+
 #: Those that make a tensor of their own.
 MAKING: Mapping[str, Function] = {
     "silu": functional.silu, "gelu": functional.gelu, "selu": functional.selu,
@@ -121,7 +147,7 @@ MAKING: Mapping[str, Function] = {
     "expand": lambda x, shape: x.expand(shape),
     "attention": _attention, "attention_bias": _narrowed_bias, "causal_mask": _causal_mask,
     "swap_last": lambda x: x.transpose(-1, -2),
-    "embedding": lambda table, indices: functional.embedding(indices, table),
+    "aten": _aten, "embedding": lambda table, indices: functional.embedding(indices, table),
 }  # fmt: skip
 
 

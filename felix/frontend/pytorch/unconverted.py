@@ -1,0 +1,146 @@
+"""Operators that TVM does not convert, or not rightly, as calls of PyTorch's own.
+
+Such an operator becomes a call of a function by its name (`relax.call_dps_packed`), whose form
+(`felix.frontend.torch_calls.form`) says which operator of ATen it is and with which arguments.
+The rest of the model is programs as usual. An operator of several results is a call for each that
+is read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from tvm import relax
+from tvm.relax.frontend.torch import exported_program_translator as translator
+
+from felix.frontend import imported
+from felix.frontend.pytorch import calling, export, operators
+from felix.frontend.torch_calls.form import TorchCall, TorchForm
+
+
+def convertible() -> frozenset[str]:
+    """Names of the ATen operators that TVM converts; whether it does depends on operands, too."""
+    own = translator.ExportedProgramImporter().create_convert_map()
+    return frozenset({*operators.convert_map(), *own})
+
+
+class Unconverted:
+    """The operators of a program that are left to PyTorch, and how an import has them.
+
+    Attributes:
+        forms: by the names of the operators what is called of each, as far as it is imported.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+        self._names = sorted({_name(node) for node in nodes if _is_pure(node)})
+        self._conversions: dict[str, operators.Converter] = {}
+        self.forms: dict[str, list[TorchForm]] = {}
+
+    def convert_map(self) -> dict[str, operators.Converter]:
+        """Conversions by the operators' names, for the import of the program."""
+        known = convertible()
+        return {n: self._converted if n in known else self._left for n in self._names}
+
+    def _converted(self, node: torch.fx.Node, importer: Any) -> Any:
+        """The usual conversion of an operator, if it gives what the operator gives."""
+        if not self._conversions:
+            own = importer.create_convert_map()
+            self._conversions = {name: _alone(convert) for name, convert in own.items()}
+            self._conversions |= operators.convert_map()
+        try:
+            result = self._conversions[_name(node)](node, importer)
+        except export.EXPORT_ERRORS as error:
+            try:
+                return self._left(node, importer)
+            except NotImplementedError:
+                raise error from None
+        return result if _has_shape(result, node) else self._left(node, importer)
+
+    def _left(self, node: torch.fx.Node, importer: Any) -> Any:
+        """Calls of PyTorch's operator."""
+        tensors: list[torch.fx.Node] = []
+        arguments = _encoded(list(node.args), tensors)
+        keywords = {name: _encoded(value, tensors) for name, value in node.kwargs.items()}
+        if not tensors:
+            raise NotImplementedError(f"{node.target} reads no tensor")
+
+        def emitted(value: torch.Tensor, result: int | None) -> Any:
+            options = {"operator": str(node.target).removeprefix("aten."), "result": result,
+                       "arguments": arguments, "keywords": keywords}  # fmt: skip
+            dtype = calling.dtype_name(value.dtype)
+            form = TorchForm(
+                len(tensors), [TorchCall("aten", [*range(len(tensors))], options, dtype)]
+            )
+            self.forms.setdefault(str(node.target), []).append(form)
+            kind = relax.TensorType([int(extent) for extent in value.shape], dtype)
+            operands = relax.Tuple([importer.env[each] for each in tensors])
+            return importer.block_builder.emit(
+                relax.call_dps_packed(form.function_name, operands, kind)
+            )
+
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            return emitted(value, None)
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        return [emitted(each, n) if n in read else None for n, each in enumerate(value)]
+
+
+def _name(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _alone(convert: Callable[[torch.fx.Node], Any]) -> operators.Converter:
+    """A conversion of TVM's importer, as ours are called."""
+    return lambda node, importer: convert(node)
+
+
+def _has_shape(result: Any, node: torch.fx.Node) -> bool:
+    """Whether a conversion's result has the shape of the operator's, as far as both are known."""
+    value, kind = node.meta["val"], getattr(result, "ty", None)
+    if not isinstance(value, torch.Tensor) or not isinstance(kind, relax.TensorType):
+        return True
+    shape = imported.spec_of_type(kind, "").shape
+    return shape is None or shape == tuple(value.shape)
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    """Whether an operator of ATen gives the same tensors for the same operands, and no more."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    results = list(_results(node))
+    return bool(results) and all(isinstance(each, torch.Tensor) for each in results)
+
+
+def _results(node: torch.fx.Node) -> Iterator[Any]:
+    value = node.meta.get("val")
+    yield from value if isinstance(value, tuple | list) else (value,)
+
+
+def _encoded(value: Any, tensors: list[torch.fx.Node]) -> Any:
+    """An argument as JSON has it; tensors are numbered.
+
+    Raises:
+        NotImplementedError: it has no such form.
+    """
+    match value:
+        case torch.fx.Node():
+            if value not in tensors:
+                tensors.append(value)
+            return {"tensor": tensors.index(value)}
+        case list() | tuple():
+            return [_encoded(each, tensors) for each in value]
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return {"torch": str(value).removeprefix("torch.")}
+        case torch.device():
+            return {"device": None}
+        case None | bool() | int() | float() | str():
+            return value
+    raise NotImplementedError(f"an operand is of the type {type(value).__name__}")

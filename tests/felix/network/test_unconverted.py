@@ -1,0 +1,99 @@
+"""Operators that TVM does not convert, or not rightly: PyTorch runs them inside the network."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from felix import frontend
+from tests.support import networks
+
+
+class Model(nn.Module):
+    """A function of a model with a layer and a weight."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+        self.layer = nn.Linear(8, 8)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.call(self, x)
+
+
+def _middle(model: Model, x: torch.Tensor) -> torch.Tensor:
+    values, _ = torch.kthvalue(model.layer(x), 2, keepdim=True)
+    return torch.relu(model.layer(values + x))
+
+
+def _both_results(model: Model, x: torch.Tensor) -> Any:
+    return torch.kthvalue(torch.relu(model.layer(x)), 2)
+
+
+def _distances(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.cdist(model.layer(x), model.weight), -1)
+
+
+def _places(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.searchsorted(model.weight.sort(-1).values, model.layer(x)).float()
+
+
+def _windows(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return functional.unfold(model.layer(x)[None, None], 3).relu()
+
+
+CASES = [
+    (_middle, "rules", {"aten.kthvalue.default": 1}),
+    (_both_results, "rules", {"aten.kthvalue.default": 2}),
+    (_both_results, "planned", {"aten.kthvalue.default": 2}),
+    (_distances, "planned", {"aten._cdist_forward.default": 1}),
+    (_places, "fuseops", {"aten.searchsorted.Tensor": 1}),
+    (_windows, "rules", {"aten.index.Tensor": 1}),  # whose result TVM gives another shape
+    (_windows, "planned", {"aten.index.Tensor": 1}),
+]
+
+
+@pytest.mark.parametrize(("call", "fusion", "left"), CASES)
+def test_pytorch_runs_it_inside_of_the_network(
+    tmp_path: pathlib.Path, call: Callable[..., Any], fusion: str, left: dict[str, int]
+) -> None:
+    model = Model(call).eval()
+    fast = networks.optimize(model, torch.randn(8, 8), tmp_path, trials=2, fusion=fusion)
+    assert fast.report.pytorch == left and fast.report.to_json()["pytorch"] == left
+    (name,) = left
+    assert f"runs in PyTorch: {name}: TVM does not import it" in str(fast.report)
+    assert any(each.group.task is not None for each in fast.report.groups)  # the rest is tuned
+    x = torch.randn(8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_artifact_runs_it_without_felix(tmp_path: pathlib.Path) -> None:
+    fast = networks.optimize(Model(_middle).eval(), torch.randn(8, 8), tmp_path, trials=1)
+    folder = fast.export(tmp_path / "net")
+    command = [sys.executable, "-I", str(folder / "run.py"), "--json", "--repeats", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["max_error"] <= 1e-4
+
+
+def test_tasks_are_those_of_the_rest() -> None:
+    tasks = frontend.extract_tasks(Model(_middle), (torch.randn(8, 8),), networks.TARGET)
+    assert sorted(each.name.count("matmul") for each in tasks) == [1, 1]
+
+
+def test_a_network_of_nothing_else(tmp_path: pathlib.Path) -> None:
+    fast = networks.optimize(Model(lambda _, x: torch.kthvalue(x, 2)), torch.randn(8, 8), tmp_path)
+    x = torch.randn(8, 8)
+    assert fast(x)[0].equal(torch.kthvalue(x, 2).values)
+    assert not fast.report.groups
