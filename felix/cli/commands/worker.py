@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.key is None:
             raise errors.MeasureError("a board needs a key of its own: --key KEY")
         boards.serve(arguments)
-    cluster.require_ray()
+    cluster.require(arguments.address)
     from felix.measure.cluster import worker
 
     settings = worker.WorkerSettings(

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import ray
 
 from felix import errors, target
-from felix.measure.cluster import kinds, node, ray_cluster
+from felix.measure.cluster import kinds, node, ray_cluster, tls
 from felix.measure.cuda import devices as cuda_devices
 from felix.measure.pool import local_device
 from felix.processes import syscalls
@@ -129,6 +129,7 @@ class Worker:
     def _await_node(self) -> None:
         until_s = time.monotonic() + _START_S
         while time.monotonic() < until_s:
+            tls.check(self._settings.address)  # the head may have come since
             if not self.is_member:  # Ray gives up after 30 s, which a busy machine may need
                 self._process = self._joined()
             try:
@@ -140,7 +141,8 @@ class Worker:
             time.sleep(0.5)
         raise errors.MeasureError(
             f"this machine cannot join the cluster at {self._settings.address}: is its head there "
-            "(ray start --head --port=PORT), and are token and Ray version the same? Ray says: "
+            "(ray start --head --port=PORT), and are token and Ray version the same? With TLS, "
+            "does the certificate of each machine name its address? Ray says: "
             f"{self._said()}"
         )
 
