@@ -86,7 +86,7 @@ def create_key(
     chosen: settings.Settings, name: str, scopes: Collection[str], limits: Mapping[str, Any]
 ) -> tuple[int, str]:
     """Make a key in the database, without the API; its number and text."""
-    of_keys = ("read", "submit", "priority", "admin")
+    of_keys = ("read", "submit", "priority", "worker", "admin")
     can: dict[str, Any] = {f"can_{scope}": scope in scopes for scope in of_keys}
     with _database(chosen) as db:
         schema.check(db)

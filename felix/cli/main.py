@@ -297,8 +297,11 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["ls", "create", "revoke"])
     add("subject", nargs="?", metavar="NAME_OR_ID", help="name of a new key, or which to revoke")
-    add("--scope", action="append", choices=["read", "submit", "priority", "admin"],
+    add("--scope", action="append", choices=["read", "submit", "priority", "worker", "admin"],
         help="of a new key; may be given several times (default: read)")  # fmt: skip
+    add("--device-kind", action="append", metavar="KIND", dest="device_kinds",
+        help="what a key with the scope worker may measure on, as `felix worker` says it (h200); "
+        "may be given several times")  # fmt: skip
     add("--project", metavar="NAME", help="whose jobs a new key sees (default: default)")
     add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
     add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")
