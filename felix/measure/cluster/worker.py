@@ -38,11 +38,13 @@ class WorkerSettings:
         address: of the cluster's head, "HOST:PORT".
         devices: numbers of GPUs or "all"; "cpu": this CPU; none: it only builds.
         builders: programs that it builds at a time; None: one a core.
+        key: digest of the key of a service that its nodes state; empty: none.
     """
 
     address: str
     devices: tuple[int, ...] | Literal["all", "cpu"]
     builders: int | None = None
+    key: str = ""
 
 
 class Worker:
@@ -113,7 +115,7 @@ class Worker:
             n_builders = 0
         else:
             n_builders = self._settings.builders or cpu.available_cores()
-        parts = _parts(self.kind, self._numbers, n_builders)
+        parts = _parts(self.kind, self._numbers, n_builders, self._settings.key)
         actors = [
             ray_cluster.start_node(
                 f"{self._name}-{number}", part, self.kind if part.target else "", self._own
@@ -176,9 +178,9 @@ def _devices(
     return kinds.slug(devices[0].name), chosen
 
 
-def _parts(kind: str, gpus: Sequence[int], n_builders: int) -> list[node.Settings]:
+def _parts(kind: str, gpus: Sequence[int], n_builders: int, key: str) -> list[node.Settings]:
     """The processes of a node: on a CPU one, which does not build while it times."""
     if kind and not gpus:
-        return [node.Settings(builders=n_builders, target="llvm")]
-    builds = [node.Settings(builders=n_builders)] if n_builders else []
-    return builds + [node.Settings(target="cuda", device=number) for number in gpus]
+        return [node.Settings(builders=n_builders, target="llvm", key=key)]
+    builds = [node.Settings(builders=n_builders, key=key)] if n_builders else []
+    return builds + [node.Settings(target="cuda", device=number, key=key) for number in gpus]
