@@ -167,7 +167,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 def _worker(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--address", metavar="HOST:PORT", help="head of the Ray cluster")
+    add("--address", metavar="HOST:PORT",
+        help="head of the Ray cluster; a service that asks for keys of machines gets this one's "
+        "from FELIX_WORKER_KEY")  # fmt: skip
     add("--devices", type=_worker_devices, default="all", metavar="GPUS",
         help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
         "none: build only")  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -44,15 +44,15 @@ class Admission:
                 _log.warning("node %s may not measure: it %s", name, refusal,
                              extra={"action": "node_refused"})  # fmt: skip
         self._refusals = refusals
-        self._note_use({each.key_id for each in judged if each.refusal is None})
+        self._note_use(judged)
         return refusals
 
-    def _note_use(self, key_ids: Collection[int | None]) -> None:
+    def _note_use(self, judged: Sequence[worker_keys.Judged]) -> None:
         """Record now and then that keys are used."""
-        if time.monotonic() - self._noted_s < keys.USE_NOTED_S:
+        used = {each.key_id for each in judged if each.refusal is None and each.key_id is not None}
+        if not used or time.monotonic() - self._noted_s < keys.USE_NOTED_S:
             return
         with contextlib.suppress(sa.exc.SQLAlchemyError), self._db.write() as tx:
-            for key_id in key_ids:
-                if key_id is not None:
-                    keys.note_use(tx, key_id)
-                    self._noted_s = time.monotonic()
+            for key_id in used:
+                keys.note_use(tx, key_id)
+            self._noted_s = time.monotonic()

@@ -98,7 +98,8 @@ def test_wrong_fields_are_reported_and_the_rest_stays(
 
 
 def test_a_worker_s_key_names_its_devices(admin: Pages) -> None:
-    send(admin, 200, name="box", scope=["worker"], device_kinds="h200, znver4")
+    page = send(admin, 200, name="box", scope=["worker"], device_kinds="h200, znver4")
+    assert "FELIX_WORKER_KEY" in page and "FELIX_API_KEY" not in page
     assert every(admin)[-1]["device_kinds"] == ["h200", "znver4"]
     assert "for h200, znver4" in admin.get("/dashboard/keys")
 
