@@ -16,7 +16,7 @@ from server import errors, logs, private_files, settings
 from server.database import database, schema
 from server.store import blobs, keys
 from server.tuner import tuner, tuner_process
-from server.tuner.cluster import relay_process
+from server.tuner.cluster import admission, relay_process
 from server.tuner.process import engine_process
 from server.tuner.process import limits as job_limits
 
@@ -46,7 +46,7 @@ def run_tuner(
         store = blobs.open_store(chosen.blobs, chosen.s3_endpoint)
         limits = job_limits.Limits.of(chosen)
         engine = engine_process.EngineProcess(
-            limits, chosen.log_json, chosen.gpu_confinement, cluster=_cluster(chosen)
+            limits, chosen.log_json, chosen.gpu_confinement, cluster=_cluster(chosen, db)
         )
         process = tuner.Tuner(db, store, engine, chosen, name)
         if with_parent:
@@ -62,7 +62,9 @@ def run_tuner(
     return 0
 
 
-def _cluster(chosen: settings.Settings) -> relay_process.RelayProcess | None:
+def _cluster(
+    chosen: settings.Settings, db: database.Database
+) -> relay_process.RelayProcess | None:
     """The link to the cluster that measures; None: this machine does."""
     if chosen.cluster is None:
         return None
@@ -70,7 +72,8 @@ def _cluster(chosen: settings.Settings) -> relay_process.RelayProcess | None:
         raise errors.SettingsError(
             "FELIX_CLUSTER is set, and a cluster needs Ray: pip install 'felix-tuner[cluster]'"
         )
-    return relay_process.RelayProcess(chosen.cluster, chosen.log_json)
+    refusals = admission.Admission(db).refusals if chosen.require_worker_keys else None
+    return relay_process.RelayProcess(chosen.cluster, chosen.log_json, refusals)
 
 
 def first_key(chosen: settings.Settings) -> str | None:
@@ -86,7 +89,7 @@ def create_key(
     chosen: settings.Settings, name: str, scopes: Collection[str], limits: Mapping[str, Any]
 ) -> tuple[int, str]:
     """Make a key in the database, without the API; its number and text."""
-    of_keys = ("read", "submit", "priority", "admin")
+    of_keys = ("read", "submit", "priority", "worker", "admin")
     can: dict[str, Any] = {f"can_{scope}": scope in scopes for scope in of_keys}
     with _database(chosen) as db:
         schema.check(db)

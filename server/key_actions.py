@@ -13,12 +13,14 @@ def create(
 
     Raises:
         NotFound: there is no such project.
+        InvalidRequest: kinds of devices are missing, or of no use.
     """
     new = keys.NewKey(
         can_read="read" in body.scopes,
         can_submit="submit" in body.scopes,
         can_admin="admin" in body.scopes,
         can_priority="priority" in body.scopes,
+        can_worker="worker" in body.scopes,
         **body.model_dump(exclude={"scopes"}),
     )
     with caller.write() as tx:

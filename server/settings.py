@@ -112,6 +112,8 @@ class Settings(pydantic_settings.BaseSettings):
     confine_gpu: policy.ConfineGpu = policy.ConfineGpu.AUTO
     #: Head of a Ray cluster, HOST:PORT, whose nodes measure the tuner's jobs; None: its machine.
     cluster: Annotated[str, pydantic.Field(pattern=r"^[\w.\-\[\]:]+:\d+$")] | None = None
+    #: Nodes of the cluster measure only with a key that has the scope worker for their devices.
+    require_worker_keys: bool = False
     #: Log lines as JSON.
     log_json: bool = False
 

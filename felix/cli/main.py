@@ -168,7 +168,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 def _worker(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--address", metavar="HOST:PORT", help="head of the Ray cluster")
+    add("--address", metavar="HOST:PORT",
+        help="head of the Ray cluster; a service that asks for keys of machines gets this one's "
+        "from FELIX_WORKER_KEY")  # fmt: skip
     add("--devices", type=_worker_devices, default="all", metavar="GPUS",
         help="GPUs to measure on: numbers joined by commas, or all (default); cpu: this CPU; "
         "none: build only")  # fmt: skip
@@ -298,8 +300,11 @@ def _keys(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=["ls", "create", "revoke"])
     add("subject", nargs="?", metavar="NAME_OR_ID", help="name of a new key, or which to revoke")
-    add("--scope", action="append", choices=["read", "submit", "priority", "admin"],
+    add("--scope", action="append", choices=["read", "submit", "priority", "worker", "admin"],
         help="of a new key; may be given several times (default: read)")  # fmt: skip
+    add("--device-kind", action="append", metavar="KIND", dest="device_kinds",
+        help="what a key with the scope worker may measure on, as `felix worker` says it (h200); "
+        "may be given several times")  # fmt: skip
     add("--project", metavar="NAME", help="whose jobs a new key sees (default: default)")
     add("--max-running-jobs", type=_natural, metavar="N", help="quota of a new key")
     add("--max-trials", type=_positive(int), metavar="N", help="quota of a new key")

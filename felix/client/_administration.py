@@ -33,8 +33,9 @@ class Administration:
 
         Args:
             name: who or what will use it.
-            scopes: of read, submit and admin.
-            limits: project, max_running_jobs, max_trials, max_upload_bytes, expires_s.
+            scopes: of read, submit, priority, worker and admin.
+            limits: project, device_kinds (of a worker), max_running_jobs, max_trials,
+                max_upload_bytes, expires_s.
         """
         body = {"name": name, "scopes": list(scopes), **limits}
         created = self._http.send("POST", "/v1/keys", json=body).json()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from felix import errors
@@ -276,6 +277,8 @@ class Key:
     can_submit: bool
     can_admin: bool
     can_priority: bool = False
+    can_worker: bool = False
+    device_kinds: Sequence[str] = ()
     max_running_jobs: int | None
     max_trials: int | None
     max_upload_bytes: int | None
@@ -292,6 +295,7 @@ class Key:
             "read": self.can_read,
             "submit": self.can_submit,
             "priority": self.can_priority,
+            "worker": self.can_worker,
             "admin": self.can_admin,
         }
         return [scope for scope, allowed in has.items() if allowed]

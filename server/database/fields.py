@@ -59,6 +59,11 @@ class Key:
     can_admin: orm.Mapped[bool]
     #: may ask for more than the default priority
     can_priority: orm.Mapped[bool] = orm.mapped_column(default=False, server_default=sa.false())
+    #: nodes of a cluster that state it measure for the service, on devices of these kinds
+    can_worker: orm.Mapped[bool] = orm.mapped_column(default=False, server_default=sa.false())
+    device_kinds: orm.Mapped[list[Any]] = orm.mapped_column(
+        default=list, server_default=sa.text("'[]'")
+    )
     #: quotas; NULL: the service's
     max_running_jobs: orm.Mapped[int | None]
     max_trials: orm.Mapped[int | None]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from server.store import rows
 from server.store.projects import projects
 
 PREFIX = "felix"
+_KIND = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 #: A key's last use is recorded at most this often, in seconds: reading must not mean writing.
 USE_NOTED_S = 60.0
@@ -37,6 +39,9 @@ class NewKey:
     can_submit: bool = False
     can_admin: bool = False
     can_priority: bool = False
+    can_worker: bool = False
+    #: of what a worker may measure on, like "nvidia-h200" or "znver4"
+    device_kinds: Sequence[str] = ()
     max_running_jobs: int | None = None
     max_trials: int | None = None
     max_upload_bytes: int | None = None
@@ -57,11 +62,14 @@ def create(tx: orm.Session, new: NewKey) -> Made:
 
     Raises:
         NotFound: there is no such project.
+        InvalidRequest: a worker's key without kinds of devices, or kinds without a worker.
     """
     projects.get(tx, new.project)
+    _check_kinds(new)
     public, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     fields = dataclasses.asdict(new)
     expires_s = fields.pop("expires_s")
+    fields["device_kinds"] = sorted(set(new.device_kinds))
     row = models.Key(
         public=public,
         secret_sha256=_hash(secret),
@@ -225,6 +233,25 @@ def audited(
         query = query.where(row.key_id == key_id)
     entries = tx.scalars(query.order_by(row.id.desc()).limit(limit))
     return [rows.Audit.of(entry) for entry in entries]
+
+
+def _check_kinds(new: NewKey) -> None:
+    if new.can_worker and not new.device_kinds:
+        raise errors.InvalidRequest(
+            "a key with the scope worker is for certain devices: name their kinds, as `felix "
+            "worker` says them (--device-kind h200)"
+        )
+    if new.device_kinds and not new.can_worker:
+        raise errors.InvalidRequest(
+            "kinds of devices are for keys with the scope worker: add it (--scope worker), or "
+            "leave the kinds out"
+        )
+    for kind in new.device_kinds:
+        if not _KIND.fullmatch(kind):
+            raise errors.InvalidRequest(
+                f"{kind!r} is no kind of device: write it as `felix worker` says it, "
+                "in small letters, digits, dots and dashes (h200, znver4)"
+            )
 
 
 def _hash(secret: str) -> str:

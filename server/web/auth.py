@@ -36,7 +36,7 @@ from server.database import database, visibility
 from server.store import keys, rows
 from server.web import dependencies
 
-Scope = Literal["read", "submit", "priority", "admin"]
+Scope = Literal["read", "submit", "priority", "worker", "admin"]
 
 #: How long a dashboard login is valid.
 LOGIN_S = 12 * 3600.0
@@ -89,6 +89,7 @@ class Caller:
             "read": key.can_read,
             "submit": key.can_submit,
             "priority": key.can_priority,
+            "worker": key.can_worker,
             "admin": key.can_admin,
         }
         return key.can_admin or allowed[scope]

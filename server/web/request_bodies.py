@@ -281,9 +281,13 @@ class NewKey(RequestBody):
     project: Line = pydantic.Field(
         default="default", min_length=1, max_length=64, description="whose jobs it sees"
     )
-    scopes: list[Literal["read", "submit", "priority", "admin"]] = pydantic.Field(
-        default=["read"], min_length=1, max_length=4
+    scopes: list[Literal["read", "submit", "priority", "worker", "admin"]] = pydantic.Field(
+        default=["read"], min_length=1, max_length=5
     )
+    device_kinds: list[Line] = pydantic.Field(
+        default=[], max_length=64, examples=[["h200"]],
+        description="of the devices that a key with the scope worker measures on",
+    )  # fmt: skip
     max_running_jobs: int | None = pydantic.Field(default=None, ge=0, le=MAX_INT)
     max_trials: int | None = pydantic.Field(default=None, ge=1, le=MAX_INT)
     max_upload_bytes: int | None = pydantic.Field(default=None, ge=0, le=2**50)

@@ -188,7 +188,13 @@ class Deployment:
 def _environment(service: str) -> dict[str, str]:
     """The service's variables, with what compose would take from outside."""
     variables = SERVICES[service].get("environment", {})
-    return {name: text.replace("${RAY_AUTH_TOKEN:-}", TOKEN) for name, text in variables.items()}
+    token = {name: text.replace("${RAY_AUTH_TOKEN:-}", TOKEN) for name, text in variables.items()}
+    return {name: without_absent(text) for name, text in token.items()}
+
+
+def without_absent(text: str) -> str:
+    """A value of the compose file where variables that may be absent are."""
+    return re.sub(r"\$\{\w+:-\}", "", text)
 
 
 def _free_below(end: int) -> int:

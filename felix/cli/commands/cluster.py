@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from felix import errors
+from felix.measure.cluster import tls
 
 if TYPE_CHECKING:
     from felix.task import Task
@@ -21,7 +22,6 @@ def pool(address: str | None) -> Callable[[Task], options.Pool] | None:
     """
     if address is None:
         return None
-    require_ray()
     from felix.measure.cluster import pool as cluster_pool
     from felix.measure.cluster import ray_cluster
 
@@ -29,9 +29,14 @@ def pool(address: str | None) -> Callable[[Task], options.Pool] | None:
     return lambda task: cluster_pool.ClusterPool(task, cluster)
 
 
-def require_ray() -> None:
-    """Raise `MeasureError` if Ray is not installed."""
+def require(address: str) -> None:
+    """See early that Ray is installed, and that we and the cluster's head agree about TLS.
+
+    Raises:
+        MeasureError
+    """
     if importlib.util.find_spec("ray") is None:
         raise errors.MeasureError(
             "a cluster needs Ray: pip install 'felix-tuner[cluster]', the same version everywhere"
         )
+    tls.check(address)

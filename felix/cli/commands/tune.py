@@ -70,6 +70,8 @@ def _check_elsewhere(arguments: argparse.Namespace, is_network: bool) -> None:
         raise errors.TuningError(
             f"{given[0]} is for workloads: networks are compared and timed on the machine itself"
         )
+    if arguments.cluster is not None:
+        cluster.require(arguments.cluster)
 
 
 def _tune(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
 from felix import errors
 from felix.cli.commands import boards, cluster
+from felix.measure.cluster import worker_key
 
 #: How often it looks whether it is still part of the cluster, in seconds.
 _LOOK_S = 1.0
@@ -21,11 +23,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.key is None:
             raise errors.MeasureError("a board needs a key of its own: --key KEY")
         boards.serve(arguments)
-    cluster.require_ray()
+    key = worker_key.take(os.environ)
+    cluster.require(arguments.address)
     from felix.measure.cluster import worker
 
     settings = worker.WorkerSettings(
-        address=arguments.address, devices=arguments.devices, builders=arguments.builders
+        address=arguments.address, devices=arguments.devices, builders=arguments.builders, key=key
     )
     while True:
         with worker.Worker(settings) as here:

@@ -50,7 +50,10 @@ def _name(arguments: argparse.Namespace) -> str:
 
 
 def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("project", "max_running_jobs", "max_trials", "max_upload_bytes", "expires_s")
+    names = (
+        "project", "device_kinds", "max_running_jobs", "max_trials", "max_upload_bytes",
+        "expires_s",
+    )  # fmt: skip
     limits = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in limits.items() if value is not None}
 
@@ -81,7 +84,8 @@ def _show(arguments: argparse.Namespace, keys: list[client.Key]) -> None:
     for key in keys:
         used = "never" if key.last_used_at is None else f"{connection.age(key.last_used_at)} ago"
         state = "valid" if key.revoked_at is None else "revoked"
-        name, scopes = display.printable(key.name), " ".join(key.scopes)
+        kinds = f" for {' '.join(key.device_kinds)}" if key.device_kinds else ""
+        name, scopes = display.printable(key.name), " ".join(key.scopes) + kinds
         rows.add_row(str(key.id), name, key.project, scopes, key.public, used, state)
     out = console.Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else 120, markup=False

@@ -42,11 +42,13 @@ class Settings:
         builders: programs that it builds at a time; 0: none.
         target: whose programs it runs, as text ("llvm", "cuda"); empty: it runs none.
         device: the number of its GPU among those that its process sees.
+        key: digest of the key of a service that it states (`worker_key`); empty: none.
     """
 
     builders: int = 0
     target: str = ""
     device: int = 0
+    key: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,7 +107,7 @@ class Node:
             host=platform.node(), builders=self._settings.builders,
             kind=kinds.slug(self._device.name) if self._runs is not None else "",
             device=dataclasses.asdict(self._device) if self._runs is not None else None,
-            about=self._about(),
+            about=self._about(), key=self._settings.key,
         )  # fmt: skip
 
     def status(self) -> str:

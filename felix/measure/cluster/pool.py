@@ -46,7 +46,8 @@ class Member:
     """A node that is there: how many programs it builds at a time, and its device.
 
     `name` is that of one process: a node that was started anew has another one. `unfit` says why
-    it cannot be used, `about` what others want to know of its device (`node.Node.facts`).
+    it cannot be used, `about` what others want to know of its device (`node.Node.facts`), `key` is
+    the digest of the key that it states.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Member:
     kind: str
     unfit: str | None = None
     about: Mapping[str, Any] | None = None
+    key: str = ""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Member:
@@ -210,4 +212,5 @@ def from_facts(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> 
         str(facts.get("kind", "")),
         f"it has {', '.join(wrong)}" if wrong else None,
         facts.get("about"),
+        str(facts.get("key", "")),
     )

@@ -21,7 +21,7 @@ import tvm
 
 from felix import errors, version
 from felix.measure import payload as payloads
-from felix.measure.cluster import kinds, messages, node, pool
+from felix.measure.cluster import kinds, messages, node, pool, tls
 from felix.measure.pool import candidates
 
 NAMESPACE = "felix"
@@ -41,10 +41,11 @@ def connect(address: str) -> RayCluster:
         address: of its head, "HOST:PORT".
 
     Raises:
-        MeasureError: there is none, or it asks for no token.
+        MeasureError: there is none, it asks for no token, or only one of us uses TLS.
     """
     require_token()
     if not ray.is_initialized():
+        tls.check(address)
         try:
             ray.init(
                 address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import ray
 
 from felix import errors, target
-from felix.measure.cluster import kinds, node, ray_cluster
+from felix.measure.cluster import kinds, node, ray_cluster, tls
 from felix.measure.cuda import devices as cuda_devices
 from felix.measure.pool import local_device
 from felix.processes import syscalls
@@ -38,11 +38,13 @@ class WorkerSettings:
         address: of the cluster's head, "HOST:PORT".
         devices: numbers of GPUs or "all"; "cpu": this CPU; none: it only builds.
         builders: programs that it builds at a time; None: one a core.
+        key: digest of the key of a service that its nodes state; empty: none.
     """
 
     address: str
     devices: tuple[int, ...] | Literal["all", "cpu"]
     builders: int | None = None
+    key: str = ""
 
 
 class Worker:
@@ -113,7 +115,7 @@ class Worker:
             n_builders = 0
         else:
             n_builders = self._settings.builders or cpu.available_cores()
-        parts = _parts(self.kind, self._numbers, n_builders)
+        parts = _parts(self.kind, self._numbers, n_builders, self._settings.key)
         actors = [
             ray_cluster.start_node(
                 f"{self._name}-{number}", part, self.kind if part.target else "", self._own
@@ -129,6 +131,7 @@ class Worker:
     def _await_node(self) -> None:
         until_s = time.monotonic() + _START_S
         while time.monotonic() < until_s:
+            tls.check(self._settings.address)  # the head may have come since
             if not self.is_member:  # Ray gives up after 30 s, which a busy machine may need
                 self._process = self._joined()
             try:
@@ -140,7 +143,8 @@ class Worker:
             time.sleep(0.5)
         raise errors.MeasureError(
             f"this machine cannot join the cluster at {self._settings.address}: is its head there "
-            "(ray start --head --port=PORT), and are token and Ray version the same? Ray says: "
+            "(ray start --head --port=PORT), and are token and Ray version the same? With TLS, "
+            "does the certificate of each machine name its address? Ray says: "
             f"{self._said()}"
         )
 
@@ -174,9 +178,9 @@ def _devices(
     return kinds.slug(devices[0].name), chosen
 
 
-def _parts(kind: str, gpus: Sequence[int], n_builders: int) -> list[node.Settings]:
+def _parts(kind: str, gpus: Sequence[int], n_builders: int, key: str) -> list[node.Settings]:
     """The processes of a node: on a CPU one, which does not build while it times."""
     if kind and not gpus:
-        return [node.Settings(builders=n_builders, target="llvm")]
-    builds = [node.Settings(builders=n_builders)] if n_builders else []
-    return builds + [node.Settings(target="cuda", device=number) for number in gpus]
+        return [node.Settings(builders=n_builders, target="llvm", key=key)]
+    builds = [node.Settings(builders=n_builders, key=key)] if n_builders else []
+    return builds + [node.Settings(target="cuda", device=number, key=key) for number in gpus]

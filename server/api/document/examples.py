@@ -121,6 +121,7 @@ _MODEL = response_bodies.Model(
 _KEY = response_bodies.Key(
     id=2, project="default", name="ci", public="0a1b2c3d4e5f",
     can_read=True, can_submit=True, can_admin=False, can_priority=False,
+    can_worker=False, device_kinds=[],
     max_running_jobs=4, max_trials=None, max_upload_bytes=None, created_at=_AT,
     last_used_at=_ENDED, expires_at=None, revoked_at=None,
 )  # fmt: skip

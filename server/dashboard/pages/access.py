@@ -25,7 +25,7 @@ from server.web import auth, dependencies, request_bodies
 router = fastapi.APIRouter(prefix="/dashboard", route_class=render.Page, include_in_schema=False)
 
 KEYS = "/dashboard/keys"
-SCOPES = ("read", "submit", "priority", "admin")
+SCOPES = ("read", "submit", "priority", "worker", "admin")
 AUDIT_LIMIT = 100
 
 _DAY_S = 86400.0
@@ -80,8 +80,9 @@ async def create(
         )
     try:
         made = await anyio.to_thread.run_sync(key_actions.create, services, viewer, body)
-    except errors.NotFound as error:
-        wrong = {"project": str(error)}
+    except (errors.NotFound, errors.InvalidRequest) as error:
+        field = "project" if isinstance(error, errors.NotFound) else "device_kinds"
+        wrong = {field: str(error)}
         return await anyio.to_thread.run_sync(
             _page, request, viewer, services, _Form(texts, chosen, wrong)
         )
@@ -153,6 +154,8 @@ def _body(texts: Mapping[str, str], chosen: list[str]) -> dict[str, Any]:
     for name in ("project", "max_running_jobs", "max_trials"):
         if texts.get(name):
             body[name] = texts[name]
+    if kinds := texts.get("device_kinds", "").replace(",", " ").split():
+        body["device_kinds"] = kinds
     for field, name, unit in (
         ("expires_days", "expires_s", _DAY_S),
         ("max_upload_mib", "max_upload_bytes", _MIB),
@@ -172,7 +175,7 @@ def _scaled(text: str, unit: float) -> Any:
 
 def scopes(key: rows.Key) -> list[str]:
     """What a key may do, in words."""
-    has = (key.can_read, key.can_submit, key.can_priority, key.can_admin)
+    has = (key.can_read, key.can_submit, key.can_priority, key.can_worker, key.can_admin)
     return [name for name, is_set in zip(SCOPES, has, strict=True) if is_set]
 
 

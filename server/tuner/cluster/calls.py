@@ -41,6 +41,13 @@ class Outcome(enum.StrEnum):
     ERROR = "error"
 
 
+class Side(enum.Enum):
+    """Whose pipe it is that the process of the link gets, as one byte beside it."""
+
+    ENGINE = b"e"
+    TUNER = b"t"
+
+
 class Gone(Exception):
     """Nobody knows what became of a call: the node or the other side of the pipe is gone."""
 

@@ -6,6 +6,7 @@ What an engine may call is listed, and what a node replies is measured before it
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -15,12 +16,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from felix import errors, target
+from felix import errors
 from felix.measure.cluster import messages, pool
 from felix.measure.pool import candidates
-from felix.target import Hardware
-from server.parsing import devices
-from server.tuner.cluster import calls
+from server.tuner.cluster import calls, node_devices
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +29,8 @@ METHODS = frozenset({"build", "reference", "open", "prepare", "run", "interrupt"
 SILENT_S = 10.0
 #: Between two questions to all nodes, in seconds.
 WATCH_S = 1.0
-_MAX_CHARACTERS = 100
+#: How often a call looks whether its node still may measure, in seconds.
+_LOOK_S = 0.5
 
 
 class Link(Protocol):
@@ -62,10 +62,20 @@ class Cluster(Protocol):
 
 
 class Relay:
-    """Serves any number of pipes."""
+    """Serves any number of pipes.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Args:
+        cluster: whose nodes measure.
+        needs_keys: whether the tuner says which of them may (`admit`); one that it has not judged
+            yet is not there for engines.
+    """
+
+    def __init__(self, cluster: Cluster, needs_keys: bool = False) -> None:
         self._cluster = cluster
+        #: why nodes may not measure, by name; None: all may
+        self._refusals: Mapping[str, str | None] | None = {} if needs_keys else None
+        #: nodes are called by its threads, so that nobody waits for one that may no longer measure
+        self._callers = concurrent.futures.ThreadPoolExecutor(calls.MAX_CALLS, "node")
         self._closed = threading.Event()
         self._members: dict[str, pool.Member] = {}
         self._links: dict[str, Link] = {}
@@ -75,9 +85,9 @@ class Relay:
         self.look()
         threading.Thread(target=self._watch, name="members", daemon=True).start()
 
-    def serve(self, connection: Connection) -> None:
-        """Serve a pipe until its other side is gone."""
-        session = _Session(self)
+    def serve(self, connection: Connection, *, of_tuner: bool = False) -> None:
+        """Serve a pipe until its other side is gone: an engine, or the tuner itself."""
+        session = _Session(self, of_tuner)
         calls.serve(connection, session.answer)
         session.close()
 
@@ -92,13 +102,28 @@ class Relay:
             for name in gone.keys() - self._members.keys():
                 gone.pop(name, None)
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """What the tuner judges: fit nodes, as `server.store.worker_keys.Node`."""
+        return [
+            {"name": member.name, "kinds": node_devices.kinds_of(member), "key": member.key}
+            for member in list(self._members.values())
+            if member.unfit is None
+        ]
+
+    def admit(self, refusals: Mapping[str, str | None]) -> None:
+        """Take why nodes may not measure from now on, by name; None: they may."""
+        if self._refusals is not None:
+            self._refusals = dict(refusals)
+
     def members(self) -> list[dict[str, Any]]:
-        """All nodes that are known."""
-        return [dataclasses.asdict(member) for member in list(self._members.values())]
+        """All nodes that are known; their keys are the tuner's concern."""
+        return [
+            dataclasses.asdict(dataclasses.replace(member, key="")) for member in self._judged()
+        ]
 
     def devices(self) -> list[dict[str, Any]]:
         """All devices, as `server.parsing.devices.described`; with a `fault` if of no use."""
-        members = list(self._members.values())
+        members = self._judged()
         builds = any(m.builders and m.unfit is None and self._silence(m) is None for m in members)
         return [
             self._device(member, None if builds else "no node of the cluster builds programs")
@@ -110,11 +135,12 @@ class Relay:
         """The way to a node.
 
         Raises:
-            Gone: there is none of this name.
+            Gone: there is none of this name, or it may not measure.
         """
         member = self._members.get(name)
         if member is None:
             raise calls.Gone("the node has left the cluster")
+        self._check(name)
         if name not in self._links:
             try:
                 self._links[name] = self._cluster.link(member, self._closed)
@@ -122,10 +148,42 @@ class Relay:
                 raise calls.Gone("the node has left the cluster") from None
         return self._links[name]
 
+    def call(self, name: str, method: str, *arguments: Any) -> Any:
+        """What a node replies.
+
+        Raises:
+            Gone: see `link`; also if it may no longer measure while it works.
+            WorkerGone, MeasureError: see `felix.measure.cluster.remote.Link`.
+        """
+        reply = self._callers.submit(self.link(name).call, method, *arguments)
+        while True:
+            concurrent.futures.wait([reply], _LOOK_S)
+            self._check(name)
+            if reply.done():
+                return reply.result()
+
+    def _check(self, name: str) -> None:
+        if self._refusals is None:
+            return
+        refusal = self._refusals.get(name, "its key was not looked at yet")
+        if refusal is not None:
+            raise calls.Gone(f"the node {refusal}")
+
+    def _judged(self) -> list[pool.Member]:
+        """The nodes, those that may not measure unfit; without those nobody has judged yet."""
+        members, refusals = list(self._members.values()), self._refusals
+        if refusals is None:
+            return members
+        return [
+            dataclasses.replace(member, unfit=member.unfit or refusals.get(member.name))
+            for member in members
+            if member.unfit is not None or member.name in refusals
+        ]
+
     def _device(self, member: pool.Member, lack: str | None) -> dict[str, Any]:
         assert member.about is not None
         if member.name not in self._described:
-            self._described[member.name] = _described(member.about)
+            self._described[member.name] = node_devices.described(member.about)
         status = self._statuses.get(member.name, {})
         fault = member.unfit or self._silence(member) or status.get("broken") or lack
         return self._described[member.name] | {
@@ -134,7 +192,7 @@ class Relay:
             "versions": dict(member.about.get("versions", {})),
             "fault": fault,
             "unconfined": None,
-            "now": _readings(status.get("now")),
+            "now": node_devices.readings(status.get("now")),
         }
 
     def _silence(self, member: pool.Member) -> str | None:
@@ -153,10 +211,10 @@ class Relay:
 
 
 class _Session:
-    """One engine, or the tuner."""
+    """One engine, or the tuner, which alone says who may measure."""
 
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+    def __init__(self, relay: Relay, of_tuner: bool) -> None:
+        self._relay, self._of_tuner = relay, of_tuner
         #: nodes that run something for it, by the client that it says it is
         self._running: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
@@ -168,6 +226,11 @@ class _Session:
                 return self._relay.members(), ()
             case "devices", []:
                 return self._relay.devices(), ()
+            case "nodes", [] if self._of_tuner:
+                return self._relay.nodes(), ()
+            case "admit", [dict(refusals)] if self._of_tuner:
+                self._relay.admit(refusals)
+                return None, ()
             case "answers", [name]:
                 return self._relay.link(str(name)).answers(), ()
             case "call", [name, method, str(text)] if method in METHODS:
@@ -183,14 +246,13 @@ class _Session:
                 self._relay.link(name).call("interrupt", client)
 
     def _call(self, name: str, method: str, text: str, binaries: list[bytes]) -> calls.Value:
-        link = self._relay.link(name)
         try:
             if method == "prepare":
                 return _measured(link.call(method, text, binaries))
             if method != "run":
-                return _measured(link.call(method, text))
+                return _measured(self._relay.call(name, method, text))
             with self._noted(name, str(messages.read(text)["client"])):
-                return _measured(link.call(method, text, binaries))
+                return _measured(self._relay.call(name, method, text, binaries))
         except candidates.WorkerGone as gone:
             raise calls.Gone(str(gone)) from None
 
@@ -223,25 +285,3 @@ def _measured(reply: Any) -> calls.Value:
     if not isinstance(text, str) or len(text) > messages.MAX_TEXT_BYTES:
         raise errors.MeasureError("a node replied with what is no message, or too large")
     return text, binaries
-
-
-def _described(about: Mapping[str, Any]) -> dict[str, Any]:
-    """A device as tuners describe theirs, from what its node says about it."""
-    return devices.described(
-        str(about["name"]),
-        target.parse(about["target"]),
-        Hardware(**about["hardware"]),
-        int(about["memory_bytes"]),
-    )
-
-
-def _readings(said: Any) -> dict[str, Any]:
-    """What a node says of clock, power and driver, which may be anything."""
-    said = said if isinstance(said, dict) else {}
-    numbers = {
-        name: float(said[name])
-        for name in ("clock_ghz", "power_w")
-        if isinstance(said.get(name), int | float)
-    }
-    driver = said.get("driver")
-    return numbers | {"driver": str(driver)[:_MAX_CHARACTERS] if driver else None}

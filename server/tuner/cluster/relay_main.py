@@ -1,10 +1,10 @@
 """The process that alone talks to a cluster: `relay_process` starts it.
 
-    python -m server.tuner.cluster.relay_main FD HOST:PORT LOG_JSON
+    python -m server.tuner.cluster.relay_main FD HOST:PORT LOG_JSON NEEDS_KEYS
 
 It has the cluster's token and no database. Its first packet on the socket FD is "ready"
 once it is in the cluster, or says why it cannot be. Each packet that comes brings a pipe to serve
-(`relay.Relay`). It ends with its tuner.
+(`relay.Relay`) and says whose it is (`calls.Side`). It ends with its tuner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from felix import errors
 from felix.measure.cluster import ray_cluster
 from felix.processes import syscalls
 from server import logs
-from server.tuner.cluster import relay
+from server.tuner.cluster import calls, relay
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,13 +31,17 @@ def main(argv: list[str]) -> None:
     syscalls.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     logs.configure(argv[2] == "1")
     try:
-        made = relay.Relay(ray_cluster.connect(argv[1]))
+        made = relay.Relay(ray_cluster.connect(argv[1]), needs_keys=argv[3] == "1")
     except errors.MeasureError as error:
         control.send(str(error).encode()[:2000])
         return
     control.send(b"ready")
-    while fds := socket.recv_fds(control, 1, 1)[1]:
-        threading.Thread(target=made.serve, args=(Connection(fds[0]),), daemon=True).start()
+    while (packet := socket.recv_fds(control, 1, 1))[1]:
+        side, (fd,), *_ = packet
+        threading.Thread(
+            target=made.serve, args=(Connection(fd),), daemon=True,
+            kwargs={"of_tuner": side == calls.Side.TUNER.value},
+        ).start()  # fmt: skip
     os._exit(0)  # Ray's own end takes seconds, and nobody waits for anything here
 
 

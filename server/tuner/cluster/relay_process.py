@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +25,9 @@ START_S = 120.0
 WATCH_S, AGAIN_S = 1.0, 5.0
 _MAX_PACKET_BYTES = 4096
 
+#: By name of a node, of nodes as `server.store.worker_keys.Node`.
+Refusals = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, str | None]]
+
 
 class RelayProcess:
     """The link to a cluster; a thread keeps it, and asks who is there.
@@ -31,13 +35,18 @@ class RelayProcess:
     Args:
         address: of the cluster's head, "HOST:PORT".
         log_json: log lines as JSON.
+        refusals: says why nodes may not measure, see `admission.Admission.refusals`; it is asked
+            every second. None: all may.
 
     Raises:
         MeasureError: there is no such cluster, or it asks for no token.
     """
 
-    def __init__(self, address: str, log_json: bool = False) -> None:
-        self._arguments = [address, "1" if log_json else "0"]
+    def __init__(
+        self, address: str, log_json: bool = False, refusals: Refusals | None = None
+    ) -> None:
+        self._arguments = [address, *("1" if each else "0" for each in (log_json, refusals))]
+        self._refusals = refusals
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,13 +68,13 @@ class RelayProcess:
         """The devices of the cluster, as they were a second ago."""
         return self._devices
 
-    def connect(self) -> socket.socket:
+    def connect(self, side: calls.Side = calls.Side.ENGINE) -> socket.socket:
         """A pipe to the process; its end is closed at once while there is no such process."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             with contextlib.suppress(OSError):
                 if self._control is not None:
-                    socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                    socket.send_fds(self._control, [side.value], [theirs.fileno()])
         return ours
 
     def close(self) -> None:
@@ -98,7 +107,7 @@ class RelayProcess:
             self._end()
             raise errors.MeasureError(said or "the link to the cluster ended as it began")
         ours.settimeout(None)
-        return calls.Calls(Connection(self.connect().detach()))
+        return calls.Calls(Connection(self.connect(calls.Side.TUNER).detach()))
 
     def _end(self) -> None:
         with self._lock:
@@ -110,6 +119,9 @@ class RelayProcess:
             self._process = self._control = None
 
     def _look(self) -> None:
+        if self._refusals is not None:
+            nodes, _ = self._calls.ask("nodes", unwanted=self._closed)
+            self._calls.ask("admit", self._refusals(nodes), unwanted=self._closed)
         listed, _ = self._calls.ask("devices", unwanted=self._closed)
         self._devices = listed
 

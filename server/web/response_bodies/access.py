@@ -20,6 +20,8 @@ class Key(common.ResponseBody):
     can_submit: bool
     can_admin: bool
     can_priority: bool
+    can_worker: bool
+    device_kinds: list[str] = pydantic.Field(description="that a worker with it measures on")
     max_running_jobs: int | None
     max_trials: int | None
     max_upload_bytes: int | None

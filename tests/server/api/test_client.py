@@ -315,12 +315,19 @@ def test_keys_are_made_by_command(
     assert code == 0 and made["key"].startswith("felix_")
     assert "bot" in shell("keys", "ls")[1]
     assert shell("keys", "revoke", str(made["id"]))[0] == 0
+    kinds = ("--device-kind", "h200", "--device-kind", "znver4")
+    assert shell("keys", "create", "box", "--scope", "worker", *kinds)[0] == 0
+    assert "worker for h200 znver4" in shell("keys", "ls")[1]
+    code, _, said = shell("keys", "create", "box", *kinds)
+    assert code == 1 and "add it (--scope worker)" in said
     monkeypatch.setenv("FELIX_DATA_DIR", str(served.settings.data_dir))
     code, out, _ = shell("keys", "create", "root", "--scope", "admin", "--local")
     assert code == 0
     monkeypatch.setenv("FELIX_API_KEY", out.strip())
     assert shell("keys", "ls")[0] == 0
     assert shell("keys", "create", "--local")[0] == 1
+    code, _, said = shell("keys", "create", "box", "--scope", "worker", "--local")
+    assert code == 1 and "--device-kind h200" in said
 
 
 def test_the_local_key_goes_to_the_local_service_only(

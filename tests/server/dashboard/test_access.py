@@ -80,6 +80,8 @@ def test_a_key_is_made_and_shown_once(admin: Pages) -> None:
         ({"expires_days": "inf", "max_upload_mib": "inf"}, ["expires_days", "max_upload_mib"]),
         ({"max_trials": "0", "max_running_jobs": "1.5"}, ["max_trials", "max_running_jobs"]),
         ({"max_upload_mib": "nan"}, ["max_upload_mib"]),
+        ({"scope": ["worker"]}, ["device_kinds"]),
+        ({"device_kinds": "h200"}, ["device_kinds"]),
     ],
 )
 def test_wrong_fields_are_reported_and_the_rest_stays(
@@ -93,6 +95,13 @@ def test_wrong_fields_are_reported_and_the_rest_stays(
     if "name" not in fields:
         assert 'value="kept"' in page
     assert every(admin) == before
+
+
+def test_a_worker_s_key_names_its_devices(admin: Pages) -> None:
+    page = send(admin, 200, name="box", scope=["worker"], device_kinds="h200, znver4")
+    assert "FELIX_WORKER_KEY" in page and "FELIX_API_KEY" not in page
+    assert every(admin)[-1]["device_kinds"] == ["h200", "znver4"]
+    assert "for h200, znver4" in admin.get("/dashboard/keys")
 
 
 def test_a_revoked_key_is_refused_at_once(admin: Pages) -> None:

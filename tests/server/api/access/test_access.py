@@ -27,6 +27,8 @@ def test_every_route_with_every_scope(service: Service) -> None:
             for scope in ("submit", "admin")
         }
         only["read"] = keys.create(tx, keys.NewKey(name="read"))
+        worker = keys.NewKey(name="box", can_read=False, can_worker=True, device_kinds=["h200"])
+        only["worker"] = keys.create(tx, worker)
     job = api_rows.finished(service.db, service.blobs, only["submit"].key.id)
     service.client.headers.pop("Authorization")
     wrong: list[tuple[str, str, str | None, int]] = []
@@ -35,7 +37,7 @@ def test_every_route_with_every_scope(service: Service) -> None:
             job_id=job.id, number=1, name="job.zip", key_id=99, webhook_id=99, delivery_id=99,
             batch_id=99,
         )  # fmt: skip
-        for presented in (None, "read", "submit", "admin"):
+        for presented in (None, "read", "submit", "worker", "admin"):
             headers = {}
             if presented is not None:
                 headers["Authorization"] = f"Bearer {only[presented].text}"
@@ -124,6 +126,30 @@ def test_only_some_keys_let_their_jobs_go_first(service: Service) -> None:
     urgent = {"Authorization": f"Bearer {made['text']}"}
     submitted = service.client.post("/v1/jobs", json=GEMM | {"priority": 1}, headers=urgent)
     assert submitted.status_code == 201 and submitted.json()["priority"] == 1
+
+
+def test_a_worker_s_key_is_for_kinds_of_devices(service: Service) -> None:
+    admin = service.auth("admin")
+
+    def made(**ask: Any) -> Any:
+        return service.client.post("/v1/keys", json={"name": "box"} | ask, headers=admin)
+
+    for ask, message in (
+        ({"scopes": ["worker"]}, "name their kinds"),
+        ({"device_kinds": ["h200"]}, "add it (--scope worker), or leave the kinds out"),
+        ({"scopes": ["worker"], "device_kinds": ["NVIDIA H200"]}, "'NVIDIA H200' is no kind"),
+        ({"scopes": ["worker"], "device_kinds": [""]}, "'' is no kind"),
+    ):
+        refused = made(**ask)
+        assert refused.status_code == 422 and message in refused.json()["detail"], refused.text
+    key = made(scopes=["worker"], device_kinds=["h200", "h100", "h200"]).json()
+    assert key["key"]["can_worker"] and not key["key"]["can_read"]
+    assert key["key"]["device_kinds"] == ["h100", "h200"]
+    headers = {"Authorization": f"Bearer {key['text']}"}
+    assert service.client.get("/v1/jobs", headers=headers).status_code == 403
+    assert service.client.post("/v1/jobs", json=GEMM, headers=headers).status_code == 403
+    login = service.client.post("/v1/session", json={"key": key["text"]})
+    assert login.status_code == 403 and "the scope read" in login.json()["detail"]
 
 
 def test_a_key_is_shown_once(service: Service) -> None:

@@ -69,10 +69,13 @@ def served(cluster: Cluster) -> relay.Relay:
     return relay.Relay(cluster)
 
 
-def joined(served: relay.Relay) -> Connection:
-    """A pipe to the link, as an engine has one."""
+def joined(served: relay.Relay, *, of_tuner: bool = False) -> Connection:
+    """A pipe to the link, as an engine has one, or the tuner."""
     ours, theirs = socket.socketpair()
-    threading.Thread(target=served.serve, args=(Connection(theirs.detach()),), daemon=True).start()
+    threading.Thread(
+        target=served.serve, args=(Connection(theirs.detach()),), kwargs={"of_tuner": of_tuner},
+        daemon=True,
+    ).start()  # fmt: skip
     return Connection(ours.detach())
 
 
@@ -140,6 +143,7 @@ def test_an_engine_may_call_what_is_listed_only(served: relay.Relay) -> None:
     for verb, arguments in [
         ("call", ["first", "close", "now"]), ("call", ["first", "__init__", ""]),
         ("call", ["first", "run", 5]), ("stop", []), ("members", ["all"]),
+        ("nodes", []), ("admit", [{"first": None}]),
     ]:  # fmt: skip
         with pytest.raises(errors.MeasureError, match="no verb"):
             link.ask(verb, *arguments)
@@ -179,6 +183,66 @@ def test_what_runs_for_an_engine_that_died_is_ended(served: relay.Relay, cluster
     until(lambda: cluster.nodes["first"]._request is None)
     engine.close()
     assert hanging.result(10).error is protocol.ErrorClass.INFRASTRUCTURE
+
+
+@pytest.fixture
+def keyed(cluster: Cluster) -> relay.Relay:
+    """A link whose nodes need keys."""
+    cluster.links.clear()
+    return relay.Relay(cluster, needs_keys=True)
+
+
+def test_nodes_are_not_there_until_they_are_judged(keyed: relay.Relay) -> None:
+    tuner, engine = calls.Calls(joined(keyed, of_tuner=True)), calls.Calls(joined(keyed))
+    for verb in ("devices", "members"):
+        assert engine.ask(verb) == ([], [])
+    with pytest.raises(calls.Gone, match="its key was not looked at yet"):
+        engine.ask("call", "builds", "build", "{}")
+    stated, _ = tuner.ask("nodes")
+    assert {each["name"]: (len(each["kinds"]), each["key"]) for each in stated} == {
+        "builds": (0, ""), "first": (1, ""),
+    }  # fmt: skip
+    with pytest.raises(errors.MeasureError, match="no verb 'admit'"):
+        engine.ask("admit", {"builds": None, "first": None})
+    tuner.ask("admit", {"builds": None, "first": "needs a key"})
+    (device,), _ = engine.ask("devices")
+    assert device["fault"] == "needs a key"
+    members, _ = engine.ask("members")
+    assert {each["name"]: each["unfit"] for each in members} == {
+        "builds": None, "first": "needs a key",
+    }  # fmt: skip
+    with pytest.raises(calls.Gone, match="the node needs a key"):
+        engine.ask("call", "first", "prepare", "{}")
+    tuner.ask("admit", {"builds": "needs a key", "first": None})
+    (device,), _ = engine.ask("devices")
+    assert device["fault"] == "no node of the cluster builds programs"
+    tuner.ask("admit", {"builds": None, "first": None})
+    assert engine.ask("devices")[0][0]["fault"] is None
+
+
+def test_a_node_whose_key_is_revoked_leaves_a_pool_that_it_works_for(
+    keyed: relay.Relay, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.tuner.warm_pools.LOST_S", 0.1)
+    tuner = calls.Calls(joined(keyed, of_tuner=True))
+    tuner.ask("admit", {"builds": None, "first": None})
+    engine = places.OnCluster(joined(keyed))
+    with contextlib.closing(engine), contextlib.closing(engine.pool(contract.task())) as over:
+        view = over.for_task(contract.task())
+        assert view.measure([GEMM])[0].ok
+        hanging = view.submit(tvm.IRModule({"main": programs.hang}))
+        until(lambda: cluster.nodes["first"]._request is not None)
+        began_s = time.monotonic()
+        tuner.ask("admit", {"builds": None, "first": "needs a key"})
+        until(lambda: engine.lost is not None)
+        assert time.monotonic() - began_s < 5  # the node itself is not done
+        assert "needs a key" in str(engine.lost) and not hanging.done()
+        waiting = view.submit(GEMM)
+        n_runs = cluster.links["first"].calls.count("run")
+        tuner.ask("admit", {"builds": None, "first": None})
+        time.sleep(0.3)
+        assert not waiting.done() and cluster.links["first"].calls.count("run") == n_runs
+        cluster.nodes["first"].interrupt(cluster.nodes["first"]._request.client)  # type: ignore[union-attr]
 
 
 def test_a_link_that_ends_fails_all_that_waits() -> None:
