@@ -22,8 +22,9 @@ import pydantic
 from server import errors, job_actions
 from server.parsing import databases
 from server.parsing import parser as parsing
-from server.store import artifacts, jobs, networks, workers
+from server.store import artifacts, jobs, networks
 from server.store.across_jobs import imports, retention, reuse
+from server.store.tuners import workers
 from server.web import auth, dependencies, request_bodies, uploads
 
 T = TypeVar("T")

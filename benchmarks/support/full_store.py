@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from server.database import database, models
-from server.store import artifacts, blobs, jobs, leases, progress, trials, workers
+from server.store import artifacts, blobs, jobs, leases, progress, trials
+from server.store.tuners import workers
 
 TARGET_KEYS = ["llvm", "llvm/benchmark"]
 #: Tables whose rows are copied for each job.

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 import tvm
 
-from felix.frontend.torch_calls.form import TorchForm
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -57,8 +55,8 @@ class ImportedModel:
         inputs: the tensors of a call.
         outputs: the tensors of a result.
         calling: how calls become inputs and outputs become results.
-        pytorch: what "main" calls of PyTorch, which TVM does not convert, by the names of the
-            operators.
+        pytorch: what "main" calls of PyTorch, as TVM does not convert it: forms
+            (`torch_calls.form`) as text, by the names of the operators.
     """
 
     mod: tvm.IRModule
@@ -67,7 +65,7 @@ class ImportedModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     calling: Calling
-    pytorch: Mapping[str, Sequence[TorchForm]] = dataclasses.field(default_factory=dict)
+    pytorch: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
 
 def main_of(mod: tvm.IRModule) -> Any:

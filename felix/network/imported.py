@@ -13,6 +13,7 @@ import tvm
 
 from felix import errors, frontend
 from felix.frontend import imported as frontend_imported
+from felix.frontend.torch_calls.form import form_from_json
 from felix.network import agreement
 from felix.network.pytorch import registration
 
@@ -148,8 +149,8 @@ def _of_torch(
         module = model
     read = frontend.import_torch(module, tuple(args), kwargs)
     for forms in read.pytorch.values():
-        for form in forms:
-            registration.register(form)
+        for text in forms:
+            registration.register(form_from_json(text))
     expected = _result(module, args, kwargs)
     return Network(
         name=name,

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import fastapi
 
-from server.store import device_reports, rows, workers
+from server.store import rows
+from server.store.tuners import device_reports, workers
 from server.web import auth, dependencies, response_bodies
 
 router = fastapi.APIRouter(prefix="/v1", tags=["devices"])

@@ -12,7 +12,8 @@ import fastapi
 from server import disks
 from server.cache import response_cache
 from server.database import schema
-from server.store import blobs, workers
+from server.store import blobs
+from server.store.tuners import workers
 from server.web import auth, dependencies, response_bodies, shared_response
 from server.web import metrics as web_metrics
 

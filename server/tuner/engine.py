@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from server.store import device_reports, networks, progress, rows, trials
+from server.store import networks, progress, rows, trials
+from server.store.tuners import device_reports
 from server.tuner import claimed_job
 
 

@@ -18,17 +18,11 @@ from felix.processes import policy
 from felix.task import Task
 from felix.tuning import options, results
 from server.parsing import devices
-from server.store import device_reports, networks
-from server.tuner import (
-    earlier_jobs,
-    engine,
-    event_recorder,
-    job_artifact,
-    network_artifact,
-    places,
-    reports,
-)
+from server.store import networks
+from server.store.tuners import device_reports
+from server.tuner import earlier_jobs, engine, event_recorder, places, reports
 from server.tuner import session as tuner_session
+from server.tuner.artifacts import job_artifact, network_artifact
 
 if TYPE_CHECKING:
     from felix.tuning import session

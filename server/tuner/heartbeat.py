@@ -21,8 +21,9 @@ import sqlalchemy as sa
 
 from server import states
 from server.database import database
-from server.store import device_reports, leases, workers
+from server.store import leases
 from server.store.sharing import turns, usage
+from server.store.tuners import device_reports, workers
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from felix.measure import conditions, readings
-from server.store import device_reports
+from server.store.tuners import device_reports
 
 #: Characters of a text, and candidates of a count, that an engine may say.
 _MAX_CHARACTERS, _MAX_COUNT = 1000, 10**9

@@ -24,8 +24,9 @@ import sqlalchemy as sa
 from felix import errors as engine_errors
 from server import errors, reaper, settings, states
 from server.database import database
-from server.store import artifacts, blobs, leases, networks, rows, workers
+from server.store import artifacts, blobs, leases, networks, rows
 from server.store.across_jobs import retention
+from server.store.tuners import workers
 from server.tuner import claimed_job, engine, heartbeat, retry
 
 _log = logging.getLogger(__name__)

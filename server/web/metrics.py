@@ -8,8 +8,8 @@ import prometheus_client as prometheus
 from prometheus_client import core, registry
 
 from server.database import database, visibility
-from server.store import workers
 from server.store.across_jobs import job_lists
+from server.store.tuners import workers
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
 

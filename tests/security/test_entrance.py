@@ -14,7 +14,8 @@ from felix import target, workloads
 from felix.task import Task
 from server.database import models as tables
 from server.parsing import devices
-from server.store import jobs, workers
+from server.store import jobs
+from server.store.tuners import workers
 from tests.server.api.conftest import Service
 
 pytest.importorskip("onnx", reason="onnx is an optional extra")

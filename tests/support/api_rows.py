@@ -7,18 +7,8 @@ import tempfile
 from typing import Any
 
 from server.database import database
-from server.store import (
-    artifacts,
-    blobs,
-    control,
-    events,
-    jobs,
-    leases,
-    progress,
-    rows,
-    trials,
-    workers,
-)
+from server.store import artifacts, blobs, control, events, jobs, leases, progress, rows, trials
+from server.store.tuners import workers
 from tests.support import service_fakes
 
 DEVICE = {

@@ -17,17 +17,8 @@ from sqlalchemy import orm
 
 from server import errors
 from server.database import database
-from server.store import (
-    blobs,
-    device_reports,
-    jobs,
-    leases,
-    networks,
-    progress,
-    rows,
-    trials,
-    workers,
-)  # fmt: skip
+from server.store import blobs, jobs, leases, networks, progress, rows, trials
+from server.store.tuners import device_reports, workers
 from server.tuner import claimed_job, engine, heartbeat
 
 TARGET_KEYS = ["llvm", "llvm/test"]

@@ -32,14 +32,15 @@ class Unconverted:
     """The operators of a program that are left to PyTorch, and how an import has them.
 
     Attributes:
-        forms: by the names of the operators what is called of each, as far as it is imported.
+        forms: by the names of the operators what is called of each, as text, as far as it is
+            imported.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
         nodes = [node for node in program.graph.nodes if node.op == "call_function"]
         self._names = sorted({_name(node) for node in nodes if _is_pure(node)})
         self._conversions: dict[str, operators.Converter] = {}
-        self.forms: dict[str, list[TorchForm]] = {}
+        self.forms: dict[str, list[str]] = {}
 
     def convert_map(self) -> dict[str, operators.Converter]:
         """Conversions by the operators' names, for the import of the program."""
@@ -76,7 +77,7 @@ class Unconverted:
             form = TorchForm(
                 len(tensors), [TorchCall("aten", [*range(len(tensors))], options, dtype)]
             )
-            self.forms.setdefault(str(node.target), []).append(form)
+            self.forms.setdefault(str(node.target), []).append(form.to_json())
             kind = relax.TensorType([int(extent) for extent in value.shape], dtype)
             operands = relax.Tuple([importer.env[each] for each in tensors])
             return importer.block_builder.emit(

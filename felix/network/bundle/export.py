@@ -30,6 +30,7 @@ import tvm
 
 from felix import errors, files, records, target
 from felix.artifact import export as task_artifact
+from felix.frontend.torch_calls.form import form_from_json
 from felix.measure import build
 from felix.network import executable, imported, report, shipping
 from felix.network.bundle import run_script
@@ -82,7 +83,8 @@ def _forms(network: imported.Network, summary: report.Report) -> dict[str, str]:
         each.group.form for each in summary.groups if each.contender is shipping.Contender.PYTORCH
     ]
     forms += [form for each in summary.attentions if each.ships for form in each.forms]
-    forms += [form for every in network.imported.pytorch.values() for form in every]
+    left = network.imported.pytorch.values()
+    forms += [form_from_json(text) for every in left for text in every]
     return {form.function_name: form.to_json() for form in forms if not isinstance(form, str)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import fastapi
 
 from server.dashboard import formats, render
-from server.store import device_reports, workers
+from server.store.tuners import device_reports, workers
 from server.web import dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)

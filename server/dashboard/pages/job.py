@@ -18,18 +18,9 @@ from starlette import responses
 from server import errors, job_actions, states
 from server.dashboard import chart_data, highlight, render
 from server.dashboard.pages import logins
-from server.store import (
-    artifacts,
-    events,
-    jobs,
-    networks,
-    plot_points,
-    progress,
-    rows,
-    trials,
-    workers,
-)
+from server.store import artifacts, events, jobs, networks, plot_points, progress, rows, trials
 from server.store.across_jobs import reuse
+from server.store.tuners import workers
 from server.teams import templates as team_templates
 from server.web import auth, decisions, dependencies, request_bodies
 

@@ -13,8 +13,9 @@ from server import job_actions, states
 from server.dashboard import render
 from server.dashboard.pages import job as job_page
 from server.database import keyset
-from server.store import keys, rows, workers
+from server.store import keys, rows
 from server.store.across_jobs import job_lists
+from server.store.tuners import workers
 from server.web import auth, dependencies
 
 router = fastapi.APIRouter(route_class=render.Page, include_in_schema=False)

@@ -26,8 +26,9 @@ from server import errors, job_actions, submission
 from server.dashboard import fields, job_form, render
 from server.dashboard.pages import logins
 from server.parsing import parser
-from server.store import jobs, workers
+from server.store import jobs
 from server.store.across_jobs import templates
+from server.store.tuners import workers
 from server.web import auth, dependencies, request_bodies, uploads
 
 router = fastapi.APIRouter(

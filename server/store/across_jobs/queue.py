@@ -21,7 +21,7 @@ from sqlalchemy import orm
 
 from server import states
 from server.database import models, visibility
-from server.store import workers
+from server.store.tuners import workers
 
 #: All projects wait for the same tuners; an estimate says nothing else of their jobs.
 _OF_ALL = {visibility.UNRESTRICTED: True}

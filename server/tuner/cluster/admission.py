@@ -11,7 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.database import database
-from server.store import keys, worker_keys
+from server.store import keys
+from server.store.tuners import worker_keys
 
 _log = logging.getLogger(__name__)
 

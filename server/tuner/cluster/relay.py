@@ -103,7 +103,7 @@ class Relay:
                 gone.pop(name, None)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What the tuner judges: fit nodes, as `server.store.worker_keys.Node`."""
+        """What the tuner judges: fit nodes, as `server.store.tuners.worker_keys.Node`."""
         return [
             {"name": member.name, "kinds": node_devices.kinds_of(member), "key": member.key}
             for member in list(self._members.values())
@@ -248,7 +248,7 @@ class _Session:
     def _call(self, name: str, method: str, text: str, binaries: list[bytes]) -> calls.Value:
         try:
             if method == "prepare":
-                return _measured(link.call(method, text, binaries))
+                return _measured(self._relay.call(name, method, text, binaries))
             if method != "run":
                 return _measured(self._relay.call(name, method, text))
             with self._noted(name, str(messages.read(text)["client"])):

@@ -21,7 +21,8 @@ from felix.measure import conditions
 from felix.measure.pool import rights
 from felix.processes import policy
 from server import errors, states
-from server.store import device_reports, networks
+from server.store import networks
+from server.store.tuners import device_reports
 from server.tuner import claimed_job, engine, reports
 from server.tuner.cluster import relay_process
 from server.tuner.process import confinement, messages, untrusted_file, zygote

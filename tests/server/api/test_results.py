@@ -13,7 +13,8 @@ import pytest
 
 from server.api import routers
 from server.api.jobs import events
-from server.store import artifacts, device_reports, plot_points, trials, workers
+from server.store import artifacts, plot_points, trials
+from server.store.tuners import device_reports, workers
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 

@@ -20,9 +20,10 @@ from felix import records, workloads
 from felix.metaschedule import trace_text
 from felix.tuning import task_run
 from server.parsing import databases
-from server.store import artifacts, keys, leases, progress, rows, trials, workers
+from server.store import artifacts, keys, leases, progress, rows, trials
 from server.store.across_jobs import reuse
 from server.store.projects import projects
+from server.store.tuners import workers
 from tests.server.api.conftest import Service
 from tests.support import api_rows, service_fakes
 from tests.support.api import zips

@@ -9,16 +9,8 @@ import re
 import pytest
 
 from server import errors
-from server.store import (
-    artifacts,
-    control,
-    device_reports,
-    keys,
-    plot_points,
-    progress,
-    trials,
-    workers,
-)
+from server.store import artifacts, control, keys, plot_points, progress, trials
+from server.store.tuners import device_reports, workers
 from tests.server.dashboard.conftest import Pages, words
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing

@@ -21,9 +21,9 @@ from server.store import (
     plot_points,
     progress,
     trials,
-    workers,
 )
 from server.store.across_jobs import job_lists
+from server.store.tuners import workers
 from tests.support import service_fakes
 
 State = states.State

@@ -14,7 +14,8 @@ import pytest
 import felix
 from felix.tuning import options
 from server.database import database
-from server.tuner import engine, job_artifact
+from server.tuner import engine
+from server.tuner.artifacts import job_artifact
 from tests.support import service_fakes
 
 TARGET = "llvm -num-cores 1"

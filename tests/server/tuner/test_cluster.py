@@ -7,88 +7,20 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 
-from felix import client
-from server import commands, settings
-from server.database import database
 from server.store import trials
 from tests.support import network_namespace
-from tests.support.cluster_machines import Machines, free_port
+from tests.support.cluster_service import Service, actors
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-#: A node that has not answered for about 8 s is given up, not after a minute as usually.
-HEALTH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-}
-
-
-class Service:
-    """A cluster of one node, an API server and a tuner that measures on the cluster."""
-
-    def __init__(self, folder: pathlib.Path, url: str, host: str) -> None:
-        self.machines = Machines(folder, host)
-        self.machines.environment |= HEALTH | {
-            "FELIX_DATABASE_URL": url, "FELIX_DATA_DIR": str(folder / "data"),
-            "FELIX_PORT": str(free_port()), "FELIX_CLUSTER": self.machines.address,
-        }  # fmt: skip
-        chosen = settings.Settings.from_environment(self.machines.environment)
-        commands.upgrade(chosen)
-        self.db = database.Database(chosen.database)
-        key = commands.first_key(chosen)
-        assert key is not None
-        self.machines.head()
-        self.api = self.felix("serve", "--no-tuner")
-        self.client = client.Client(chosen.address, key)
-
-    def begin(self) -> None:
-        """Start a node, which stays, and then the tuner."""
-        self.stays = self.add_worker()
-        self.tuner = self.felix("tuner")
-        self.machines.until(self.tuner, lambda text: "is ready for" in text, 120)
-
-    def add_worker(self, *through: str) -> subprocess.Popen[bytes]:
-        """Start a node, by a command that starts others; it measures."""
-        worker = self.machines.worker(*through)
-        self.machines.until(worker, lambda text: "felix worker: measures on" in text, 240)
-        return worker
-
-    def submit(self, n_trials: int, seed: int) -> int:
-        """Queue a job; its number."""
-        return self.client.submit(
-            "gemm", {"m": 64, "n": 64, "k": 64}, trials=n_trials, reuse=False, seed=seed,
-            options={"round_size": 8},
-        ).id  # fmt: skip
-
-    def wait(self, job_id: int, is_so: Callable[[client.Job], bool], seconds: float) -> client.Job:
-        """The job, once something is so."""
-        until_s = time.monotonic() + seconds
-        while not is_so(job := self.client.job(job_id)):
-            assert time.monotonic() < until_s, (job, self.machines.log(self.tuner))
-            time.sleep(0.1)
-        return job
-
-    def close(self) -> None:
-        """End all."""
-        self.machines.close()
-        self.db.close()
-
-    def felix(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command of Felix."""
-        return self.machines.start(sys.executable, "-m", "felix", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +43,6 @@ def service(
         yield made
     finally:
         made.close()
-
-
-def actors(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The processes of the nodes that a worker keeps."""
-    below = psutil.Process(worker.pid).children(recursive=True)
-    return [each for each in below if each.name().startswith("ray::Node")]
 
 
 def check(service: Service, job_id: int, n_trials: int) -> None:

@@ -16,8 +16,9 @@ from felix import errors as engine_errors
 from server import settings, states
 from server.database import database, schema
 from server.parsing import parser
-from server.store import artifacts, blobs, events, jobs, networks, workers
+from server.store import artifacts, blobs, events, jobs, networks
 from server.store.across_jobs import reuse
+from server.store.tuners import workers
 from server.tuner import tuner
 from tests.support import service_fakes
 

@@ -15,20 +15,10 @@ from sqlalchemy import orm
 from felix import errors as engine_errors
 from server import errors, settings, states
 from server.database import database
-from server.store import (
-    artifacts,
-    blobs,
-    control,
-    events,
-    jobs,
-    keys,
-    leases,
-    progress,
-    trials,
-    workers,
-)  # fmt: skip
+from server.store import artifacts, blobs, control, events, jobs, keys, leases, progress, trials
 from server.store.across_jobs import job_lists
 from server.store.sharing import usage
+from server.store.tuners import workers
 from server.tuner import heartbeat, retry, tuner
 from tests.support import service_fakes
 

@@ -12,7 +12,7 @@ import pytest
 from felix.measure.cluster import kinds
 from felix.target import parse
 from server.store import keys
-from tests.server.tuner import test_cluster
+from tests.support.cluster_service import Service, actors
 
 pytest.importorskip("ray", reason="needs the extra [cluster]")
 
@@ -23,18 +23,18 @@ REVOKED_S = 5.0
 
 
 @pytest.fixture
-def service(tmp_path: pathlib.Path) -> Iterator[test_cluster.Service]:
-    made = test_cluster.Service(tmp_path, f"sqlite:///{tmp_path / 'felix.db'}", "127.0.0.1")
+def service(tmp_path: pathlib.Path) -> Iterator[Service]:
+    made = Service(tmp_path, f"sqlite:///{tmp_path / 'felix.db'}", "127.0.0.1")
     made.machines.environment["FELIX_REQUIRE_WORKER_KEYS"] = "1"
     yield made
     made.close()
 
 
-def faults(service: test_cluster.Service) -> list[Any]:
+def faults(service: Service) -> list[Any]:
     return [report["fault"] for device in service.client.devices() for report in device.reports]
 
 
-def until(service: test_cluster.Service, said: str, seconds: float) -> None:
+def until(service: Service, said: str, seconds: float) -> None:
     """Wait until a device of the service measures nothing for this reason."""
     until_s = time.monotonic() + seconds
     while not any(said in str(fault) for fault in faults(service)):
@@ -42,9 +42,8 @@ def until(service: test_cluster.Service, said: str, seconds: float) -> None:
         time.sleep(0.2)
 
 
-def test_a_machine_measures_with_a_key_until_it_is_revoked(service: test_cluster.Service) -> None:
+def test_a_machine_measures_with_a_key_until_it_is_revoked(service: Service) -> None:
     environment, kind = service.machines.environment, kinds.of(parse("llvm"))
-    test_cluster.add_worker(service)
     service.begin()
     until(service, f"needs a key with the scope worker for {kind}: it states none", 30)
     assert "may not measure: it needs a key" in service.machines.log(service.tuner)
@@ -54,8 +53,8 @@ def test_a_machine_measures_with_a_key_until_it_is_revoked(service: test_cluster
 
     made = service.client.create_key("box", ["worker"], device_kinds=[kind])
     service.machines.environment = environment | {"FELIX_WORKER_KEY": made.text}
-    worker = test_cluster.add_worker(service)
-    for actor in test_cluster.actors(worker):
+    worker = service.add_worker()
+    for actor in actors(worker):
         assert "FELIX_WORKER_KEY" not in actor.environ()
     job = service.wait(job_id, lambda job: job.n_trials >= 16, 120)
     with service.db.read() as tx:

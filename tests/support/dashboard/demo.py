@@ -12,20 +12,10 @@ import random
 from sqlalchemy import orm
 
 from server.database import database
-from server.store import (
-    blobs,
-    control,
-    jobs,
-    keys,
-    leases,
-    networks,
-    progress,
-    rows,
-    trials,
-    workers,
-)
+from server.store import blobs, control, jobs, keys, leases, networks, progress, rows, trials
 from server.store.across_jobs import batches, templates
 from server.store.projects import projects, webhooks
+from server.store.tuners import workers
 from tests.support import api_rows, service_fakes
 from tests.support.dashboard import growing
 

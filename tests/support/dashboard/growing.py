@@ -8,7 +8,8 @@ import random
 import tempfile
 
 from server.database import database
-from server.store import artifacts, blobs, leases, progress, rows, trials, workers
+from server.store import artifacts, blobs, leases, progress, rows, trials
+from server.store.tuners import workers
 from tests.support import api_rows, service_fakes
 
 CONTENT = b"PK the artifact of this job"

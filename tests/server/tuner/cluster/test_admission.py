@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from felix.measure.cluster import worker_key
 from server.database import database
-from server.store import keys, worker_keys
+from server.store import keys
+from server.store.tuners import worker_keys
 from server.tuner.cluster import admission
 
 

@@ -18,18 +18,8 @@ import pytest
 
 from server import settings, states
 from server.database import database
-from server.store import (
-    artifacts,
-    blobs,
-    control,
-    device_reports,
-    events,
-    jobs,
-    keys,
-    leases,
-    progress,
-    trials,
-)  # fmt: skip
+from server.store import artifacts, blobs, control, events, jobs, keys, leases, progress, trials
+from server.store.tuners import device_reports
 from server.tuner import heartbeat, tuner
 from server.tuner.process import engine_process, limits, zygote
 from tests.support import engine_fakes, service_fakes

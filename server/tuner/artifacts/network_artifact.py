@@ -15,7 +15,8 @@ from felix import errors, files, names
 from felix.network import contest, groups, imported, optimize, outcomes, report, shipping
 from felix.tuning import results
 from server.store import networks
-from server.tuner import engine, job_artifact
+from server.tuner import engine
+from server.tuner.artifacts import job_artifact
 
 
 def write(

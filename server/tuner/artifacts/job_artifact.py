@@ -23,7 +23,8 @@ from felix.artifact import convergence, export
 from felix.cli import report
 from felix.tuning import results
 from server.store import artifacts, rows
-from server.tuner import artifact_run_script, engine
+from server.tuner import engine
+from server.tuner.artifacts import artifact_run_script
 
 #: Code for viewers is cut after so many characters.
 MAX_CODE = 1 << 20

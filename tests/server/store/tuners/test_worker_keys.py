@@ -8,7 +8,8 @@ import pytest
 
 from felix.measure.cluster import worker_key
 from server.database import database
-from server.store import keys, worker_keys
+from server.store import keys
+from server.store.tuners import worker_keys
 
 
 def judged(db: database.Database, text: str, *kinds: str) -> str | None:

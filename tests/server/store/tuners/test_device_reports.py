@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from server.database import columns, database, models
-from server.store import device_reports
+from server.store.tuners import device_reports
 from tests.support import service_fakes
 
 A = device_reports.Seen(place="cpu:0", host="h", target_key="llvm/a/b", versions={"felix": "1"})

@@ -1,0 +1,1 @@
+"""Tuners that are or were there, their devices, and who may measure for them."""

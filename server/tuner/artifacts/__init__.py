@@ -1,0 +1,1 @@
+"""What ended jobs leave: artifacts of tasks and of networks."""
