@@ -27,6 +27,8 @@ _INFRASTRUCTURE = protocol.ErrorClass.INFRASTRUCTURE
 MAX_DIFFERENCE = 0.15
 #: A device that takes more than 2.5 times as long as another one orders kernels differently.
 MAX_HOME_DIFFERENCE = 0.6
+#: A new home is compared so often before it is refused: it may have been busy for a moment.
+HOME_TRIES = 3
 
 
 class Runs(Protocol):
@@ -228,12 +230,12 @@ class DeviceStage:
         if self.index in task.scales:
             return True
         if task.home != self.index:
-            if self._is_calibrated(task, MAX_DIFFERENCE):
+            if self._is_calibrated(task, MAX_DIFFERENCE, tries=1):
                 return True
             if task.home != self.index:
                 return False
             task.refused.pop(self.index, None)  # it has become the home meanwhile
-        return self._is_calibrated(task, MAX_HOME_DIFFERENCE)
+        return self._is_calibrated(task, MAX_HOME_DIFFERENCE, HOME_TRIES)
 
     def _refuse(self, candidate: candidates.Candidate) -> None:
         """One that a helper may not measure goes home; there, and interrupted, it fails."""
@@ -244,27 +246,33 @@ class DeviceStage:
         else:
             self._queues.put(candidate)
 
-    def _is_calibrated(self, task: candidates.PoolTask, limit: float) -> bool:
+    def _is_calibrated(self, task: candidates.PoolTask, limit: float, tries: int) -> bool:
         """Compare the device with the one that measured the yardstick; whether it may measure."""
         assert task.yardstick is not None, "the first home needs no calibration"
-        future: Future[protocol.Measurement] = Future()
-        binary = task.yardstick.binary
-        candidate = candidates.Candidate(task, "", "yardstick", future, binary=binary)
-        drains = self._queues.n_drains
-        measurement = self.runs.run(candidate, task.states[self.index])
-        if measurement.latency_us is None:
-            if self._queues.n_drains == drains:  # else it says nothing about the device
-                task.refused[self.index] = measurement.message
-            return False
-        scale = task.yardstick.latency_us / measurement.latency_us
-        if 1 - limit <= scale <= 1 / (1 - limit):
-            task.scales[self.index] = scale
-            return True
-        refused = f"the device takes {1 / scale:.2f} times as long as the one that began the task"
+        refused = ""
+        for _ in range(tries):
+            drains = self._queues.n_drains
+            measurement = self._yardstick(task, task.yardstick.binary)
+            if measurement.latency_us is None:
+                if self._queues.n_drains == drains:  # else it says nothing about the device
+                    task.refused[self.index] = measurement.message
+                return False
+            scale = task.yardstick.latency_us / measurement.latency_us
+            if 1 - limit <= scale <= 1 / (1 - limit):
+                task.scales[self.index] = scale
+                return True
+            refused = (
+                f"the device takes {1 / scale:.2f} times as long as the one that began the task"
+            )
         task.refused[self.index] = refused
         _log.warning("device %d does not measure a task: %s", self.index, refused,
                      extra={"action": "device_differs", "device": self.index})  # fmt: skip
         return False
+
+    def _yardstick(self, task: candidates.PoolTask, binary: str) -> protocol.Measurement:
+        future: Future[protocol.Measurement] = Future()
+        candidate = candidates.Candidate(task, "", "yardstick", future, binary=binary)
+        return self.runs.run(candidate, task.states[self.index])
 
 
 def _is_wanted(candidate: candidates.Candidate) -> bool:

@@ -282,6 +282,26 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
     failed = pool.submit(task).result(10)
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
     assert "4.00 times as long" in failed.message
+    assert second.ran == ["yardstick"] * device_stage.HOME_TRIES
+    pool.close()
+
+
+def test_a_new_home_that_is_busy_for_a_moment_measures() -> None:
+    class BusyOnce(Runs):
+        def run(self, *args: Any) -> protocol.Measurement:
+            measurement = super().run(*args)
+            self.slowness = 1.0
+            return measurement
+
+    second = BusyOnce(4.0)
+    pool = Pool(Runs(1.0), second)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    pool.queues.retire(0, "gone")
+    task.move_to(1)
+    assert pool.submit(task, "later").result(10).latency_us == 10.0
+    assert second.ran == ["yardstick", "yardstick", "later"]
     pool.close()
 
 
