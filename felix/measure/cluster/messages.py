@@ -24,7 +24,6 @@ import math
 from typing import Any
 
 from felix import errors
-from felix.measure import description as descriptions
 from felix.measure import protocol
 
 #: Version of the messages.
@@ -89,6 +88,8 @@ def description(fields: dict[str, Any]) -> str:
     if not isinstance(text, str):
         raise errors.MeasureError("a task came without a description")
     try:
+        from felix.measure import description as descriptions  # numpy, which servers do not load
+
         descriptions.Description.from_json(text)
     except ValueError as error:
         raise errors.MeasureError(str(error)) from None

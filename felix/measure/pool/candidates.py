@@ -121,9 +121,9 @@ class TaskState:
 class PoolTask:
     """One task in the pool: its home, its state on each device and its reference.
 
-    Latencies are those of the device that measured the `yardstick`, the first candidate that had
-    a latency; `scales` has, by device, what latencies of another are multiplied with, once it is
-    calibrated. A device that is in `refused` measures nothing of the task.
+    Latencies are those of the first home; `scales` has, by device, what latencies of another are
+    multiplied with, once it is calibrated by the `yardstick`, the fastest candidate so far. A
+    device that is in `refused` measures nothing of the task.
     """
 
     home: int
@@ -155,6 +155,11 @@ class PoolTask:
     def reference(self) -> Reference:
         """The same on all devices."""
         return self.at_home.reference
+
+    def note(self, measured: Yardstick) -> None:
+        """Compare devices by this candidate if it is the fastest: it met no busy moment."""
+        if self.yardstick is None or measured.latency_us < self.yardstick.latency_us:
+            self.yardstick = measured
 
     def move_to(self, home: int) -> None:
         """Another home; it is calibrated if anything was measured before."""

@@ -272,7 +272,8 @@ class StagedPool(abc.ABC):
                 task.best_us = min(latency_us, task.best_us or latency_us)
                 if latency_us <= _REUSABLE_RATIO * task.best_us:
                     task.libraries.setdefault(digest, candidate.binary)
-            is_spare = task.libraries.get(digest) != candidate.binary
+            kept = {task.libraries.get(digest), task.yardstick and task.yardstick.binary}
+            is_spare = candidate.binary not in kept
         if is_spare:
             pathlib.Path(candidate.binary).unlink(missing_ok=True)
         self._settle(candidate, measurement)

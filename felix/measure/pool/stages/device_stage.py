@@ -1,15 +1,18 @@
 """One device of a pool: the thread that prepares its tasks, and checks and times candidates.
 
 A device that helps the home of a task is calibrated for the task first: both time one candidate,
-the yardstick, and latencies of the helper are multiplied with the ratio. A helper that differs by
-more than `MAX_DIFFERENCE`, or cannot run the yardstick, measures nothing of the task. The home
-that a task has got because its first one is gone may differ by more, `MAX_HOME_DIFFERENCE`, as
-nobody else goes on. A device that cannot be used at all is taken out, if there is another.
+the yardstick (the fastest so far), and latencies of the helper are multiplied with the ratio. A
+helper that differs by more than `MAX_DIFFERENCE`, or cannot run the yardstick, measures nothing of
+the task. The home that a task has got because its first one is gone may be slower by more,
+`MAX_HOME_DIFFERENCE`, as nobody else goes on, and as fast as it is: of two devices of one kind the
+slow one is busy or throttled. A device that cannot be used at all is taken out, if there is
+another.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -221,10 +224,11 @@ class DeviceStage:
 
     def _finish(self, candidate: candidates.Candidate, measurement: protocol.Measurement) -> None:
         task = candidate.task
-        if measurement.latency_us is not None and task.yardstick is None:
-            task.yardstick = candidates.Yardstick(candidate.binary, measurement.latency_us)
+        scaled = _scaled(measurement, task.scales.get(self.index, 1.0))
+        if scaled.latency_us is not None:
+            task.note(candidates.Yardstick(candidate.binary, scaled.latency_us))
         self.history.add(measurement.error is _INFRASTRUCTURE)
-        self._settle(candidate, _scaled(measurement, task.scales.get(self.index, 1.0)))
+        self._settle(candidate, scaled)
 
     def _may_measure(self, task: candidates.PoolTask) -> bool:
         if self.index in task.scales:
@@ -248,17 +252,18 @@ class DeviceStage:
 
     def _is_calibrated(self, task: candidates.PoolTask, limit: float, tries: int) -> bool:
         """Compare the device with the one that measured the yardstick; whether it may measure."""
-        assert task.yardstick is not None, "the first home needs no calibration"
         refused = ""
         for _ in range(tries):
-            drains = self._queues.n_drains
-            measurement = self._yardstick(task, task.yardstick.binary)
+            yardstick, drains = task.yardstick, self._queues.n_drains
+            assert yardstick is not None, "the first home needs no calibration"
+            measurement = self._yardstick(task, yardstick.binary)
             if measurement.latency_us is None:
                 if self._queues.n_drains == drains:  # else it says nothing about the device
                     task.refused[self.index] = measurement.message
                 return False
-            scale = task.yardstick.latency_us / measurement.latency_us
-            if 1 - limit <= scale <= 1 / (1 - limit):
+            scale = yardstick.latency_us / measurement.latency_us
+            fastest = math.inf if task.home == self.index else 1 / (1 - limit)
+            if 1 - limit <= scale <= fastest:
                 task.scales[self.index] = scale
                 return True
             refused = (

@@ -286,6 +286,33 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
     pool.close()
 
 
+def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy() -> None:
+    pool = Pool(Runs(8.0), Runs(1.0))
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    pool.queues.retire(0, "gone")
+    task.move_to(1)
+    assert pool.submit(task).result(10).latency_us == 80.0  # as the first home would have it
+    assert task.scales[1] == 8.0
+    pool.close()
+
+
+def test_devices_are_compared_by_the_fastest_candidate() -> None:
+    first, second = Runs(8.0), Runs(1.0)
+    pool = Pool(first, second)
+    task = pool.task()
+    pool.start()
+    pool.submit(task, "while it was busy").result(10)
+    first.slowness = 1.0
+    pool.submit(task, "later", thorough=True).result(10)
+    assert task.yardstick == candidates.Yardstick("library", 10.0)
+    pool.queues.retire(0, "gone")
+    task.move_to(1)
+    assert pool.submit(task).result(10).latency_us == 10.0
+    pool.close()
+
+
 def test_a_new_home_that_is_busy_for_a_moment_measures() -> None:
     class BusyOnce(Runs):
         def run(self, *args: Any) -> protocol.Measurement:

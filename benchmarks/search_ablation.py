@@ -1,0 +1,309 @@
+"""What finds the lowest predictions at equal CPU seconds: descent, polishing, evolution, samples.
+
+    python benchmarks/search_ablation.py [--set traces templates] [--seeds 5] [--cpu-s 8]
+
+Every search has the same sketches, exact formulas and shipped cost model for an H200, which does
+not change: a candidate that is proposed counts as measured with what the model predicts. So the
+lowest prediction says how well a search minimises, and nothing else; no GPU is needed. *traces*
+are MetaSchedule's sketches of subgraphs, *templates* the sketches of generated kernels.
+
+A search has a process of its own and one thread, and ends after `--cpu-s` CPU seconds of its
+rounds. The sketches are opened before, once for all searches of a task; formulas that a search
+asks for beyond them are its own cost. Its best after t CPU seconds is that
+of the rounds that ended by then; before the first has ended, that of the first.
+
+*share*: the lowest prediction of any search of the task, over this one's; geometric means over
+tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
+felix is ahead, with the interval that holds 95 % of such means over tasks and seeds drawn anew.
+None of the subgraphs chose a setting of the search. Writes
+benchmarks/results/gpu-search/search_ablation.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import multiprocessing
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks.support import common, subgraphs
+
+TARGET = "h200"
+SETS = {
+    "traces": subgraphs.AWKWARD | {"gemm-odd-batch": "gemm:333,777,1111,batch=3"},
+    "templates": {
+        name: subgraphs.EVERY[name]
+        for name in (
+            "square-1024", "square-4096", "llama-qkv-16", "llama-up-100", "llama-down-512",
+            "bert-up-197", "primes", "odd", "scores-197", "values-512", "llama-up-16-gelu",
+            "bert-down-512-gelu", "resnet50-224-3-64-k7s2-b1", "resnet50-56-64-64-k3s1-b1",
+            "resnet50-14-256-256-k3s1-b16", "resnet50-7-512-2048-k1s1-b1",
+            "resnet50-28-512-1024-k1s2-b16", "r3d18-16x56-64-64-k3s1", "r3d18-4x14-256-256-k3s1",
+            "r3d18-first",
+        )
+    },
+}  # fmt: skip
+#: The product's default, and searches with descent or polishing left out or without gradients.
+STRATEGIES = ("felix", "no-polish", "no-descent", "more-polish", "exact-evolution", "rank")
+FELIX, WITHOUT_GRADIENTS = "felix", ("no-descent", "more-polish", "exact-evolution", "rank")
+BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
+N_WARM_UP, N_ROUND = 8, 24
+N_DRAWN, INTERVAL = 10_000, (2.5, 97.5)
+OUT = common.RESULTS / "gpu-search" / "search_ablation.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """One search."""
+
+    set: str
+    name: str
+    strategy: str
+    seed: int
+    cpu_s: float
+
+
+def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
+    """The search of a strategy."""
+    from felix import search
+    from felix.search import descent
+
+    if strategy == "exact-evolution":
+        options = search.EvolutionOptions(population=1024, generations=8)
+        return search.EvolutionarySearch(sketches, model, options, seed)
+    still = descent.DescentOptions(steps=0)
+    gradient = {
+        "felix": search.GradientOptions(),
+        "no-polish": search.GradientOptions(n_polish=0),
+        "no-descent": search.GradientOptions(descent=still),
+        "more-polish": search.GradientOptions(
+            descent=still, n_samples=128, n_template_samples=1024, n_polish=16
+        ),
+        "rank": search.GradientOptions(
+            descent=still, n_samples=512, n_template_samples=4096, n_polish=0, n_parents=0
+        ),
+    }
+    return search.GradientSearch(sketches, model, gradient[strategy], seed)
+
+
+def opened(set_name: str, name: str) -> tuple[list[Any], Any]:
+    """The sketches of a task that a search of the set has, with formulas; and the model."""
+    import felix
+    from felix import errors, workloads
+    from felix.features.kind import FeatureKind
+    from felix.search import cost_model
+    from felix.sketch import diversity
+
+    kind = FeatureKind.TEMPLATE if set_name == "templates" else FeatureKind.TRACE
+    task = workloads.parse(SETS[set_name][name], target=TARGET)
+    every = felix.sketches(task)
+    sketches = []
+    for sketch in diversity.searched(every):
+        try:
+            if sketch.formulas.kind is kind:
+                sketch.sample(1, seed=1, max_structures=1)
+                sketches.append(sketch)
+        except (errors.InvalidSchedule, errors.UnsupportedSchedule):
+            continue
+    return sketches, cost_model.load(None, task.target, seed=0, kind=kind).module
+
+
+def of_task(jobs: Sequence[Job], n_processes: int) -> list[dict[str, Any]]:
+    """The searches of one task, each in a fork of this process that has its sketches."""
+    import torch
+
+    torch.set_num_threads(1)
+    context, results = multiprocessing.get_context("fork"), []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FELIX_CACHE_DIR"] = folder
+        sketches, model = opened(jobs[0].set, jobs[0].name)
+        for first in range(0, len(jobs), n_processes):
+            running = []
+            for job in jobs[first : first + n_processes]:
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_tell, args=(theirs, sketches, model, job))
+                process.start()
+                theirs.close()
+                running.append((process, ours))
+            for process, ours in running:
+                results.append(ours.recv())
+                process.join()
+    return results
+
+
+def _tell(theirs: Connection, sketches: Sequence[Any], model: Any, job: Job) -> None:
+    with tempfile.TemporaryDirectory() as own:
+        os.environ["FELIX_CACHE_DIR"] = own
+        theirs.send(piece(sketches, model, job))
+
+
+def piece(sketches: Sequence[Any], model: Any, job: Job) -> dict[str, Any]:
+    """One search: CPU seconds of this process and the lowest prediction after each round."""
+    from felix.measure import protocol
+
+    searcher = make_search(job.strategy, sketches, model, job.seed)
+    after_s, best_us = [0.0], [math.inf]
+    while after_s[-1] < job.cpu_s:
+        start = time.process_time()
+        suggestions = searcher.suggest(N_ROUND if len(after_s) > 1 else N_WARM_UP)
+        if not suggestions:
+            break
+        best_us.append(min([best_us[-1], *(s.predicted_us for s in suggestions)]))
+        searcher.update(
+            [(s, protocol.Measurement(latency_us=s.predicted_us)) for s in suggestions]
+        )
+        after_s.append(after_s[-1] + time.process_time() - start)
+    return {
+        "set": job.set, "name": job.name, "strategy": job.strategy, "seed": job.seed,
+        "sketches": len(sketches), "after_s": after_s[1:], "best_us": best_us[1:],
+    }  # fmt: skip
+
+
+def best_by(piece: dict[str, Any], cpu_s: float) -> float:
+    """The lowest prediction, in us, of the rounds that ended within so many CPU seconds."""
+    ended = sum(after_s <= cpu_s for after_s in piece["after_s"])
+    return float(piece["best_us"][max(0, ended - 1)])
+
+
+def summary(pieces: Sequence[dict[str, Any]], cpu_s: float) -> list[dict[str, Any]]:
+    """For each set and budget the share of each strategy, and how far felix is ahead of it."""
+    rows = []
+    for name in dict.fromkeys(piece["set"] for piece in pieces):
+        of_set = [piece for piece in pieces if piece["set"] == name]
+        lowest = {
+            task: min(piece["best_us"][-1] for piece in of_set if piece["name"] == task)
+            for task in {piece["name"] for piece in of_set}
+        }
+        for budget_s in [each for each in BUDGETS_S if each <= cpu_s]:
+            for strategy in dict.fromkeys(piece["strategy"] for piece in of_set):
+                own = [piece for piece in of_set if piece["strategy"] == strategy]
+                logs = [math.log(lowest[p["name"]] / best_by(p, budget_s)) for p in own]
+                rows.append({
+                    "set": name, "budget_s": budget_s, "strategy": strategy,
+                    "share": math.exp(statistics.fmean(logs)),
+                    "rounds": statistics.fmean(
+                        sum(s <= budget_s for s in piece["after_s"]) for piece in own
+                    ),
+                    **_ahead(of_set, strategy, budget_s),
+                })  # fmt: skip
+    return rows
+
+
+def _ahead(
+    pieces: Sequence[dict[str, Any]], strategy: str, budget_s: float
+) -> dict[str, float | list[float]]:
+    """Geometric mean of a strategy's lowest predictions over felix's, and its interval."""
+    best = {(p["strategy"], p["name"], p["seed"]): best_by(p, budget_s) for p in pieces}
+    by_task = [
+        [math.log(best[strategy, task, seed] / best[FELIX, task, seed]) for seed in seeds]
+        for task, seeds in _tasks(pieces)
+    ]
+    low, high = np.percentile(list(_means(by_task)), INTERVAL)
+    mean = statistics.fmean(value for task in by_task for value in task)
+    return {"ahead": math.exp(mean), "interval": [math.exp(low), math.exp(high)]}
+
+
+def _tasks(pieces: Sequence[dict[str, Any]]) -> list[tuple[str, list[int]]]:
+    names = dict.fromkeys(piece["name"] for piece in pieces)
+    return [(name, sorted({p["seed"] for p in pieces if p["name"] == name})) for name in names]
+
+
+def _means(by_task: Sequence[Sequence[float]]) -> Iterator[float]:
+    """Means over tasks, and seeds of each, that are drawn with replacement."""
+    rng = np.random.default_rng(0)
+    for _ in range(N_DRAWN):
+        tasks = rng.integers(len(by_task), size=len(by_task))
+        yield statistics.fmean(
+            float(np.mean(rng.choice(by_task[task], len(by_task[task])))) for task in tasks
+        )
+
+
+def render(data: dict[str, Any]) -> str:
+    """The tables of a results file, one a set."""
+    tables = []
+    for name in dict.fromkeys(row["set"] for row in data["summary"]):
+        rows = [
+            [row["strategy"], row["budget_s"], row["rounds"], row["share"],
+             None if row["strategy"] == FELIX else row["ahead"],
+             "" if row["strategy"] == FELIX else "{:.3f} to {:.3f}".format(*row["interval"])]
+            for row in data["summary"] if row["set"] == name
+        ]  # fmt: skip
+        n_tasks = len({piece["name"] for piece in data["pieces"] if piece["set"] == name})
+        head = ["strategy", "CPU s", "rounds", "share", "felix / other", "95 %"]
+        tables.append(f"{name}, {n_tasks} tasks:\n\n{common.table(head, rows)}")
+    return "\n\n".join(tables)
+
+
+def says(data: Mapping[str, Any]) -> str:
+    """How far felix is ahead of the best search without gradients when the time is over."""
+    sentences = []
+    for name in dict.fromkeys(row["set"] for row in data["summary"]):
+        rows = [row for row in data["summary"] if row["set"] == name]
+        last_s = max(row["budget_s"] for row in rows)
+        rivals = [
+            r for r in rows if r["budget_s"] == last_s and r["strategy"] in WITHOUT_GRADIENTS
+        ]
+        rival = max(rivals, key=lambda row: row["share"])
+        low, high = rival["interval"]
+        sentences.append(
+            f"On {name}, after {last_s:g} CPU seconds, the lowest prediction of the best search "
+            f"without gradients (`{rival['strategy']}`) is {rival['ahead']:.3f} times felix's "
+            f"({low:.3f} to {high:.3f})."
+        )
+    return " ".join(sentences)
+
+
+def main() -> int:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--set", nargs="+", choices=tuple(SETS), default=list(SETS))
+    parser.add_argument("--only", nargs="+", help="tasks by name")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cpu-s", type=float, default=max(BUDGETS_S))
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=pathlib.Path, default=OUT)
+    args = parser.parse_args()
+    head = common.header("search_ablation")
+    pieces = []
+    context = multiprocessing.get_context("spawn")
+    with futures.ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+        for set_name in args.set:
+            for name in SETS[set_name]:
+                if args.only is None or name in args.only:
+                    jobs = [
+                        Job(set_name, name, strategy, seed, args.cpu_s)
+                        for seed in range(args.seeds)
+                        for strategy in args.strategies
+                    ]
+                    pieces += pool.submit(of_task, jobs, args.processes).result()
+                    print(set_name, name, _ends(pieces[-len(jobs) :]), flush=True)
+    data = {**head, "target": TARGET, "cpu_s": args.cpu_s, "pieces": pieces,
+            "summary": summary(pieces, args.cpu_s)}  # fmt: skip
+    common.write(args.out, data)
+    print(render(data))
+    return 0
+
+
+def _ends(pieces: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Where each strategy ended with the last seed, in us."""
+    return {each["strategy"]: round(each["best_us"][-1], 2) for each in pieces}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The ablation of the search: its figures from known searches, and one task searched."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks import search_ablation as ablation
+
+
+def piece(strategy: str, name: str, seed: int, *best_us: float) -> dict[str, Any]:
+    """A search whose rounds end after 0.5, 1.5, 2.5, ... CPU seconds."""
+    after_s = [0.5 + n for n in range(len(best_us))]
+    return {"set": "traces", "name": name, "strategy": strategy, "seed": seed, "sketches": 1,
+            "after_s": after_s, "best_us": list(best_us)}  # fmt: skip
+
+
+PIECES = [
+    piece(strategy, name, seed, 4 * end_us, 2 * end_us, end_us)
+    for strategy, end_us in (("felix", 10.0), ("no-descent", 11.0), ("rank", 20.0))
+    for name in ("a", "b")
+    for seed in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("cpu_s", "best_us"), [(0.1, 40.0), (1.0, 40.0), (2.0, 20.0), (9, 10.0)])
+def test_the_best_is_of_rounds_that_ended(cpu_s: float, best_us: float) -> None:
+    assert ablation.best_by(PIECES[0], cpu_s) == best_us
+
+
+def test_shares_and_ratios() -> None:
+    rows = {(r["strategy"], r["budget_s"]): r for r in ablation.summary(PIECES, 4.0)}
+    assert {budget_s for _, budget_s in rows} == {1.0, 2.0, 4.0}
+    felix, still = rows["felix", 4.0], rows["no-descent", 4.0]
+    assert (felix["share"], felix["ahead"], felix["rounds"]) == pytest.approx((1.0, 1.0, 3.0))
+    assert (still["share"], still["ahead"]) == pytest.approx((10 / 11, 1.1))
+    assert still["interval"] == pytest.approx([1.1, 1.1])  # all tasks and seeds say the same
+    assert rows["felix", 1.0]["share"] == pytest.approx(1 / 4)
+
+
+def test_an_interval_covers_what_tasks_say() -> None:
+    pieces = [
+        piece(strategy, name, 0, us)
+        for name, ratio in (("a", 0.8), ("b", 1.0), ("c", 1.25))
+        for strategy, us in (("felix", 10.0), ("rank", 10.0 * ratio))
+    ]
+    (row,) = [r for r in ablation.summary(pieces, 1.0) if r["strategy"] == "rank"]
+    low, high = row["interval"]
+    assert 0.8 <= low < row["ahead"] < high <= 1.25
+    assert row["ahead"] == pytest.approx(math.exp((math.log(0.8) + math.log(1.25)) / 3))
+
+
+def test_the_page_names_the_best_search_without_gradients() -> None:
+    data = {"summary": ablation.summary(PIECES, 4.0), "pieces": PIECES}
+    assert "(`no-descent`) is 1.100 times felix's (1.100 to 1.100)" in ablation.says(data)
+    assert "traces, 2 tasks:" in ablation.render(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("set_name", ["traces", "templates"])
+def test_searches_of_one_task(set_name: str) -> None:
+    name = {"traces": "softmax-odd", "templates": "scores-197"}[set_name]
+    jobs = [ablation.Job(set_name, name, strategy, 0, 0.01) for strategy in ablation.STRATEGIES]
+    pieces = ablation.of_task(jobs, 2)
+    assert [each["strategy"] for each in pieces] == list(ablation.STRATEGIES)
+    for each in pieces:
+        assert each["after_s"][0] > 0.01 and 0 < each["best_us"][0] < math.inf
