@@ -14,12 +14,19 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import exported_program_translator as translator
 
 from felix.frontend import imported
 from felix.frontend.pytorch import calling, export, operators
 from felix.frontend.torch_calls.form import TorchCall, TorchForm
+
+#: Types of arguments that a form may have.
+_PLAIN = (
+    torch.fx.Node, torch.dtype, torch.layout, torch.memory_format, torch.device, type(None), bool,
+    int, float, str,
+)  # fmt: skip
 
 
 def convertible() -> frozenset[str]:
@@ -38,7 +45,8 @@ class Unconverted:
 
     def __init__(self, program: ExportedProgram) -> None:
         nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-        self._names = sorted({_name(node) for node in nodes if _is_pure(node)})
+        unfit = {_name(node) for node in nodes if not (_is_pure(node) and _is_plain(node))}
+        self._names = sorted({_name(node) for node in nodes} - unfit)
         self._conversions: dict[str, operators.Converter] = {}
         self.forms: dict[str, list[str]] = {}
 
@@ -55,11 +63,8 @@ class Unconverted:
             self._conversions |= operators.convert_map()
         try:
             result = self._conversions[_name(node)](node, importer)
-        except export.EXPORT_ERRORS as error:
-            try:
-                return self._left(node, importer)
-            except NotImplementedError:
-                raise error from None
+        except export.EXPORT_ERRORS:
+            return self._left(node, importer)
         return result if _has_shape(result, node) else self._left(node, importer)
 
     def _left(self, node: torch.fx.Node, importer: Any) -> Any:
@@ -67,8 +72,6 @@ class Unconverted:
         tensors: list[torch.fx.Node] = []
         arguments = _encoded(list(node.args), tensors)
         keywords = {name: _encoded(value, tensors) for name, value in node.kwargs.items()}
-        if not tensors:
-            raise NotImplementedError(f"{node.target} reads no tensor")
 
         def emitted(value: torch.Tensor, result: int | None) -> Any:
             options = {"operator": str(node.target).removeprefix("aten."), "result": result,
@@ -125,12 +128,14 @@ def _results(node: torch.fx.Node) -> Iterator[Any]:
     yield from value if isinstance(value, tuple | list) else (value,)
 
 
-def _encoded(value: Any, tensors: list[torch.fx.Node]) -> Any:
-    """An argument as JSON has it; tensors are numbered.
+def _is_plain(node: torch.fx.Node) -> bool:
+    """Whether an operator reads tensors, and nothing else that JSON cannot have."""
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return bool(node.all_input_nodes) and all(isinstance(each, _PLAIN) for each in leaves)
 
-    Raises:
-        NotImplementedError: it has no such form.
-    """
+
+def _encoded(value: Any, tensors: list[torch.fx.Node]) -> Any:
+    """An argument of a plain operator as JSON has it; tensors are numbered."""
     match value:
         case torch.fx.Node():
             if value not in tensors:
@@ -142,6 +147,4 @@ def _encoded(value: Any, tensors: list[torch.fx.Node]) -> Any:
             return {"torch": str(value).removeprefix("torch.")}
         case torch.device():
             return {"device": None}
-        case None | bool() | int() | float() | str():
-            return value
-    raise NotImplementedError(f"an operand is of the type {type(value).__name__}")
+    return value

@@ -159,7 +159,7 @@ def _add(
             func = widening.concatenation(shapes, axis, like)
             (operands[number],) = rewriting.emitted(builder, func, each, rewritten.MERGED_WEIGHTS)
         merged.append(
-            rewriting.new(
+            rewriting.called(
                 builder, whole.func, operands, rewritten.MERGED_PRODUCT, rewriting.PRODUCT
             )
         )
@@ -172,9 +172,9 @@ def _add(
             func = widening.slice_of(grammar.shape(result), axis, begin, begin + extent, result)
             options = {"dim": axis, "start": begin, "length": extent}
             form = TorchForm(1, [TorchCall("narrow", [0], options, str(result.dtype))])
-            stand_in = rewriting.stand_in(
-                builder, part.group[-1].var, annotation.annotated(func, form), [merged[0].var],
-                rewritten.MERGED_PART, rewriting.MOVE,
+            stand_in = rewriting.called(
+                builder, annotation.annotated(func, form), [merged[0].var],
+                rewritten.MERGED_PART, rewriting.MOVE, part.group[-1].var,
             )  # fmt: skip
             return rewriting.Added(stand_ins=[stand_in])
 

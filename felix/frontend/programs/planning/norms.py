@@ -156,7 +156,7 @@ def _rewriting(
         new = []
         rows = _known(shared, site.normed, form.rows.func)
         if rows is None:
-            rows = rewriting.new(
+            rows = rewriting.called(
                 builder, form.rows.func, operands(form.rows), rewritten.NORM_STATISTICS,
                 rewriting.ROWS,
             )  # fmt: skip
@@ -164,9 +164,9 @@ def _rewriting(
             new.append(rows)
         values[name] = rows.var
         symbol = str(product.value.args[0].name_hint)
-        stand_in = rewriting.stand_in(
-            builder, product.var, form.product.func, operands(form.product),
-            rewritten.normed(symbol), rewriting.PRODUCT,
+        stand_in = rewriting.called(
+            builder, form.product.func, operands(form.product), rewritten.normed(symbol),
+            rewriting.PRODUCT, product.var,
         )  # fmt: skip
         return rewriting.Added(new, [stand_in])
 

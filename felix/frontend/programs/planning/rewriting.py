@@ -79,29 +79,22 @@ def emitted(
     return tuple(builder.emit(relax.TupleGetItem(whole, n), name) for n in range(n_outputs))
 
 
-def new(
+def called(
     builder: relax.BlockBuilder,
     func: tirx.PrimFunc,
     operands: Sequence[Any],
     name: str,
     kind: int,
+    variable: Any = None,
 ) -> groups.Call:
-    """A call of a program that gives a new value, of one of TVM's kinds of operators."""
-    value = _call(builder, func.with_attr("op_pattern", kind), operands, name)
-    return groups.described(builder.emit(value, name), value, func.with_attr("op_pattern", kind))
+    """A call of a program, of one of TVM's kinds of operators.
 
-
-def stand_in(
-    builder: relax.BlockBuilder,
-    variable: Any,
-    func: tirx.PrimFunc,
-    operands: Sequence[Any],
-    name: str,
-    kind: int,
-) -> groups.Call:
-    """A call of a program that gives a variable's value."""
+    Args:
+        variable: whose value it gives; None: a new value.
+    """
     value = _call(builder, func.with_attr("op_pattern", kind), operands, name)
-    return groups.described(variable, value, func.with_attr("op_pattern", kind))
+    result = builder.emit(value, name) if variable is None else variable
+    return groups.described(result, value, func.with_attr("op_pattern", kind))
 
 
 def _call(

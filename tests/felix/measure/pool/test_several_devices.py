@@ -100,6 +100,21 @@ def _results(futures: list[Future[protocol.Measurement]]) -> list[protocol.Measu
     return [future.result(10) for future in futures]
 
 
+def begun(*runs: Runs) -> tuple[Pool, candidates.PoolTask]:
+    """A running pool and a task of which its home has measured one candidate."""
+    pool = Pool(*runs)
+    task = pool.task()
+    pool.start()
+    pool.submit(task).result(10)
+    return pool, task
+
+
+def move(pool: Pool, task: candidates.PoolTask) -> None:
+    """The first device is gone, and the second one is the task's home."""
+    assert pool.queues.retire(0, "gone")
+    task.move_to(1)
+
+
 def test_tasks_are_spread_over_devices() -> None:
     pool = Pool(Runs(), Runs(), Runs())
     assert [pool.task().home for _ in range(6)] == [0, 1, 2, 0, 1, 2]
@@ -139,10 +154,7 @@ def test_latencies_of_a_helper_are_those_of_the_home() -> None:
 
 def test_finals_run_at_home_alone() -> None:
     home, helper = Runs(), Runs()
-    pool = Pool(home, helper)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
+    pool, task = begun(home, helper)
     _results([pool.submit(task, "final", thorough=True) for _ in range(8)])
     assert home.ran.count("final") == 8 and "final" not in helper.ran
     pool.close()
@@ -163,10 +175,7 @@ def test_nobody_helps_before_there_is_a_yardstick() -> None:
 
 def test_a_throttled_device_measures_nothing_of_a_task(caplog: pytest.LogCaptureFixture) -> None:
     home, slow = Runs(1.0), Runs(1.5)
-    pool = Pool(home, slow)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
+    pool, task = begun(home, slow)
     results = _results([pool.submit(task, "c") for _ in range(20)])
     assert [each.latency_us for each in results] == [10.0] * 20
     assert set(slow.ran) <= {"yardstick"} and home.ran.count("c") == 20
@@ -176,10 +185,7 @@ def test_a_throttled_device_measures_nothing_of_a_task(caplog: pytest.LogCapture
 
 def test_a_calibration_that_is_interrupted_says_nothing_about_the_device() -> None:
     home, helper = Runs(), Runs()
-    pool = Pool(home, helper)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
+    pool, task = begun(home, helper)
     run = helper.run
 
     def interrupted(
@@ -189,8 +195,7 @@ def test_a_calibration_that_is_interrupted_says_nothing_about_the_device() -> No
         return candidate.failed(protocol.ErrorClass.LAUNCH, "killed")
 
     helper.run = interrupted  # type: ignore[method-assign]
-    assert pool.queues.retire(0, "gone")
-    task.move_to(1)
+    move(pool, task)
     failed = pool.submit(task).result(10)
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
     assert failed.message == "the pool was interrupted" and not task.refused
@@ -220,12 +225,8 @@ def test_the_last_device_stays_and_says_what_is_wrong() -> None:
 
 def test_a_task_that_moves_is_calibrated_against_its_first_home() -> None:
     first, second = Runs(1.0), Runs(1.1)
-    pool = Pool(first, second)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
-    assert pool.queues.retire(0, "gone")
-    task.move_to(1)
+    pool, task = begun(first, second)
+    move(pool, task)
     again = pool.submit(task, "c", thorough=True).result(10)
     assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
     pool.close()
@@ -233,13 +234,9 @@ def test_a_task_that_moves_is_calibrated_against_its_first_home() -> None:
 
 def test_a_new_home_may_differ_by_more_than_a_helper() -> None:
     first, second = Runs(1.0), Runs(2.0)
-    pool = Pool(first, second)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
+    pool, task = begun(first, second)
     task.refused[1] = "it differed when it was to help"
-    pool.queues.retire(0, "gone")
-    task.move_to(1)
+    move(pool, task)
     again = pool.submit(task, "c", thorough=True).result(10)
     assert again.latency_us == pytest.approx(10.0) and second.ran == ["yardstick", "c"]
     pool.close()
@@ -247,10 +244,7 @@ def test_a_new_home_may_differ_by_more_than_a_helper() -> None:
 
 def test_a_helper_that_becomes_the_home_while_it_is_compared() -> None:
     first, second = Runs(1.0), Runs(2.0)
-    pool = Pool(first, second)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
+    pool, task = begun(first, second)
     run = second.run
 
     def moved(
@@ -273,12 +267,8 @@ def test_a_helper_that_becomes_the_home_while_it_is_compared() -> None:
 
 def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
     first, second = Runs(1.0), Runs(4.0)
-    pool = Pool(first, second)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
-    pool.queues.retire(0, "gone")
-    task.move_to(1)
+    pool, task = begun(first, second)
+    move(pool, task)
     failed = pool.submit(task).result(10)
     assert failed.error is protocol.ErrorClass.INFRASTRUCTURE
     assert "4.00 times as long" in failed.message
@@ -287,12 +277,8 @@ def test_a_task_whose_new_home_differs_much_fails_with_the_reason() -> None:
 
 
 def test_a_new_home_is_as_fast_as_it_is_where_the_first_was_busy() -> None:
-    pool = Pool(Runs(8.0), Runs(1.0))
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
-    pool.queues.retire(0, "gone")
-    task.move_to(1)
+    pool, task = begun(Runs(8.0), Runs(1.0))
+    move(pool, task)
     assert pool.submit(task).result(10).latency_us == 80.0  # as the first home would have it
     assert task.scales[1] == 8.0
     pool.close()
@@ -307,8 +293,7 @@ def test_devices_are_compared_by_the_fastest_candidate() -> None:
     first.slowness = 1.0
     pool.submit(task, "later", thorough=True).result(10)
     assert task.yardstick == candidates.Yardstick("library", 10.0)
-    pool.queues.retire(0, "gone")
-    task.move_to(1)
+    move(pool, task)
     assert pool.submit(task).result(10).latency_us == 10.0
     pool.close()
 
@@ -321,12 +306,8 @@ def test_a_new_home_that_is_busy_for_a_moment_measures() -> None:
             return measurement
 
     second = BusyOnce(4.0)
-    pool = Pool(Runs(1.0), second)
-    task = pool.task()
-    pool.start()
-    pool.submit(task).result(10)
-    pool.queues.retire(0, "gone")
-    task.move_to(1)
+    pool, task = begun(Runs(1.0), second)
+    move(pool, task)
     assert pool.submit(task, "later").result(10).latency_us == 10.0
     assert second.ran == ["yardstick", "yardstick", "later"]
     pool.close()
