@@ -44,6 +44,8 @@ from benchmarks.support import common
 
 NETWORKS = ("resnet50", "mobilenet_v2", "r3d18", "dcgan", "vit_b32", "bert_base", "llama")
 DTYPES = ("float32", "bfloat16")
+#: Names of `felix.frontend.Fusion`, which is not imported here: see `_piece`.
+FUSIONS = ("rules", "fuseops", "planned", "planned-as-written")
 PIECES = ("felix", "stock", "times")
 #: Turns of each contender.
 TURNS = 5
@@ -87,6 +89,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--seconds", nargs="+", type=float, default=[30.0, 60.0, 120.0],
                         help="of tuning: points of the curve")  # fmt: skip
+    parser.add_argument("--fusion", choices=FUSIONS,
+                        help="how Felix groups operators (as it does by itself)")  # fmt: skip
     parser.add_argument("--calls", type=int, default=200, help="timed calls of each contender")
     parser.add_argument("--without", nargs="+", default=[], metavar="CONTENDER",
                         help="leave these out, like stock or max-autotune")  # fmt: skip
@@ -110,7 +114,8 @@ def _cases(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for batch in args.batches:
             for name in args.networks:
                 yield {"name": name, "batch": batch, "dtype": dtype, "small": args.small,
-                       "target": args.target, "seconds": args.seconds}  # fmt: skip
+                       "target": args.target, "seconds": args.seconds,
+                       "fusion": args.fusion}  # fmt: skip
 
 
 def _run_case(case: Mapping[str, Any], args: argparse.Namespace, end: float) -> list[str]:
@@ -262,13 +267,15 @@ def _makers(
     from benchmarks.networks import peers, tuned
 
     network = functools.cache(case.read)
+    before = None
     for seconds in case.seconds:
         known = tuned.snapshot(folder, "felix", seconds)
         if known.exists():
             yield (
                 results.point("felix", seconds),
-                lambda known=known: tuned.build_felix(case, network(), known),
+                functools.partial(tuned.build_felix, case, known, before),
             )
+            before = known
         database = tuned.snapshot(folder, "stock", seconds)
         if database.exists():
             yield (

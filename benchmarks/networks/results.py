@@ -21,7 +21,8 @@ _PEERS = ("eager", "eager-graph", "inductor", "reduce-overhead", "max-autotune",
 def label(case: Mapping[str, Any]) -> str:
     """A case as its folder and --restore name it."""
     small = "-small" if case["small"] else ""
-    return f"{case['name']}{small}-b{case['batch']}-{case['dtype']}"
+    way = f"-{case['fusion']}" if case.get("fusion") else ""
+    return f"{case['name']}{small}-b{case['batch']}-{case['dtype']}{way}"
 
 
 def point(tool: str, seconds: float) -> str:

@@ -31,9 +31,19 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from benchmarks.networks import catalogue
 from benchmarks.support import common
+from felix import frontend
 from felix.frontend.programs import expansion
 from felix.known_results import store
-from felix.network import contest, executable, groups, imported, optimize, optimized, outcomes
+from felix.network import (
+    contest,
+    executable,
+    groups,
+    imported,
+    judging,
+    optimize,
+    optimized,
+    outcomes,
+)
 
 Call = Callable[[], Any]
 #: Trials that no run of stock's reaches: seconds end it.
@@ -47,7 +57,8 @@ _STARTED, _WORKLOADS, _RECORDS = "started", "database_workload.json", "database_
 class Case:
     """A network to tune: its name in the catalogue, and how it is made and tuned.
 
-    `seconds` are the points of the curve, in growing order.
+    `seconds` are the points of the curve, in growing order. `fusion` is how Felix groups
+    operators; None as it does by itself.
     """
 
     name: str
@@ -56,6 +67,7 @@ class Case:
     small: bool
     target: str
     seconds: tuple[float, ...]
+    fusion: str | None = None
     seed: int = 0
 
     def make(self) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -66,10 +78,16 @@ class Case:
         place = imported.device_of(felix.target.parse(self.target))
         return model.to(place), tuple(each.to(place) for each in inputs)
 
-    def read(self) -> imported.Network:
-        """The imported network."""
+    def grouped_by(self) -> str:
+        """How Felix groups operators."""
+        return self.fusion or str(frontend.DEFAULT_FUSION)
+
+    def read(self, known: pathlib.Path | None = None) -> imported.Network:
+        """The imported network, grouped as `felix.optimize` does with these known results."""
         model, inputs = self.make()
-        return imported.read(model, inputs, {}, felix.target.parse(self.target))
+        judge = judging.SketchJudge(None if known is None else store.Store(known))
+        grouping = frontend.Grouping(frontend.Fusion(self.grouped_by()), judge)
+        return imported.read(model, inputs, {}, felix.target.parse(self.target), grouping=grouping)
 
 
 # ---------------------------------------------------------------- Felix
@@ -83,7 +101,7 @@ def tune_felix(case: Case, folder: pathlib.Path) -> dict[str, Any]:
         begin = time.perf_counter()
         fast = felix.optimize(
             model, inputs, seconds=seconds, target=case.target, seed=case.seed, improve=True,
-            known_results=known, out=folder / "session",
+            known_results=known, fusion=case.grouped_by(), out=folder / "session",
         )  # fmt: skip
         elapsed_s += time.perf_counter() - begin
         _copy_database(known, snapshot(folder, "felix", seconds))
@@ -95,8 +113,9 @@ def tune_felix(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     return {"points": points}
 
 
-def build_felix(case: Case, network: imported.Network, known: pathlib.Path) -> Call:
-    """The network from what was known at a point; nothing is tuned."""
+def build_felix(case: Case, known: pathlib.Path, before: pathlib.Path | None) -> Call:
+    """The network from what was known at a point, grouped by what was known before it."""
+    network = case.read(before)
     results = store.Store(known)
     every = groups.of(network.lowered, network.target)
     by_key = {

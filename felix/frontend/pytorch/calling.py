@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,9 +57,24 @@ class TorchCalling:
     leaves: tuple[Any, ...]
     result: Any
     constants: Mapping[int, Any]
+    _takes_only_tensors: bool = dataclasses.field(init=False)
+    _returns_one_tensor: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        plain = pytree.tree_structure(((None,) * len(self.leaves), {}))
+        are_tensors = all(isinstance(each, imported.TensorSpec) for each in self.leaves)
+        one = pytree.tree_structure(None)
+        object.__setattr__(self, "_takes_only_tensors", are_tensors and self.arguments == plain)
+        object.__setattr__(self, "_returns_one_tensor", self.result == one and not self.constants)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The input tensors of a call, in the order of `ImportedModel.inputs`."""
+        """The input tensors of a call, in the order of `ImportedModel.inputs`.
+
+        Tensors by position, as most calls have them, are only checked: binding and flattening
+        take longer than launching a network.
+        """
+        if self._takes_only_tensors and not kwargs and len(args) == len(self.leaves):
+            return [_checked(leaf, spec) for leaf, spec in zip(args, self.leaves, strict=True)]
         leaves, structure = pytree.tree_flatten(bound(self.forward, args, kwargs))
         if structure != self.arguments:
             raise errors.WorkloadError(
@@ -78,6 +94,8 @@ class TorchCalling:
 
     def rebuild(self, outputs: Sequence[Any]) -> Any:
         """The module's result from its output tensors."""
+        if self._returns_one_tensor:
+            return outputs[0]
         tensors = iter(outputs)
         count = len(self.constants) + len(outputs)
         leaves = [
@@ -86,6 +104,7 @@ class TorchCalling:
         return pytree.tree_unflatten(leaves, self.result)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """An element type as TVM writes it."""
     return str(dtype).removeprefix("torch.")
@@ -96,10 +115,9 @@ def _checked(leaf: Any, expected: imported.TensorSpec) -> torch.Tensor:
         raise errors.WorkloadError(
             f"the input {expected.name} must be a tensor, got {type(leaf).__name__}"
         )
-    actual = (tuple(leaf.shape), dtype_name(leaf.dtype))
-    if actual != (expected.shape, expected.dtype):
+    if leaf.shape != expected.shape or dtype_name(leaf.dtype) != expected.dtype:
         raise errors.WorkloadError(
-            f"the input {expected.name} is {actual[1]} {actual[0]}; the model was imported for "
-            f"{expected.dtype} {expected.shape}"
+            f"the input {expected.name} is {dtype_name(leaf.dtype)} {tuple(leaf.shape)}; the "
+            f"model was imported for {expected.dtype} {expected.shape}"
         )
     return leaf

@@ -69,15 +69,16 @@ def to_relax(
     program: torch.export.ExportedProgram,
     further: Mapping[str, operators.Converter] = types.MappingProxyType({}),
 ) -> tvm.IRModule:
-    """TVM's import of a program, whose parameters stay inputs.
+    """TVM's import of a program, whose parameters stay inputs and whose buffers are constants.
 
     Args:
-        program: the program.
+        program: the program; its buffers are moved to the CPU, as TVM wants its constants.
         further: conversions of operators that TVM does not convert.
 
     Raises:
         WorkloadError: TVM cannot import an operator.
     """
+    _move_buffers_to_cpu(program)
     try:
         mod = tvm_torch.from_exported_program(
             program,
@@ -89,6 +90,15 @@ def to_relax(
         raise errors.WorkloadError(export.import_message(error)) from error
     mod["main"] = imported.main_of(mod).without_attr("params")
     return mod
+
+
+def _move_buffers_to_cpu(program: torch.export.ExportedProgram) -> None:
+    """Buffers and other constants only: parameters stay where they are, shared with the module."""
+    names = {*program.graph_signature.buffers, *program.constants}
+    for values in (program.state_dict, program.constants):
+        for name in names & values.keys():
+            if isinstance(values[name], torch.Tensor):
+                values[name] = values[name].cpu()
 
 
 def output_spec(node: torch.fx.Node) -> imported.TensorSpec:
