@@ -1,4 +1,4 @@
-"""Programs whose rows have an operand that is the same for all of them."""
+"""Chains of row reductions: with an operand that all rows share, or with little left of a row."""
 
 from __future__ import annotations
 
@@ -31,11 +31,33 @@ def biased_rms_norm(rows: int, columns: int, target: str, dtype: str = "float32"
     return _task([x, bias, gamma, result], target, "biased_rms_norm")
 
 
+def row_statistics(rows: int, columns: int, target: str, dtype: str = "float32") -> Task:
+    """The deviation and the mean of every row: [2, rows]."""
+    x, k = _rows(rows, columns, dtype), te.reduce_axis((0, columns), "k")
+    total = te.compute((rows,), lambda i: te.sum(x[i, k].astype("float32"), k), "total")
+    k = te.reduce_axis((0, columns), "k")
+
+    def squared(i: tirx.PrimExpr) -> tirx.PrimExpr:
+        away = x[i, k].astype("float32") - total[i] / columns
+        return te.sum(away * away, k)
+
+    squares = te.compute((rows,), squared, "squares")
+    result = te.compute(
+        (2, rows),
+        lambda which, i: tirx.if_then_else(
+            which == 0, tirx.sqrt(squares[i] / columns), total[i] / columns
+        ),
+        "statistics",
+    )
+    return _task([x, result], target, "row_statistics")
+
+
 #: Each takes rows, columns, a target and an element type.
 PROGRAMS = {
     "softmax": masked_softmax,
     "layer_norm": biased_layer_norm,
     "rms_norm": biased_rms_norm,
+    "row_statistics": row_statistics,
 }
 
 

@@ -1,4 +1,4 @@
-"""Rows with an operand that is the same for all of them: one kernel, modelled exactly."""
+"""Chains of row reductions as one kernel, modelled exactly."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def test_programs_that_metaschedule_stitches_itself_have_no_such_variant():
     for task in (workloads.softmax((1536, 128)), workloads.layer_norm((128, 768))):
         assert "row_chain" not in names(task, GPU)
     assert "row_chain" not in names(workloads.gemm(64, 64, 64, epilogue=("bias",)), GPU)
+
+
+def test_little_left_of_columns_is_no_row_chain():
+    """Neighbouring threads would read far from each other."""
+    assert "row_chain" in names(workloads.reduce((300, 176), (1,), kind="mean"), GPU)
+    assert "row_chain" not in names(workloads.reduce((300, 176), (0,), kind="mean"), GPU)
 
 
 def test_only_gpus_have_it():

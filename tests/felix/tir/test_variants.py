@@ -495,7 +495,8 @@ def test_a_packed_operand_stays_outside_of_the_product() -> None:
 def test_a_variant_computes_what_the_task_does(name: str) -> None:
     task = (SPLIT | PADDED | PACKED)[name]()
     expected = result_of(task, task.mod)
-    prefix = variants.of_program(task.mod, CPU if name in PACKED else GPU)[-1]
+    every = variants.of_program(task.mod, CPU if name in PACKED else GPU)
+    prefix = [each for each in every if each.variant.name != "row_chain"][-1]  # has GPU threads
     actual = result_of(task, program(task, prefix))
     assert reference.mismatch(actual, expected, task_program.tolerance(task.mod)) is None
 
