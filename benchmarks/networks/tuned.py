@@ -31,7 +31,6 @@ from tvm.s_tir import meta_schedule as ms
 import felix
 from benchmarks.networks import catalogue
 from benchmarks.support import common
-from felix import frontend
 from felix.frontend.programs import expansion
 from felix.known_results import store
 from felix.network import (
@@ -78,16 +77,13 @@ class Case:
         place = imported.device_of(felix.target.parse(self.target))
         return model.to(place), tuple(each.to(place) for each in inputs)
 
-    def grouped_by(self) -> str:
-        """How Felix groups operators."""
-        return self.fusion or str(frontend.DEFAULT_FUSION)
-
     def read(self, known: pathlib.Path | None = None) -> imported.Network:
         """The imported network, grouped as `felix.optimize` does with these known results."""
         model, inputs = self.make()
-        judge = judging.SketchJudge(None if known is None else store.Store(known))
-        grouping = frontend.Grouping(frontend.Fusion(self.grouped_by()), judge)
-        return imported.read(model, inputs, {}, felix.target.parse(self.target), grouping=grouping)
+        full = felix.target.parse(self.target)
+        results = None if known is None else store.Store(known)
+        grouping = judging.grouping(self.fusion, full, results)
+        return imported.read(model, inputs, {}, full, grouping=grouping)
 
 
 # ---------------------------------------------------------------- Felix
@@ -101,7 +97,7 @@ def tune_felix(case: Case, folder: pathlib.Path) -> dict[str, Any]:
         begin = time.perf_counter()
         fast = felix.optimize(
             model, inputs, seconds=seconds, target=case.target, seed=case.seed, improve=True,
-            known_results=known, fusion=case.grouped_by(), out=folder / "session",
+            known_results=known, fusion=case.fusion, out=folder / "session",
         )  # fmt: skip
         elapsed_s += time.perf_counter() - begin
         _copy_database(known, snapshot(folder, "felix", seconds))

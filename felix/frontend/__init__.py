@@ -25,6 +25,7 @@ from felix.frontend.programs.lowering import (
     Fusion,
     Grouping,
     build_pipeline,
+    fusion_for,
 )
 from felix.frontend.programs.planning.cost import Judgement
 from felix.frontend.programs.rewritten import meaning as rewriting_of
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_FUSION", "Calling", "Fusion", "Grouping", "ImportedModel", "Judgement",
            "ModelTask", "ModelTasks", "TensorSpec", "build_pipeline", "calls",
-           "extract_tasks", "extract_tasks_onnx", "grouped", "import_onnx", "import_torch",
-           "lowered", "model_tasks", "rewriting_of"]  # fmt: skip
+           "extract_tasks", "extract_tasks_onnx", "fusion_for", "grouped", "import_onnx",
+           "import_torch", "lowered", "model_tasks", "rewriting_of"]  # fmt: skip
 
 
 def extract_tasks(

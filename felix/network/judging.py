@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 
 from felix import errors
-from felix.frontend import Judgement
+from felix.frontend import Fusion, Grouping, Judgement, fusion_for
 from felix.known_results import store
 from felix.sketch import sketch
 from felix.sketch.template_sketch import TemplateSketch
@@ -50,6 +50,24 @@ class SketchJudge:
 
     def _allowing(self, task: Task) -> Task:
         return task.where_tf32_matters() if self._allow_tf32 else task
+
+
+def grouping(
+    fusion: str | None,
+    full: tvm.target.Target,
+    known: store.Store | None,
+    allow_tf32: bool = False,
+) -> Grouping:
+    """How a network's groups are chosen: in the named way, or as is best for the target.
+
+    Raises:
+        WorkloadError: there is no such way.
+    """
+    names = [str(each) for each in Fusion]
+    if fusion is not None and fusion not in names:
+        raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
+    chosen = fusion_for(full) if fusion is None else Fusion(fusion)
+    return Grouping(chosen, SketchJudge(known, allow_tf32))
 
 
 def _is_on_tensor_cores(each: TemplateSketch) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import tvm
 
-from felix import errors, frontend, target
+from felix import target
 from felix.known_results import store
 from felix.known_results.outcome import Outcome
 from felix.network import (
@@ -67,7 +67,7 @@ def optimize(
     on_event: tune_options.OnEvent | None = None,
     pytorch: bool = True,
     improve: bool = False,
-    fusion: str = frontend.DEFAULT_FUSION,
+    fusion: str | None = None,
     allow_tf32: bool = False,
 ) -> optimized.OptimizedNetwork:
     """Tune a model's programs and build it from the fastest ones.
@@ -92,8 +92,8 @@ def optimize(
         improve: whether known tasks are tuned further, from their best schedules on.
         fusion: how operators are grouped: "rules", fixed ones; "planned", by what groups cost,
             with norms folded into products and products of one tensor as one where that is
-            cheaper; "planned-as-written", without;
-            "fuseops", by TVM's pass.
+            cheaper; "planned-as-written", without; "fuseops", by TVM's pass. None for "planned"
+            on a GPU and "rules" on a CPU.
         allow_tf32: products of float32 may be computed in TF32 on a GPU, by PyTorch's operators
             as well. Outputs may then be off as those of float16 may.
 
@@ -119,18 +119,11 @@ def optimize(
     )
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     known = store.Store(known_results)
-    grouping = _grouping(fusion, known, allow_tf32)
     full = _parse(target)
+    grouping = judging.grouping(fusion, full, known, allow_tf32)
     network = imported.read(model, tuple(args), dict(kwargs or {}), full, shapes, grouping)
     network = dataclasses.replace(network, allow_tf32=allow_tf32)
     return _optimized(network, known, request)
-
-
-def _grouping(fusion: str, known: store.Store, allow_tf32: bool) -> frontend.Grouping:
-    names = [str(each) for each in frontend.Fusion]
-    if fusion not in names:
-        raise errors.WorkloadError(f"fusion is one of {', '.join(names)}, got {fusion!r}")
-    return frontend.Grouping(frontend.Fusion(fusion), judging.SketchJudge(known, allow_tf32))
 
 
 def _parse(spec: target.TargetLike) -> tvm.target.Target:

@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> OptimizedNetwork:
-    from felix import frontend
     from felix.network import optimize
 
     model, shapes = _read(path, arguments.shape)
@@ -76,7 +75,7 @@ def _optimized(path: str, arguments: argparse.Namespace, out: pathlib.Path) -> O
                 on_event=on_event,
                 pytorch=not arguments.no_pytorch,
                 improve=arguments.improve,
-                fusion=arguments.fusion or frontend.DEFAULT_FUSION,
+                fusion=arguments.fusion,
                 allow_tf32=arguments.allow_tf32,
             )
         except pacing.Stopped:  # before there was anything to report

@@ -41,8 +41,16 @@ class Fusion(enum.StrEnum):
         return self in (Fusion.PLANNED, Fusion.AS_WRITTEN)
 
 
-#: What is taken unless something else is asked for.
+#: What is taken where nothing is known of candidates.
 DEFAULT_FUSION = Fusion.RULES
+
+
+def fusion_for(full: tvm.target.Target) -> Fusion:
+    """How the groups of a whole network are chosen for a target if nothing else is asked for.
+
+    On a GPU, where every program costs a launch, by their cost.
+    """
+    return Fusion.PLANNED if full.kind.name == "cuda" else Fusion.RULES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ import tvm
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree as pytree
 
 import felix
+from benchmarks.networks import catalogue
 from felix import errors, target
 from felix.known_results import store
 from felix.network import assembly, cuda_graph, executable, groups, imported, outcomes
@@ -131,6 +133,23 @@ def test_backend_on_a_gpu_and_captured(tmp_path: pathlib.Path) -> None:
         graph.replay()
         for output, reference in zip(outputs, expected, strict=True):
             torch.testing.assert_close(output, reference, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
+def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> None:
+    """Buffers on the GPU, norms folded, products merged, operands that are parts of one tensor."""
+    model, args = catalogue.make(name, dtype=torch.bfloat16, small=True)
+    model, args = model.cuda(), [each.cuda() for each in args]
+    fast = felix.optimize(
+        model, args, trials=16, target="cuda", known_results=tmp_path / "known.sqlite"
+    )
+    assert any(group.rewriting for group in fast.report.groups) or name == "bert_base"
+    with torch.no_grad():
+        outputs, expected = (pytree.tree_leaves(each(*args)) for each in (fast, model))
+    for output, reference in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, reference, rtol=0.06, atol=0.06)
 
 
 @pytest.mark.gpu

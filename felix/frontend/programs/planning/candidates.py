@@ -5,7 +5,8 @@ is one that schedules exist for.
 
 - One contraction. Behind it elementwise operators of its shape, and moves of its whole result. In
   front of it only moves, views and casts: a tile would compute anything else again and again. Its
-  operands are moved out of different tensors: TVM copies a tile of each tensor, not of each read.
+  operands are moved out of different tensors, as TVM copies a tile of each tensor, not of each
+  read; for narrow elements there are generated kernels, which copy a tile of each read.
 - Rows: reductions of the same number of rows, stitched in one kernel that has a row's intermediate
   values on chip, with elementwise operators before, between and behind them.
 - Cheap operators alone.
@@ -132,7 +133,8 @@ def _is_around_contraction(graph: Graph, members: frozenset[int], anchor: int) -
     if any(graph.operators[number].role not in _PROLOGUES for number in before):
         return False
     sources = [_source(graph, members, read.value) for read in graph.operators[anchor].reads]
-    if before and len(set(sources)) < len(sources):
+    is_narrow = graph.operators[anchor].is_narrow
+    if before and not is_narrow and len(set(sources)) < len(sources):
         return False
     moved = False
     for number in sorted(behind):

@@ -55,6 +55,7 @@ class Operator:
         result_bytes: size of its results.
         flops: float operations.
         n_rows: of `Role.ROWS` the rows that are reduced, else 0.
+        is_narrow: whether all elements that it reads have 16 bits at most.
     """
 
     role: Role
@@ -63,6 +64,7 @@ class Operator:
     result_bytes: int
     flops: int = 0
     n_rows: int = 0
+    is_narrow: bool = False
 
     @property
     def is_cheap(self) -> bool:

@@ -213,7 +213,9 @@ def _operator(
         if role in (Role.MOVE, Role.ELEMENTWISE, Role.CAST, Role.VIEW):
             n_bytes = min(n_bytes, n_results * grammar.element_bytes(str(operand.ty.dtype)))
         reads.append(Read(number, n_bytes))
-    return Operator(role, tuple(reads), call.shape, result_bytes, _flops(func), n_rows)
+    dtypes = [str(operand.ty.dtype) for operand in call.value.args[1].fields]
+    is_narrow = all(grammar.element_bytes(dtype) <= 2 for dtype in dtypes)
+    return Operator(role, tuple(reads), call.shape, result_bytes, _flops(func), n_rows, is_narrow)
 
 
 def _role(func: tirx.PrimFunc, call: groups.Call) -> tuple[Role, int]:

@@ -141,9 +141,15 @@ def _leaves_little(last: s_stmt.SBlock, rows: int) -> bool:
 
 
 def _is_along_rows(block: s_stmt.SBlock) -> bool:
-    """Whether neighbouring terms of a reduction are neighbours in memory."""
-    last = [each.var for each in block.iter_vars if each.iter_type == split_reductions.REDUCE][-1]
-    return any(last in set(grammar.expressions(each.region[-1].min)) for each in block.reads)
+    """Whether a reduction reads a tensor once, neighbouring terms where they are neighbours."""
+    axes = [each for each in block.iter_vars if int(each.dom.extent) > 1]
+    last = [each.var for each in axes if each.iter_type == split_reductions.REDUCE][-1]
+    for region in block.reads:
+        indices = [set(grammar.expressions(each.min)) for each in region.region]
+        used = set().union(*indices)
+        if indices and last in indices[-1] and all(each.var in used for each in axes):
+            return True
+    return False
 
 
 def _n_row_loops(block: s_stmt.SBlock, rows: int) -> int | None:
