@@ -17,10 +17,9 @@ from typing import Any
 import torch
 import tvm
 from tvm import relax
-from tvm.s_tir import dlight
 
 from felix.measure.cuda import build as cuda_build
-from felix.network.passes import prepacking, workspace
+from felix.network.passes import default_schedules, prepacking, workspace
 from felix.target import cpu
 
 #: TVM's programs expect tensors to begin at a multiple of this.
@@ -139,13 +138,11 @@ def compile_networks(
 def _pipeline(full: tvm.target.Target) -> tvm.transform.Pass:
     """What is left to do with a lowered network; operators are fused already.
 
-    On a GPU programs without threads get a schedule of TVM's rules (dlight).
+    On a GPU programs without threads get a schedule of TVM's rules.
     """
     schedule = [relax.backend.DispatchSampling(), relax.backend.DispatchSortScan()]
     if full.kind.name == "cuda":
-        gpu = dlight.gpu
-        rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
-        schedule.append(dlight.ApplyDefaultSchedule(*rules))
+        schedule.append(default_schedules.default_schedules())
     return tvm.transform.Sequential(
         [
             *schedule,

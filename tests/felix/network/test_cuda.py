@@ -16,7 +16,15 @@ import felix
 from benchmarks.networks import catalogue
 from felix import errors, target
 from felix.known_results import store
-from felix.network import assembly, cuda_graph, executable, groups, imported, outcomes
+from felix.network import (
+    assembly,
+    cuda_graph,
+    executable,
+    groups,
+    imported,
+    judging,
+    outcomes,
+)
 from felix.network.backend import entry, partition, queued
 from tests.support import networks
 
@@ -44,6 +52,16 @@ def test_compiles_without_a_gpu() -> None:
     assert all(bool(func.attrs["tirx.is_scheduled"]) for func in scheduled)
     built = executable.compile_network(mod, full)
     assert built.stats()
+
+
+@pytest.mark.parametrize("name", ["llama", "vit_b32", "bert_base"])
+def test_planned_groups_have_default_schedules(name: str) -> None:
+    """Products that read one tensor twice, where a rule of TVM's fails, among them."""
+    full = target.parse("cuda -arch sm_90a")
+    model, args = catalogue.make(name, dtype=torch.bfloat16, small=True)
+    grouping = judging.grouping(None, full, None)
+    network = imported.read(model, args, {}, full, grouping=grouping)
+    assert executable.compile_network(network.lowered, full).stats()
 
 
 def test_capturing_needs_a_gpu(tmp_path: pathlib.Path) -> None:
