@@ -35,6 +35,7 @@ from benchmarks import (
     measure_throughput,
     multi_gpu,
     search_cost,
+    template_fuzz,
     tensor_cores,
     unrolling,
 )
@@ -62,6 +63,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "search_efficiency": efficiency.render,
     "service-answers": statements.service_answers,
     "structure": statements.structure_table,
+    "template_fuzz": template_fuzz.render,
     "tensor_cores": tensor_cores.render,
     "unrolling": unrolling.render,
 }

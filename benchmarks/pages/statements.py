@@ -187,6 +187,17 @@ def tensor_cores_ratios(data: Data) -> str:
     return " ".join(lines)
 
 
+def template_fuzz(data: Data) -> str:
+    """What random settings of generated kernels came to."""
+    totals = dict(data["totals"])
+    right = totals.pop("ok", 0)
+    others = ", ".join(f"{count} {name}" for name, count in sorted(totals.items()))
+    return (
+        f"{right:,} of {data['settings']:,} settings of {data['workloads']} workloads compute what "
+        f"the reference does; " + (f"of the others: {others}." if others else "none does not.")
+    )
+
+
 def _slower(strategy: str, ratios: efficiency.Ratios, n_subgraphs: int) -> str:
     both, all_of_felix = ratios.both, ratios.both + ratios.bounds
     if not all_of_felix:
@@ -307,6 +318,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "service-polling": service_polling,
     "service-start": service_start,
     "structure": structure_check,
+    "template_fuzz": template_fuzz,
     "tensor_cores": tensor_cores_ratios,
 }
 
