@@ -192,9 +192,10 @@ def template_fuzz(data: Data) -> str:
     totals = dict(data["totals"])
     right = totals.pop("ok", 0)
     others = ", ".join(f"{count} {name}" for name, count in sorted(totals.items()))
+    rest = f"of the others: {others}" if others else "none does not"
     return (
-        f"{right:,} of {data['settings']:,} settings of {data['workloads']} workloads compute what "
-        f"the reference does; " + (f"of the others: {others}." if others else "none does not.")
+        f"{right:,} of {data['settings']:,} settings of {data['workloads']} workloads compute "
+        f"what the reference does; {rest}."
     )
 
 
