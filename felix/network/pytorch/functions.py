@@ -63,6 +63,15 @@ def _convolution(call: Function) -> Function:
     return with_bias
 
 
+def _norm(call: Function) -> Function:
+    """A norm; its factors in the type of what it norms, as PyTorch's kernels of GPUs demand."""
+
+    def with_factors(x: torch.Tensor, *factors: torch.Tensor, **options: Any) -> torch.Tensor:
+        return call(x, *(each.to(x.dtype) for each in factors), **options)
+
+    return with_factors
+
+
 def _variance(call: Function) -> Function:
     return lambda x, **options: call(x, correction=0, **options)
 
@@ -122,15 +131,15 @@ MAKING: Mapping[str, Function] = {
     "where": torch.where, "to": lambda x: x, "var": _variance(torch.var),
     "std": _variance(torch.std), "argmax": torch.argmax, "argmin": torch.argmin,
     "softmax": torch.softmax, "log_softmax": torch.log_softmax,
-    "layer_norm": lambda x, weight, bias, normalized_shape, eps: functional.layer_norm(
+    "layer_norm": _norm(lambda x, weight, bias, normalized_shape, eps: functional.layer_norm(
         x, normalized_shape, weight, bias, eps
-    ),
-    "rms_norm": lambda x, weight, normalized_shape, eps: functional.rms_norm(
+    )),
+    "rms_norm": _norm(lambda x, weight, normalized_shape, eps: functional.rms_norm(
         x, normalized_shape, weight, eps
-    ),
-    "group_norm": lambda x, weight, bias, num_groups, eps: functional.group_norm(
+    )),
+    "group_norm": _norm(lambda x, weight, bias, num_groups, eps: functional.group_norm(
         x, num_groups, weight, bias, eps
-    ),
+    )),
     "linear": _linear,
     "conv1d": _convolution(functional.conv1d), "conv2d": _convolution(functional.conv2d),
     "conv3d": _convolution(functional.conv3d),

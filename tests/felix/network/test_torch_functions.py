@@ -21,3 +21,22 @@ def test_a_float32_bias_of_narrow_operands(dtype: torch.dtype) -> None:
     plain = torch.conv2d(image.double(), kernel.double(), bias.double().reshape(-1), padding=1)
     assert convolved.dtype == dtype
     torch.testing.assert_close(convolved.double(), plain, rtol=2e-2, atol=8e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("name", "n_factors", "options"),
+    [("layer_norm", 2, {"normalized_shape": [8]}), ("rms_norm", 1, {"normalized_shape": [8]}),
+     ("group_norm", 2, {"num_groups": 2})],
+)  # fmt: skip
+def test_float32_factors_of_a_narrow_norm(
+    name: str, n_factors: int, options: dict[str, object], dtype: torch.dtype
+) -> None:
+    """Kernels of GPUs take one type only, and so does `group_norm` of a CPU."""
+    torch.manual_seed(0)
+    x, factors = torch.randn(3, 8).to(dtype), [torch.randn(8) for _ in range(n_factors)]
+    result = functions.MAKING[name](x, *factors, **options, eps=1e-5)
+    assert result.dtype == dtype
+    wide = [each.to(dtype).double() for each in factors]
+    expected = functions.MAKING[name](x.double(), *wide, **options, eps=1e-5)
+    torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=5e-2)
