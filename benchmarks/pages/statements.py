@@ -14,6 +14,8 @@ from benchmarks.networks import results as networks
 from benchmarks.support import common, efficiency
 
 Data = Mapping[str, Any]
+#: The faster library's latency over Felix's, below which Felix counts as behind.
+BEHIND = 0.95
 #: A search is near the best within this share.
 SHARE = 0.95
 #: Latencies closer than this ratio count as equal.
@@ -184,7 +186,23 @@ def tensor_cores_ratios(data: Data) -> str:
             f"The model's first choice, with nothing measured, is within 25 % of the best on "
             f"{near} of {len(firsts)} shapes."
         )
+    far = {
+        row["name"]: row["first_ratio"]
+        for row in rows
+        if row["first_ratio"] is not None and row["first_ratio"] > tensor_cores.NEAR_BEST
+    }
+    behind = {row["name"]: row["ratio"] for row in rows if row["ratio"] < BEHIND}
+    if far:
+        lines.append(f"It is farther off on {_named(far)}.")
+    if behind:
+        lines.append(f"The library is over 5 % faster on {_named(behind)}.")
     return " ".join(lines)
+
+
+def _named(ratios: Mapping[str, float]) -> str:
+    """Shapes with their ratios, the least first."""
+    ordered = sorted(ratios, key=lambda name: ratios[name])
+    return ", ".join(f"{name} ({ratios[name]:.2f})" for name in ordered)
 
 
 def template_fuzz(data: Data) -> str:

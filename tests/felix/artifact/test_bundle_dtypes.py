@@ -72,27 +72,33 @@ def test_run_py_checks_narrow_types_on_a_cpu(
     assert ("numpy" in checked) is (tmp_path / "oracle.py").exists() is text.startswith("gemm")
 
 
-@pytest.mark.parametrize(
-    "text, types_of_arguments",
-    [
-        ("gemm:64,48,64,transpose_b=true,dtype=bfloat16,epilogue=bias", ["bfloat16"] * 4),
-        ("gemm:64,48,64,dtype=float8_e4m3fn", [*["float8_e4m3fn"] * 2, "bfloat16"]),
-        ("gemm:64,48,64,dtype=float8_e5m2,epilogue=scalar_scale+bias,out_dtype=float16",
-         [*["float8_e5m2"] * 2, "float32", "float16", "float16"]),
-        ("gemm:64,48,64,dtype=int8,epilogue=scale,out_dtype=float32",
-         ["int8", "int8", "float32", "float32"]),
-    ],
-)  # fmt: skip
-def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
-    text: str, types_of_arguments: list[str], tmp_path: pathlib.Path
-) -> None:
+#: Workloads of a GPU, and the types of their arguments.
+ON_A_GPU = [
+    ("gemm:64,48,64,transpose_b=true,dtype=bfloat16,epilogue=bias", ["bfloat16"] * 4),
+    ("gemm:64,48,64,dtype=float8_e4m3fn", [*["float8_e4m3fn"] * 2, "bfloat16"]),
+    ("gemm:64,48,64,dtype=float8_e5m2,epilogue=scalar_scale+bias,out_dtype=float16",
+     [*["float8_e5m2"] * 2, "float32", "float16", "float16"]),
+    ("gemm:64,48,64,dtype=int8,epilogue=scale,out_dtype=float32",
+     ["int8", "int8", "float32", "float32"]),
+]  # fmt: skip
+
+
+def _generated(text: str, folder: pathlib.Path) -> dict[str, Any]:
+    """The manifest of a bundle of a generated kernel."""
     task = workloads.parse(text, "h200")
     made = fuzzing.suited(task, target.hardware(task.target))[0][0]
     ((decisions, program),) = fuzzing.legal(made, 1, random.Random(0))
     best = test_generated_bundle._Best(
         program, task.mod, decisions=tuple(decisions.values()), variant=made.name
     )
-    manifest = _export(task, best, tmp_path)
+    return _export(task, best, folder)
+
+
+@pytest.mark.parametrize("text, types_of_arguments", ON_A_GPU)
+def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
+    text: str, types_of_arguments: list[str], tmp_path: pathlib.Path
+) -> None:
+    manifest = _generated(text, tmp_path)
     assert (manifest["kind"], manifest["library"]) == ("generated", "kernel.cubin")
     assert [argument["dtype"] for argument in manifest["arguments"]] == types_of_arguments
     assert (tmp_path / "kernel.cubin").stat().st_size > 0
@@ -125,3 +131,18 @@ def test_what_a_bundle_says_is_of_the_task() -> None:
         task = workloads.parse(f"gemm:8,8,8,dtype=int8,epilogue=scale,out_dtype={out}", "h200")
         first, *_ = map(dataclasses.asdict, task_program.arguments(task.mod))
         assert first["is_full_range"] is is_full
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not test_generated_bundle.HAS_GPU, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("text", [text for text, _ in ON_A_GPU])
+def test_run_py_checks_generated_kernels_of_narrow_types(
+    text: str, tmp_path: pathlib.Path
+) -> None:
+    manifest = _generated(text, tmp_path)
+    command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tolerance"] == manifest["tolerance"]
+    assert report["checked_against"]
