@@ -83,22 +83,22 @@ ON_A_GPU = [
 ]  # fmt: skip
 
 
-def _generated(text: str, folder: pathlib.Path) -> dict[str, Any]:
-    """The manifest of a bundle of a generated kernel."""
+def _generated(text: str, folder: pathlib.Path) -> tuple[Task, dict[str, Any]]:
+    """A task, and the manifest of the bundle of a generated kernel."""
     task = workloads.parse(text, "h200")
     made = fuzzing.suited(task, target.hardware(task.target))[0][0]
     ((decisions, program),) = fuzzing.legal(made, 1, random.Random(0))
     best = test_generated_bundle._Best(
         program, task.mod, decisions=tuple(decisions.values()), variant=made.name
     )
-    return _export(task, best, folder)
+    return task, _export(task, best, folder)
 
 
 @pytest.mark.parametrize("text, types_of_arguments", ON_A_GPU)
 def test_a_gpu_s_bundle_has_kernels_and_references_of_narrow_types(
     text: str, types_of_arguments: list[str], tmp_path: pathlib.Path
 ) -> None:
-    manifest = _generated(text, tmp_path)
+    task, manifest = _generated(text, tmp_path)
     assert (manifest["kind"], manifest["library"]) == ("generated", "kernel.cubin")
     assert [argument["dtype"] for argument in manifest["arguments"]] == types_of_arguments
     assert (tmp_path / "kernel.cubin").stat().st_size > 0
@@ -139,7 +139,7 @@ def test_what_a_bundle_says_is_of_the_task() -> None:
 def test_run_py_checks_generated_kernels_of_narrow_types(
     text: str, tmp_path: pathlib.Path
 ) -> None:
-    manifest = _generated(text, tmp_path)
+    _, manifest = _generated(text, tmp_path)
     command = [sys.executable, str(tmp_path / "run.py"), "--json", "--repeats", "2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
     assert done.returncode == 0, done.stderr
