@@ -16,13 +16,15 @@ of the rounds that ended by then; before the first has ended, that of the first.
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
 felix is ahead, with the interval that holds 95 % of such means over tasks and seeds drawn anew.
 None of the subgraphs chose a setting of the search. Writes
-benchmarks/results/gpu-search/search_ablation.json.
+benchmarks/results/gpu-search/search_ablation.json after each task; with --keep the pieces that it
+has of as many CPU seconds are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import multiprocessing
 import os
@@ -277,27 +279,45 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--cpu-s", type=float, default=max(BUDGETS_S))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep", action="store_true", help="run what the results file lacks")
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
     args = parser.parse_args()
     head = common.header("search_ablation")
-    pieces = []
+    pieces = _kept(args.out, args.cpu_s) if args.keep else []
     context = multiprocessing.get_context("spawn")
     with futures.ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         for set_name in args.set:
             for name in SETS[set_name]:
                 if args.only is None or name in args.only:
+                    known = {(p["set"], p["name"], p["strategy"], p["seed"]) for p in pieces}
                     jobs = [
                         Job(set_name, name, strategy, seed, args.cpu_s)
                         for seed in range(args.seeds)
                         for strategy in args.strategies
+                        if (set_name, name, strategy, seed) not in known
                     ]
-                    pieces += pool.submit(of_task, jobs, args.processes).result()
-                    print(set_name, name, _ends(pieces[-len(jobs) :]), flush=True)
-    data = {**head, "target": TARGET, "cpu_s": args.cpu_s, "pieces": pieces,
-            "summary": summary(pieces, args.cpu_s)}  # fmt: skip
-    common.write(args.out, data)
-    print(render(data))
+                    if jobs:
+                        pieces += pool.submit(of_task, jobs, args.processes).result()
+                        _write(args.out, head, args.cpu_s, pieces)
+                        print(set_name, name, _ends(pieces[-len(jobs) :]), flush=True)
+    print(render(_write(args.out, head, args.cpu_s, pieces)))
     return 0
+
+
+def _kept(path: pathlib.Path, cpu_s: float) -> list[dict[str, Any]]:
+    """The pieces of a results file; none of a file of other seconds, or of none."""
+    data = json.loads(path.read_text()) if path.exists() else {}
+    return list(data["pieces"]) if data.get("cpu_s") == cpu_s else []
+
+
+def _write(
+    path: pathlib.Path, head: Mapping[str, Any], cpu_s: float, pieces: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write the results file; what it has."""
+    data = {**head, "target": TARGET, "cpu_s": cpu_s, "pieces": pieces,
+            "summary": summary(pieces, cpu_s)}  # fmt: skip
+    common.write(path, data)
+    return data
 
 
 def _ends(pieces: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import pathlib
 from typing import Any
 
 import pytest
@@ -67,3 +69,20 @@ def test_searches_of_one_task(set_name: str) -> None:
     assert [each["strategy"] for each in pieces] == list(ablation.STRATEGIES)
     for each in pieces:
         assert each["after_s"][0] > 0.01 and 0 < each["best_us"][0] < math.inf
+
+
+def test_what_the_results_file_has_is_kept(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is searched: with `--only` another task it would be."""
+    path = tmp_path / "ablation.json"
+    known = [piece("felix", "gemm-vit", seed, 2.0, 1.0) for seed in (0, 1)]
+    path.write_text(json.dumps({"cpu_s": 4.0, "pieces": known}))
+    options = ["--only", "gemm-vit", "--strategies", "felix", "--set", "traces", "--keep"]
+    options += ["--seeds", "2", "--cpu-s", "4", "--out", str(path)]
+    monkeypatch.setattr("sys.argv", ["search_ablation.py", *options])
+    assert ablation.main() == 0
+    data = json.loads(path.read_text())
+    assert data["pieces"] == known
+    assert [row["budget_s"] for row in data["summary"]] == [1.0, 2.0, 4.0]
+    assert ablation._kept(path, 8.0) == []
