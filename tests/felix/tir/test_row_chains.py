@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tvm import te, tirx
 
 import felix
 from felix import workloads
 from felix.measure.cuda import build as cuda_build
+from felix.task import Task
 from felix.tir.design_space import variants
 from felix.verify import compare
 from tests.support import legal_rows, row_chains
@@ -43,6 +45,19 @@ def test_little_left_of_columns_is_no_row_chain():
     """Neighbouring threads would read far from each other."""
     assert "row_chain" in names(workloads.reduce((300, 176), (1,), kind="mean"), GPU)
     assert "row_chain" not in names(workloads.reduce((300, 176), (0,), kind="mean"), GPU)
+
+
+def test_a_product_of_parts_of_one_tensor_is_no_row_chain():
+    x, k = te.placeholder((100, 384), "bfloat16", "x"), te.reduce_axis((0, 64), "k")
+
+    def scores(h, i, j):
+        q, keys = (x[row, h * 64 + first + k] for row, first in ((i, 0), (j, 192)))
+        return te.sum(q.astype("float32") * keys.astype("float32"), k)
+
+    product = te.compute((3, 100, 100), scores, "scores")
+    result = te.compute((3, 100, 100), lambda *at: product(*at) * tirx.const(0.125, "float32"))
+    task = Task.from_te([x, result], CUDA, "scores")
+    assert "row_chain" not in names(task, GPU)
 
 
 def test_only_gpus_have_it():

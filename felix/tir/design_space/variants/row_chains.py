@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 
 import tvm
+from tvm import tirx
 from tvm.s_tir import stmt as s_stmt
 
 from felix.tir import grammar
@@ -147,9 +148,18 @@ def _is_along_rows(block: s_stmt.SBlock) -> bool:
     for region in block.reads:
         indices = [set(grammar.expressions(each.min)) for each in region.region]
         used = set().union(*indices)
-        if indices and last in indices[-1] and all(each.var in used for each in axes):
+        if (
+            all(map(_is_one, region.region))
+            and last in indices[-1]
+            and all(each.var in used for each in axes)
+        ):
             return True
     return False
+
+
+def _is_one(indices: tvm.ir.Range) -> bool:
+    """Whether a range has one index."""
+    return isinstance(indices.extent, tirx.IntImm) and int(indices.extent) == 1
 
 
 def _n_row_loops(block: s_stmt.SBlock, rows: int) -> int | None:
