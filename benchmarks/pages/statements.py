@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks import fusion, search_cost, structure, tensor_cores
+from benchmarks import fusion, search_ablation, search_cost, structure, tensor_cores
 from benchmarks.networks import results as networks
 from benchmarks.support import common, efficiency
 
@@ -331,6 +331,7 @@ STATEMENTS: Mapping[str, Callable[[Data], str]] = {
     "multi_gpu": multi_gpu,
     "networks": networks.statement,
     "proposals": proposals,
+    "search_ablation": search_ablation.says,
     "search_cost": search_costs,
     "search_efficiency": search_efficiency,
     "service-hostile": service_hostile,
