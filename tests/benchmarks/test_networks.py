@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.networks import catalogue, compare, peers, results, tuned
 from benchmarks.pages import statements
+from felix.frontend import Fusion
 
 
 def _run(name: str, dtype: str, us: dict[str, float]) -> dict[str, Any]:
@@ -41,6 +42,11 @@ def test_the_fastest_peer_counts_and_stock_at_equal_time() -> None:
     assert (resnet["ahead_s"], resnet["stock_ratios"]) == (90.0, [4.0])
     assert (llama["best"], llama["best_ratio"], llama["ahead_s"]) == ("eager-graph", 0.9, None)
     assert llama["stock_ratios"] == [1.5, 1.1]
+
+
+def test_ways_to_group_are_those_of_felix() -> None:
+    """The benchmark does not import Felix for their names."""
+    assert tuple(map(str, Fusion)) == compare.FUSIONS
 
 
 def test_the_tables_have_means_curves_and_failures() -> None:

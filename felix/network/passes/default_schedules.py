@@ -25,11 +25,11 @@ def default_schedules() -> tvm.transform.Pass:
     return dlight.ApplyDefaultSchedule(*map(_Careful, rules), gpu.Fallback())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Careful(dlight.ScheduleRule):  # type: ignore[misc]
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Careful:
     """A rule that leaves programs to the others on which it fails."""
 
-    rule: dlight.ScheduleRule
+    rule: Any
 
     def apply(self, func: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
         """The rule's schedules; None where it has none."""

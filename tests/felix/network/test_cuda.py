@@ -163,7 +163,8 @@ def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> 
     fast = felix.optimize(
         model, args, trials=16, target="cuda", known_results=tmp_path / "known.sqlite"
     )
-    assert any(each.group.rewriting for each in fast.report.groups) or name == "bert_base"
+    is_rewritten = any(each.group.rewriting for each in fast.report.groups)
+    assert is_rewritten == (name != "bert_base")  # whose residuals read the results of norms
     with torch.no_grad():
         outputs, expected = (pytree.tree_leaves(each(*args)) for each in (fast, model))
     for output, reference in zip(outputs, expected, strict=True):

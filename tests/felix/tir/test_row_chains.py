@@ -47,6 +47,15 @@ def test_little_left_of_columns_is_no_row_chain():
     assert "row_chain" not in names(workloads.reduce((300, 176), (0,), kind="mean"), GPU)
 
 
+def test_one_row_with_a_scalar_is_a_row_chain():
+    """A tensor without axes is none of a row's terms."""
+    x, scale = te.placeholder((1, 64), "float32", "x"), te.placeholder((), "float32", "scale")
+    k = te.reduce_axis((0, 64), "k")
+    total = te.compute((1,), lambda i: te.sum(scale() * x[i, k], k), "total")
+    result = te.compute((1, 3), lambda i, j: total[i] * j.astype("float32"), "result")
+    assert "row_chain" in names(Task.from_te([scale, x, result], CUDA, "scaled"), GPU)
+
+
 def test_a_product_of_parts_of_one_tensor_is_no_row_chain():
     x, k = te.placeholder((100, 384), "bfloat16", "x"), te.reduce_axis((0, 64), "k")
 

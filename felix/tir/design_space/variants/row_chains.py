@@ -142,19 +142,18 @@ def _leaves_little(last: s_stmt.SBlock, rows: int) -> bool:
 
 
 def _is_along_rows(block: s_stmt.SBlock) -> bool:
-    """Whether a reduction reads a tensor once, neighbouring terms where they are neighbours."""
+    """Whether neighbouring terms of a reduction are neighbours in memory.
+
+    Of a tensor that it reads at two places the region has more than one element.
+    """
     axes = [each for each in block.iter_vars if int(each.dom.extent) > 1]
     last = [each.var for each in axes if each.iter_type == split_reductions.REDUCE][-1]
-    for region in block.reads:
-        indices = [set(grammar.expressions(each.min)) for each in region.region]
-        used = set().union(*indices)
-        if (
-            all(map(_is_one, region.region))
-            and last in indices[-1]
-            and all(each.var in used for each in axes)
-        ):
-            return True
-    return False
+    return any(
+        len(region.region) > 0
+        and all(map(_is_one, region.region))
+        and last in set(grammar.expressions(region.region[-1].min))
+        for region in block.reads
+    )
 
 
 def _is_one(indices: tvm.ir.Range) -> bool:
