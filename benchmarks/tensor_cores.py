@@ -3,6 +3,7 @@
     python benchmarks/tensor_cores.py [--set gemms fused] [--shapes square-1024 ...]
     python benchmarks/tensor_cores.py --limit-s 500 --picture FILE.svg
     python benchmarks/tensor_cores.py --lanes --first gemms fused --restore '*' --limit-s 500
+    python benchmarks/tensor_cores.py --without-libraries --out tensor-tuning-h200.json
 
 For every shape three pieces, each in a process of its own, or with --lanes in two that overlap:
   felix        `felix.tune` as it is, with running measuring workers and an empty formula cache
@@ -17,6 +18,8 @@ with channels first as well, and their better layout counts. The sets take turns
 that is short of time has some of each; those of --first take their turns before the others. With
 --lanes Felix tunes while the libraries of the shape are prepared, so tuning seconds are with
 shared cores of the CPU (`benchmarks/support/lanes/pieces.py`); whoever times has the GPU alone.
+With --without-libraries there is no third piece: Felix has the CPU's cores alone, and its winner
+and first choice are compared by the latencies of its own pool.
 Pieces that are done stay in the work folder and are not run again; --restore takes the shapes that
 a results file has whole, so that a run can be continued where the work folder is gone.
 Durations in seconds, latencies in microseconds; ratios are the faster library's latency over
@@ -48,6 +51,13 @@ SETS = {
     "r3d18": subgraphs.TENSOR_R3D18,
 }
 STRATEGIES = ("felix", "first", "vendor")
+#: Columns of the table of shapes: head and key of a row.
+COLUMNS = {
+    "shape": "name", "sketch": "sketch", "Felix us": "felix_us", "eager us": "eager_us",
+    "inductor us": "inductor_us", "library / Felix": "ratio", "TFLOP/s": "tflops",
+    "cores": "cores", "tuning s": "tuning_s", "to 90% s": "to_90%_s", "kernels": "kernels",
+    "build s": "build_s", "first / best": "first_ratio",
+}  # fmt: skip
 TRIALS = 64
 #: The model's first choice is good enough if it takes at most so many times as long as the best.
 NEAR_BEST = 1.25
@@ -92,19 +102,19 @@ def render(data: Mapping[str, Any]) -> str:
     rows = shapes(data["runs"])
     if not rows:
         return ""
-    every = common.table(
-        ["shape", "sketch", "Felix us", "eager us", "inductor us", "library / Felix", "TFLOP/s",
-         "cores", "tuning s", "to 90% s", "kernels", "build s", "first / best"],
-        [[row[key] for key in
-          ("name", "sketch", "felix_us", "eager_us", "inductor_us", "ratio", "tflops", "cores",
-           "tuning_s", "to_90%_s", "kernels", "build_s", "first_ratio")] for row in rows],
-    )  # fmt: skip
+    of_libraries = any(row["ratio"] is not None for row in rows)
+    columns = {
+        head: key
+        for head, key in COLUMNS.items()
+        if of_libraries or key not in ("eager_us", "inductor_us", "ratio")
+    }
+    every = common.table(list(columns), [[row[key] for key in columns.values()] for row in rows])
     whole = [
         [name, len(ratios), statistics.geometric_mean(ratios), min(ratios), max(ratios)]
         for name, ratios in ratios_by_set(rows).items()
     ]
     head = ["set", "shapes", "geometric mean of library / Felix", "least", "most"]
-    parts = [common.table(head, whole), _costs(rows), every]
+    parts = [common.table(head, whole) if whole else "", _costs(rows), every]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -137,26 +147,30 @@ def _longest(rows: Sequence[Mapping[str, Any]], cores: str) -> tuple[float | Non
 
 
 def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each shape whose search and libraries are there.
+    """A row for each shape whose search is there, and its libraries where any shape has them.
 
     The best of `first_ratio` is the faster of Felix's winner and first choice. `cores` says
-    whether libraries were compiled on the same cores while Felix tuned.
+    whether libraries were compiled on the same cores while Felix tuned. Without libraries their
+    latencies and `ratio` are None.
     """
     pieces = {(run["name"], run["strategy"]): run for run in runs}
     searched = {entry["name"]: entry for entry in efficiency.summary(list(runs))}
+    last = "vendor" if any(strategy == "vendor" for _, strategy in pieces) else "felix"
     rows = []
     for name, strategy in pieces:
-        if strategy != "vendor" or not pieces.get((name, "felix"), {}).get("curve"):
+        if strategy != last or not pieces.get((name, "felix"), {}).get("curve"):
             continue
-        us, felix = pieces[name, "vendor"]["latency_us"], pieces[name, "felix"]
+        felix = pieces[name, "felix"]
+        us = _latencies_us(felix, pieces.get((name, "first")), pieces.get((name, "vendor")))
+        libraries_us = [us[kind] for kind in ("eager", "inductor") if kind in us]
         rows.append(
             {
                 "name": name,
                 "sketch": felix["variant"],
                 "felix_us": us["felix"],
-                "eager_us": us["eager"],
-                "inductor_us": us["inductor"],
-                "ratio": min(us["eager"], us["inductor"]) / us["felix"],
+                "eager_us": us.get("eager"),
+                "inductor_us": us.get("inductor"),
+                "ratio": min(libraries_us) / us["felix"] if libraries_us else None,
                 "tflops": felix["flops"] / us["felix"] * 1e-6,
                 "cores": "shared" if felix.get("lanes") else "own",
                 "tuning_s": felix["wall_s"],
@@ -171,9 +185,22 @@ def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def _latencies_us(
+    felix: Mapping[str, Any], first: Mapping[str, Any] | None, vendor: Mapping[str, Any] | None
+) -> dict[str, float]:
+    """Latencies of a shape timed in turns, or by Felix's pool where no library was timed."""
+    if vendor is not None:
+        return dict(vendor["latency_us"])
+    us = {"felix": min(latency_us for *_, latency_us in felix["finals"] or felix["curve"])}
+    if first is not None and first.get("us") is not None:
+        us["first"] = first["us"]
+    return us
+
+
 def ratios_by_set(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Ratios of the shapes of each set that were measured."""
-    of_sets = {name: [row["ratio"] for row in rows if row["name"] in members]
+    of_sets = {name: [row["ratio"] for row in rows
+                      if row["name"] in members and row["ratio"] is not None]
                for name, members in SETS.items()}  # fmt: skip
     return {name: ratios for name, ratios in of_sets.items() if ratios}
 
@@ -212,6 +239,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--first", nargs="+", choices=list(SETS), default=[], metavar="SET",
                         help="sets whose shapes come before those of others (none)")  # fmt: skip
     search_efficiency.add_lanes(parser)
+    parser.add_argument("--without-libraries", action="store_true",
+                        help="Felix alone, with all of the CPU's cores")  # fmt: skip
     parser.add_argument("--work", type=pathlib.Path, default=common.PARTS / "tensor_cores")
     out = common.RESULTS / "gpu-search" / "tensor-cores-h200.json"
     parser.add_argument("--out", type=pathlib.Path, default=out)
@@ -219,9 +248,14 @@ def _arguments() -> argparse.Namespace:
                         help="SVG to write (default: beside the results)")  # fmt: skip
     args = parser.parse_args()
     chosen = args.shapes or in_order(args.set, args.first)
-    picture = args.picture or args.out.with_suffix(".svg")
+    if args.lanes and args.without_libraries:
+        parser.error(
+            "--lanes prepares libraries: leave out one of --lanes and --without-libraries"
+        )
+    strategies = ("felix", "first") if args.without_libraries else STRATEGIES
+    picture = args.picture or (None if args.without_libraries else args.out.with_suffix(".svg"))
     return argparse.Namespace(
-        set=[], subgraphs=chosen, strategies=STRATEGIES, seeds=1, target="cuda",
+        set=[], subgraphs=chosen, strategies=strategies, seeds=1, target="cuda",
         trials={"felix": args.trials}, workload=None, model=None, max_compile_s=None, only=["*"],
         restore=args.restore, limit_s=args.limit_s, work=args.work, out=args.out,
         picture=picture, lanes=args.lanes, tuning_worker=args.tuning_worker,

@@ -20,6 +20,8 @@ BEHIND = 0.95
 SHARE = 0.95
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
+#: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
+TUNING_S, NEAR_S = 20.0, 5.0
 
 
 def features(data: Data) -> str:
@@ -173,12 +175,9 @@ def tensor_cores_ratios(data: Data) -> str:
             f"(geometric mean of {len(ratios)} shapes, {_range(ratios)})."
         )
     for cores, what in (("own", ""), ("shared", " on cores that compiled the libraries, too")):
-        seconds = [row["tuning_s"] for row in rows if row["cores"] == cores]
-        if seconds:
-            median = statistics.median(seconds)
-            lines.append(
-                f"Tuning took {median:.1f} s a shape in the median ({_range(seconds)}){what}."
-            )
+        of_cores = [row for row in rows if row["cores"] == cores]
+        if of_cores:
+            lines.append(_tuning_seconds(of_cores, what))
     firsts = [row["first_ratio"] for row in rows if row["first_ratio"] is not None]
     if firsts:
         near = sum(ratio <= tensor_cores.NEAR_BEST for ratio in firsts)
@@ -191,12 +190,29 @@ def tensor_cores_ratios(data: Data) -> str:
         for row in rows
         if row["first_ratio"] is not None and row["first_ratio"] > tensor_cores.NEAR_BEST
     }
-    behind = {row["name"]: row["ratio"] for row in rows if row["ratio"] < BEHIND}
+    behind = {
+        row["name"]: row["ratio"]
+        for row in rows
+        if row["ratio"] is not None and row["ratio"] < BEHIND
+    }
     if far:
         lines.append(f"It is farther off on {_named(far)}.")
     if behind:
         lines.append(f"The library is over 5 % faster on {_named(behind)}.")
     return " ".join(lines)
+
+
+def _tuning_seconds(rows: Sequence[Mapping[str, Any]], what: str) -> str:
+    """What tuning took, and how soon it was within 10 % of its end."""
+    seconds = [row["tuning_s"] for row in rows]
+    near = [row["to_90%_s"] for row in rows]
+    return (
+        f"Tuning took {statistics.median(seconds):.1f} s a shape in the median "
+        f"({_range(seconds)}){what}, at most {TUNING_S:.0f} s on "
+        f"{sum(each <= TUNING_S for each in seconds)} of {len(rows)}; it was within 10 % of its "
+        f"result after {statistics.median(near):.1f} s in the median, at most {NEAR_S:.0f} s on "
+        f"{sum(each <= NEAR_S for each in near)}."
+    )
 
 
 def _named(ratios: Mapping[str, float]) -> str:

@@ -1,8 +1,8 @@
 """What the cost model of generated kernels chooses for a workload before anything is measured.
 
 A search descends on the model alone, and the kernel that it predicts to be fastest is the first
-choice. It is built, checked and timed once by a pool; `winners` has its program, so that it is
-timed in turns with the best of a run.
+choice. It is built, checked and timed by a pool, as thoroughly as the fastest candidates of a run;
+`winners` has its program, so that it is timed in turns with the best of a run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def piece(
     program = sketch.program(suggestion.decisions)
     opened = measurer or (lambda task: local.LocalPool(task, local.LocalOptions(builders=1)))
     with contextlib.closing(opened(task)) as pool:
-        (measured,) = pool.measure([program])
+        measured = pool.submit(program, thorough=True).result()
     winners.write(path, task, [program] if measured.ok else [])
     return {
         "wall_s": wall_s,
