@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from felix import errors, records
 from felix.measure import protocol
-from felix.search import interface, strategies
+from felix.search import interface
 from felix.target import cpu
 from felix.templates import generated
-from felix.tuning import options as options_module
 from felix.tuning import pacing, results
-from felix.tuning import strategies as searches
-from felix.tuning.opening import opened_sketches
+from felix.tuning.opening import task_search
 
 if TYPE_CHECKING:
-    from felix.search.strategies import base
     from felix.sketch.sketch import Program, Sketch
     from felix.task import Task
 
@@ -29,18 +24,12 @@ if TYPE_CHECKING:
 MAX_THREADS = 8
 
 
-class TaskRun:
-    """A task of the run, by its `index`. `open` makes its sketches and its search."""
+class TaskRun(task_search.TaskSearch):
+    """A task of the run, by its `index`: its search, and what is measured of it."""
 
     def __init__(self, index: int, task: Task, measurer: protocol.Measurer) -> None:
-        self.index = index
-        self.task = task
+        super().__init__(index, task)
         self.measurer = measurer
-        self._search: base.BaseSearch | None = None
-        #: those with legal schedules; a search counts in this list
-        self.sketches: list[Sketch] = []
-        self._position: dict[int, int] = {}
-        self._unopened: Sequence[Sketch] = []
         #: trials, and the measurements of those that were measured again
         self.records: list[records.Record] = []
         self.repeats: list[records.Record] = []
@@ -63,92 +52,9 @@ class TaskRun:
         self._baseline: protocol.Measurement | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether there are sketches and a search."""
-        return self._search is not None
-
-    @property
-    def search(self) -> base.BaseSearch:
-        """The search of an open task."""
-        assert self._search is not None, "the task is not open"
-        return self._search
-
-    @property
     def best_us(self) -> float | None:
         """Best latency so far."""
         return None if self.best is None else self.best.measurement.latency_us
-
-    def open(
-        self,
-        strategy: str,
-        model: interface.CostModels | None,
-        options: options_module.SearchOptions | None,
-        seed: int,
-        before_each: Callable[[], None] | None = None,
-        templates_first: bool = False,
-    ) -> list[str]:
-        """Make the sketches and the search; says which sketches are left out and why.
-
-        Args:
-            strategy, model, options, seed: of the search.
-            before_each: called before the formulas of each sketch are made; it may raise.
-            templates_first: where there are templates, leave traces, whose formulas take a
-                hundred times as long, to `open_rest`.
-
-        Raises:
-            TuningError: the task has no sketch with legal schedules.
-        """
-        left_out: list[str] = []
-        try:
-            has_templates = strategy not in strategies.TRACES_ONLY
-            sketches = sketches_of(self.task, left_out.append, has_templates)
-        except errors.UnsupportedSchedule as error:
-            raise errors.TuningError(str(error)) from error
-        templates, traces = opened_sketches.by_kind(opened_sketches.searched(sketches))
-        self._take_legal(templates, left_out, before_each)
-        if not templates_first or not self.sketches:
-            self._take_legal(traces, left_out, before_each)
-            traces = []
-        if not self.sketches:
-            raise errors.TuningError(
-                "; ".join(left_out) or f"{self.task.name} has no design space for this target"
-            )
-        self._unopened = traces
-        task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
-        self._search = searches.make_search(strategy, self.sketches, model, options, task_seed)
-        return left_out
-
-    @property
-    def unopened(self) -> Sequence[Sketch]:
-        """Sketches that `open` left to `open_rest`."""
-        return self._unopened
-
-    def open_rest(self, before_each: Callable[[], None] | None = None) -> list[str]:
-        """Let the search have the sketches that `open` left out for now; says which have no
-        legal schedule, and why."""
-        left_out: list[str] = []
-        n_open = len(self.sketches)
-        self._take_legal(self._unopened, left_out, before_each)
-        self._unopened = []
-        self.search.extend(self.sketches[n_open:])
-        return left_out
-
-    def _take_legal(
-        self,
-        sketches: Sequence[Sketch],
-        left_out: list[str],
-        before_each: Callable[[], None] | None,
-    ) -> None:
-        """Take in those with legal schedules; makes their formulas."""
-        for sketch in sketches:
-            if before_each is not None:
-                before_each()
-            failure = opened_sketches.make_formulas(sketch)
-            if failure is not None:
-                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
-                continue
-            self._position[sketch.index] = len(self.sketches)
-            self.sketches.append(sketch)
 
     def set_first(self, schedules: Sequence[tuple[str, Sequence[int]]]) -> None:
         """Schedules to measure before what the search chooses; those of no sketch are left out."""
@@ -284,11 +190,11 @@ class TaskRun:
         return self._sketch_of(record).program(record.decisions)
 
     def _sketch_of(self, record: records.Record) -> Sketch:
-        return self.sketches[self._position[record.sketch_index]]
+        return self.sketches[self.position_of(record.sketch_index)]
 
     def suggestion(self, record: records.Record) -> interface.Suggestion:
         """A record's candidate as the search counts its sketches."""
-        position = self._position[record.sketch_index]
+        position = self.position_of(record.sketch_index)
         return interface.Suggestion(position, record.decisions, record.predicted_us)
 
     def is_origin_of(self, record: records.Record) -> bool:
@@ -299,7 +205,7 @@ class TaskRun:
         """
         if record.task_key != self.task.key:
             return False
-        position = self._position.get(record.sketch_index)
+        position = self.find_position(record.sketch_index)
         if position is None or self.sketches[position].key != record.sketch_key:
             raise errors.RecordError(
                 f"{self.task.name}: the records are of other sketches than this version makes"
@@ -339,7 +245,7 @@ class TaskRun:
             "n_rounds": self.n_rounds,
             "recent_us": self._recent_us,
             "programs": [[p, index, list(d)] for p, (index, d) in self._programs.items()],
-            "search": None if self._search is None else self._search.state_dict(),
+            "search": self.search.state_dict() if self.is_open else None,
             "unscheduled": None
             if baseline is None
             else {"latency_us": baseline.latency_us, "message": baseline.message},
@@ -393,16 +299,3 @@ def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:
 def _stored_baseline(latency_us: float | None, message: str) -> protocol.Measurement:
     error = protocol.ErrorClass.LAUNCH if latency_us is None else None
     return protocol.Measurement(latency_us=latency_us, error=error, message=message)
-
-
-def sketches_of(
-    task: Task,
-    on_left_out: Callable[[str], None] | None = None,
-    has_templates: bool = True,
-) -> Sequence[Sketch]:
-    """All sketches of a task that can be modelled, those of templates included if wished."""
-    from felix.sketch import sketch as sketching
-
-    if has_templates:
-        return sketching.sketches(task, on_left_out=on_left_out)
-    return sketching.trace_sketches(task, on_left_out=on_left_out)

@@ -16,7 +16,8 @@ from felix import errors, workloads
 from felix.measure import protocol, testing
 from felix.measure.pool import rwlock
 from felix.task import Task
-from felix.tuning import options, pacing, task_run
+from felix.tuning import options, pacing
+from felix.tuning.opening import task_search
 from tests.support import synthetic
 
 UNSCHEDULED_US = 5000.0
@@ -119,7 +120,7 @@ class Model(torch.nn.Module):
 
 def use(monkeypatch: pytest.MonkeyPatch, make: Callable[[Task], list[Any]] | None = None) -> None:
     """Let tasks have synthetic sketches."""
-    monkeypatch.setattr(task_run, "sketches_of", lambda task, *_: (make or sketches)(task))
+    monkeypatch.setattr(task_search, "sketches_of", lambda task, *_: (make or sketches)(task))
 
 
 def sketches(task: Task, *_: Any) -> list[Any]:

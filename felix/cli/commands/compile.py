@@ -13,7 +13,8 @@ from felix.artifact import export
 from felix.cli import report
 from felix.measure import protocol
 from felix.task import Task
-from felix.tuning import pacing, results, session, task_run
+from felix.tuning import pacing, results, session
+from felix.tuning.opening import task_search
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,7 +91,7 @@ def _result(
     )
     fastest = None
     if best is not None:
-        sketches = {sketch.index: sketch for sketch in task_run.sketches_of(task)}
+        sketches = {sketch.index: sketch for sketch in task_search.sketches_of(task)}
         sketch = sketches.get(best.sketch_index)
         if sketch is None or sketch.key != best.sketch_key:
             raise errors.RecordError(

@@ -10,8 +10,8 @@ import pytest
 import felix
 from felix import workloads
 from felix.sketch import formula_cache
-from felix.tuning import pacing, task_run
-from felix.tuning.opening import ahead, first_rounds, opened_sketches
+from felix.tuning import pacing
+from felix.tuning.opening import ahead, first_rounds, opened_sketches, task_search
 from tests.support import tuning_fakes as fakes
 
 
@@ -89,7 +89,8 @@ def test_processes_make_formulas_ahead(
     made_ahead.close()
     n_files = len(list(formula_cache.folder().iterdir()))
     for task in tasks:
-        _, traces = opened_sketches.by_kind(opened_sketches.searched(task_run.sketches_of(task)))
+        every = opened_sketches.searched(task_search.sketches_of(task))
+        _, traces = opened_sketches.by_kind(every)
         assert traces and all(opened_sketches.make_formulas(sketch) is None for sketch in traces)
     assert len(list(formula_cache.folder().iterdir())) == n_files > 0
 

@@ -7,7 +7,7 @@ import pytest
 import felix
 from felix import workloads
 from felix.metaschedule import trace_text
-from felix.tuning import task_run
+from felix.tuning.opening import task_search
 from tests.support import tuning_fakes as fakes
 
 
@@ -55,7 +55,7 @@ def test_a_settled_task_gets_no_trials() -> None:
 def test_a_trace_is_known_by_its_text() -> None:
     """What a database holds as text leads back to sketch and decisions, without TVM reading it."""
     task = workloads.gemm(32, 32, 32, target="llvm -num-cores 2")
-    sketches = task_run.sketches_of(task)
+    sketches = task_search.sketches_of(task)
     finder = trace_text.Finder(sketches)
     for sketch in sketches:
         for row in sketch.sample(3, seed=1):

@@ -28,6 +28,7 @@ from felix.sketch import template_sketch
 from felix.templates import registry, spec
 from felix.templates.generated import GeneratedProgram
 from felix.tuning import results, session, strategies, task_run
+from felix.tuning.opening import task_search
 from tests.support import tuning_fakes as fakes
 from tests.support.templates import naive_gemm
 
@@ -53,7 +54,7 @@ def sketches(task: Any, *_: Any) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_run, "sketches_of", sketches)
+    monkeypatch.setattr(task_search, "sketches_of", sketches)
 
 
 def tune(pool: fakes.Pool | None = None, **arguments: Any) -> felix.TuneResult:
@@ -177,8 +178,9 @@ _VICTIM = """
 import sys
 from tests.felix.tuning import test_templates as tests
 from felix.tuning import task_run
+from felix.tuning.opening import task_search
 from tests.support import tuning_fakes as fakes
-task_run.sketches_of = tests.sketches
+task_search.sketches_of = tests.sketches
 tests.tune(fakes.Pool(tests.slow), trials=400, out=sys.argv[1])
 """
 

@@ -256,9 +256,9 @@ def test_interrupt_keeps_what_was_measured(tmp_path: pathlib.Path) -> None:
 _VICTIM = """
 import pathlib, sys
 import felix
-from felix.tuning import task_run
+from felix.tuning.opening import task_search
 from tests.support import tuning_fakes as fakes
-task_run.sketches_of = fakes.sketches
+task_search.sketches_of = fakes.sketches
 options = fakes.small(fakes.Pool(seconds=0.03))
 felix.tune(fakes.task(), trials=400, model=fakes.Model(), options=options, out=sys.argv[1])
 """

@@ -18,7 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from felix import records, workloads
 from felix.metaschedule import trace_text
-from felix.tuning import task_run
+from felix.tuning.opening import task_search
 from server.parsing import databases
 from server.store import artifacts, keys, leases, progress, rows, trials
 from server.store.across_jobs import reuse
@@ -348,7 +348,7 @@ def test_an_imported_database_is_a_start(service: Service) -> None:
     assert row["reused_from"] == imported["id"]
     with service.db.read() as tx:
         known: list[rows.ImportedSchedule] = reuse.known_imports(tx, job["id"], 0)
-    sketches = task_run.sketches_of(task)
+    sketches = task_search.sketches_of(task)
     located = trace_text.Finder(sketches).find(known[0].signature, known[0].decisions)
     decisions = tuple(int(v) for v in sketches[0].sample(1, seed=1)[0])
     assert located is not None

@@ -8,13 +8,13 @@ import tempfile
 import zipfile
 
 from felix import records, workloads
-from felix.tuning import task_run
+from felix.tuning.opening import task_search
 
 
 def tuned(m: int = 32, latency_us: float = 3.0) -> bytes:
     """The zip of a job that tuned a gemm: its database, and a manifest that says nothing."""
     task = workloads.gemm(m, 32, 32, target="llvm -num-cores 2")
-    sketch = task_run.sketches_of(task)[0]
+    sketch = task_search.sketches_of(task)[0]
     schedule = sketch.schedule(tuple(int(v) for v in sketch.sample(1, seed=1)[0]))
     entry = records.DatabaseEntry(
         mod=task.mod, trace=schedule.trace, latencies_us=(latency_us,), target=task.target

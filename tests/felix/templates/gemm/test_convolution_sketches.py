@@ -15,7 +15,7 @@ from felix.sketch import sketch as sketching
 from felix.sketch.template_sketch import TemplateSketch
 from felix.templates import registry, spec
 from felix.templates.generated import GeneratedProgram
-from felix.tuning import task_run
+from felix.tuning.opening import task_search
 from tests.support import tuning_fakes
 
 
@@ -73,7 +73,7 @@ def test_a_run_measures_generated_convolutions(
     monkeypatch.setenv("FELIX_CACHE_DIR", str(tmp_path))
     made = _sketch(text)
     task = workloads.parse(text, "cuda -arch sm_86")
-    monkeypatch.setattr(task_run, "sketches_of", lambda *_: [made])
+    monkeypatch.setattr(task_search, "sketches_of", lambda *_: [made])
 
     def latency_us(program: object) -> float:
         if not isinstance(program, GeneratedProgram):

@@ -1,0 +1,146 @@
+"""The sketches of one task that have legal schedules, and the search that counts in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from felix import errors
+from felix.search import interface, strategies
+from felix.tuning import options as options_module
+from felix.tuning import strategies as searches
+from felix.tuning.opening import opened_sketches
+
+if TYPE_CHECKING:
+    from felix.search.strategies import base
+    from felix.sketch.sketch import Sketch
+    from felix.task import Task
+
+#: Why a sketch has no legal schedule; None if it has.
+Judge: TypeAlias = "Callable[[Sketch], str | None]"
+
+
+class TaskSearch:
+    """A task by its `index` in a run. `open` makes its sketches and its search."""
+
+    def __init__(self, index: int, task: Task) -> None:
+        self.index = index
+        self.task = task
+        self._search: base.BaseSearch | None = None
+        #: those with legal schedules; a search counts in this list
+        self.sketches: list[Sketch] = []
+        self._position: dict[int, int] = {}
+        self._unopened: Sequence[Sketch] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are sketches and a search."""
+        return self._search is not None
+
+    @property
+    def search(self) -> base.BaseSearch:
+        """The search of an open task."""
+        assert self._search is not None, "the task is not open"
+        return self._search
+
+    def open(
+        self,
+        strategy: str,
+        model: interface.CostModels | None,
+        options: options_module.SearchOptions | None,
+        seed: int,
+        before_each: Callable[[], None] | None = None,
+        templates_first: bool = False,
+        judge: Judge = opened_sketches.make_formulas,
+    ) -> list[str]:
+        """Make the sketches and the search; says which sketches are left out and why.
+
+        Args:
+            strategy, model, options, seed: of the search.
+            before_each: called before the formulas of each sketch are made; it may raise.
+            templates_first: where there are templates, leave traces, whose formulas take a
+                hundred times as long, to `open_rest`.
+            judge: makes the formulas of a sketch, or knows what making them gave elsewhere.
+
+        Raises:
+            TuningError: the task has no sketch with legal schedules.
+        """
+        left_out: list[str] = []
+        try:
+            has_templates = strategy not in strategies.TRACES_ONLY
+            sketches = sketches_of(self.task, left_out.append, has_templates)
+        except errors.UnsupportedSchedule as error:
+            raise errors.TuningError(str(error)) from error
+        templates, traces = opened_sketches.by_kind(opened_sketches.searched(sketches))
+        self._take_legal(templates, left_out, before_each, judge)
+        if not templates_first or not self.sketches:
+            self._take_legal(traces, left_out, before_each, judge)
+            traces = []
+        if not self.sketches:
+            raise errors.TuningError(
+                "; ".join(left_out) or f"{self.task.name} has no design space for this target"
+            )
+        self._unopened = traces
+        task_seed = int(np.random.SeedSequence([seed, self.index]).generate_state(1)[0])
+        self._search = searches.make_search(strategy, self.sketches, model, options, task_seed)
+        return left_out
+
+    @property
+    def unopened(self) -> Sequence[Sketch]:
+        """Sketches that `open` left to `open_rest`."""
+        return self._unopened
+
+    def open_rest(
+        self,
+        before_each: Callable[[], None] | None = None,
+        judge: Judge = opened_sketches.make_formulas,
+    ) -> list[str]:
+        """Let the search have the sketches that `open` left out for now; says which have no
+        legal schedule, and why."""
+        left_out: list[str] = []
+        n_open = len(self.sketches)
+        self._take_legal(self._unopened, left_out, before_each, judge)
+        self._unopened = []
+        self.search.extend(self.sketches[n_open:])
+        return left_out
+
+    def _take_legal(
+        self,
+        sketches: Sequence[Sketch],
+        left_out: list[str],
+        before_each: Callable[[], None] | None,
+        judge: Judge,
+    ) -> None:
+        """Take in those with legal schedules."""
+        for sketch in sketches:
+            if before_each is not None:
+                before_each()
+            failure = judge(sketch)
+            if failure is not None:
+                left_out.append(f"{self.task.name}: sketch {sketch.index} left out: {failure}")
+                continue
+            self._position[sketch.index] = len(self.sketches)
+            self.sketches.append(sketch)
+
+    def position_of(self, sketch_index: int) -> int:
+        """How the search counts an open sketch of that index."""
+        return self._position[sketch_index]
+
+    def find_position(self, sketch_index: int) -> int | None:
+        """The same; None where the sketch is not open."""
+        return self._position.get(sketch_index)
+
+
+def sketches_of(
+    task: Task,
+    on_left_out: Callable[[str], None] | None = None,
+    has_templates: bool = True,
+) -> Sequence[Sketch]:
+    """All sketches of a task that can be modelled, those of templates included if wished."""
+    from felix.sketch import sketch as sketching
+
+    if has_templates:
+        return sketching.sketches(task, on_left_out=on_left_out)
+    return sketching.trace_sketches(task, on_left_out=on_left_out)
