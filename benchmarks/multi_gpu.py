@@ -56,7 +56,9 @@ def _on_gpus(args: argparse.Namespace) -> tuple[list[int], Callable[[int, int], 
         from felix.tuning import options
 
         tasks = [workloads.parse(text, target="cuda") for text in args.workloads]
-        chosen = options.TuneOptions(devices=tuple(args.devices[:count]))
+        chosen = options.TuneOptions(
+            devices=tuple(args.devices[:count]), search_processes=args.search_processes
+        )
         return jobs.run(tasks, args.trials, turn + 1, chosen) | {"devices": count}
 
     return sorted({1, len(args.devices)}), tune
@@ -125,6 +127,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--build-ms", type=float, default=500.0, help="of a simulated build")
     parser.add_argument("--builders", type=int, default=32, help="simulated builds at a time")
     parser.add_argument("--workloads", nargs="+", default=list(jobs.WORKLOADS))
+    parser.add_argument("--search-processes", type=int, help="0: none (as many as pay)")
     parser.add_argument("--trials", type=int, default=512)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(

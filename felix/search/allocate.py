@@ -22,7 +22,7 @@ candidate list.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -125,12 +125,13 @@ class Allocator:
         """Give a task no further round: what is known of it is enough."""
         self._settled.add(task)
 
-    def next(self) -> int | None:
-        """Index of the task of the next round; None if no task can improve."""
-        open_tasks = [i for i in range(len(self.tasks)) if self.is_open(i)]
+    def next(self, busy: Collection[int] = ()) -> int | None:
+        """Index of the task of the next round, none of those that are busy; None if no other can
+        improve."""
+        open_tasks = [i for i in range(len(self.tasks)) if self.is_open(i) and i not in busy]
         if not open_tasks:
             return None
-        if fresh := self._fresh():
+        if fresh := self.fresh(busy):
             return fresh[0]
         # a task without any result yet may still have its patience, in turns, before gains count
         unsolved = [i for i in open_tasks if self.tasks[i].latency_us is None]
@@ -168,10 +169,12 @@ class Allocator:
     @property
     def n_fresh(self) -> int:
         """Open tasks that have had no round."""
-        return len(self._fresh())
+        return len(self.fresh())
 
-    def _fresh(self) -> list[int]:
-        return [i for i in self._order if not self._rounds(i) and self.is_open(i)]
+    def fresh(self, busy: Collection[int] = ()) -> list[int]:
+        """Those tasks, without the ones that are busy with it."""
+        open_tasks = [i for i in self._order if not self._rounds(i) and self.is_open(i)]
+        return [i for i in open_tasks if i not in busy]
 
     @property
     def order(self) -> Sequence[int]:

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from felix import errors
 from felix.features.kind import FeatureKind
 from felix.search import cost_model, interface, scoring
 from felix.search.strategies import base
-from felix.sketch import coordinates
 
 if TYPE_CHECKING:
     import tvm
@@ -44,14 +42,6 @@ class _Example:
         """Which table its features are of."""
         return self.search.scorer.kind_of(self.suggestion.sketch_index)
 
-    def features(self) -> NDArray[np.float32]:
-        """Rows of the candidate [R, F], as the search ranked it."""
-        index, decisions = self.suggestion.sketch_index, self.suggestion.decisions
-        structure = coordinates.structure(self.search.sketches[index].variables, decisions)
-        values = np.asarray([decisions], np.float64)
-        rows = self.search.scorer.features(index, structure, values)[0]
-        return np.asarray(rows, np.float32)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
@@ -59,6 +49,23 @@ class _Part:
 
     module: nn.Module
     online: cost_model.OnlineModel | None
+
+
+class _Pause:
+    """Lets waiting kernels be timed before a model is called; nothing in another process."""
+
+    def __init__(self, pause: Callable[[], None] | None) -> None:
+        self._pause = pause
+
+    def __call__(self, *_: object) -> None:
+        if self._pause is not None:
+            self._pause()
+
+    def __deepcopy__(self, _: object) -> _Pause:
+        return self
+
+    def __reduce__(self) -> tuple[type[_Pause], tuple[None]]:
+        return _Pause, (None,)
 
 
 class Learner:
@@ -81,7 +88,7 @@ class Learner:
         self._parts: dict[FeatureKind, _Part] = {}
         for kind in cost_model.kinds(target):
             loaded = cost_model.load(model, target, seed, kind)
-            loaded.module.register_forward_pre_hook(lambda *_: pause())
+            loaded.module.register_forward_pre_hook(_Pause(pause))
             online = cost_model.online(loaded, options, kind) if learn else None
             self._parts[kind] = _Part(loaded.module, online)
             if kind is FeatureKind.TRACE:
@@ -133,7 +140,7 @@ class Learner:
     def _update(
         online: cost_model.OnlineModel, examples: Sequence[_Example]
     ) -> cost_model.Outcome:
-        features = [example.features() for example in examples]
+        features = [example.search.features_of(example.suggestion) for example in examples]
         height = max(len(rows) for rows in features)
         rows = np.stack([np.pad(f, ((0, height - len(f)), (0, 0))) for f in features])
         mask = scoring.row_mask(torch.from_numpy(rows)).numpy()

@@ -81,6 +81,8 @@ class TuneOptions:
     torch_threads: int = 1
     #: Sizes of the strategy's round.
     search: SearchOptions | None = None
+    #: Processes that search rounds of several tasks at a time; 0: none, None: as many as pay.
+    search_processes: int | None = None
     #: How measurements correct the model; fine-tuning options train its weights instead, which
     #: takes seconds a round.
     learning: cost_model.LearningOptions | None = None

@@ -80,6 +80,10 @@ class PendingTrials:
     def __len__(self) -> int:
         return len(self._trials)
 
+    def n_of(self, task_run: TaskRun) -> int:
+        """How many of them are of a task."""
+        return sum(trial.task_run is task_run for trial in self._trials.values())
+
     def submit(
         self,
         task_run: TaskRun,

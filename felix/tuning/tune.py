@@ -17,8 +17,9 @@ result (`felix.tuning.remeasure`).
 
 The search of a round begins when half of the candidates of the last one are measured
 (`TuneOptions.lookahead`), so that builders and search work at the same time; with several devices
-more rounds are on their way. Every measurement
-is stored before anything learns of it; see `felix.tuning.session` for what a killed run leaves.
+more rounds are on their way. Rounds of several tasks on a GPU are searched side by side, in
+processes of their own (`felix.tuning.searching`). Every measurement is stored before anything
+learns of it; see `felix.tuning.session` for what a killed run leaves.
 
 The steps are in `felix.tuning.run`, results in `felix.tuning.results`.
 """
@@ -35,7 +36,7 @@ from felix import errors, events
 from felix.measure import limits
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results
+from felix.tuning import pacing, results, side_by_side
 from felix.tuning import run as run_module
 
 if TYPE_CHECKING:
@@ -144,6 +145,9 @@ def _gradients() -> Iterator[None]:
 
 def _rounds(run: run_module.Run) -> str:
     """Rounds until a budget is spent or no task can improve; the reason why it ended."""
+    searches = run.side_by_side()
+    if searches is not None:
+        return side_by_side.Rounds(run, *searches).until_end()
     run.learn()  # what a resumed session measured last
     while (reason := run.stop_reason()) is None:
         task_run = run.next_task()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from felix import errors, events
 from felix.search import history, interface, scoring, selection
+from felix.sketch import coordinates
+
+#: Exact features of one candidate [R, F].
+Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,18 @@ class Statistics:
     n_considered: int = 0
     n_new: int = 0
     n_legal: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """A round as `BaseSearch.run_round` gives it, for a search of the same state elsewhere."""
+
+    suggestions: Sequence[interface.Suggestion]
+    #: of the search after the round, without its history
+    state: dict[str, Any]
+    steps: Sequence[events.DescentStep]
+    #: of each suggestion; none of a search without a model
+    features: Sequence[Rows]
 
 
 class BaseSearch:
@@ -58,6 +75,23 @@ class BaseSearch:
 
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         raise NotImplementedError
+
+    def run_round(self, n: int) -> Round:
+        """`suggest`, with what a search elsewhere needs to `adopt` the round."""
+        suggestions = self.suggest(n)
+        state = {name: value for name, value in self.state_dict().items() if name != "history"}
+        return Round(suggestions=suggestions, state=state, steps=self.descent_steps, features=[])
+
+    def adopt(self, searched: Round) -> None:
+        """Take over a round that began with the state that this search had.
+
+        What was measured since then stays known.
+
+        Raises:
+            RecordError: the round is of another kind of search, or of other sketches.
+        """
+        self.load_state_dict({**searched.state, "history": self.history.state_dict()})
+        self.history.propose(searched.suggestions)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state."""
@@ -102,6 +136,8 @@ class ModelSearch(BaseSearch):
         self.scorer = scoring.Scorer(self.sketches, model)
         #: of what was proposed; made from the history where it is missing
         self._fingerprints: dict[interface.Key, bytes] = {}
+        #: of suggestions that were searched elsewhere
+        self._features: dict[interface.Key, Rows] = {}
 
     @property
     def model(self) -> interface.CostModels:
@@ -125,6 +161,26 @@ class ModelSearch(BaseSearch):
             raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
         super().load_state_dict(state)
         self.scorer.known = known
+
+    def features_of(self, suggestion: interface.Suggestion) -> Rows:
+        """Exact features of a candidate [R, F], as the search ranked it."""
+        if suggestion.key in self._features:
+            return self._features[suggestion.key]
+        index, decisions = suggestion.sketch_index, suggestion.decisions
+        structure = coordinates.structure(self.sketches[index].variables, decisions)
+        rows = self.scorer.features(index, structure, np.asarray([decisions], np.float64))
+        return np.asarray(rows[0], np.float32)
+
+    def run_round(self, n: int) -> Round:
+        """See `BaseSearch.run_round`."""
+        searched = super().run_round(n)
+        return replace(searched, features=[self.features_of(s) for s in searched.suggestions])
+
+    def adopt(self, searched: Round) -> None:
+        """See `BaseSearch.adopt`."""
+        super().adopt(searched)
+        keys = [suggestion.key for suggestion in searched.suggestions]
+        self._features.update(zip(keys, searched.features, strict=True))
 
     def _suggest(self, n: int, rng: np.random.Generator) -> list[interface.Suggestion]:
         return [candidate.suggestion() for candidate in self._candidates(n, rng)]

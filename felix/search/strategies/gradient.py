@@ -129,6 +129,11 @@ class GradientSearch(base.ModelSearch):
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise errors.RecordError(f"cannot read the state of a search: {error!r}") from error
 
+    def adopt(self, searched: base.Round) -> None:
+        """See `BaseSearch.adopt`."""
+        super().adopt(searched)
+        self._descent.steps = list(searched.steps)
+
     def _candidates(self, n: int, rng: np.random.Generator) -> list[selection.Candidate]:
         self.scorer.begin_round([self._n_new_structures(i) for i in range(len(self.sketches))])
         pool = self._pool(self.options.selection)

@@ -1,0 +1,160 @@
+"""Opens the tasks of a run: their sketches and searches, the unscheduled programs beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from felix import errors, events
+from felix.features.kind import FeatureKind
+from felix.measure import limits
+from felix.search import allocate
+from felix.sketch import variables
+from felix.tuning import options as options_module
+from felix.tuning import pacing, pending
+from felix.tuning.opening import opened_sketches, task_search
+from felix.tuning.task_run import TaskRun
+
+if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
+    from felix.tuning import online_model
+
+
+class Opener:
+    """Opens tasks, each once.
+
+    Args:
+        request: of the run.
+        learner: the cost model; None without one.
+        allocator: told of tasks that cannot be tuned.
+        baselines: measures the unscheduled programs.
+        compute_guard, breakdown: of the run.
+    """
+
+    def __init__(
+        self,
+        request: options_module.Request,
+        learner: online_model.Learner | None,
+        allocator: allocate.Allocator,
+        baselines: pending.Baselines,
+        compute_guard: pacing.ComputeGuard,
+        breakdown: pacing.Breakdown,
+    ) -> None:
+        self._options, self._budget = request.options, request.budget
+        self._on_event, self._n_tasks = request.on_event, len(request.tasks)
+        self._learner, self._allocator, self._baselines = learner, allocator, baselines
+        self._compute_guard, self._breakdown = compute_guard, breakdown
+        #: indices of tasks that `begin` has begun
+        self._begun: set[int] = set()
+
+    def has_begun(self, task_run: TaskRun) -> bool:
+        """`begin`, or False: one of several that cannot be tuned is skipped.
+
+        Raises:
+            FelixError: the only task cannot be tuned.
+        """
+        return self._unless_skipped(task_run, lambda: self.begin(task_run))
+
+    def has_opened(
+        self, task_run: TaskRun, judge: task_search.Judge = opened_sketches.make_formulas
+    ) -> bool:
+        """`open` a task that is not, or False: one of several that cannot be tuned is skipped.
+
+        Raises:
+            FelixError: the only task cannot be tuned.
+        """
+        return task_run.is_open or self._unless_skipped(
+            task_run, lambda: self.open(task_run, judge=judge)
+        )
+
+    def begin(self, task_run: TaskRun, is_resumed: bool = False) -> None:
+        """Say that a task is being opened; time its unscheduled program beside.
+
+        Raises:
+            WorkloadError: it is too large to be measured here.
+        """
+        if task_run.index in self._begun:
+            return
+        self._on_event(events.Opening(task=task_run.task.name, task_index=task_run.index))
+        limits.check(task_run.task, limits.of_this_machine(task_run.task))
+        if self._options.baseline and not is_resumed:
+            self._baselines.submit(task_run)
+        self._begun.add(task_run.index)
+
+    def open(
+        self,
+        task_run: TaskRun,
+        is_resumed: bool = False,
+        judge: task_search.Judge = opened_sketches.make_formulas,
+    ) -> None:
+        """Make a task's sketches and search.
+
+        Raises:
+            TuningError: the task has no sketch with legal schedules.
+            WorkloadError: it is too large to be measured here.
+        """
+        self.begin(task_run, is_resumed)
+        before_s = self._breakdown.extract_s
+        with self._compute_guard.computing("extract"):
+            model = None if self._learner is None else self._learner.models_for(task_run.index)
+            left_out = task_run.open(
+                self._budget.strategy, model, self._options.search, self._budget.seed,
+                self._compute_guard.yield_to_timing,
+                templates_first=self._n_tasks > 1 and not is_resumed, judge=judge,
+            )  # fmt: skip
+        every = [*task_run.sketches, *task_run.unopened]
+        if self._options.first_schedules is not None:
+            self._set_first(task_run, self._options.first_schedules(task_run.task, every))
+        for message in left_out:
+            self._on_event(events.Warned(message=message))
+        self._on_event(
+            events.Opened(
+                task=task_run.task.name,
+                task_index=task_run.index,
+                n_sketches=len(every),
+                extract_s=self._breakdown.extract_s - before_s,
+                decisions={s.index: _labels(s) for s in every},
+            )
+        )
+
+    def open_rest(
+        self, task_run: TaskRun, judge: task_search.Judge = opened_sketches.make_formulas
+    ) -> None:
+        """Let a task's search have the sketches of traces, too."""
+        with self._compute_guard.computing("extract"):
+            left_out = task_run.open_rest(self._compute_guard.yield_to_timing, judge)
+        for message in left_out:
+            self._on_event(events.Warned(message=message))
+
+    def _set_first(
+        self, task_run: TaskRun, schedules: Sequence[tuple[str, Sequence[int]]]
+    ) -> None:
+        """Let schedules be measured first, whichever sketches they are of."""
+        unopened = {sketch.key for sketch in task_run.unopened}
+        if any(key in unopened for key, _ in schedules):
+            self.open_rest(task_run)
+        task_run.set_first(schedules)
+
+    def _unless_skipped(self, task_run: TaskRun, step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except (errors.TuningError, errors.WorkloadError) as error:
+            if self._n_tasks == 1:
+                raise
+            task_run.skipped = str(error)
+            self._allocator.settle(task_run.index)
+            self._on_event(
+                events.Skipped(
+                    task=task_run.task.name, task_index=task_run.index, reason=str(error)
+                )
+            )
+            return False
+        return True
+
+
+def _labels(sketch: Sketch) -> tuple[tuple[str, int], ...]:
+    """What the decisions of a sketch are, as `events.Opened` says."""
+    labels = variables.labels(sketch.variables)
+    if sketch.formulas.kind is FeatureKind.TEMPLATE:
+        return ((f"generated kernel {sketch.variant}", 0), *labels)
+    return labels

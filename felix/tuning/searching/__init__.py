@@ -1,0 +1,1 @@
+"""Processes that search rounds of tasks for a run, and what goes between them and it."""

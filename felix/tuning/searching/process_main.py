@@ -1,0 +1,90 @@
+"""A process that searches rounds of tasks: `python -m felix.tuning.searching.process_main FD`.
+
+It opens a task with its first request and keeps it. The state of the search comes with each
+request and goes back with the answer, so nothing is lost with the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import torch
+
+from felix import errors
+from felix.search.strategies import base
+from felix.task import Task
+from felix.tuning.opening import opened_sketches, task_search
+from felix.tuning.searching import messages
+
+if TYPE_CHECKING:
+    from felix.sketch.sketch import Sketch
+
+
+class OpenTask:
+    """A task of the run: its search, and which sketches have no legal schedule."""
+
+    def __init__(self, index: int, task: Task) -> None:
+        self._task_search = task_search.TaskSearch(index, task)
+        self._failures: dict[int, str] = {}
+
+    def answer(self, request: messages.Request) -> messages.Searched:
+        """Search the round.
+
+        Raises:
+            FelixError: the task cannot be opened.
+        """
+        ours = self._task_search
+        if not ours.is_open:
+            ours.open(
+                request.strategy, request.models, request.options, request.seed,
+                templates_first=not request.has_rest, judge=self._judge,
+            )  # fmt: skip
+        if request.has_rest and ours.unopened:
+            ours.open_rest(judge=self._judge)
+        search = ours.search
+        assert isinstance(search, base.ModelSearch), "a search without a model takes no time"
+        search.model = request.models
+        if request.state is not None:
+            search.load_state_dict(request.state)
+        return messages.Searched(
+            searched=search.run_round(request.n),
+            sketches=tuple(sketch.index for sketch in ours.sketches),
+            failures=dict(self._failures),
+        )
+
+    def _judge(self, sketch: Sketch) -> str | None:
+        failure = opened_sketches.make_formulas(sketch)
+        if failure is not None:
+            self._failures[sketch.index] = failure
+        return failure
+
+
+def main(descriptor: int) -> None:
+    """Say that the process is ready; answer requests until the run closes the connection."""
+    torch.set_num_threads(1)
+    tasks: dict[int, OpenTask] = {}
+    with Connection(descriptor) as connection:
+        connection.send(None)
+        while True:
+            try:
+                request: messages.Request = connection.recv()
+            except EOFError:
+                return
+            connection.send(_answer(tasks, request))
+
+
+def _answer(tasks: dict[int, OpenTask], request: messages.Request) -> messages.Answer:
+    try:
+        if request.task_index not in tasks:
+            task = Task.from_json(request.task)
+            tasks[request.task_index] = OpenTask(request.task_index, task)
+        return tasks[request.task_index].answer(request)
+    except errors.FelixError as error:
+        tasks.pop(request.task_index, None)
+        return messages.Failed(str(error))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""The search processes of a run (`process_main`): started, asked, ended.
+
+A task has its home in one of them, which keeps its formulas. A process that cannot be started, or
+that ends, costs time and nothing else: the run searches itself where no process can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent import futures
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from felix import files
+from felix.processes import environment
+from felix.target import cpu
+from felix.tuning.searching import messages
+
+if TYPE_CHECKING:
+    from felix.task import Task
+
+#: Processes at most, and cores for each: builders have the others.
+MAX_PROCESSES, CORES_EACH = 8, 4
+#: Strategies whose rounds take so long that a process pays.
+STRATEGIES = ("gradient", "evolutionary")
+_MODULE = "felix.tuning.searching.process_main"
+
+
+def n_processes(tasks: Sequence[Task], strategy: str, n_cores: int | None = None) -> int:
+    """How many processes pay; 0 for one task, on a CPU (they would disturb timing), or where a
+    search takes no time."""
+    if len(tasks) < 2 or tasks[0].target.kind.name == "llvm" or strategy not in STRATEGIES:
+        return 0
+    cores = cpu.available_cores() if n_cores is None else n_cores
+    return min(MAX_PROCESSES, cores // CORES_EACH, len(tasks))
+
+
+class SearchProcesses:
+    """So many processes; `close` ends them."""
+
+    def __init__(self, count: int) -> None:
+        self._processes: list[_Process] = []
+        self._home_of: dict[int, _Process] = {}
+        with contextlib.suppress(OSError):  # no process could be started: the run does without
+            for _ in range(count):
+                self._processes.append(_Process())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any process takes requests by now."""
+        return any(process.is_ready for process in self._processes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether any process has nothing to do."""
+        return any(process.is_idle for process in self._processes)
+
+    def may_take(self, task_index: int) -> bool:
+        """Whether the home of a task is idle, or it has none and any process is idle."""
+        home = self._home_of.get(task_index)
+        if home is None or not home.is_ready:
+            return self.is_idle
+        return home.is_idle
+
+    def submit(self, request: messages.Request) -> futures.Future[messages.Answer]:
+        """Have a round searched by the task's home; `may_take` says that it is idle."""
+        home = self._home_of.get(request.task_index)
+        if home is None or not home.is_ready:
+            idle = [process for process in self._processes if process.is_idle]
+            n_tasks = {process: 0 for process in idle}
+            for process in self._home_of.values():
+                if process in n_tasks:
+                    n_tasks[process] += 1
+            home = self._home_of[request.task_index] = min(idle, key=lambda each: n_tasks[each])
+        return home.submit(request)
+
+    def close(self) -> None:
+        """End all processes; may be called twice."""
+        for process in self._processes:
+            process.close()
+
+
+class _Process:
+    """One process, and the thread that talks to it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                env=environment.for_child(os.environ)
+                | {"FELIX_CACHE_DIR": str(files.cache_folder())},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
+            )
+            self._connection = Connection(os.dup(ours.fileno()))
+        self._thread = futures.ThreadPoolExecutor(1, "felix-search")
+        self._greeting = self._thread.submit(self._wait_for_greeting)
+        self._request: futures.Future[messages.Answer] | None = None
+        self._has_ended = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests: it has started, and has not ended."""
+        return self._greeting.done() and self._greeting.result() and not self._has_ended
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it takes requests and has none."""
+        return self.is_ready and (self._request is None or self._request.done())
+
+    def submit(self, request: messages.Request) -> futures.Future[messages.Answer]:
+        """Have a round searched."""
+        self._request = self._thread.submit(self._ask, request)
+        return self._request
+
+    def close(self) -> None:
+        """End it."""
+        self._child.kill()
+        self._child.wait()
+        self._thread.shutdown()
+        self._connection.close()
+
+    def _wait_for_greeting(self) -> bool:
+        try:
+            self._connection.recv()
+        except (EOFError, OSError):
+            return False
+        return True
+
+    def _ask(self, request: messages.Request) -> messages.Answer:
+        try:
+            data = pickle.dumps(request)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return messages.Failed(f"a model or options cannot be sent to a process: {error}")
+        try:
+            self._connection.send_bytes(data)
+            answer: messages.Answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self._has_ended = True
+            return messages.Failed(f"a search process ended: {error!r}")
+        return answer

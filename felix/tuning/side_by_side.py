@@ -1,0 +1,171 @@
+"""Rounds of several tasks at a time: while some are searched, others are built and timed.
+
+A task has one round at a time. It is searched in a process (`searching`), with the state that the
+run's own search of it has; then its candidates are measured, and when few of them are left the
+round has ended: the allocator and the cost model know what it gave, and the task may have the
+next one. What the searches of other tasks find meanwhile makes none of it wait.
+
+Before any process is ready the run searches itself, one round after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent import futures
+from typing import TYPE_CHECKING
+
+from felix.tuning.run import Run
+from felix.tuning.searching import exchange, messages, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from felix.search import interface
+    from felix.tuning.task_run import TaskRun
+
+#: How long to wait for a search before measurements are looked after, in seconds.
+WAIT_S = 0.02
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Searching:
+    """A round that is being searched."""
+
+    task_run: TaskRun
+    #: candidates that are measured before what the search chooses
+    first: Sequence[interface.Suggestion]
+    #: in all
+    n: int
+    answer: futures.Future[messages.Answer]
+
+
+class Rounds:
+    """The rounds of a run whose searches have processes.
+
+    Args:
+        run: whose steps they are made of.
+        searches: the processes.
+        between: the tasks and the processes.
+    """
+
+    def __init__(
+        self, run: Run, searches: processes.SearchProcesses, between: exchange.Exchange
+    ) -> None:
+        self._run, self._searches, self._exchange = run, searches, between
+        self._searching: dict[int, _Searching] = {}
+        #: candidates of each task whose round is being measured
+        self._measuring: dict[int, int] = {}
+
+    def until_end(self) -> str:
+        """Rounds until a budget is spent or no task can improve; the reason why it ended."""
+        run = self._run
+        run.learn()  # what a resumed session measured last
+        while True:
+            run.check()
+            self._end_rounds()
+            reason = run.stop_reason(self._n_reserved, self._busy)
+            if reason is not None and not self._is_awaited(reason):
+                self._end_rounds(has_time=False)
+                return reason
+            has_searched = reason is None and self._begin_rounds()
+            if self._searching:
+                self._take_searched()
+            elif has_searched:
+                run.collect(leave=run.n_pending())
+            elif run.n_pending():
+                run.collect(leave=run.n_pending() - 1)
+            elif not run.settle():
+                return "exhausted" if run.has_best() else "failed"
+
+    @property
+    def _busy(self) -> set[int]:
+        """Tasks that have a round."""
+        return {*self._searching, *self._measuring}
+
+    @property
+    def _n_reserved(self) -> int:
+        """Trials that searches were asked for."""
+        return sum(each.n for each in self._searching.values())
+
+    def _is_awaited(self, reason: str) -> bool:
+        """Whether rounds that are being searched are still to be measured: their trials are
+        counted, or they are the first ones of their tasks."""
+        if reason == "seconds":
+            n_first = sum(not each.task_run.n_rounds for each in self._searching.values())
+            return self._run.may_begin_late(n_first)
+        return reason == "trials" and bool(self._searching)
+
+    def _end_rounds(self, has_time: bool = True) -> None:
+        """End the rounds of which few candidates are still measured; all, if time is up."""
+        run = self._run
+        lookahead = run.options.lookahead
+        ended = [
+            index
+            for index, n in self._measuring.items()
+            if not has_time or run.n_pending(index) <= lookahead * n
+        ]
+        for index in ended:
+            run.end_round(run.task_runs[index], self._measuring.pop(index))
+        if ended:
+            run.learn()
+            run.save()
+
+    def _begin_rounds(self) -> bool:
+        """Begin rounds while processes are idle and not too many candidates are on their way.
+
+        Before there is any process the run searches one round itself: True.
+        """
+        run = self._run
+        while run.has_room(self._n_reserved):
+            if not self._searches.is_ready:
+                return self._search_here()
+            cannot = [i for i in range(len(run.task_runs)) if not self._searches.may_take(i)]
+            task_run = run.choose_task({*self._busy, *cannot})
+            if task_run is None:
+                break
+            if task_run.is_open or run.opener.has_begun(task_run):
+                self._ask(task_run)
+        return False
+
+    def _search_here(self) -> bool:
+        task_run = self._run.choose_task(self._busy)
+        if task_run is None:
+            return False
+        if self._run.opener.has_opened(task_run):
+            self._submit(task_run, self._run.search(task_run))
+        return True
+
+    def _ask(self, task_run: TaskRun) -> None:
+        """Have a round of a task searched."""
+        n = self._run.round_size(task_run, self._n_reserved)
+        first = task_run.take_first(n) if task_run.is_open else []
+        answer = self._searches.submit(self._exchange.request(task_run, n - len(first)))
+        self._searching[task_run.index] = _Searching(task_run, first, n, answer)
+
+    def _take_searched(self) -> None:
+        """Send off what is searched by now; wait a moment for it, and take measurements in."""
+        answers = [each.answer for each in self._searching.values()]
+        with self._run.breakdown.of("search"):
+            futures.wait(answers, WAIT_S, futures.FIRST_COMPLETED)
+        self._run.collect(leave=self._run.n_pending())
+        for searching in [each for each in self._searching.values() if each.answer.done()]:
+            del self._searching[searching.task_run.index]
+            self._send_off(searching)
+
+    def _send_off(self, searching: _Searching) -> None:
+        """Measure the candidates of a round; where it failed, the run searches one itself."""
+        run, task_run, answer = self._run, searching.task_run, searching.answer.result()
+        chosen: list[interface.Suggestion] | None = None
+        if isinstance(answer, messages.Searched):
+            if not self._exchange.has_opened(task_run, answer):
+                return
+            chosen = self._exchange.adopt(task_run, answer, searching.first, searching.n)
+        if chosen is None:
+            if not run.opener.has_opened(task_run):
+                return
+            n_reserved = self._n_reserved + len(searching.first)
+            chosen = [*searching.first, *run.search(task_run, n_reserved)]
+        self._submit(task_run, chosen)
+
+    def _submit(self, task_run: TaskRun, chosen: Sequence[interface.Suggestion]) -> None:
+        self._measuring[task_run.index] = self._run.submit(task_run, chosen)

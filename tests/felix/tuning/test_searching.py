@@ -1,0 +1,309 @@
+"""Rounds of several tasks that are searched side by side, in processes."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import os
+import pathlib
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import felix
+from felix import errors, events, workloads
+from felix.features import spec
+from felix.features.kind import FeatureKind
+from felix.measure import protocol
+from felix.tuning import online_model, pacing, task_run
+from felix.tuning import options as options_module
+from felix.tuning.opening import task_search
+from felix.tuning.searching import exchange, messages, process_main, processes
+from tests.support import tuning_fakes as fakes
+
+TEXTS = ("softmax:64x96", "gemm:64,64,64,dtype=bfloat16", "layer_norm:96x64")
+
+
+def tasks() -> list[felix.Task]:
+    return [workloads.parse(text, target="h200") for text in TEXTS]
+
+
+def latency_us(program: Any) -> float:
+    """The same for the same program, 10 to 110 us."""
+    fingerprint = task_run.fingerprint(program)
+    assert fingerprint is not None
+    return 10.0 + int(fingerprint[-4:], 16) / 655.36
+
+
+def small(pool: fakes.Pool | None = None, **changes: Any) -> options_module.TuneOptions:
+    sizes: dict[str, Any] = {
+        "round_size": 8, "first_round_size": 4, "n_finalists": 0, "baseline": False,
+        "search_processes": 2, "pool": lambda task: pool or fakes.Pool(latency_us),
+    }  # fmt: skip
+    return options_module.TuneOptions(**{**sizes, **changes})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _formulas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FELIX_CACHE_DIR", str(tmp_path_factory.mktemp("formulas")))
+        yield
+
+
+@pytest.fixture
+def adopted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(task, candidates) of each round that a process searched and the run took over."""
+    found = []
+    adopt = exchange.Exchange.adopt
+
+    def noted(ours: Any, run: task_run.TaskRun, *arguments: Any) -> Any:
+        chosen = adopt(ours, run, *arguments)
+        assert chosen is not None
+        found.append((run.index, len(chosen)))
+        return chosen
+
+    monkeypatch.setattr(exchange.Exchange, "adopt", noted)
+    return found
+
+
+def until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run wait for its processes, so that it searches nothing itself."""
+    make = processes.SearchProcesses
+
+    def started(count: int) -> processes.SearchProcesses:
+        made = make(count)
+        while not all(process.is_ready for process in made._processes):
+            time.sleep(0.05)
+        return made
+
+    monkeypatch.setattr(processes, "SearchProcesses", started)
+
+
+def learner(seed: int = 0) -> online_model.Learner:
+    return online_model.Learner(None, tasks()[0].target, seed, lambda: None)
+
+
+def request_of(
+    run: task_search.TaskSearch, n: int, models: Any, **changes: Any
+) -> messages.Request:
+    request = messages.Request(
+        task_index=run.index, task=run.task.to_json(), strategy="gradient", options=None, seed=5,
+        has_rest=False, models=models, state=run.search.state_dict() if run.is_open else None, n=n,
+    )  # fmt: skip
+    return dataclasses.replace(request, **changes)
+
+
+def test_a_round_elsewhere_is_the_round_here() -> None:
+    """Two rounds with measurements between, by a process's object and by a search of the run."""
+    models = learner().models_for(0)
+    (task, *_) = tasks()
+    here, adopting = (task_search.TaskSearch(0, task) for _ in range(2))
+    for each in (here, adopting):
+        each.open("gradient", models, None, 5)
+    there = process_main.OpenTask(0, task)
+    for n in (4, 8):
+        expected = here.search.suggest(n)
+        request = request_of(adopting, n, models, has_rest=True)
+        answer = pickle.loads(pickle.dumps(there.answer(pickle.loads(pickle.dumps(request)))))
+        assert answer.sketches == tuple(sketch.index for sketch in here.sketches)
+        adopting.search.adopt(answer.searched)
+        assert list(answer.searched.suggestions) == expected
+        assert adopting.search.state_dict() == here.search.state_dict()
+        assert adopting.search.descent_steps == here.search.descent_steps
+        for suggestion, rows in zip(expected, answer.searched.features, strict=True):
+            np.testing.assert_array_equal(here.search.features_of(suggestion), rows)
+        measured = [(s, protocol.Measurement(latency_us=20.0 + i)) for i, s in enumerate(expected)]
+        for each in (here, adopting):
+            each.search.update(measured)
+
+
+def test_what_was_measured_meanwhile_stays_known() -> None:
+    models = learner().models_for(0)
+    run = task_search.TaskSearch(0, tasks()[0])
+    run.open("gradient", models, None, 5)
+    (early, *_) = run.search.suggest(2)
+    there = process_main.OpenTask(0, run.task)
+    answer = there.answer(request_of(run, 4, models, has_rest=True))
+    run.search.update([(early, protocol.Measurement(latency_us=7.0))])
+    run.search.adopt(answer.searched)
+    assert run.search.history.measured == {early.key: 7.0}
+    assert {s.key for s in answer.searched.suggestions} < run.search.history.pending
+    assert early.key not in {s.key for s in answer.searched.suggestions}
+
+
+def test_copies_for_processes_do_not_yield_to_kernels() -> None:
+    calls: list[None] = []
+    made = online_model.Learner(None, tasks()[0].target, 0, lambda: calls.append(None))
+    model = made.models_for(0)[FeatureKind.TRACE]
+    rows, mask = torch.rand(3, 2, len(spec.NAMES)), torch.ones(3, 2)
+    here, n_calls = model(rows, mask), len(calls)
+    sent = pickle.loads(pickle.dumps(model))
+    assert torch.equal(here, sent(rows, mask)) and len(calls) == n_calls > 0
+    copy.deepcopy(model)(rows, mask)
+    assert len(calls) > n_calls
+
+
+def test_a_job_is_searched_in_processes(
+    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]], tmp_path: pathlib.Path
+) -> None:
+    until_ready(monkeypatch)
+    emitted: list[events.Event] = []
+    network = felix.tune(
+        tasks(), 48, seed=3, options=small(), out=tmp_path, on_event=emitted.append
+    )
+    assert network.reason == "trials"
+    n_trials = {r.task.name: len(r.records) for r in network.results}
+    assert sum(n_trials.values()) == 48 and min(n_trials.values()) >= 4
+    assert sum(n for _, n in adopted) >= 48 and {index for index, _ in adopted} == {0, 1, 2}
+    for result in network.results:
+        keys = [record.key for record in result.records]
+        assert len(set(keys)) == len(keys)
+        assert result.best.latency_us == min(r.measurement.latency_us for r in result.records)
+    kinds = collections.Counter(type(event).__name__ for event in emitted)
+    assert kinds["Opening"] == kinds["Opened"] == 3 and kinds["Trial"] == 48
+    begun = [event for event in emitted if isinstance(event, events.RoundStarted)]
+    assert any(event.steps for event in begun)  # a descent of a process is shown
+    rounds_of = {r.task.name: {record.round for record in r.records} for r in network.results}
+    assert all(found == set(range(len(found))) for found in rounds_of.values())
+
+    again = felix.tune(tasks(), 56, seed=3, options=small(), out=tmp_path, resume=True)
+    assert sum(len(r.records) for r in again.results) == 56
+    for result in again.results:
+        keys = [record.key for record in result.records]
+        assert len(set(keys)) == len(keys)
+
+
+def test_a_process_that_is_killed_costs_nothing_but_time(
+    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+) -> None:
+    until_ready(monkeypatch)
+    started: list[processes.SearchProcesses] = []
+    make = processes.SearchProcesses
+    monkeypatch.setattr(
+        processes, "SearchProcesses", lambda count: started.append(make(count)) or started[0]
+    )
+    trials = []
+
+    def kill(event: events.Event) -> None:
+        if isinstance(event, events.Trial):
+            trials.append(event)
+            if len(trials) in (8, 20):
+                child = started[0]._processes[len(trials) // 20]._child
+                os.kill(child.pid, signal.SIGKILL)
+
+    network = felix.tune(tasks(), 40, seed=3, options=small(), on_event=kill)
+    assert sum(len(r.records) for r in network.results) == 40
+    assert 0 < sum(n for _, n in adopted) < 40  # the run searched the rest
+    assert not started[0].is_ready
+
+
+def test_a_model_that_cannot_be_sent_is_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    until_ready(monkeypatch)
+
+    class Local(fakes.Model):  # of a function: it cannot be pickled
+        pass
+
+    network = felix.tune(tasks()[::2], 16, model=Local(), options=small(search_processes=1))
+    assert sum(len(r.records) for r in network.results) == 16
+
+
+def test_a_task_that_cannot_be_opened_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+) -> None:
+    until_ready(monkeypatch)
+    sketches_of = task_search.sketches_of
+
+    def some(task: felix.Task, *arguments: Any) -> Any:
+        if task.name == names[0]:
+            raise errors.UnsupportedSchedule("no rule fits")
+        return sketches_of(task, *arguments)
+
+    names = [task.name for task in tasks()]
+    monkeypatch.setattr(task_search, "sketches_of", some)
+    network = felix.tune(tasks(), 24, options=small())
+    assert [bool(r.skipped) for r in network.results] == [True, False, False]
+    assert network.results[0].skipped == "no rule fits"
+    assert sum(len(r.records) for r in network.results) == 24 and adopted
+
+
+def test_first_schedules_are_measured_first(
+    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+) -> None:
+    until_ready(monkeypatch)
+    known = felix.tune(tasks(), 24, options=small(search_processes=0))
+    best = {r.task.key: (r.records[-1].sketch_key, r.records[-1].decisions) for r in known.results}
+    network = felix.tune(
+        tasks(), 24, seed=1, options=small(first_schedules=lambda task, _: [best[task.key]])
+    )
+    for result in network.results:
+        assert (result.records[0].sketch_key, result.records[0].decisions) == best[result.task.key]
+        assert sum(record.round == 0 for record in result.records) == 4
+    assert adopted
+
+
+def test_a_run_that_is_stopped_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    until_ready(monkeypatch)
+    started: list[processes.SearchProcesses] = []
+    make = processes.SearchProcesses
+    monkeypatch.setattr(
+        processes, "SearchProcesses", lambda count: started.append(make(count)) or started[0]
+    )
+    n_checks = 0
+
+    def stop() -> bool:
+        nonlocal n_checks
+        n_checks += 1
+        return n_checks > 40
+
+    network = felix.tune(tasks(), 10_000, options=small(should_stop=stop))
+    assert network.reason == "interrupted"
+    assert all(each._child.poll() is not None for each in started[0]._processes)
+
+
+def test_time_that_is_up_still_gives_each_task_its_first_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = fakes.Clock()
+    monkeypatch.setattr(pacing, "Clock", lambda: clock)
+    until_ready(monkeypatch)
+    pool = fakes.Pool(latency_us)
+    options = small(pool)
+
+    def passing(event: events.Event) -> None:
+        if isinstance(event, events.Trial) and clock.elapsed_s < 1.2:
+            clock.wait(0.4)
+
+    network = felix.tune(tasks(), None, 1.0, options=options, on_event=passing)
+    assert network.reason == "seconds"
+    n_records = [len(r.records) for r in network.results]
+    assert min(n_records) >= 1 and sum(n_records) <= 12
+
+
+def test_processes_pay_for_several_tasks_on_a_gpu() -> None:
+    on_gpu, on_cpu = tasks(), [fakes.task(32), fakes.task(64)]
+    assert processes.n_processes(on_gpu, "gradient", 16) == 3
+    assert processes.n_processes(on_gpu * 9, "gradient", 16) == 4
+    assert processes.n_processes(on_gpu * 9, "evolutionary", 64) == processes.MAX_PROCESSES
+    assert processes.n_processes(on_gpu[:1], "gradient", 16) == 0
+    assert processes.n_processes(on_gpu, "gradient", 2) == 0
+    assert processes.n_processes(on_gpu, "random", 16) == 0
+    assert processes.n_processes(on_gpu, "tvm-evolutionary", 16) == 0
+    assert processes.n_processes(on_cpu, "gradient", 16) == 0
+
+
+def test_where_no_process_starts_the_run_searches_itself(
+    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(processes.subprocess, "Popen", fail)
+    network = felix.tune(tasks(), 24, options=small())
+    assert sum(len(r.records) for r in network.results) == 24 and not adopted
