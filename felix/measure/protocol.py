@@ -11,7 +11,7 @@ Contract of a measurer:
 - `submit` may be called from any thread; futures may resolve in any order. A future that has
   not started can be cancelled.
 - A `thorough` submission is a burst of repeats whatever its rank, for the few candidates that
-  decide a run: submitted several times in turns, and pooled by `tuning.remeasure`.
+  decide a run: submitted several times in turns, and pooled by `tuning.trials.remeasure`.
 - `close` ends every process the measurer started and may be called twice.
 """
 

@@ -11,9 +11,10 @@ from felix.measure import limits
 from felix.search import allocate
 from felix.sketch import variables
 from felix.tuning import options as options_module
-from felix.tuning import pacing, pending
+from felix.tuning import pacing
 from felix.tuning.opening import opened_sketches, task_search
 from felix.tuning.task_run import TaskRun
+from felix.tuning.trials import pending
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Sketch

@@ -18,19 +18,15 @@ from felix.tuning import (
     checkpoint,
     opener,
     pacing,
-    pending,
-    recorder,
-    remeasure,
     results,
     session,
 )
 from felix.tuning import options as options_module
 from felix.tuning.opening import ahead, first_rounds
-from felix.tuning.searching import exchange, processes
 from felix.tuning.task_run import TaskRun
+from felix.tuning.trials import pending, recorder, remeasure
 
 if TYPE_CHECKING:
-    from felix.task import Task
     from felix.tuning import online_model
 
 
@@ -42,7 +38,7 @@ class Run:
     """
 
     def __init__(self, request: options_module.Request) -> None:
-        self._request, self._budget, self.options = request, request.budget, request.options
+        self.request, self._budget, self.options = request, request.budget, request.options
         self._on_event = request.on_event
         self._clock, self.breakdown = pacing.Clock(), pacing.Breakdown()
         with contextlib.ExitStack() as stack:
@@ -74,7 +70,7 @@ class Run:
         self.task_runs = [
             TaskRun(index, task, pool.for_task(task)) for index, task in enumerate(tasks)
         ]
-        self._learner = self._load_model(request)
+        self.learner = self._load_model(request)
         hardware = target.hardware(tasks[0].target)
         self._allocator = allocate.Allocator(
             [task.weight for task in tasks],
@@ -90,26 +86,23 @@ class Run:
         )
         self._baselines = pending.Baselines(self._on_event)
         self.opener = opener.Opener(
-            request, self._learner, self._allocator, self._baselines, self._compute_guard,
+            request, self.learner, self._allocator, self._baselines, self._compute_guard,
             self.breakdown,
         )  # fmt: skip
         self._recorder = recorder.Recorder(
-            self.task_runs, self._journal, self._learner, self._clock, self.breakdown,
+            self.task_runs, self._journal, self.learner, self._clock, self.breakdown,
             self._on_event,
         )  # fmt: skip
         self._parts = checkpoint.Parts(
             task_runs=self.task_runs,
             allocator=self._allocator,
-            learner=self._learner,
+            learner=self.learner,
             clock=self._clock,
             breakdown=self.breakdown,
         )
         fresh = [tasks[index] for index in self._allocator.order if self._allocator.is_open(index)]
         made_ahead = ahead.Ahead(fresh, ahead.n_processes(fresh))
         stack.callback(made_ahead.close)
-        self._searches = self._start_searches(fresh)
-        if self._searches is not None:
-            stack.callback(self._searches.close)
         self.breakdown.add("start", self._clock.elapsed_s)
 
     def _load_model(self, request: options_module.Request) -> online_model.Learner | None:
@@ -121,18 +114,6 @@ class Run:
             request.model, request.tasks[0].target, self._budget.seed,
             self._compute_guard.yield_to_timing, self.options.learning, self.options.learn,
         )  # fmt: skip
-
-    def side_by_side(self) -> tuple[processes.SearchProcesses, exchange.Exchange] | None:
-        """What rounds are searched by side by side; None where that would not pay."""
-        if self._learner is None or self._searches is None:
-            return None
-        return self._searches, exchange.Exchange(self._request, self._learner, self.opener)
-
-    def _start_searches(self, tasks: Sequence[Task]) -> processes.SearchProcesses | None:
-        count = self.options.search_processes
-        if count is None:
-            count = processes.n_processes(tasks, self._budget.strategy)
-        return processes.SearchProcesses(count) if count else None
 
     def close(self) -> None:
         """End all processes and close the session."""
@@ -197,8 +178,8 @@ class Run:
         if task_run.n_rounds and task_run.unopened:
             self.opener.open_rest(task_run)
         with self._compute_guard.computing("search"):
-            if self._learner is not None and isinstance(task_run.search, base.ModelSearch):
-                task_run.search.model = self._learner.models_for(task_run.index)
+            if self.learner is not None and isinstance(task_run.search, base.ModelSearch):
+                task_run.search.model = self.learner.models_for(task_run.index)
             n = self.round_size(task_run, n_reserved)
             first = task_run.take_first(n)
             return [*first, *task_run.search.suggest(n - len(first))]
@@ -259,11 +240,10 @@ class Run:
             return len(self._pending)
         return self._pending.n_of(self.task_runs[task_index])
 
-    def has_room(self, n_reserved: int) -> bool:
-        """Whether another round may be searched while so many candidates are, and others are
-        being measured."""
+    def has_room(self) -> bool:
+        """Whether so few candidates are being measured that another round may be searched."""
         n = self.options.round_size * (self.options.lookahead + self._pool.n_devices)
-        return len(self._pending) + n_reserved < max(n, first_rounds.IN_FLIGHT)
+        return len(self._pending) < max(n, first_rounds.IN_FLIGHT)
 
     def check(self) -> None:
         """Stop here if the run is asked to.
@@ -295,10 +275,10 @@ class Run:
 
     def learn(self) -> None:
         """Let the cost models learn what is new."""
-        if self._learner is None or not self._learner.n_unlearnt:
+        if self.learner is None or not self.learner.n_unlearnt:
             return
         with self._compute_guard.computing("train"):
-            outcomes = self._learner.learn()
+            outcomes = self.learner.learn()
         for outcome in outcomes:
             self._on_event(
                 events.Trained(
@@ -328,7 +308,7 @@ class Run:
                 trials=self._budget.trials,
                 seconds=self._budget.seconds,
                 resumed_trials=self._recorder.n_trials,
-                model="none" if self._learner is None else self._learner.message,
+                model="none" if self.learner is None else self.learner.message,
             )
         )
 

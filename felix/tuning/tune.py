@@ -13,7 +13,7 @@ builds, checks and times them, and the cost model learns what came out:
                   +-------------------------------------------+
 
 At the end the fastest candidates are measured again, longer, and the fastest of those is the
-result (`felix.tuning.remeasure`).
+result (`felix.tuning.trials.remeasure`).
 
 The search of a round begins when half of the candidates of the last one are measured
 (`TuneOptions.lookahead`), so that builders and search work at the same time; with several devices
@@ -36,8 +36,9 @@ from felix import errors, events
 from felix.measure import limits
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results, side_by_side
+from felix.tuning import pacing, results
 from felix.tuning import run as run_module
+from felix.tuning.searching import rounds
 
 if TYPE_CHECKING:
     import tvm
@@ -124,7 +125,8 @@ def tune(
     with _gradients(), contextlib.closing(run_module.Run(request)) as run:
         run.start()
         try:
-            reason = _rounds(run)
+            with rounds.side_by_side(run) as several:
+                reason = _rounds(run) if several is None else several.until_end()
             run.collect()
             if reason != "interrupted":
                 run.remeasure()
@@ -145,9 +147,6 @@ def _gradients() -> Iterator[None]:
 
 def _rounds(run: run_module.Run) -> str:
     """Rounds until a budget is spent or no task can improve; the reason why it ended."""
-    searches = run.side_by_side()
-    if searches is not None:
-        return side_by_side.Rounds(run, *searches).until_end()
     run.learn()  # what a resumed session measured last
     while (reason := run.stop_reason()) is None:
         task_run = run.next_task()

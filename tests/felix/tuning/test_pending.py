@@ -12,7 +12,8 @@ import pytest
 from felix.measure import protocol
 from felix.measure.pool import rwlock
 from felix.search import interface
-from felix.tuning import pacing, pending
+from felix.tuning import pacing
+from felix.tuning.trials import pending
 
 _Future = Future[protocol.Measurement]
 

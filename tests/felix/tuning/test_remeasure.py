@@ -13,7 +13,8 @@ from felix import events, records
 from felix.measure import protocol, testing
 from felix.measure.pool import rwlock
 from felix.search import interface
-from felix.tuning import options, pacing, remeasure, strategies, task_run
+from felix.tuning import options, pacing, strategies, task_run
+from felix.tuning.trials import remeasure
 from tests.support import tuning_fakes as fakes
 
 

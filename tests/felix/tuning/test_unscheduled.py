@@ -21,7 +21,8 @@ import felix
 from felix import errors, events, workloads
 from felix.cli import main, report
 from felix.measure import protocol
-from felix.tuning import options, pending, results
+from felix.tuning import options, results
+from felix.tuning.trials import pending
 from tests.support import tuning_fakes as fakes
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from felix import events, records
 from felix.measure import protocol
 from felix.tuning import options as options_module
-from felix.tuning import pacing, pending, session
+from felix.tuning import pacing, session
 from felix.tuning.task_run import TaskRun
+from felix.tuning.trials import pending
 
 if TYPE_CHECKING:
     from felix.tuning import online_model

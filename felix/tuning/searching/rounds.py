@@ -1,6 +1,6 @@
 """Rounds of several tasks at a time: while some are searched, others are built and timed.
 
-A task has one round at a time. It is searched in a process (`searching`), with the state that the
+A task has one round at a time. It is searched in a process (`processes`), with the state that the
 run's own search of it has; then its candidates are measured, and when few of them are left the
 round has ended: the allocator and the cost model know what it gave, and the task may have the
 next one. What the searches of other tasks find meanwhile makes none of it wait.
@@ -10,7 +10,9 @@ Before any process is ready the run searches itself, one round after the other.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,22 @@ class _Searching:
     #: in all
     n: int
     answer: futures.Future[messages.Answer]
+
+
+@contextlib.contextmanager
+def side_by_side(run: Run) -> Iterator[Rounds | None]:
+    """The rounds of a run with their processes; None where these would not pay."""
+    every = [task_run.task for task_run in run.task_runs]
+    tasks = [task for task in every if task.key not in run.options.settled]
+    count = run.options.search_processes
+    if count is None:
+        count = processes.n_processes(tasks, run.request.budget.strategy)
+    if not count or not tasks or run.learner is None:
+        yield None
+        return
+    with contextlib.closing(processes.SearchProcesses(count)) as searches:
+        between = exchange.Exchange(run.request, run.learner, run.opener)
+        yield Rounds(run, searches, between)
 
 
 class Rounds:
@@ -116,7 +134,7 @@ class Rounds:
         Before there is any process the run searches one round itself: True.
         """
         run = self._run
-        while run.has_room(self._n_reserved):
+        while run.has_room():
             if not self._searches.is_ready:
                 return self._search_here()
             cannot = [i for i in range(len(run.task_runs)) if not self._searches.may_take(i)]

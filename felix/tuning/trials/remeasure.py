@@ -22,8 +22,8 @@ from felix import records
 from felix.measure import protocol
 from felix.tuning import options as options_module
 from felix.tuning import pacing, results
-from felix.tuning import recorder as recorder_module
 from felix.tuning.task_run import TaskRun
+from felix.tuning.trials import recorder as recorder_module
 
 if TYPE_CHECKING:
     from felix.sketch.sketch import Program

@@ -1,0 +1,1 @@
+"""Candidates on their way, their records, and the fastest of them measured again."""
