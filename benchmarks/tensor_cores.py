@@ -147,7 +147,7 @@ def _longest(rows: Sequence[Mapping[str, Any]], cores: str) -> tuple[float | Non
 
 
 def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each shape whose search is there, and its libraries where any shape has them.
+    """A row for each shape whose search is there, and its libraries or else its first choice.
 
     The best of `first_ratio` is the faster of Felix's winner and first choice. `cores` says
     whether libraries were compiled on the same cores while Felix tuned. Without libraries their
@@ -155,7 +155,7 @@ def shapes(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     pieces = {(run["name"], run["strategy"]): run for run in runs}
     searched = {entry["name"]: entry for entry in efficiency.summary(list(runs))}
-    last = "vendor" if any(strategy == "vendor" for _, strategy in pieces) else "felix"
+    last = "vendor" if any(strategy == "vendor" for _, strategy in pieces) else "first"
     rows = []
     for name, strategy in pieces:
         if strategy != last or not pieces.get((name, "felix"), {}).get("curve"):

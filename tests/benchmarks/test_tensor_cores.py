@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import search_efficiency, tensor_cores
+from benchmarks.pages import statements
 from benchmarks.support import subgraphs, winners
 from benchmarks.support.generated import first_choice
 from felix.measure import protocol
@@ -83,6 +84,31 @@ def test_the_first_choice_is_beside_the_best_and_building_is_counted() -> None:
     text = tensor_cores.render({"runs": runs})
     assert "1 of 2" in text and "first within 25 %" in text and "0.25" in text
     assert "first within 25 %" not in tensor_cores.render({"runs": RUNS})
+
+
+def test_without_libraries_the_pool_of_felix_says_what_is_best(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run for run in _pieces("odd", 10.0, 9.0, 11.0, 15.0) if run["strategy"] != "vendor"]
+    runs[0] |= {"finals": [(1, 2.0, 11.0), (9, 4.0, 12.0)]}
+    (row,) = tensor_cores.shapes(runs)
+    assert row["felix_us"] == 11.0 and row["first_ratio"] == 15.0 / 11.0
+    assert row["ratio"] is None and row["cores"] == "own"
+    text = tensor_cores.render({"runs": runs})
+    assert "eager" not in text and "first within 25 %" in text
+    said = statements.STATEMENTS["tensor_cores"]({"runs": runs})
+    assert said.startswith("Tuning took 6.0 s") and "at most 20 s on 1 of 1" in said
+    assert "library" not in said and "It is farther off on odd (1.36)." in said
+    runs[0]["lanes"] = True
+    assert "on cores that compiled" in statements.STATEMENTS["tensor_cores"]({"runs": runs})
+
+    command = ["tensor_cores.py", "--without-libraries", "--limit-s", "0"]
+    monkeypatch.setattr("sys.argv", [*command, "--work", str(tmp_path)])
+    assert tensor_cores._arguments().strategies == ("felix", "first")
+    assert tensor_cores._arguments().picture is None
+    monkeypatch.setattr("sys.argv", [*command, "--lanes"])
+    with pytest.raises(SystemExit):
+        tensor_cores._arguments()
 
 
 def test_shapes_that_are_whole_are_restored(tmp_path: pathlib.Path) -> None:

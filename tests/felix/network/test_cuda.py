@@ -164,7 +164,7 @@ def test_transformers_have_planned_groups(name: str, tmp_path: pathlib.Path) -> 
         model, args, trials=16, target="cuda", known_results=tmp_path / "known.sqlite"
     )
     is_rewritten = any(each.group.rewriting for each in fast.report.groups)
-    assert is_rewritten == (name != "bert_base")  # whose residuals read the results of norms
+    assert is_rewritten == (name == "llama")  # by cost: the others are too small for it
     with torch.no_grad():
         outputs, expected = (pytree.tree_leaves(each(*args)) for each in (fast, model))
     for output, reference in zip(outputs, expected, strict=True):
