@@ -40,6 +40,8 @@ class AllocationOptions:
     alpha: float = 0.2
     window: int = 3
     patience: int = 3
+    #: share of a busy task's gain that another one must promise for a round beside it
+    least_gain: float = 0.1
 
 
 @dataclass(slots=True)
@@ -126,8 +128,12 @@ class Allocator:
         self._settled.add(task)
 
     def next(self, busy: Collection[int] = ()) -> int | None:
-        """Index of the task of the next round, none of those that are busy; None if no other can
-        improve."""
+        """Index of the task of the next round; None if no task can improve.
+
+        Args:
+            busy: tasks that have a round and get no other. A task that promises hardly anything
+                beside theirs gets none either: None.
+        """
         open_tasks = [i for i in range(len(self.tasks)) if self.is_open(i) and i not in busy]
         if not open_tasks:
             return None
@@ -137,7 +143,10 @@ class Allocator:
         unsolved = [i for i in open_tasks if self.tasks[i].latency_us is None]
         if unsolved:
             return min(unsolved, key=lambda i: (self._rounds(i), i))
-        return max(open_tasks, key=lambda i: (self.gain_us(i), -i))
+        best = max(open_tasks, key=lambda i: (self.gain_us(i), -i))
+        if any(self.gain_us(i) * self.options.least_gain > self.gain_us(best) for i in busy):
+            return None
+        return best
 
     def record(self, task: int, latency_us: float | None, n_measured: int) -> None:
         """One round is over.

@@ -57,7 +57,10 @@ class Opener:
         return self._unless_skipped(task_run, lambda: self.begin(task_run))
 
     def has_opened(
-        self, task_run: TaskRun, judge: task_search.Judge = opened_sketches.make_formulas
+        self,
+        task_run: TaskRun,
+        judge: task_search.Judge = opened_sketches.make_formulas,
+        elsewhere_s: float = 0.0,
     ) -> bool:
         """`open` a task that is not, or False: one of several that cannot be tuned is skipped.
 
@@ -65,7 +68,7 @@ class Opener:
             FelixError: the only task cannot be tuned.
         """
         return task_run.is_open or self._unless_skipped(
-            task_run, lambda: self.open(task_run, judge=judge)
+            task_run, lambda: self.open(task_run, judge=judge, elsewhere_s=elsewhere_s)
         )
 
     def begin(self, task_run: TaskRun, is_resumed: bool = False) -> None:
@@ -87,8 +90,15 @@ class Opener:
         task_run: TaskRun,
         is_resumed: bool = False,
         judge: task_search.Judge = opened_sketches.make_formulas,
+        elsewhere_s: float = 0.0,
     ) -> None:
         """Make a task's sketches and search.
+
+        Args:
+            task_run: not open yet.
+            is_resumed: an earlier session had opened it.
+            judge: as in `TaskSearch.open`.
+            elsewhere_s: what opening it took in a process.
 
         Raises:
             TuningError: the task has no sketch with legal schedules.
@@ -113,7 +123,7 @@ class Opener:
                 task=task_run.task.name,
                 task_index=task_run.index,
                 n_sketches=len(every),
-                extract_s=self._breakdown.extract_s - before_s,
+                extract_s=self._breakdown.extract_s - before_s + elsewhere_s,
                 decisions={s.index: _labels(s) for s in every},
             )
         )

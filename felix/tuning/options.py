@@ -81,7 +81,8 @@ class TuneOptions:
     torch_threads: int = 1
     #: Sizes of the strategy's round.
     search: SearchOptions | None = None
-    #: Processes that search rounds of several tasks at a time; 0: none, None: as many as pay.
+    #: Processes that search rounds of several tasks on a GPU side by side; 0: none, None: as
+    #: many as pay.
     search_processes: int | None = None
     #: How measurements correct the model; fine-tuning options train its weights instead, which
     #: takes seconds a round.

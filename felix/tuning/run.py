@@ -141,6 +141,16 @@ class Run:
                 return "converged"
         return reason
 
+    @property
+    def is_late(self) -> bool:
+        """Whether time is up: tasks that had no round may still begin their first one."""
+        seconds = self._budget.seconds
+        return seconds is not None and self._clock.elapsed_s >= seconds
+
+    def warn(self, message: str) -> None:
+        """Tell the caller something that changes no result."""
+        self._on_event(events.Warned(message=message))
+
     def may_begin_late(self, n_fresh: int) -> bool:
         """Whether first rounds of so many tasks may be measured although time is up."""
         return first_rounds.may_overrun(
@@ -184,15 +194,17 @@ class Run:
             first = task_run.take_first(n)
             return [*first, *task_run.search.suggest(n - len(first))]
 
-    def round_size(self, task_run: TaskRun, n_reserved: int) -> int:
-        """Candidates of a task's next round; other rounds that are searched have `n_reserved`."""
+    def round_size(self, task_run: TaskRun, n_reserved: int, n_at_a_time: int = 1) -> int:
+        """Candidates of a task's next round; other rounds that are searched have `n_reserved`, and
+        so many are at a time."""
         options, trials = self.options, self._budget.trials
         size = options.round_size
         if not task_run.n_rounds:
             size = min(size, options.first_round_size)
             seconds = self._budget.seconds if len(self.task_runs) > 1 else None
             left_s = None if seconds is None else max(0.0, seconds - self._clock.elapsed_s)
-            size = first_rounds.size(size, left_s, max(1, self._allocator.n_fresh))
+            n_fresh = max(1, round(self._allocator.n_fresh / n_at_a_time))
+            size = first_rounds.size(size, left_s, n_fresh)
         if trials is not None:
             if not task_run.records:  # every task gets its warm-up, however many there are
                 size = min(size, max(1, trials // len(self.task_runs)))

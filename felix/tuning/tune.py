@@ -92,7 +92,8 @@ def tune(
             the largest gain in the sum of weight x latency.
         trials: candidates to measure, over all tasks; None for no limit.
         seconds: stop after this long, start-up included; None for no limit.
-        seed: everything random follows from it.
+        seed: everything random follows from it. Of several tasks on a GPU the order of rounds
+            depends on the machine's speed, too (`TuneOptions.search_processes`).
         strategy: "gradient"; "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb" are
             there to compare with.
         model: a cost-model checkpoint or module; the one shipped for the target if left out.

@@ -165,7 +165,7 @@ class ModelSearch(BaseSearch):
     def features_of(self, suggestion: interface.Suggestion) -> Rows:
         """Exact features of a candidate [R, F], as the search ranked it."""
         if suggestion.key in self._features:
-            return self._features[suggestion.key]
+            return self._features.pop(suggestion.key)  # nobody asks twice
         index, decisions = suggestion.sketch_index, suggestion.decisions
         structure = coordinates.structure(self.sketches[index].variables, decisions)
         rows = self.scorer.features(index, structure, np.asarray([decisions], np.float64))

@@ -52,15 +52,21 @@ class Exchange:
             n=n,
         )
 
-    def has_opened(self, task_run: TaskRun, answer: messages.Searched) -> bool:
-        """Open a task as the process did, without making formulas; whether it can be tuned."""
+    def has_opened(self, task_run: TaskRun, answer: messages.Searched, has_rest: bool) -> bool:
+        """Open a task as the process did, without making formulas; whether it can be tuned.
+
+        Args:
+            task_run: of the answer.
+            answer: of the process.
+            has_rest: as the request said.
+        """
 
         def judge(sketch: Sketch) -> str | None:
             return answer.failures.get(sketch.index)
 
-        if not self._opener.has_opened(task_run, judge):
+        if not self._opener.has_opened(task_run, judge, answer.open_s):
             return False
-        if task_run.unopened and len(answer.sketches) > len(task_run.sketches):
+        if task_run.unopened and has_rest:
             self._opener.open_rest(task_run, judge)
         return True
 
@@ -80,7 +86,7 @@ class Exchange:
             first: what is measured before; none where the task was opened with the answer.
             n: candidates in all.
         """
-        ours = tuple(sketch.index for sketch in task_run.sketches)
+        ours = tuple((sketch.index, sketch.key) for sketch in task_run.sketches)
         if ours[: len(answer.sketches)] != answer.sketches:
             return None
         before = [*first] or task_run.take_first(n)

@@ -44,10 +44,12 @@ class Searched:
     """The round."""
 
     searched: base.Round
-    #: indices of the sketches that the search has, in its order
-    sketches: tuple[int, ...]
+    #: (index, key) of the sketches that the search has, in its order
+    sketches: tuple[tuple[int, str], ...]
     #: why others have no legal schedule, by their index
     failures: Mapping[int, str]
+    #: what opening sketches took for this request
+    open_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

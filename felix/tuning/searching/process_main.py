@@ -6,7 +6,9 @@ request and goes back with the answer, so nothing is lost with the process.
 
 from __future__ import annotations
 
+import pickle
 import sys
+import time
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,7 @@ class OpenTask:
         Raises:
             FelixError: the task cannot be opened.
         """
-        ours = self._task_search
+        ours, start = self._task_search, time.perf_counter()
         if not ours.is_open:
             ours.open(
                 request.strategy, request.models, request.options, request.seed,
@@ -43,15 +45,16 @@ class OpenTask:
             )  # fmt: skip
         if request.has_rest and ours.unopened:
             ours.open_rest(judge=self._judge)
-        search = ours.search
+        search, open_s = ours.search, time.perf_counter() - start
         assert isinstance(search, base.ModelSearch), "a search without a model takes no time"
         search.model = request.models
         if request.state is not None:
             search.load_state_dict(request.state)
         return messages.Searched(
             searched=search.run_round(request.n),
-            sketches=tuple(sketch.index for sketch in ours.sketches),
+            sketches=tuple((sketch.index, sketch.key) for sketch in ours.sketches),
             failures=dict(self._failures),
+            open_s=open_s,
         )
 
     def _judge(self, sketch: Sketch) -> str | None:
@@ -69,21 +72,24 @@ def main(descriptor: int) -> None:
         connection.send(None)
         while True:
             try:
-                request: messages.Request = connection.recv()
+                data = connection.recv_bytes()
             except EOFError:
                 return
-            connection.send(_answer(tasks, request))
+            connection.send_bytes(_answer(tasks, data))
 
 
-def _answer(tasks: dict[int, OpenTask], request: messages.Request) -> messages.Answer:
+def _answer(tasks: dict[int, OpenTask], data: bytes) -> bytes:
+    """The pickled answer to a pickled request, whatever happens: the run goes on without it."""
     try:
+        request: messages.Request = pickle.loads(data)
         if request.task_index not in tasks:
-            task = Task.from_json(request.task)
+            task = Task.from_json(request.task, trusted=True)  # the run's own
             tasks[request.task_index] = OpenTask(request.task_index, task)
-        return tasks[request.task_index].answer(request)
+        return pickle.dumps(tasks[request.task_index].answer(request))
     except errors.FelixError as error:
-        tasks.pop(request.task_index, None)
-        return messages.Failed(str(error))
+        return pickle.dumps(messages.Failed(str(error)))
+    except Exception as error:  # the edge of the process
+        return pickle.dumps(messages.Failed(f"a search process cannot search: {error!r}"))
 
 
 if __name__ == "__main__":

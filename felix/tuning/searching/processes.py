@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -32,13 +33,19 @@ STRATEGIES = ("gradient", "evolutionary")
 _MODULE = "felix.tuning.searching.process_main"
 
 
-def n_processes(tasks: Sequence[Task], strategy: str, n_cores: int | None = None) -> int:
-    """How many processes pay; 0 for one task, on a CPU (they would disturb timing), or where a
-    search takes no time."""
+def n_processes(
+    tasks: Sequence[Task], strategy: str, asked: int | None = None, n_cores: int | None = None
+) -> int:
+    """How many processes pay, or as many as were asked for.
+
+    None for one task, on a CPU (they would disturb timing), or where a search takes no time or
+    keeps what no process knows.
+    """
     if len(tasks) < 2 or tasks[0].target.kind.name == "llvm" or strategy not in STRATEGIES:
         return 0
     cores = cpu.available_cores() if n_cores is None else n_cores
-    return min(MAX_PROCESSES, cores // CORES_EACH, len(tasks))
+    count = min(MAX_PROCESSES, cores // CORES_EACH) if asked is None else asked
+    return min(count, len(tasks))
 
 
 class SearchProcesses:
@@ -47,14 +54,24 @@ class SearchProcesses:
     def __init__(self, count: int) -> None:
         self._processes: list[_Process] = []
         self._home_of: dict[int, _Process] = {}
-        with contextlib.suppress(OSError):  # no process could be started: the run does without
+        try:
             for _ in range(count):
                 self._processes.append(_Process())
+        except OSError:  # the run does with those that could be started
+            return
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_ready(self) -> bool:
         """Whether any process takes requests by now."""
         return any(process.is_ready for process in self._processes)
+
+    @property
+    def n_ready(self) -> int:
+        """How many do."""
+        return sum(process.is_ready for process in self._processes)
 
     @property
     def is_idle(self) -> bool:
@@ -83,6 +100,8 @@ class SearchProcesses:
     def close(self) -> None:
         """End all processes; may be called twice."""
         for process in self._processes:
+            process.kill()
+        for process in self._processes:
             process.close()
 
 
@@ -95,7 +114,8 @@ class _Process:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        with theirs:
+            self._connection = Connection(ours.detach())
             self._child = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, str(theirs.fileno())],
                 env=environment.for_child(os.environ)
@@ -106,7 +126,6 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
             )
-            self._connection = Connection(os.dup(ours.fileno()))
         self._thread = futures.ThreadPoolExecutor(1, "felix-search")
         self._greeting = self._thread.submit(self._wait_for_greeting)
         self._request: futures.Future[messages.Answer] | None = None
@@ -127,9 +146,13 @@ class _Process:
         self._request = self._thread.submit(self._ask, request)
         return self._request
 
+    def kill(self) -> None:
+        """End it, and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
     def close(self) -> None:
-        """End it."""
-        self._child.kill()
+        """Wait for its end."""
         self._child.wait()
         self._thread.shutdown()
         self._connection.close()
@@ -144,11 +167,11 @@ class _Process:
     def _ask(self, request: messages.Request) -> messages.Answer:
         try:
             data = pickle.dumps(request)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            return messages.Failed(f"a model or options cannot be sent to a process: {error}")
+        except Exception as error:  # of a user's model: its own code says how it is pickled
+            return messages.Failed(f"the cost model cannot be sent to a search process: {error!r}")
         try:
             self._connection.send_bytes(data)
-            answer: messages.Answer = self._connection.recv()
+            answer: messages.Answer = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             self._has_ended = True
             return messages.Failed(f"a search process ended: {error!r}")

@@ -3,9 +3,10 @@
 A task has one round at a time. It is searched in a process (`processes`), with the state that the
 run's own search of it has; then its candidates are measured, and when few of them are left the
 round has ended: the allocator and the cost model know what it gave, and the task may have the
-next one. What the searches of other tasks find meanwhile makes none of it wait.
+next one.
 
-Before any process is ready the run searches itself, one round after the other.
+Before any process is ready the run searches itself, one round after the other, and so it does for
+tasks that no process can search.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class _Searching:
     first: Sequence[interface.Suggestion]
     #: in all
     n: int
+    #: whether traces are searched, too
+    has_rest: bool
     answer: futures.Future[messages.Answer]
 
 
@@ -46,10 +49,9 @@ def side_by_side(run: Run) -> Iterator[Rounds | None]:
     """The rounds of a run with their processes; None where these would not pay."""
     every = [task_run.task for task_run in run.task_runs]
     tasks = [task for task in every if task.key not in run.options.settled]
-    count = run.options.search_processes
-    if count is None:
-        count = processes.n_processes(tasks, run.request.budget.strategy)
-    if not count or not tasks or run.learner is None:
+    strategy, asked = run.request.budget.strategy, run.options.search_processes
+    count = processes.n_processes(tasks, strategy, asked)
+    if not count or run.learner is None:
         yield None
         return
     with contextlib.closing(processes.SearchProcesses(count)) as searches:
@@ -73,6 +75,8 @@ class Rounds:
         self._searching: dict[int, _Searching] = {}
         #: candidates of each task whose round is being measured
         self._measuring: dict[int, int] = {}
+        #: tasks that no process could search: the run does
+        self._alone: set[int] = set()
 
     def until_end(self) -> str:
         """Rounds until a budget is spent or no task can improve; the reason why it ended."""
@@ -131,34 +135,42 @@ class Rounds:
     def _begin_rounds(self) -> bool:
         """Begin rounds while processes are idle and not too many candidates are on their way.
 
-        Before there is any process the run searches one round itself: True.
+        A round that no process can search is searched here, at once: True.
         """
         run = self._run
-        while run.has_room():
-            if not self._searches.is_ready:
-                return self._search_here()
-            cannot = [i for i in range(len(run.task_runs)) if not self._searches.may_take(i)]
-            task_run = run.choose_task({*self._busy, *cannot})
+        while run.has_room() and run.stop_reason(self._n_reserved, self._busy) is None:
+            task_run = run.choose_task({*self._busy, *self._waiting()})
             if task_run is None:
                 break
+            if not self._searches.is_ready or task_run.index in self._alone:
+                if run.opener.has_opened(task_run):
+                    self._submit(task_run, run.search(task_run, self._n_reserved))
+                return True
             if task_run.is_open or run.opener.has_begun(task_run):
                 self._ask(task_run)
         return False
 
-    def _search_here(self) -> bool:
-        task_run = self._run.choose_task(self._busy)
-        if task_run is None:
-            return False
-        if self._run.opener.has_opened(task_run):
-            self._submit(task_run, self._run.search(task_run))
-        return True
+    def _waiting(self) -> list[int]:
+        """Tasks that get no round now: their process is busy, or time is up for them."""
+        run, searches = self._run, self._searches
+        return [
+            task_run.index
+            for task_run in run.task_runs
+            if (run.is_late and task_run.n_rounds)
+            or (
+                searches.is_ready
+                and task_run.index not in self._alone
+                and not searches.may_take(task_run.index)
+            )
+        ]
 
     def _ask(self, task_run: TaskRun) -> None:
         """Have a round of a task searched."""
-        n = self._run.round_size(task_run, self._n_reserved)
+        n = self._run.round_size(task_run, self._n_reserved, self._searches.n_ready)
         first = task_run.take_first(n) if task_run.is_open else []
-        answer = self._searches.submit(self._exchange.request(task_run, n - len(first)))
-        self._searching[task_run.index] = _Searching(task_run, first, n, answer)
+        request = self._exchange.request(task_run, n - len(first))
+        answer = self._searches.submit(request)
+        self._searching[task_run.index] = _Searching(task_run, first, n, request.has_rest, answer)
 
     def _take_searched(self) -> None:
         """Send off what is searched by now; wait a moment for it, and take measurements in."""
@@ -173,17 +185,29 @@ class Rounds:
     def _send_off(self, searching: _Searching) -> None:
         """Measure the candidates of a round; where it failed, the run searches one itself."""
         run, task_run, answer = self._run, searching.task_run, searching.answer.result()
+        if run.is_late and task_run.n_rounds:
+            return
         chosen: list[interface.Suggestion] | None = None
         if isinstance(answer, messages.Searched):
-            if not self._exchange.has_opened(task_run, answer):
+            if not self._exchange.has_opened(task_run, answer, searching.has_rest):
                 return
             chosen = self._exchange.adopt(task_run, answer, searching.first, searching.n)
         if chosen is None:
             if not run.opener.has_opened(task_run):
                 return
+            self._leave_alone(task_run, answer)
             n_reserved = self._n_reserved + len(searching.first)
             chosen = [*searching.first, *run.search(task_run, n_reserved)]
         self._submit(task_run, chosen)
+
+    def _leave_alone(self, task_run: TaskRun, answer: messages.Answer) -> None:
+        """Ask no process for a task any more; the first time, say why."""
+        if not self._alone:
+            why = (
+                answer.message if isinstance(answer, messages.Failed) else "it has other sketches"
+            )
+            self._run.warn(f"{task_run.task.name} is searched without a process: {why}")
+        self._alone.add(task_run.index)
 
     def _submit(self, task_run: TaskRun, chosen: Sequence[interface.Suggestion]) -> None:
         self._measuring[task_run.index] = self._run.submit(task_run, chosen)

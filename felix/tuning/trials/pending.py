@@ -1,7 +1,7 @@
 """What is being measured: candidates, completed in any order, and unscheduled programs.
 
 One slow build holds up nobody: a candidate is taken when its measurement is there. A measurer
-that answers the same in the same order gives the same run.
+that answers the same in the same order gives the same run, where no processes search.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class PendingTrials:
             self._done.clear()
 
     def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
-        """Record what is measured by now, without waiting."""
+        """Record what is measured by now, without waiting; when time is up, cancel what has not
+        begun."""
+        self._until_cancelling_s()
         while self._done:
             self.complete_one(record)
 

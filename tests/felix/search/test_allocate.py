@@ -168,3 +168,15 @@ def test_late_first_results_are_of_their_round() -> None:
 def test_first_rounds_begin_with_the_tasks_that_take_most_untuned() -> None:
     allocator = allocate.Allocator([1.0, 4.0, 1.0], untuned_us=[10.0, 5.0, 30.0])
     assert run(allocator, 3, {0: [9.0], 1: [9.0], 2: [9.0]}) == [2, 1, 0]
+
+
+def test_tasks_beside_a_busy_one_must_promise_something() -> None:
+    allocator = allocate.Allocator([1.0, 1.0, 1.0])
+    assert allocator.next([0]) == 1 and allocator.next([0, 1]) == 2  # first rounds go side by side
+    assert allocator.fresh([0]) == [1, 2] and allocator.next([0, 1, 2]) is None
+    for index, latency_us in enumerate((1000.0, 200.0, 2.0)):
+        allocator.record(index, latency_us, 8)
+    assert allocator.next() == 0
+    assert allocator.next([0]) == 1
+    assert allocator.next([0, 1]) is None  # 2 us are nothing beside 1000 us
+    assert allocator.next([1]) == 0

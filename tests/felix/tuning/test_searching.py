@@ -112,7 +112,7 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
         expected = here.search.suggest(n)
         request = request_of(adopting, n, models, has_rest=True)
         answer = pickle.loads(pickle.dumps(there.answer(pickle.loads(pickle.dumps(request)))))
-        assert answer.sketches == tuple(sketch.index for sketch in here.sketches)
+        assert answer.sketches == tuple((each.index, each.key) for each in here.sketches)
         adopting.search.adopt(answer.searched)
         assert list(answer.searched.suggestions) == expected
         assert adopting.search.state_dict() == here.search.state_dict()
@@ -204,14 +204,73 @@ def test_a_process_that_is_killed_costs_nothing_but_time(
     assert not started[0].is_ready
 
 
-def test_a_model_that_cannot_be_sent_is_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
+class Unsendable(fakes.Model):
+    """A model whose own code refuses to be pickled, as PyTorch's parametrized modules do."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be serialised")
+
+    def __deepcopy__(self, _: Any) -> Unsendable:
+        return self
+
+
+class Unreadable(fakes.Model):
+    """A model that a process cannot read."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+    def __deepcopy__(self, _: Any) -> Unreadable:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("model", "why"), [(Unsendable, "cannot be sent"), (Unreadable, "cannot search: ValueError")]
+)
+def test_a_model_that_cannot_be_sent_is_used_here(
+    monkeypatch: pytest.MonkeyPatch, model: type[fakes.Model], why: str
+) -> None:
     until_ready(monkeypatch)
+    emitted: list[events.Event] = []
+    network = felix.tune(
+        tasks()[::2], 24, model=model(), on_event=emitted.append,
+        options=small(search_processes=1, learn=False),
+    )  # fmt: skip
+    assert sum(len(r.records) for r in network.results) == 24
+    (warned,) = (
+        e.message for e in emitted
+        if isinstance(e, events.Warned) and "without a process" in e.message
+    )  # fmt: skip
+    assert why in warned
 
-    class Local(fakes.Model):  # of a function: it cannot be pickled
-        pass
 
-    network = felix.tune(tasks()[::2], 16, model=Local(), options=small(search_processes=1))
-    assert sum(len(r.records) for r in network.results) == 16
+def test_other_sketches_of_a_process_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    until_ready(monkeypatch)
+    adopt, results = exchange.Exchange.adopt, []
+
+    def other(ours: Any, run: Any, answer: messages.Searched, *rest: Any) -> Any:
+        if run.index == 0:
+            renamed = tuple((index, f"{key}-other") for index, key in answer.sketches)
+            answer = dataclasses.replace(answer, sketches=renamed)
+        results.append((run.index, adopt(ours, run, answer, *rest)))
+        return results[-1][1]
+
+    monkeypatch.setattr(exchange.Exchange, "adopt", other)
+    network = felix.tune(tasks()[::2], 32, options=small())
+    assert sum(len(r.records) for r in network.results) == 32
+    assert [chosen for index, chosen in results if index == 0] == [None]  # it is asked once
+    assert any(chosen for index, chosen in results if index == 1)
+
+
+def test_no_round_is_asked_for_beyond_the_trials(
+    monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]
+) -> None:
+    until_ready(monkeypatch)
+    emitted: list[events.Event] = []
+    network = felix.tune(tasks(), 22, options=small(search_processes=3), on_event=emitted.append)
+    assert sum(len(r.records) for r in network.results) == 22
+    sizes = [e.n_candidates for e in emitted if isinstance(e, events.RoundStarted)]
+    assert min(sizes) > 0 and min(n for _, n in adopted) > 0
 
 
 def test_a_task_that_cannot_be_opened_is_skipped(
@@ -288,14 +347,20 @@ def test_time_that_is_up_still_gives_each_task_its_first_candidates(
 
 def test_processes_pay_for_several_tasks_on_a_gpu() -> None:
     on_gpu, on_cpu = tasks(), [fakes.task(32), fakes.task(64)]
-    assert processes.n_processes(on_gpu, "gradient", 16) == 3
-    assert processes.n_processes(on_gpu * 9, "gradient", 16) == 4
-    assert processes.n_processes(on_gpu * 9, "evolutionary", 64) == processes.MAX_PROCESSES
-    assert processes.n_processes(on_gpu[:1], "gradient", 16) == 0
-    assert processes.n_processes(on_gpu, "gradient", 2) == 0
-    assert processes.n_processes(on_gpu, "random", 16) == 0
-    assert processes.n_processes(on_gpu, "tvm-evolutionary", 16) == 0
-    assert processes.n_processes(on_cpu, "gradient", 16) == 0
+
+    def count(some: Any, strategy: str, cores: int, asked: int | None = None) -> int:
+        return processes.n_processes(some, strategy, asked, cores)
+
+    assert count(on_gpu, "gradient", 16) == 3
+    assert count(on_gpu * 9, "gradient", 16) == 4
+    assert count(on_gpu * 9, "evolutionary", 64) == processes.MAX_PROCESSES
+    assert count(on_gpu, "gradient", 2) == 0 and count(on_gpu, "gradient", 2, asked=2) == 2
+    assert count(on_gpu, "gradient", 16, asked=0) == 0
+    for asked in (None, 2):
+        assert count(on_gpu[:1], "gradient", 16, asked) == 0
+        assert count(on_gpu, "random", 16, asked) == 0
+        assert count(on_gpu, "tvm-evolutionary", 16, asked) == 0
+        assert count(on_cpu, "gradient", 16, asked) == 0
 
 
 def test_where_no_process_starts_the_run_searches_itself(
