@@ -119,7 +119,7 @@ def render(data: dict[str, Any]) -> str:
         ),
         f"A library of {data['files']['bytes'] >> 10} KiB is written, read and removed in "
         f"{data['files']['ms']:.2g} ms.",
-        "Capacity of each part, candidates a second:",
+        "Capacity of each part, candidates a second, for jobs of one task:",
         bounds.table(data),
     ])  # fmt: skip
 
