@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import tvm
 
 import felix
 from felix import errors, events, workloads
@@ -372,3 +373,17 @@ def test_where_no_process_starts_the_run_searches_itself(
     monkeypatch.setattr(processes.subprocess, "Popen", fail)
     network = felix.tune(tasks(), 24, options=small())
     assert sum(len(r.records) for r in network.results) == 24 and not adopted
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tvm.runtime.device("cuda", 0).exist, reason="needs an NVIDIA GPU")
+def test_a_job_on_a_gpu(monkeypatch: pytest.MonkeyPatch, adopted: list[tuple[int, int]]) -> None:
+    until_ready(monkeypatch)
+    some = [workloads.parse(text, target="cuda") for text in TEXTS]
+    options = options_module.TuneOptions(search_processes=2)
+    network = felix.tune(some, 64, seed=1, options=options)
+    assert sum(len(r.records) for r in network.results) == 64 and adopted
+    for result in network.results:
+        measured = [r.measurement for r in result.records]
+        assert result.best.latency_us > 0 and any(each.checked for each in measured)
+        assert not any(each.error is protocol.ErrorClass.WRONG_RESULT for each in measured)
