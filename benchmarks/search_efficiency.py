@@ -6,6 +6,8 @@ For every subgraph of a set of `subgraphs` and seed, each in a process of its ow
   felix        `felix.tune` as it is
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
+  no-descent   `felix.tune` whose search leaves out the descent
+  exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model
   random       legal random schedules with Felix's builder and runner
   stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
                limit of a build alone is raised from 30 to 180 s, because its workers import TVM's
@@ -67,9 +69,11 @@ from benchmarks.support.lanes import device, lane, overlap, pieces
 if TYPE_CHECKING:
     from server.tuner import warm_pools
 
-TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "random": "random"}
+TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "no-descent": "gradient",
+         "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
-TRIALS = {"felix": 128, "evolution": 128, "random": 64, "stock": 64}
+TRIALS = {"felix": 128, "evolution": 128, "no-descent": 128, "exact-evolution": 128,
+          "random": 64, "stock": 64}  # fmt: skip
 FAILED_US = 1e9
 TIME_IS_UP = "time is up; the same command goes on"
 #: Candidates of a batch of `ms.tune_tir`.
@@ -414,8 +418,9 @@ def tune(
     settings = options.TuneOptions(baseline=False)
     if request["strategy"] == "evolution":
         settings = dataclasses.replace(settings, round_size=TVM_BATCH, first_round_size=TVM_BATCH)
-    elif request["strategy"] == "felix":
-        settings = dataclasses.replace(settings, search=_gradient(request["max_compile_s"]))
+    else:
+        sizes = search_options(request["strategy"], request["max_compile_s"])
+        settings = dataclasses.replace(settings, search=sizes)
     task = workloads.parse(request["workload"], target=request["target"])
     start = time.perf_counter()
     pools.warm(request["target"])
@@ -448,11 +453,16 @@ def mean_build_s(records: Sequence[Any]) -> float | None:
     return statistics.mean(built_s) if built_s else None
 
 
-def _gradient(max_compile_s: float | None) -> Any:
-    """Options of Felix's search with that limit; None: the search's own."""
+def search_options(strategy: str, max_compile_s: float | None) -> Any:
+    """Options of one of Felix's searches, the default one with that limit; None: its own."""
     from felix import search
+    from felix.search import descent
 
-    if max_compile_s is None:
+    if strategy == "no-descent":
+        return search.GradientOptions(descent=descent.DescentOptions(steps=0))
+    if strategy == "exact-evolution":
+        return search.EvolutionOptions(population=1024, generations=8)
+    if strategy != "felix" or max_compile_s is None:
         return None
     options = search.GradientOptions()
     return dataclasses.replace(

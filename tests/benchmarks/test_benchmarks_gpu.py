@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import felix
-from benchmarks import measure_throughput, search_efficiency, unrolling
+from benchmarks import measure_throughput, search_ablation, search_efficiency, unrolling
 from benchmarks.pages import statements
 from benchmarks.support import efficiency, subgraphs, vendor, winners
 from felix import workloads
@@ -27,7 +27,7 @@ from felix.measure.pool import local
 from felix.tuning import online_model
 from felix.workloads import catalogue
 from server.tuner import warm_pools as server_pools
-from tests.support import tuning_fakes
+from tests.support import synthetic, tuning_fakes
 
 
 def run(name: str, strategy: str, seed: int, curve: list[tuple[int, float, float]]) -> Any:
@@ -185,6 +185,14 @@ def test_trials_are_given_by_strategy() -> None:
     for wrong in ("felix", "felix=0", "vendor=3", "felix=x"):
         with pytest.raises(argparse.ArgumentTypeError, match="not like felix=128"):
             search_efficiency._trials(wrong)
+
+
+def test_searches_without_gradients_are_those_of_the_ablation() -> None:
+    for strategy in ("no-descent", "exact-evolution"):
+        ablated = search_ablation.make_search(strategy, [synthetic.FakeSketch()], None, 0)
+        assert search_efficiency.search_options(strategy, None) == ablated.options
+        assert search_efficiency.TUNED[strategy] == ablated.kind
+    assert all(search_efficiency.search_options(s, None) is None for s in ("felix", "random"))
 
 
 def test_a_missing_time_counts_as_never_in_the_median() -> None:

@@ -171,7 +171,8 @@ class GradientSearch(base.ModelSearch):
 
     def _descend(self, pool: selection.Pool, rng: np.random.Generator) -> None:
         """Everything that a round adds to its samples."""
-        for visited in self._descent.run(self._promising(pool, rng)):
+        entries = self._promising(pool, rng) if self.options.descent.steps else []
+        for visited in self._descent.run(entries):
             index = visited.entry.sketch_index
             rounded, _ = self._rounders[index].round(visited.values, self.options.n_roundings)
             rows = rounded.reshape(-1, rounded.shape[-1]).tolist()

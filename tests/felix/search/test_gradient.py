@@ -431,6 +431,23 @@ def test_polishing_finds_what_rounding_missed() -> None:
     assert best(8) < 0.5 * best(0)
 
 
+def test_without_steps_nothing_is_compiled_for_a_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def suggested(steps: int) -> list[Suggestion]:
+        options = gradient.GradientOptions(
+            n_warm_rounds=0, descent=descent.DescentOptions(steps=steps)
+        )
+        search = gradient.GradientSearch(
+            [synthetic.FakeSketch()], synthetic.CostModel(), options, 1
+        )
+        found = search.suggest(4)
+        assert bool(search.descent_steps) == bool(steps)
+        return found
+
+    assert suggested(4)
+    monkeypatch.delattr(descent, "MergedProgram")
+    assert len(suggested(0)) == 4
+
+
 def test_torch_threads_are_given_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
