@@ -265,6 +265,11 @@ class Run:
         """
         self._compute_guard.check()
 
+    def take_measured(self) -> None:
+        """Record what is measured by now; when time is up, cancel what has not begun."""
+        self._pending.cancel_late()
+        self._pending.take_measured(self._record)
+
     def collect(self, leave: int = 0) -> None:
         """Wait until at most `leave` candidates are still being measured."""
         while len(self._pending) > leave:

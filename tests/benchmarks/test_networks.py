@@ -107,12 +107,12 @@ def test_without_records_stock_runs_as_tvm_schedules_it(tmp_path: pathlib.Path) 
 def test_a_tiny_case(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, picture = tmp_path / "out.json", tmp_path / "curves.svg"
     command = ["compare", "--small", "--target", "llvm", "--networks", "dcgan", "--dtypes",
-               "float32", "--seconds", "2", "4", "--calls", "5", "--without", "stock", "inductor",
+               "float32", "--seconds", "8", "12", "--calls", "5", "--without", "stock", "inductor",
                "max-autotune", "--out", str(out), "--picture", str(picture)]  # fmt: skip
     monkeypatch.setattr(sys, "argv", [*command, "--work", str(tmp_path / "work")])
     assert compare.main() == 0
     (run,) = json.loads(out.read_text())["runs"]
-    assert run["times"]["latency_us"].keys() == {"felix 2 s", "felix 4 s", "eager"}
+    assert run["times"]["latency_us"].keys() == {"felix 8 s", "felix 12 s", "eager"}
     assert set(run["times"]["calls"].values()) == {5}
     assert all(error < 1e-3 for error in run["times"]["max_error"].values())
     before, after = run["felix"]["points"]

@@ -177,7 +177,7 @@ class Rounds:
         answers = [each.answer for each in self._searching.values()]
         with self._run.breakdown.of("search"):
             futures.wait(answers, WAIT_S, futures.FIRST_COMPLETED)
-        self._run.collect(leave=self._run.n_pending())
+        self._run.take_measured()
         for searching in [each for each in self._searching.values() if each.answer.done()]:
             del self._searching[searching.task_run.index]
             self._send_off(searching)

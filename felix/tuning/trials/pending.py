@@ -124,10 +124,12 @@ class PendingTrials:
             self._trials.clear()
             self._done.clear()
 
-    def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
-        """Record what is measured by now, without waiting; when time is up, cancel what has not
-        begun."""
+    def cancel_late(self) -> None:
+        """When time is up, cancel what has not begun, as waiting does."""
         self._until_cancelling_s()
+
+    def take_measured(self, record: Callable[[PendingTrial], None]) -> None:
+        """Record what is measured by now, without waiting."""
         while self._done:
             self.complete_one(record)
 
