@@ -6,7 +6,6 @@ that ends, costs time and nothing else: the run searches itself where no process
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
@@ -147,8 +146,8 @@ class _Process:
         return self._request
 
     def kill(self) -> None:
-        """End it, and what it started."""
-        with contextlib.suppress(ProcessLookupError):
+        """End it, and what it started, unless it has ended: its number may be another's."""
+        if self._child.poll() is None:
             os.killpg(self._child.pid, signal.SIGKILL)
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class Rounds:
             if self._searching:
                 self._take_searched()
             elif has_searched:
-                run.collect(leave=run.n_pending())
+                run.take_measured()
             elif run.n_pending():
                 run.collect(leave=run.n_pending() - 1)
             elif not run.settle():
