@@ -103,12 +103,12 @@ def proposed(task: Any, sketches: list[Any], n_rounds: int) -> list[tuple[str, i
     from felix import search
     from felix.features import spec
     from felix.search import selection
-    from felix.search.strategies import gradient
+    from felix.search.strategies import local
 
     model, _ = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
     any_size = selection.SelectionOptions(max_compile_s=math.inf)
-    options = gradient.GradientOptions(selection=any_size, warm_selection=any_size)
-    searcher = search.GradientSearch(sketches, model, options, seed=0)
+    options = local.LocalOptions(selection=any_size, warm_selection=any_size)
+    searcher = search.LocalSearch(sketches, model, options, seed=0)
     batches: list[Any] = []
     for _ in range(n_rounds + options.n_warm_rounds):
         batch = searcher.suggest(ROUND)

@@ -45,7 +45,7 @@ def judge(text: str, target: str, proposals: int, uniform: int) -> dict[str, Any
     task = workloads.build(operator, params, target)
     sketches = felix.trace_sketches(task)
     model, info = registry.load_for(task.target, spec.NAMES, spec.FEATURES_VERSION)
-    searcher = search.GradientSearch(sketches, model, seed=0)
+    searcher = search.LocalSearch(sketches, model, seed=0)
     suggestions: list[Any] = []
     while missing := proposals - len(suggestions):
         batch = searcher.suggest(min(16, missing))

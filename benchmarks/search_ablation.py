@@ -1,4 +1,4 @@
-"""What finds the lowest predictions at equal CPU seconds: descent, polishing, evolution, samples.
+"""What finds the lowest predictions at equal CPU seconds: local search, gradients, evolution.
 
     python benchmarks/search_ablation.py [--set traces templates] [--seeds 5] [--cpu-s 8]
 
@@ -60,9 +60,10 @@ SETS = {
         )
     },
 }  # fmt: skip
-#: The product's default, and searches with descent or polishing left out or without gradients.
-STRATEGIES = ("felix", "no-polish", "no-descent", "more-polish", "exact-evolution", "rank")
-FELIX, WITHOUT_GRADIENTS = "felix", ("no-descent", "more-polish", "exact-evolution", "rank")
+#: The product's default, others without gradients, and those with gradients.
+FELIX, WITHOUT_GRADIENTS = "felix", ("more-polish", "exact-evolution", "rank")
+WITH_GRADIENTS = ("descent", "descent-only", "late-descent", "first-order")
+STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS)
 BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
 N_WARM_UP, N_ROUND = 8, 24
 N_DRAWN, INTERVAL = 10_000, (2.5, 97.5)
@@ -82,25 +83,30 @@ class Job:
 
 def make_search(strategy: str, sketches: Sequence[Any], model: Any, seed: int) -> Any:
     """The search of a strategy."""
+    from benchmarks.support import gradients
     from felix import search
     from felix.search import descent
 
-    if strategy == "exact-evolution":
-        options = search.EvolutionOptions(population=1024, generations=8)
-        return search.EvolutionarySearch(sketches, model, options, seed)
-    still = descent.DescentOptions(steps=0)
-    gradient = {
-        "felix": search.GradientOptions(),
-        "no-polish": search.GradientOptions(n_polish=0),
-        "no-descent": search.GradientOptions(descent=still),
-        "more-polish": search.GradientOptions(
-            descent=still, n_samples=128, n_template_samples=1024, n_polish=16
+    short = descent.DescentOptions(steps=10, hot=0.15, learning_rate=0.1)
+    kind, options = {
+        FELIX: (search.LocalSearch, search.LocalOptions()),
+        "more-polish": (
+            search.LocalSearch,
+            search.LocalOptions(n_samples=128, n_template_samples=1024, n_polish=16),
         ),
-        "rank": search.GradientOptions(
-            descent=still, n_samples=512, n_template_samples=4096, n_polish=0, n_parents=0
+        "rank": (
+            search.LocalSearch,
+            search.LocalOptions(n_samples=512, n_template_samples=4096, n_polish=0, n_parents=0),
         ),
-    }
-    return search.GradientSearch(sketches, model, gradient[strategy], seed)
+        "exact-evolution": (
+            search.EvolutionarySearch, search.EvolutionOptions(population=1024, generations=8)
+        ),
+        "descent": (search.GradientSearch, search.GradientOptions()),
+        "descent-only": (search.GradientSearch, search.GradientOptions(n_polish=0)),
+        "late-descent": (gradients.LateDescentSearch, search.GradientOptions(descent=short)),
+        "first-order": (gradients.FirstOrderSearch, search.LocalOptions()),
+    }[strategy]  # fmt: skip
+    return kind(sketches, model, options, seed)
 
 
 def opened(set_name: str, name: str) -> tuple[list[Any], Any]:
@@ -252,21 +258,21 @@ def render(data: dict[str, Any]) -> str:
 
 
 def says(data: Mapping[str, Any]) -> str:
-    """How far felix is ahead of the best search without gradients when the time is over."""
+    """How far felix is ahead, at the end, of the best others with and without gradients."""
     sentences = []
     for name in dict.fromkeys(row["set"] for row in data["summary"]):
         rows = [row for row in data["summary"] if row["set"] == name]
         last_s = max(row["budget_s"] for row in rows)
-        rivals = [
-            r for r in rows if r["budget_s"] == last_s and r["strategy"] in WITHOUT_GRADIENTS
-        ]
-        rival = max(rivals, key=lambda row: row["share"])
-        low, high = rival["interval"]
-        sentences.append(
-            f"On {name}, after {last_s:g} CPU seconds, the lowest prediction of the best search "
-            f"without gradients (`{rival['strategy']}`) is {rival['ahead']:.3f} times felix's "
-            f"({low:.3f} to {high:.3f})."
-        )
+        for what, strategies in (("with", WITH_GRADIENTS), ("else without", WITHOUT_GRADIENTS)):
+            rivals = [r for r in rows if r["budget_s"] == last_s and r["strategy"] in strategies]
+            if rivals:
+                rival = max(rivals, key=lambda row: row["share"])
+                low, high = rival["interval"]
+                sentences.append(
+                    f"On {name}, after {last_s:g} CPU seconds, the lowest prediction of the best "
+                    f"search {what} gradients (`{rival['strategy']}`) is {rival['ahead']:.3f} "
+                    f"times felix's ({low:.3f} to {high:.3f})."
+                )
     return " ".join(sentences)
 
 

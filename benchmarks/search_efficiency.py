@@ -4,9 +4,9 @@
 
 For every subgraph of a set of `subgraphs` and seed, each in a process of its own:
   felix        `felix.tune` as it is
+  gradient     `felix.tune` with the strategy of that name: descent before polishing
   evolution    MetaSchedule's evolutionary search with Felix's cost model, builder and runner, in
                batches of 64 as `ms.tune_tir` has them
-  no-descent   `felix.tune` whose search leaves out the descent
   exact-evolution  evolution in 8 generations of 1,024 on Felix's formulas and cost model
   random       legal random schedules with Felix's builder and runner
   stock        `ms.tune_tir` as it is: evolutionary search, XGBoost, its builder and runner; the
@@ -69,10 +69,10 @@ from benchmarks.support.lanes import device, lane, overlap, pieces
 if TYPE_CHECKING:
     from server.tuner import warm_pools
 
-TUNED = {"felix": "gradient", "evolution": "tvm-evolutionary", "no-descent": "gradient",
+TUNED = {"felix": "local", "gradient": "gradient", "evolution": "tvm-evolutionary",
          "exact-evolution": "evolutionary", "random": "random"}  # fmt: skip
 STRATEGIES = (*TUNED, "stock", "winners", "vendor")
-TRIALS = {"felix": 128, "evolution": 128, "no-descent": 128, "exact-evolution": 128,
+TRIALS = {"felix": 128, "gradient": 128, "evolution": 128, "exact-evolution": 128,
           "random": 64, "stock": 64}  # fmt: skip
 FAILED_US = 1e9
 TIME_IS_UP = "time is up; the same command goes on"
@@ -84,7 +84,7 @@ REBUILD_S, REBUILD_SOURCE_BYTES = 60.0, 1 << 30
 N_STOCK_REMEASURED = 4
 #: What pieces find imported. The intrinsics come before Felix, which puts a stub in their place.
 PRELOADED = ("tvm.s_tir.tensor_intrin", "tvm.s_tir.meta_schedule", "xgboost", "torch",
-             "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.gradient",
+             "felix.tuning.tune", "felix.sketch.sketch", "felix.search.strategies.local",
              "felix.metaschedule.tvm_search", "felix.tuning.online_model", "felix.workloads",
              "server.tuner.warm_pools", "benchmarks.support.vendor")  # fmt: skip
 #: For the process that imports them: TVM asks PyTorch whether there is a GPU, and a fork of a
@@ -456,15 +456,12 @@ def mean_build_s(records: Sequence[Any]) -> float | None:
 def search_options(strategy: str, max_compile_s: float | None) -> Any:
     """Options of one of Felix's searches, the default one with that limit; None: its own."""
     from felix import search
-    from felix.search import descent
 
-    if strategy == "no-descent":
-        return search.GradientOptions(descent=descent.DescentOptions(steps=0))
     if strategy == "exact-evolution":
         return search.EvolutionOptions(population=1024, generations=8)
     if strategy != "felix" or max_compile_s is None:
         return None
-    options = search.GradientOptions()
+    options = search.LocalOptions()
     return dataclasses.replace(
         options,
         selection=dataclasses.replace(options.selection, max_compile_s=max_compile_s),

@@ -1,8 +1,8 @@
 """Searches: what to measure next, and which task next.
 
-`GradientSearch` descends through the formulas and the cost model; `EvolutionarySearch` and
-`RandomSearch` are baselines behind the same protocol (`interface.Search`). Loading this package
-does not load torch; the searches themselves do.
+`LocalSearch` ranks by exact formulas and the cost model, `GradientSearch` descends through them as
+well; `EvolutionarySearch` and `RandomSearch` are baselines behind the same protocol
+(`interface.Search`). Loading this package does not load torch; the searches themselves do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _LAZY = {
     "EvolutionOptions": "felix.search.strategies.evolutionary",
     "GradientOptions": "felix.search.strategies.gradient",
     "GradientSearch": "felix.search.strategies.gradient",
+    "LocalOptions": "felix.search.strategies.local",
+    "LocalSearch": "felix.search.strategies.local",
     "RandomSearch": "felix.search.strategies.random",
     "Search": "felix.search.interface",
     "Suggestion": "felix.search.interface",
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     from felix.search.interface import Search, Suggestion
     from felix.search.strategies.evolutionary import EvolutionarySearch, EvolutionOptions
     from felix.search.strategies.gradient import GradientOptions, GradientSearch
+    from felix.search.strategies.local import LocalOptions, LocalSearch
     from felix.search.strategies.random import RandomSearch
 
 __all__ = ["Allocator", "EvolutionOptions", "EvolutionarySearch", "GradientOptions",
-           "GradientSearch", "RandomSearch", "Search", "Suggestion"]  # fmt: skip
+           "GradientSearch", "LocalOptions", "LocalSearch", "RandomSearch", "Search",
+           "Suggestion"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -45,7 +45,7 @@ Array = NDArray[np.float64]
 class DescentOptions:
     """How seeds move."""
 
-    #: Adam steps; 0: no descent. The paper takes 200; polishing follows here, and a descent costs
+    #: Adam steps. The paper takes 200; polishing follows here, and a descent costs
     #: in proportion. After four rounds 32 and more find equally low predictions, 25 and none
     #: higher ones (`python benchmarks/descent_steps.py`)
     steps: int = 32

@@ -37,6 +37,7 @@ class Source(Enum):
     """Where a candidate came from."""
 
     DESCENT = "descent"
+    POLISH = "polish"
     NEIGHBOUR = "neighbour"
     SAMPLE = "sample"
 

@@ -14,13 +14,15 @@ from felix.search import allocate, strategies
 
 if TYPE_CHECKING:
     from felix.metaschedule.tvm_search import TVMEvolutionOptions
-    from felix.search import EvolutionOptions, GradientOptions, cost_model
+    from felix.search import EvolutionOptions, GradientOptions, LocalOptions, cost_model
     from felix.sketch.sketch import Sketch
     from felix.task import Task
     from felix.tuning import session
 
 #: Sizes of a strategy's round.
-SearchOptions: TypeAlias = "GradientOptions | EvolutionOptions | TVMEvolutionOptions"
+SearchOptions: TypeAlias = (
+    "LocalOptions | GradientOptions | EvolutionOptions | TVMEvolutionOptions"
+)
 OnEvent: TypeAlias = Callable[[events.Event], None]
 #: (task, its sketches) -> (sketch key, decisions), the most promising first; what does not fit
 #: the sketches is left out.

@@ -50,8 +50,11 @@ def make_search(
     if strategy == "evolutionary":
         evolution = _checked(strategy, options, search.EvolutionOptions)
         return search.EvolutionarySearch(sketches, model, evolution, seed)
-    gradient = _checked(strategy, options, search.GradientOptions)
-    return search.GradientSearch(sketches, model, gradient, seed)
+    if strategy == "gradient":
+        gradient = _checked(strategy, options, search.GradientOptions)
+        return search.GradientSearch(sketches, model, gradient, seed)
+    local = _checked(strategy, options, search.LocalOptions)
+    return search.LocalSearch(sketches, model, local, seed)
 
 
 def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
@@ -64,7 +67,7 @@ def _traces(sketches: Sequence[Sketch]) -> list[TraceSketch]:
 
 
 def _checked(strategy: str, options: object, kind: type[_Options]) -> _Options | None:
-    if options is None or isinstance(options, kind):
+    if options is None or type(options) is kind:  # those of a descent are local ones, too
         return options
     raise errors.TuningError(
         f"the strategy {strategy} takes {kind.__name__}, not {type(options).__name__}"

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, cast, overlo
 
 from felix import errors, events
 from felix.measure import limits
+from felix.search import strategies
 from felix.task import Task
 from felix.tuning import options as options_module
 from felix.tuning import pacing, results
@@ -76,7 +77,7 @@ def tune(
     trials: int | None = 64,
     seconds: float | None = None,
     seed: int = 0,
-    strategy: str = "gradient",
+    strategy: str = strategies.DEFAULT,
     model: cost_model.ModelLike = None,
     options: options_module.TuneOptions | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -94,8 +95,8 @@ def tune(
         seconds: stop after this long, start-up included; None for no limit.
         seed: everything random follows from it. Of several tasks on a GPU the order of rounds
             depends on the machine's speed, too (`TuneOptions.search_processes`).
-        strategy: "gradient"; "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb" are
-            there to compare with.
+        strategy: "local"; "gradient", "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb"
+            are there to compare with.
         model: a cost-model checkpoint or module; the one shipped for the target if left out.
         options: sizes and details.
         out: folder for the session (records and checkpoints, in `tuning/`).

@@ -146,7 +146,7 @@ class JobSettings(RequestBody):
     )
     seconds: float | None = pydantic.Field(default=None, gt=0, le=30 * 86400)
     seed: int = pydantic.Field(default=0, ge=0, le=MAX_INT)
-    strategy: StrategyName = strategies.NAMES[0]
+    strategy: StrategyName = strategies.DEFAULT
     options: Options = Options()
     reuse: bool = pydantic.Field(
         default=True,

@@ -187,12 +187,15 @@ def test_trials_are_given_by_strategy() -> None:
             search_efficiency._trials(wrong)
 
 
-def test_searches_without_gradients_are_those_of_the_ablation() -> None:
-    for strategy in ("no-descent", "exact-evolution"):
-        ablated = search_ablation.make_search(strategy, [synthetic.FakeSketch()], None, 0)
-        assert search_efficiency.search_options(strategy, None) == ablated.options
+def test_searches_are_those_of_the_ablation() -> None:
+    ablated = search_ablation.make_search("exact-evolution", [synthetic.FakeSketch()], None, 0)
+    assert search_efficiency.search_options("exact-evolution", None) == ablated.options
+    names = {"felix": "felix", "gradient": "descent", "exact-evolution": "exact-evolution"}
+    for strategy, name in names.items():
+        ablated = search_ablation.make_search(name, [synthetic.FakeSketch()], None, 0)
         assert search_efficiency.TUNED[strategy] == ablated.kind
-    assert all(search_efficiency.search_options(s, None) is None for s in ("felix", "random"))
+    own = ("felix", "gradient", "random")
+    assert all(search_efficiency.search_options(each, None) is None for each in own)
 
 
 def test_a_missing_time_counts_as_never_in_the_median() -> None:
@@ -305,7 +308,7 @@ def test_felix_and_evolution_differ_in_the_search_alone(
     assert len(pools) == 3 and models[0] == models[1]  # builder, runner; model and its learning
     ours, theirs = calls
     kinds = ours.pop("strategy"), theirs.pop("strategy")
-    assert kinds == ("gradient", "tvm-evolutionary")
+    assert kinds == ("local", "tvm-evolutionary")
     options, others = ours.pop("options"), theirs.pop("options")
     assert options.pool.__func__ is others.pool.__func__ is server_pools.Pools.take
     batches = {"round_size": 64, "first_round_size": 64, "pool": others.pool}

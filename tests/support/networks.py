@@ -13,8 +13,7 @@ import felix
 from felix.measure import protocol, testing
 from felix.measure.pool import rwlock
 from felix.network.optimized import OptimizedNetwork
-from felix.search import descent
-from felix.search.strategies import gradient
+from felix.search.strategies import local
 from felix.task import Task
 from felix.tuning import options
 
@@ -54,9 +53,7 @@ class Pool:
 
 def tune_options(pool: Pool, **changes: Any) -> options.TuneOptions:
     """Quick rounds without processes."""
-    sizes = gradient.GradientOptions(
-        n_seeds=2, n_samples=8, n_polish=0, descent=descent.DescentOptions(steps=4, record_every=2)
-    )
+    sizes = local.LocalOptions(n_samples=8, n_polish=0)
     defaults: dict[str, Any] = {
         "round_size": 4, "first_round_size": 2, "n_finalists": 0, "final_pause_s": 0.0,
         "learn": False, "search": sizes, "pool": lambda task: pool,

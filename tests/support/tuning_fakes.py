@@ -137,11 +137,9 @@ def task(m: int = 64, weight: float = 1.0) -> Task:
 
 def small(pool: Pool | None = None, **changes: Any) -> options.TuneOptions:
     """Options for quick runs with a fake pool."""
-    from felix.search import descent
-    from felix.search.strategies import gradient
+    from felix.search.strategies import local
 
-    steps = descent.DescentOptions(steps=20, record_every=5)
-    sizes = gradient.GradientOptions(n_seeds=4, n_samples=16, n_polish=1, descent=steps)
+    sizes = local.LocalOptions(n_samples=16, n_polish=1)
     chosen = pool or Pool()
     defaults: dict[str, Any] = {
         "round_size": 8,

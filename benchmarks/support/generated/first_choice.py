@@ -68,15 +68,15 @@ def choose(task: Task, seed: int) -> tuple[TemplateSketch, interface.Suggestion,
     """
     from felix.features.kind import FeatureKind
     from felix.search import cost_model
-    from felix.search.strategies import gradient
+    from felix.search.strategies import local
     from felix.sketch import sketch as sketching
 
     sketches = sketching.of_templates(task)
     if not sketches:
         return None
     loaded = cost_model.load(None, task.target, seed, FeatureKind.TEMPLATE)
-    options = dataclasses.replace(gradient.GradientOptions(), n_warm_rounds=0)
-    search = gradient.GradientSearch(list(sketches), loaded.module, options, seed=seed)
+    options = dataclasses.replace(local.LocalOptions(), n_warm_rounds=0)
+    search = local.LocalSearch(list(sketches), loaded.module, options, seed=seed)
     best = preferred(search.suggest(SUGGESTIONS))
     return None if best is None else (sketches[best.sketch_index], best, loaded.message)
 

@@ -13,6 +13,7 @@ from felix import errors
 from felix.artifact import export
 from felix.cli import interrupts, progress
 from felix.cli.commands import inputs
+from felix.search import strategies
 from felix.tuning import options, pacing
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def is_network(workloads: Sequence[str]) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Optimize the network, write its artifact and report; the exit code."""
-    if arguments.strategy != "gradient" or arguments.model is not None:
-        raise errors.TuningError("a network is tuned by gradient search with the shipped model")
+    if arguments.strategy != strategies.DEFAULT or arguments.model is not None:
+        raise errors.TuningError("a network is tuned by local search with the shipped model")
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)
     fast = _optimized(path, arguments, out)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-#: The default first.
-NAMES = ("gradient", "evolutionary", "random", "tvm-evolutionary", "tvm-xgb")
+#: As measured (`docs/results/gpu-search.md`).
+DEFAULT = "local"
+NAMES = ("local", "gradient", "evolutionary", "random", "tvm-evolutionary", "tvm-xgb")
 #: Those that do not use Felix's cost model.
 WITHOUT_MODEL = ("random", "tvm-xgb")
 #: Those of TVM, which know traces and no templates.

@@ -31,7 +31,7 @@ class EvolutionOptions:
 
 
 class EvolutionarySearch(base.ModelSearch):
-    """See the module docstring; arguments as for `gradient.GradientSearch`."""
+    """See the module docstring; arguments as for `local.LocalSearch`."""
 
     kind = "evolutionary"
 
@@ -76,7 +76,7 @@ class EvolutionarySearch(base.ModelSearch):
                 return
             children = [self._child(index, parents, rng) for _ in range(size)]
             near = generation == 0 and bool(elite)
-            source = selection.Source.NEIGHBOUR if near else selection.Source.DESCENT
+            source = selection.Source.NEIGHBOUR if near else selection.Source.POLISH
             pool.add(index, children, source)
 
     def _child(

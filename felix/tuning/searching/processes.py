@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Processes at most, and cores for each: builders have the others.
 MAX_PROCESSES, CORES_EACH = 8, 4
 #: Strategies whose rounds take so long that a process pays.
-STRATEGIES = ("gradient", "evolutionary")
+STRATEGIES = ("local", "gradient", "evolutionary")
 _MODULE = "felix.tuning.searching.process_main"
 
 

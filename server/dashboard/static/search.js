@@ -29,7 +29,7 @@ const predicted = new Chart("predicted", () => {
 
 const descent = new Chart("descent", () => {
   const selected = rounds.filter((round) => round.steps.length && (choose.value === "" || String(round.round) === choose.value));
-  if (!selected.length) return { empty: rounds.length ? "Nothing descends in these rounds: the first one warms up, and only the strategy gradient descends." : "Shown after the first round with a gradient descent." };
+  if (!selected.length) return { empty: rounds.length ? "Nothing descends in these rounds: only the strategy gradient descends, after a round that warms up." : "Shown after the first round with a gradient descent." };
   const steps = [];
   let before = 0;
   for (const round of selected) {

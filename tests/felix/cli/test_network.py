@@ -78,7 +78,7 @@ def test_onnx(
     [
         (["net.onnx", "gemm:8,8,8"], "tune it by itself"),
         (["missing.pt2"], "cannot read missing.pt2"),
-        (["net.onnx", "--strategy", "random"], "gradient search"),
+        (["net.onnx", "--strategy", "random"], "local search"),
         (["net.onnx", "--shape", "x=axb"], "NAME=1x3x224x224"),
         (["net.pt2", "--shape", "x=1"], "has its shapes"),
     ],

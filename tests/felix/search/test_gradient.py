@@ -18,11 +18,11 @@ from felix import errors
 from felix.search import build_time, descent, scoring, selection
 from felix.search import history as history_module
 from felix.search.interface import Suggestion
-from felix.search.strategies import base, evolutionary, gradient, random
+from felix.search.strategies import base, evolutionary, gradient, local, random
 from tests.support import synthetic
 
 torch.set_num_threads(1)
-SEARCHES = ["gradient", "evolutionary", "random"]
+SEARCHES = ["local", "gradient", "evolutionary", "random"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Result:
 
 def make(kind: str, sketches: list[synthetic.FakeSketch], seed: int = 0) -> base.BaseSearch:
     model = synthetic.CostModel()
+    if kind == "local":
+        return local.LocalSearch(sketches, model, None, seed)
     if kind == "gradient":
         options = gradient.GradientOptions(descent=descent.DescentOptions(steps=60))
         return gradient.GradientSearch(sketches, model, options, seed)
@@ -77,10 +79,11 @@ def test_suggestions_are_new_legal_and_deterministic(kind: str) -> None:
     assert make(kind, two_sketches(), 4).suggest(12) != make(kind, two_sketches(), 3).suggest(12)
 
 
-def test_gradient_search_finds_the_known_optimum() -> None:
+@pytest.mark.parametrize("kind", ["local", "gradient"])
+def test_the_known_optimum_is_found(kind: str) -> None:
     """exp(0) us is the optimum of sketch 0 apart from the product and its structural value."""
     sketches = [synthetic.FakeSketch(structural=(-1, 0, 2))]
-    search = make("gradient", sketches)
+    search = make(kind, sketches)
     best = np.inf
     for _ in range(3):
         results = [(s, Result(true_us(sketches, s))) for s in search.suggest(8)]
@@ -90,7 +93,8 @@ def test_gradient_search_finds_the_known_optimum() -> None:
     assert best <= np.exp(-1.0 + 2 * np.log(2) ** 2) * 1.01
 
 
-def test_gradient_search_needs_fewer_rounds_than_random() -> None:
+@pytest.mark.parametrize("kind", ["local", "gradient"])
+def test_fewer_rounds_are_needed_than_by_chance(kind: str) -> None:
     def best_after(kind: str) -> float:
         sketches = [synthetic.FakeSketch(extents=(512, 512, 1024))]
         search = make(kind, sketches)
@@ -101,7 +105,7 @@ def test_gradient_search_needs_fewer_rounds_than_random() -> None:
             search.update([(s, Result(true_us(sketches, s))) for s in suggestions])
         return min(latencies_us)
 
-    assert best_after("gradient") < 0.5 * best_after("random")
+    assert best_after(kind) < 0.5 * best_after("random")
 
 
 def test_predictions_belong_to_their_candidates() -> None:
@@ -386,12 +390,12 @@ def test_near_copies_of_picks_wait() -> None:
     assert sum(c.sketch_index == 0 for c in picks) == 10
 
 
-@pytest.mark.parametrize("kind", ["gradient", "evolutionary"])
+@pytest.mark.parametrize("kind", ["local", "gradient", "evolutionary"])
 def test_a_round_compiles_few_new_structures(kind: str) -> None:
     sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 60)))]
     search = make(kind, sketches)
     limit = search.options.n_new_structures
-    if isinstance(search, gradient.GradientSearch):
+    if isinstance(search, local.LocalSearch):
         limit = max(limit, 24 // len(sketches[0].variables))
     for round_number in range(1, 4):
         assert search.suggest(8)
@@ -431,21 +435,15 @@ def test_polishing_finds_what_rounding_missed() -> None:
     assert best(8) < 0.5 * best(0)
 
 
-def test_without_steps_nothing_is_compiled_for_a_descent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def suggested(steps: int) -> list[Suggestion]:
-        options = gradient.GradientOptions(
-            n_warm_rounds=0, descent=descent.DescentOptions(steps=steps)
-        )
-        search = gradient.GradientSearch(
-            [synthetic.FakeSketch()], synthetic.CostModel(), options, 1
-        )
-        found = search.suggest(4)
-        assert bool(search.descent_steps) == bool(steps)
-        return found
-
-    assert suggested(4)
+def test_only_the_gradient_search_descends(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketches, model = [synthetic.FakeSketch()], synthetic.CostModel()
+    steps = descent.DescentOptions(steps=4)
+    sizes = gradient.GradientOptions(n_warm_rounds=0, descent=steps)
+    descending = gradient.GradientSearch(sketches, model, sizes, 1)
+    assert len(descending.suggest(4)) == 4 and descending.descent_steps
     monkeypatch.delattr(descent, "MergedProgram")
-    assert len(suggested(0)) == 4
+    still = local.LocalSearch(sketches, model, local.LocalOptions(n_warm_rounds=0), 1)
+    assert len(still.suggest(4)) == 4 and still.descent_steps == []
 
 
 def test_torch_threads_are_given_back() -> None:

@@ -157,8 +157,9 @@ def test_a_job_is_searched_in_processes(
     until_ready(monkeypatch)
     emitted: list[events.Event] = []
     network = felix.tune(
-        tasks(), 48, seed=3, options=small(), out=tmp_path, on_event=emitted.append
-    )
+        tasks(), 48, seed=3, strategy="gradient", options=small(), out=tmp_path,
+        on_event=emitted.append,
+    )  # fmt: skip
     assert network.reason == "trials"
     n_trials = {r.task.name: len(r.records) for r in network.results}
     assert sum(n_trials.values()) == 48 and min(n_trials.values()) >= 4
@@ -174,7 +175,9 @@ def test_a_job_is_searched_in_processes(
     rounds_of = {r.task.name: {record.round for record in r.records} for r in network.results}
     assert all(found == set(range(len(found))) for found in rounds_of.values())
 
-    again = felix.tune(tasks(), 56, seed=3, options=small(), out=tmp_path, resume=True)
+    again = felix.tune(
+        tasks(), 56, seed=3, strategy="gradient", options=small(), out=tmp_path, resume=True
+    )
     assert sum(len(r.records) for r in again.results) == 56
     for result in again.results:
         keys = [record.key for record in result.records]
@@ -352,7 +355,7 @@ def test_processes_pay_for_several_tasks_on_a_gpu() -> None:
     def count(some: Any, strategy: str, cores: int, asked: int | None = None) -> int:
         return processes.n_processes(some, strategy, asked, cores)
 
-    assert count(on_gpu, "gradient", 16) == 3
+    assert count(on_gpu, "gradient", 16) == count(on_gpu, "local", 16) == 3
     assert count(on_gpu * 9, "gradient", 16) == 4
     assert count(on_gpu * 9, "evolutionary", 64) == processes.MAX_PROCESSES
     assert count(on_gpu, "gradient", 2) == 0 and count(on_gpu, "gradient", 2, asked=2) == 2

@@ -11,6 +11,8 @@ import pytest
 
 import felix
 from felix import events, records
+from felix.search import descent
+from felix.search.strategies import gradient
 from felix.tuning import session
 from tests.support import tuning_fakes
 
@@ -97,9 +99,11 @@ def test_an_interrupt_in_a_callback_records_no_trial_twice(
 def test_rounds_tell_their_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_fakes.use(monkeypatch)
     emitted: list[events.Event] = []
+    steps_of = descent.DescentOptions(steps=20, record_every=5)
+    sizes = gradient.GradientOptions(n_seeds=4, n_samples=16, n_polish=1, descent=steps_of)
     felix.tune(
-        tuning_fakes.task(), trials=16, model=tuning_fakes.Model(),
-        options=tuning_fakes.small(), on_event=emitted.append,
+        tuning_fakes.task(), trials=16, model=tuning_fakes.Model(), strategy="gradient",
+        options=tuning_fakes.small(search=sizes), on_event=emitted.append,
     )  # fmt: skip
     rounds = [event for event in emitted if isinstance(event, events.RoundStarted)]
     assert rounds[0].steps == ()  # warm-up

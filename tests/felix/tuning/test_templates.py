@@ -142,9 +142,9 @@ def test_failed_kernels_are_recorded_by_class() -> None:
     assert isinstance(result.best.program, fakes.Program)
 
 
-@pytest.mark.parametrize("strategy", ["gradient", "evolutionary", "random"])
+@pytest.mark.parametrize("strategy", ["local", "gradient", "evolutionary", "random"])
 def test_same_seed_same_run(strategy: str) -> None:
-    options = {} if strategy == "gradient" else {"search": None}
+    options = {} if strategy == "local" else {"search": None}
     first, second = (tune(strategy=strategy, seed=3, options=options) for _ in range(2))
     assert _keys(first) == _keys(second)
     assert {2} < {index for index, _ in _keys(first)}

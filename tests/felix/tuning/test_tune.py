@@ -20,6 +20,7 @@ import felix
 from felix import errors, events, records
 from felix.cli import report
 from felix.measure import protocol
+from felix.search.strategies import gradient
 from felix.tuning import results, session
 from tests.support import tuning_fakes as fakes
 
@@ -66,9 +67,9 @@ def test_finds_a_fast_schedule_and_says_what_happened() -> None:
         json.dumps(events.to_json(event))
 
 
-@pytest.mark.parametrize("strategy", ["gradient", "evolutionary", "random"])
+@pytest.mark.parametrize("strategy", ["local", "gradient", "evolutionary", "random"])
 def test_same_seed_same_run(strategy: str) -> None:
-    options = {} if strategy == "gradient" else {"search": None}
+    options = {} if strategy == "local" else {"search": None}
     first, second = (_tune(strategy=strategy, seed=3, options=options) for _ in range(2))
     assert _keys(first) == _keys(second)
     other = _tune(strategy=strategy, seed=4, options=options)
@@ -411,5 +412,7 @@ def test_felix_tune_is_the_function_whatever_is_imported() -> None:
 
 
 def test_a_strategy_refuses_the_options_of_another() -> None:
-    with pytest.raises(errors.TuningError, match="evolutionary takes EvolutionOptions, not Grad"):
+    with pytest.raises(errors.TuningError, match="evolutionary takes EvolutionOptions, not Local"):
         _tune(strategy="evolutionary")
+    with pytest.raises(errors.TuningError, match="local takes LocalOptions, not GradientOptions"):
+        _tune(options={"search": gradient.GradientOptions()})
