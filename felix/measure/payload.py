@@ -16,6 +16,7 @@ import json
 from typing import TypeAlias
 
 import tvm
+import tvm_ffi
 
 from felix import errors
 from felix.templates.generated import GeneratedProgram
@@ -23,8 +24,24 @@ from felix.templates.generated import GeneratedProgram
 #: Version of the form.
 VERSION = 1
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrittenProgram:
+    """A program that another process made and wrote.
+
+    Attributes:
+        text: its payload.
+        fingerprint: as `fingerprint` says of the program.
+    """
+
+    text: str
+    fingerprint: str | None
+
+
 #: What is measured: a scheduled module, or a program that a template generated.
 Program: TypeAlias = tvm.IRModule | GeneratedProgram
+#: What a measurer takes: a program, or its text.
+Submitted: TypeAlias = Program | WrittenProgram
 
 
 class Kind(enum.StrEnum):
@@ -42,12 +59,14 @@ class TirProgram:
     target: tvm.target.Target
 
 
-def of(program: Program, target: tvm.target.Target) -> str:
+def of(program: Submitted, target: tvm.target.Target) -> str:
     """A program for a target, as text.
 
     Raises:
         MeasureError: a program in CUDA C++ for a target that is no GPU.
     """
+    if isinstance(program, WrittenProgram):
+        return program.text
     if not isinstance(program, GeneratedProgram):
         return _text(Kind.TIR, str(tvm.ir.save_json([program, target])))
     if target.kind.name != "cuda":
@@ -55,6 +74,21 @@ def of(program: Program, target: tvm.target.Target) -> str:
             f"this program is CUDA C++ for {program.arch}; it cannot be built for {target.kind}"
         )
     return _text(Kind.GENERATED, program.to_json())
+
+
+def write(program: Program, target: tvm.target.Target) -> WrittenProgram:
+    """A program as another process may submit it; raises as `of`."""
+    return WrittenProgram(of(program, target), fingerprint(program))
+
+
+def fingerprint(program: Submitted) -> str | None:
+    """Hash of what is measured, the same for equal programs in every process of one version; None
+    for what is no program."""
+    if isinstance(program, WrittenProgram | GeneratedProgram):
+        return program.fingerprint
+    if not isinstance(program, tvm.IRModule):
+        return None
+    return f"{tvm_ffi.structural_hash(program) & (2**64 - 1):016x}"
 
 
 def read(text: str) -> TirProgram | GeneratedProgram:

@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Program
+    from felix.measure.payload import Submitted
 
 
 class ErrorClass(enum.StrEnum):
@@ -96,7 +96,7 @@ def relative_spread(values: Sequence[float]) -> float | None:
 class Measurer(Protocol):
     """Builds, checks and times candidates; see the module docstring for the contract."""
 
-    def submit(self, program: Program, thorough: bool = False) -> Future[Measurement]:
+    def submit(self, program: Submitted, thorough: bool = False) -> Future[Measurement]:
         """Queue one scheduled module or generated program.
 
         Raises:
@@ -104,7 +104,7 @@ class Measurer(Protocol):
         """
         ...
 
-    def measure(self, programs: Sequence[Program]) -> list[Measurement]:
+    def measure(self, programs: Sequence[Submitted]) -> list[Measurement]:
         """Measure all and wait; results in the order of `programs`."""
         ...
 

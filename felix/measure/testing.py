@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Self
 from felix.measure import protocol
 
 if TYPE_CHECKING:
-    from felix.measure.payload import Program
+    from felix.measure.payload import Submitted
 
 
 class FunctionMeasurer:
     """Answers each candidate with `latency_of(program)`; `submitted` has them in order."""
 
-    def __init__(self, latency_of: Callable[[Program], float | protocol.ErrorClass]) -> None:
-        self.submitted: list[Program] = []
+    def __init__(self, latency_of: Callable[[Submitted], float | protocol.ErrorClass]) -> None:
+        self.submitted: list[Submitted] = []
         self._latency_of = latency_of
 
-    def submit(self, program: Program, thorough: bool = False) -> Future[protocol.Measurement]:
+    def submit(self, program: Submitted, thorough: bool = False) -> Future[protocol.Measurement]:
         """Measure at once; the future is already done."""
         self.submitted.append(program)
         future: Future[protocol.Measurement] = Future()
@@ -33,7 +33,7 @@ class FunctionMeasurer:
         future.set_result(measurement)
         return future
 
-    def measure(self, programs: Sequence[Program]) -> list[protocol.Measurement]:
+    def measure(self, programs: Sequence[Submitted]) -> list[protocol.Measurement]:
         """Measure all, in order."""
         return [self.submit(program).result() for program in programs]
 

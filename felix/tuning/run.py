@@ -8,7 +8,8 @@ allocator, the cost model (`online_model`), what is being measured (`pending`), 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+import types
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from felix import events, target
@@ -22,6 +23,7 @@ from felix.tuning import (
     session,
 )
 from felix.tuning import options as options_module
+from felix.tuning import task_run as task_run_module
 from felix.tuning.opening import ahead, first_rounds
 from felix.tuning.task_run import TaskRun
 from felix.tuning.trials import pending, recorder, remeasure
@@ -212,9 +214,14 @@ class Run:
             size = min(size, trials - n_begun)
         return max(0, size)
 
-    def submit(self, task_run: TaskRun, suggestions: Sequence[interface.Suggestion]) -> int:
-        """Make the programs and send them to be measured; how many were sent."""
-        made = task_run.programs(suggestions, self._compute_guard)
+    def submit(
+        self,
+        task_run: TaskRun,
+        suggestions: Sequence[interface.Suggestion],
+        made_elsewhere: Mapping[interface.Key, task_run_module.Made] = types.MappingProxyType({}),
+    ) -> int:
+        """Make the programs that no process made, and send all to be measured; how many were."""
+        made = task_run.programs(suggestions, self._compute_guard, made_elsewhere)
         predicted = [s.predicted_us for s, _ in made if s.predicted_us is not None]
         self._on_event(
             events.RoundStarted(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from felix import errors, records
-from felix.measure import protocol
+from felix.measure import payload, protocol
 from felix.search import interface
 from felix.target import cpu
-from felix.templates import generated
 from felix.tuning import pacing, results
 from felix.tuning.opening import task_search
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from felix.task import Task
 
 
+#: What is measured of a candidate, or why there is nothing.
+Made: TypeAlias = "payload.Submitted | errors.InvalidSchedule"
 #: Threads that make schedules.
 MAX_THREADS = 8
 
@@ -78,41 +79,45 @@ class TaskRun(task_search.TaskSearch):
         return taken
 
     def programs(
-        self, suggestions: Sequence[interface.Suggestion], compute_guard: pacing.ComputeGuard
-    ) -> list[tuple[interface.Suggestion, Program]]:
+        self,
+        suggestions: Sequence[interface.Suggestion],
+        compute_guard: pacing.ComputeGuard,
+        made_elsewhere: Mapping[interface.Key, Made],
+    ) -> list[tuple[interface.Suggestion, payload.Submitted]]:
         """What is measured of each; what TVM rejects is remembered as failed and left out.
 
         Several at a time: TVM applies a trace without Python's lock, in 30 ms and more each.
+
+        Args:
+            suggestions: of the task's search.
+            compute_guard: of the run.
+            made_elsewhere: programs that a process made.
         """
-        made = []
+        programs = []
         width = min(MAX_THREADS, cpu.available_cores())
         with compute_guard.computing("schedule"), futures.ThreadPoolExecutor(width) as threads:
             for first in range(0, len(suggestions), width):
                 compute_guard.yield_to_timing()
                 some = suggestions[first : first + width]
-                for suggestion, program in zip(
-                    some, threads.map(self._program, some), strict=True
-                ):
+                made_here = threads.map(
+                    lambda each: made_elsewhere.get(each.key) or self._program(each), some
+                )
+                for suggestion, program in zip(some, made_here, strict=True):
                     if isinstance(program, errors.InvalidSchedule):
                         failed = protocol.Measurement(
                             error=protocol.ErrorClass.BUILD, message=str(program)
                         )
                         self.search.update([(suggestion, failed)])
                     elif not self._is_duplicate(suggestion, program):
-                        made.append((suggestion, program))
-        return made
+                        programs.append((suggestion, program))
+        return programs
 
-    def _program(self, suggestion: interface.Suggestion) -> Program | errors.InvalidSchedule:
-        """What is measured of a candidate, or why there is nothing."""
-        sketch = self.sketches[suggestion.sketch_index]
-        try:
-            return sketch.program(suggestion.decisions)
-        except errors.InvalidSchedule as error:
-            return error
+    def _program(self, suggestion: interface.Suggestion) -> Made:
+        return made(self.sketches[suggestion.sketch_index], suggestion)
 
-    def _is_duplicate(self, suggestion: interface.Suggestion, program: Program) -> bool:
+    def _is_duplicate(self, suggestion: interface.Suggestion, program: payload.Submitted) -> bool:
         """Whether another candidate gives the same program; it then shares its measurement."""
-        digest = fingerprint(program)
+        digest = payload.fingerprint(program)
         if digest is None:
             return False
         first = self._programs.setdefault(digest, suggestion.key)
@@ -271,16 +276,12 @@ class _SharedMeasurement:
     latency_us: float | None
 
 
-def fingerprint(program: Program) -> str | None:
-    """Hash of what is measured, the same for equal programs; None for what is no program."""
-    import tvm
-    import tvm_ffi
-
-    if isinstance(program, generated.GeneratedProgram):
-        return program.fingerprint
-    if not isinstance(program, tvm.IRModule):
-        return None
-    return f"{tvm_ffi.structural_hash(program) & (2**64 - 1):016x}"
+def made(sketch: Sketch, suggestion: interface.Suggestion) -> Made:
+    """The program of one of a sketch's candidates."""
+    try:
+        return sketch.program(suggestion.decisions)
+    except errors.InvalidSchedule as error:
+        return error
 
 
 def _fits(sketch: Sketch, decisions: Sequence[int]) -> bool:

@@ -72,12 +72,12 @@ class StagedPool(abc.ABC):
         )
 
     def submit(
-        self, program: payloads.Program, thorough: bool = False
+        self, program: payloads.Submitted, thorough: bool = False
     ) -> Future[protocol.Measurement]:
         """Queue one program of the pool's task."""
         return self._submit(program, self._task, thorough)
 
-    def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
+    def measure(self, programs: Sequence[payloads.Submitted]) -> list[protocol.Measurement]:
         """Measure all and wait; results in the order of `programs`."""
         return [future.result() for future in [self.submit(program) for program in programs]]
 
@@ -246,7 +246,7 @@ class StagedPool(abc.ABC):
             return index
 
     def _submit(
-        self, program: payloads.Program, task: candidates.PoolTask, thorough: bool
+        self, program: payloads.Submitted, task: candidates.PoolTask, thorough: bool
     ) -> Future[protocol.Measurement]:
         assert task.target is not None
         payload = payloads.of(program, task.target)
@@ -308,12 +308,12 @@ class TaskView:
         self._task = task
 
     def submit(
-        self, program: payloads.Program, thorough: bool = False
+        self, program: payloads.Submitted, thorough: bool = False
     ) -> Future[protocol.Measurement]:
         """Queue one program of this task."""
         return self._pool._submit(program, self._task, thorough)
 
-    def measure(self, programs: Sequence[payloads.Program]) -> list[protocol.Measurement]:
+    def measure(self, programs: Sequence[payloads.Submitted]) -> list[protocol.Measurement]:
         """Measure all and wait; results in the order of `programs`."""
         return [future.result() for future in [self.submit(program) for program in programs]]
 

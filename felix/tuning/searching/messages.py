@@ -14,8 +14,10 @@ from felix.features.kind import FeatureKind
 if TYPE_CHECKING:
     from torch import nn
 
+    from felix.search import interface
     from felix.search.strategies import base
     from felix.tuning import options as options_module
+    from felix.tuning import task_run
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Searched:
     searched: base.Round
     #: (index, key) of the sketches that the search has, in its order
     sketches: tuple[tuple[int, str], ...]
+    #: what is measured of each candidate, or why there is nothing
+    programs: Mapping[interface.Key, task_run.Made]
     #: why others have no legal schedule, by their index
     failures: Mapping[int, str]
     #: what opening sketches took for this request

@@ -9,18 +9,23 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from collections.abc import Sequence
+from concurrent import futures
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 import torch
 
 from felix import errors
+from felix.measure import payload
 from felix.search.strategies import base
 from felix.task import Task
+from felix.tuning import task_run
 from felix.tuning.opening import opened_sketches, task_search
-from felix.tuning.searching import messages
+from felix.tuning.searching import messages, processes
 
 if TYPE_CHECKING:
+    from felix.search import interface
     from felix.sketch.sketch import Sketch
 
 
@@ -50,12 +55,29 @@ class OpenTask:
         search.model = request.models
         if request.state is not None:
             search.load_state_dict(request.state)
+        searched = search.run_round(request.n)
         return messages.Searched(
-            searched=search.run_round(request.n),
+            searched=searched,
+            programs=self._programs(searched.suggestions),
             sketches=tuple((sketch.index, sketch.key) for sketch in ours.sketches),
             failures=dict(self._failures),
             open_s=open_s,
         )
+
+    def _programs(
+        self, suggestions: Sequence[interface.Suggestion]
+    ) -> dict[interface.Key, task_run.Made]:
+        """What is measured of each candidate, as text."""
+        with futures.ThreadPoolExecutor(processes.CORES_EACH) as threads:
+            written = threads.map(self._written, suggestions)
+            return {each.key: made for each, made in zip(suggestions, written, strict=True)}
+
+    def _written(self, suggestion: interface.Suggestion) -> task_run.Made:
+        ours = self._task_search
+        made = task_run.made(ours.sketches[suggestion.sketch_index], suggestion)
+        if isinstance(made, errors.InvalidSchedule):
+            return made
+        return payload.write(made, ours.task.target)
 
     def _judge(self, sketch: Sketch) -> str | None:
         failure = opened_sketches.make_formulas(sketch)

@@ -21,9 +21,10 @@ from felix.tuning.run import Run
 from felix.tuning.searching import exchange, messages, processes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from felix.search import interface
+    from felix.tuning import task_run as task_run_module
     from felix.tuning.task_run import TaskRun
 
 #: How long to wait for a search before measurements are looked after, in seconds.
@@ -144,7 +145,7 @@ class Rounds:
                 break
             if not self._searches.is_ready or task_run.index in self._alone:
                 if run.opener.has_opened(task_run):
-                    self._submit(task_run, run.search(task_run, self._n_reserved))
+                    self._submit(task_run, run.search(task_run, self._n_reserved), {})
                 return True
             if task_run.is_open or run.opener.has_begun(task_run):
                 self._ask(task_run)
@@ -188,17 +189,20 @@ class Rounds:
         if run.is_late and task_run.n_rounds:
             return
         chosen: list[interface.Suggestion] | None = None
+        made: Mapping[interface.Key, task_run_module.Made] = {}
         if isinstance(answer, messages.Searched):
             if not self._exchange.has_opened(task_run, answer, searching.has_rest):
                 return
             chosen = self._exchange.adopt(task_run, answer, searching.first, searching.n)
+            made = answer.programs
         if chosen is None:
             if not run.opener.has_opened(task_run):
                 return
             self._leave_alone(task_run, answer)
             n_reserved = self._n_reserved + len(searching.first)
             chosen = [*searching.first, *run.search(task_run, n_reserved)]
-        self._submit(task_run, chosen)
+            made = {}
+        self._submit(task_run, chosen, made)
 
     def _leave_alone(self, task_run: TaskRun, answer: messages.Answer) -> None:
         """Ask no process for a task any more; the first time, say why."""
@@ -209,5 +213,10 @@ class Rounds:
             self._run.warn(f"{task_run.task.name} is searched without a process: {why}")
         self._alone.add(task_run.index)
 
-    def _submit(self, task_run: TaskRun, chosen: Sequence[interface.Suggestion]) -> None:
-        self._measuring[task_run.index] = self._run.submit(task_run, chosen)
+    def _submit(
+        self,
+        task_run: TaskRun,
+        chosen: Sequence[interface.Suggestion],
+        made: Mapping[interface.Key, task_run_module.Made],
+    ) -> None:
+        self._measuring[task_run.index] = self._run.submit(task_run, chosen, made)

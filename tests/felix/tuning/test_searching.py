@@ -22,7 +22,8 @@ import felix
 from felix import errors, events, workloads
 from felix.features import spec
 from felix.features.kind import FeatureKind
-from felix.measure import protocol
+from felix.measure import payload, protocol
+from felix.measure.pool import rwlock
 from felix.tuning import online_model, pacing, task_run
 from felix.tuning import options as options_module
 from felix.tuning.opening import task_search
@@ -38,7 +39,7 @@ def tasks() -> list[felix.Task]:
 
 def latency_us(program: Any) -> float:
     """The same for the same program, 10 to 110 us."""
-    fingerprint = task_run.fingerprint(program)
+    fingerprint = payload.fingerprint(program)
     assert fingerprint is not None
     return 10.0 + int(fingerprint[-4:], 16) / 655.36
 
@@ -120,9 +121,44 @@ def test_a_round_elsewhere_is_the_round_here() -> None:
         assert adopting.search.descent_steps == here.search.descent_steps
         for suggestion, rows in zip(expected, answer.searched.features, strict=True):
             np.testing.assert_array_equal(here.search.features_of(suggestion), rows)
+        assert {key: made.text for key, made in answer.programs.items()} == {
+            each.key: payload.of(
+                here.sketches[each.sketch_index].program(each.decisions), task.target
+            )
+            for each in expected
+        }
         measured = [(s, protocol.Measurement(latency_us=20.0 + i)) for i, s in enumerate(expected)]
         for each in (here, adopting):
             each.search.update(measured)
+
+
+def test_what_tvm_rejects_is_said_for_its_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    models, (task, *_) = learner().models_for(0), tasks()
+    run = task_search.TaskSearch(0, task)
+    run.open("local", models, None, 5)
+    refused: list[Any] = []
+    make = task_run.made
+
+    def failing(sketch: Any, suggestion: Any) -> Any:
+        if refused:
+            return make(sketch, suggestion)
+        refused.append(suggestion.key)
+        return errors.InvalidSchedule("no such program")
+
+    monkeypatch.setattr(task_run, "made", failing)
+    there = process_main.OpenTask(0, task)
+    answer = there.answer(request_of(run, 4, models, strategy="local", has_rest=True))
+    answer = pickle.loads(pickle.dumps(answer))
+    made = answer.programs.values()
+    bad = [str(each) for each in made if not isinstance(each, payload.WrittenProgram)]
+    assert len(made) == 4 and bad == ["no such program"]
+    whole = task_run.TaskRun(0, task, fakes.Pool().for_task(task))
+    whole.open("local", models, None, 5)
+    guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown(), None)
+    monkeypatch.setattr(task_run, "made", None)  # all are made
+    programs = whole.programs(answer.searched.suggestions, guard, answer.programs)
+    assert all(isinstance(program, payload.WrittenProgram) for _, program in programs)
+    assert whole.search.history.measured[refused[0]] is None
 
 
 def test_what_was_measured_meanwhile_stays_known() -> None:

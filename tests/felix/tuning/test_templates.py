@@ -21,7 +21,7 @@ import felix
 from felix import errors, events, records
 from felix.cli import report
 from felix.cli.commands import compile as compile_command
-from felix.measure import protocol
+from felix.measure import payload, protocol
 from felix.search import strategies as names
 from felix.sketch import sketch as sketching
 from felix.sketch import template_sketch
@@ -126,7 +126,7 @@ def test_equal_programs_are_measured_once() -> None:
     tune(fakes.Pool(latency))
     assert len(measured) == len(set(measured)) > 0
     program = naive_gemm.sketch().program([8, 32, 1, 1])
-    assert task_run.fingerprint(program) == program.fingerprint
+    assert payload.fingerprint(program) == program.fingerprint
 
 
 def test_failed_kernels_are_recorded_by_class() -> None:
