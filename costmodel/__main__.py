@@ -180,6 +180,10 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--part", choices=("test", "validation", "all"), default="test")
     sub.add_argument("--baselines", action="store_true", help="also analytic and trees")
     sub.add_argument("--per-task", action="store_true", help="table per workload")
+    sub.add_argument(
+        "--measured", type=_positive, nargs="+", default=[], metavar="N",
+        help="also the model corrected by N measurements of each workload, on its other schedules",
+    )  # fmt: skip
     sub.add_argument("--out", help="JSON file to write")
     sub.set_defaults(run=commands.evaluate)
 

@@ -38,6 +38,9 @@ def render(result: Mapping[str, Any]) -> str:
     else:
         predictors = [(report["label"], report["overall"]) for report in result["reports"]]
         parts = [*_origin(result), _scores("predictor", predictors), _behind(predictors)]
+        if after := [(each["label"], each["overall"]) for each in result.get("corrected", [])]:
+            parts += ["After measurements of each workload, its other schedules:",
+                      _scores("model", after)]  # fmt: skip
     return "\n\n".join(parts)
 
 

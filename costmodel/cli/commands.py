@@ -111,8 +111,11 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
     """Score a checkpoint and the baselines on one part of the data."""
     from costmodel.data import split as splitting
     from costmodel.models import checkpoint
+    from costmodel.training import corrected
     from costmodel.training import evaluate as evaluation
 
+    if options.measured and options.model is None:
+        raise errors.CheckpointError("nothing to correct: --measured needs --model")
     if options.model is None and not options.baselines:
         raise errors.CheckpointError("nothing to score: give --model, --baselines or both")
     with torch_threads.limit(options.threads):
@@ -126,8 +129,18 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
             reports.append(evaluation.evaluate(options.model, evaluation.of_module(model), tasks))
         if options.baselines:
             reports += _baselines(features, parts, tasks, options)
+        after = [
+            report
+            for count in options.measured
+            for report in corrected.reports(model, tasks, count, options.seed)
+        ]
     print(evaluation.table(reports, options.per_task))
-    _write_reports(options, _facts(command, dataset, features), options.part, reports)
+    if after:
+        print(evaluation.table(after))
+    facts = _facts(command, dataset, features)
+    if after:
+        facts |= {"corrected": [report.as_json() for report in after]}
+    _write_reports(options, facts, options.part, reports)
 
 
 def compare(options: argparse.Namespace, command: str) -> None:

@@ -70,6 +70,20 @@ def test_train_then_evaluate_then_load(
     assert "pairwise" in table and "gemm_0" in table and "analytic" in table
     content = json.loads(scores.read_text())
     assert content["part"] == "all" and len(content["reports"][0]["tasks"]) == 24
+    assert "corrected" not in content
+
+    assert cli.main([*arguments, "--part", "all", "--measured", "4", "2"]) == 0
+    content = json.loads(scores.read_text())
+    labels = [report["label"] for report in content["corrected"]]
+    assert labels == ["before, left after 4", "corrected by 4", "before, left after 2",
+                      "corrected by 2"]  # fmt: skip
+    assert labels[1] in capsys.readouterr().out
+    counts = [[task["count"] for task in each["tasks"]] for each in content["corrected"]]
+    assert counts[0] == counts[1] and {
+        a - b for a, b in zip(counts[2], counts[0], strict=True)
+    } == {2}
+    assert cli.main(["evaluate", "--data", str(data), "--baselines", "--measured", "4"]) == 1
+    assert "--measured needs --model" in capsys.readouterr().err
 
     _, info = registry.load_for("llvm", NAMES, 5, root=tmp_path)
     assert info.source == "checkpoint"
