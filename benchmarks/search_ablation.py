@@ -12,6 +12,10 @@ rounds. The sketches are opened before, once for all searches of a task; formula
 asks for beyond them are its own cost. Its best after t CPU seconds is that
 of the rounds that ended by then; before the first has ended, that of the first.
 
+*descent* is `--strategy gradient`; *descent-only* leaves out its polishing, *late-descent*
+descends shortly from polished points, *first-order* scores only those neighbours of a point that
+its gradient ranks first (`support/gradients.py`).
+
 *share*: the lowest prediction of any search of the task, over this one's; geometric means over
 tasks and seeds. *felix / other*: this strategy's lowest prediction over felix's, above 1 where
 felix is ahead, with the interval that holds 95 % of such means over tasks and seeds drawn anew.
@@ -33,7 +37,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection
 from typing import Any
@@ -41,9 +45,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import numpy as np
-
-from benchmarks.support import common, subgraphs
+from benchmarks.support import common, paired, subgraphs
 
 TARGET = "h200"
 SETS = {
@@ -66,7 +68,8 @@ WITH_GRADIENTS = ("descent", "descent-only", "late-descent", "first-order")
 STRATEGIES = (FELIX, *WITHOUT_GRADIENTS, *WITH_GRADIENTS)
 BUDGETS_S = (1.0, 2.0, 4.0, 8.0)
 N_WARM_UP, N_ROUND = 8, 24
-N_DRAWN, INTERVAL = 10_000, (2.5, 97.5)
+#: Of a curve of the picture.
+N_POINTS = 80
 OUT = common.RESULTS / "gpu-search" / "search_ablation.json"
 
 
@@ -221,24 +224,13 @@ def _ahead(
         [math.log(best[strategy, task, seed] / best[FELIX, task, seed]) for seed in seeds]
         for task, seeds in _tasks(pieces)
     ]
-    low, high = np.percentile(list(_means(by_task)), INTERVAL)
-    mean = statistics.fmean(value for task in by_task for value in task)
-    return {"ahead": math.exp(mean), "interval": [math.exp(low), math.exp(high)]}
+    ratio = paired.mean(by_task)
+    return {"ahead": ratio.mean, "interval": [ratio.low, ratio.high]}
 
 
 def _tasks(pieces: Sequence[dict[str, Any]]) -> list[tuple[str, list[int]]]:
     names = dict.fromkeys(piece["name"] for piece in pieces)
     return [(name, sorted({p["seed"] for p in pieces if p["name"] == name})) for name in names]
-
-
-def _means(by_task: Sequence[Sequence[float]]) -> Iterator[float]:
-    """Means over tasks, and seeds of each, that are drawn with replacement."""
-    rng = np.random.default_rng(0)
-    for _ in range(N_DRAWN):
-        tasks = rng.integers(len(by_task), size=len(by_task))
-        yield statistics.fmean(
-            float(np.mean(rng.choice(by_task[task], len(by_task[task])))) for task in tasks
-        )
 
 
 def render(data: dict[str, Any]) -> str:
@@ -276,6 +268,44 @@ def says(data: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def picture(data: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Shares over CPU seconds, one panel a set."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(piece["set"] for piece in data["pieces"]))
+    figure, axes = pyplot.subplots(1, len(names), squeeze=False, figsize=(6 * len(names), 4))
+    for axis, name in zip(axes.flat, names, strict=True):
+        of_set = [piece for piece in data["pieces"] if piece["set"] == name]
+        for number, strategy in enumerate(dict.fromkeys(piece["strategy"] for piece in of_set)):
+            seconds, shares = _curve(of_set, strategy, data["cpu_s"])
+            axis.plot(seconds, shares, color=f"C{number}", label=strategy,
+                      linewidth=2.5 if strategy == FELIX else 1.2)  # fmt: skip
+        axis.set(title=name, xlabel="CPU s", ylabel="lowest prediction of any search / own")
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _curve(
+    of_set: Sequence[dict[str, Any]], strategy: str, cpu_s: float
+) -> tuple[list[float], list[float]]:
+    """Geometric means over tasks and seeds, at N_POINTS moments."""
+    lowest = {
+        task: min(piece["best_us"][-1] for piece in of_set if piece["name"] == task)
+        for task in {piece["name"] for piece in of_set}
+    }
+    own = [piece for piece in of_set if piece["strategy"] == strategy]
+    seconds = [cpu_s * number / N_POINTS for number in range(1, N_POINTS + 1)]
+    shares = [
+        math.exp(statistics.fmean(math.log(lowest[p["name"]] / best_by(p, at)) for p in own))
+        for at in seconds
+    ]
+    return seconds, shares
+
+
 def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -287,6 +317,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", action="store_true", help="run what the results file lacks")
     parser.add_argument("--out", type=pathlib.Path, default=OUT)
+    parser.add_argument("--picture", type=pathlib.Path, help="SVG to write")
     args = parser.parse_args()
     head = common.header("search_ablation")
     pieces = _kept(args.out, args.cpu_s) if args.keep else []
@@ -306,7 +337,10 @@ def main() -> int:
                         pieces += pool.submit(of_task, jobs, args.processes).result()
                         _write(args.out, head, args.cpu_s, pieces)
                         print(set_name, name, _ends(pieces[-len(jobs) :]), flush=True)
-    print(render(_write(args.out, head, args.cpu_s, pieces)))
+    data = _write(args.out, head, args.cpu_s, pieces)
+    print(render(data))
+    if args.picture is not None:
+        picture(data, args.picture)
     return 0
 
 

@@ -11,13 +11,15 @@ from typing import Any
 
 from benchmarks import fusion, search_ablation, search_cost, structure, tensor_cores
 from benchmarks.networks import results as networks
-from benchmarks.support import common, efficiency
+from benchmarks.support import common, efficiency, paired
 
 Data = Mapping[str, Any]
 #: The faster library's latency over Felix's, below which Felix counts as behind.
 BEHIND = 0.95
 #: A search is near the best within this share.
 SHARE = 0.95
+#: Strategies with the default one's evaluation of candidates, model, builder and runner.
+PAIRED = ("gradient", "exact-evolution")
 #: Latencies closer than this ratio count as equal.
 CLOSE = 1.1
 #: What tuning a generated kernel may take, and the time until it is within 10 % of its result.
@@ -158,10 +160,24 @@ def search_efficiency(data: Data) -> str:
         _slower(strategy, efficiency.ratios(entries, strategy, SHARE), n_subgraphs)
         for strategy in efficiency.COMPARED
     ]
+    if len({run["seed"] for run in data["runs"]}) > 1:
+        searched = {entry["strategy"] for entry in entries}
+        lines += [_paired(data["runs"], each) for each in PAIRED if each in searched]
     libraries = efficiency.ratios_to_libraries(entries)
     if libraries:
         lines.append(_libraries(libraries))
     return "\n".join(f"- {line}" for line in lines if line)
+
+
+def _paired(runs: Sequence[Data], strategy: str) -> str:
+    """A strategy of Felix's own against the default one, over tasks and seeds, with intervals."""
+    ratio, n = paired.times(runs, strategy, SHARE)
+    return (
+        f"**{strategy}** over felix, geometric means over tasks and seeds: time to {SHARE:.0%} of "
+        f"the best {ratio}, of {n} searches; time of the whole search "
+        f"{paired.of_whole(runs, strategy)}; latency of the winners, timed in turns, "
+        f"{paired.of_winners(runs, strategy)}."
+    )
 
 
 def tensor_cores_ratios(data: Data) -> str:

@@ -54,12 +54,17 @@ def test_an_interval_covers_what_tasks_say() -> None:
     assert row["ahead"] == pytest.approx(math.exp((math.log(0.8) + math.log(1.25)) / 3))
 
 
-def test_the_page_names_the_best_searches_with_and_without_gradients() -> None:
+def test_the_page_names_the_best_searches_with_and_without_gradients(
+    tmp_path: pathlib.Path,
+) -> None:
     data = {"summary": ablation.summary(PIECES, 4.0), "pieces": PIECES}
     said = ablation.says(data)
     assert "search with gradients (`descent`) is 1.100 times felix's (1.100 to 1.100)" in said
     assert "search else without gradients (`rank`) is 2.000 times felix's" in said
     assert "traces, 2 tasks:" in ablation.render(data)
+    ablation.picture({**data, "cpu_s": 4.0}, tmp_path / "ablation.svg")
+    text = (tmp_path / "ablation.svg").read_text()
+    assert "<svg" in text and text.count("stroke-width: 2.5") >= 1
 
 
 @pytest.mark.slow

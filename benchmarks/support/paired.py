@@ -1,0 +1,112 @@
+"""Ratios of two searches of the same tasks and seeds, with intervals.
+
+An interval holds 95 % of the geometric means over tasks, and seeds of each, that are drawn anew
+with replacement.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.support import efficiency
+
+N_DRAWN, INTERVAL = 10_000, (2.5, 97.5)
+FELIX = "felix"
+Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A geometric mean of ratios and its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} (95 %: {self.low:.3f} to {self.high:.3f})"
+
+
+def mean(logs_by_task: Sequence[Sequence[float]]) -> Mean:
+    """Of the logarithms of ratios of each task, one a seed."""
+    low, high = np.percentile(list(_means(logs_by_task)), INTERVAL)
+    middle = statistics.fmean(value for task in logs_by_task for value in task)
+    return Mean(*(math.exp(value) for value in (middle, low, high)))
+
+
+def _means(logs_by_task: Sequence[Sequence[float]]) -> Iterator[float]:
+    rng = np.random.default_rng(0)
+    for _ in range(N_DRAWN):
+        tasks = rng.integers(len(logs_by_task), size=len(logs_by_task))
+        yield statistics.fmean(
+            float(np.mean(rng.choice(logs_by_task[task], len(logs_by_task[task]))))
+            for task in tasks
+        )
+
+
+def times(runs: Sequence[Run], strategy: str, share: float) -> tuple[Mean, int]:
+    """A strategy's time to a share of the best that any search of a seed found, over Felix's; and
+    of how many searches.
+
+    A search that never got there counts with the time of all its trials where that is longer than
+    what the other took, and both are left out where neither did.
+    """
+    n, by_task = 0, []
+    for seeds in _shared(runs, strategy).values():
+        logs = []
+        for ours, theirs, everyone in seeds:
+            best_us = min(run["curve"][-1][2] for run in everyone if run["curve"])
+            felix_s, other_s = (_time_to(run, best_us / share) for run in (ours, theirs))
+            if felix_s is None and other_s is None:
+                continue
+            felix_s = felix_s or max(efficiency.searched_s(dict(ours)), other_s or 0.0)
+            other_s = other_s or max(efficiency.searched_s(dict(theirs)), felix_s)
+            logs.append(math.log(other_s / felix_s))
+        if logs:
+            n, by_task = n + len(logs), [*by_task, logs]
+    return mean(by_task), n
+
+
+def _time_to(run: Run, latency_us: float) -> float | None:
+    return efficiency.time_to(efficiency.dated(dict(run)), latency_us)[0]
+
+
+def of_whole(runs: Sequence[Run], strategy: str) -> Mean:
+    """What a whole search takes, over Felix's."""
+    return _ratio(runs, strategy, lambda run: efficiency.searched_s(dict(run)))
+
+
+def of_winners(runs: Sequence[Run], strategy: str) -> Mean:
+    """Latencies of a strategy's winners, timed in turns with Felix's, over those of Felix."""
+    by_task: dict[str, list[float]] = {}
+    for run in runs:
+        if run["strategy"] == "winners":
+            felix_us, other_us = run["median_us"].get(FELIX), run["median_us"].get(strategy)
+            if felix_us and other_us:
+                by_task.setdefault(run["name"], []).append(math.log(other_us / felix_us))
+    return mean(list(by_task.values()))
+
+
+def _ratio(runs: Sequence[Run], strategy: str, value: Callable[[Run], float]) -> Mean:
+    return mean([
+        [math.log(value(theirs) / value(ours)) for ours, theirs, _ in seeds]
+        for seeds in _shared(runs, strategy).values()
+    ])  # fmt: skip
+
+
+def _shared(runs: Sequence[Run], strategy: str) -> dict[str, list[tuple[Run, Run, list[Run]]]]:
+    """Felix's search, the strategy's and all of a task and seed, by task."""
+    of = {(run["name"], run["seed"], run["strategy"]): run for run in runs}
+    shared: dict[str, list[tuple[Run, Run, list[Run]]]] = {}
+    for (name, seed, each), run in of.items():
+        ours = of.get((name, seed, FELIX))
+        if each == strategy and ours is not None:
+            everyone = [r for r in runs if (r["name"], r["seed"]) == (name, seed) and "curve" in r]
+            shared.setdefault(name, []).append((ours, run, everyone))
+    return shared

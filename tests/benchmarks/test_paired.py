@@ -1,0 +1,50 @@
+"""Ratios of two searches over tasks and seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.support import paired
+
+
+def run(name: str, strategy: str, seed: int, *points: tuple[float, float]) -> dict[str, Any]:
+    """A search with its bests (elapsed_s, best_us)."""
+    curve = [(n, *point) for n, point in enumerate(points, 1)]
+    return {"name": name, "seed": seed, "strategy": strategy, "curve": curve,
+            "n_measured": len(points), "wall_s": points[-1][0]}  # fmt: skip
+
+
+RUNS = [
+    run("a", "felix", 0, (1.0, 20.0), (2.0, 10.0)),
+    run("a", "gradient", 0, (2.0, 15.0), (4.0, 10.0)),
+    run("a", "felix", 1, (1.0, 10.0), (3.0, 9.9)),
+    run("a", "gradient", 1, (1.0, 18.0), (6.0, 17.0)),  # never got there
+    run("b", "felix", 0, (1.0, 30.0), (5.0, 29.0)),
+    run("b", "gradient", 0, (2.0, 20.0), (2.5, 19.0)),
+]
+WINNERS: list[dict[str, Any]] = [
+    {"name": name, "seed": 0, "strategy": "winners", "median_us": {"felix": 10.0, "gradient": us}}
+    for name, us in (("a", 12.0), ("b", None))
+]
+
+
+def test_a_mean_has_an_interval_over_tasks() -> None:
+    alike = paired.mean([[math.log(2.0)] * 3, [math.log(2.0)]])
+    assert (alike.mean, alike.low, alike.high) == pytest.approx((2.0, 2.0, 2.0))
+    apart = paired.mean([[math.log(0.5)], [math.log(1.0)], [math.log(2.0)]])
+    assert apart.mean == pytest.approx(1.0) and 0.5 <= apart.low < 1.0 < apart.high <= 2.0
+    assert str(alike) == "2.000 (95 %: 2.000 to 2.000)"
+
+
+def test_times_are_to_the_best_of_a_seed() -> None:
+    """4 over 2 s; at least 6 over 1 s; 2 s over 5 s, when Felix ended."""
+    ratio, n = paired.times(RUNS, "gradient", 0.95)
+    assert n == 3 and ratio.mean == pytest.approx((2.0 * 6.0 * 0.4) ** (1 / 3))
+
+
+def test_whole_searches_and_winners() -> None:
+    assert paired.of_whole(RUNS, "gradient").mean == pytest.approx((2.0 * 2.0 * 0.5) ** (1 / 3))
+    assert paired.of_winners(WINNERS, "gradient").mean == pytest.approx(1.2)
