@@ -9,7 +9,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from felix.search import strategies
 from server import errors, states
 from server.database import columns, models
 from server.store import events, rows
@@ -43,7 +42,7 @@ class NewJob:
     trials: int | None
     seconds: float | None
     seed: int = 0
-    strategy: str = strategies.DEFAULT
+    strategy: str = "local"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     priority: int = 0
     note: str = ""

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from felix import files
-from felix.processes import environment
+from felix.processes import child
 from felix.target import cpu
 
 if TYPE_CHECKING:
@@ -57,15 +54,7 @@ class Ahead:
     def _start(self, number: int, tasks: Sequence[Task]) -> subprocess.Popen[bytes]:
         path = pathlib.Path(self._folder.name, f"{number}.json")
         path.write_text(json.dumps([task.to_json() for task in tasks]))
-        variables = {"FELIX_CACHE_DIR": str(files.cache_folder())}
-        return subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(path)],
-            env=environment.for_child(os.environ) | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
-        )
+        return child.start(_MODULE, str(path))
 
     def wait(self) -> None:
         """Until all formulas are made."""

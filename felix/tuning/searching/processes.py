@@ -10,15 +10,12 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from felix import files
-from felix.processes import environment
+from felix.processes import child
 from felix.target import cpu
 from felix.tuning.searching import messages
 
@@ -115,16 +112,8 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self._connection = Connection(ours.detach())
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
-                env=environment.for_child(os.environ)
-                | {"FELIX_CACHE_DIR": str(files.cache_folder())},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
-            )
+            descriptor = theirs.fileno()
+            self._child = child.start(_MODULE, str(descriptor), pass_fds=[descriptor])
         self._thread = futures.ThreadPoolExecutor(1, "felix-search")
         self._greeting = self._thread.submit(self._wait_for_greeting)
         self._request: futures.Future[messages.Answer] | None = None

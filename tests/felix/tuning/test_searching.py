@@ -24,6 +24,7 @@ from felix.features import spec
 from felix.features.kind import FeatureKind
 from felix.measure import payload, protocol
 from felix.measure.pool import rwlock
+from felix.processes import child
 from felix.tuning import online_model, pacing, task_run
 from felix.tuning import options as options_module
 from felix.tuning.opening import task_search
@@ -409,7 +410,7 @@ def test_where_no_process_starts_the_run_searches_itself(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(processes.subprocess, "Popen", fail)
+    monkeypatch.setattr(child.subprocess, "Popen", fail)
     network = felix.tune(tasks(), 24, options=small())
     assert sum(len(r.records) for r in network.results) == 24 and not adopted
 
