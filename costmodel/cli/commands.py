@@ -111,7 +111,7 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
     """Score a checkpoint and the baselines on one part of the data."""
     from costmodel.data import split as splitting
     from costmodel.models import checkpoint
-    from costmodel.training import corrected
+    from costmodel.online import corrected
     from costmodel.training import evaluate as evaluation
 
     if options.measured and options.model is None:

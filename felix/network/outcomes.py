@@ -13,7 +13,6 @@ from felix import errors
 from felix.known_results import adapt, store
 from felix.known_results.outcome import Outcome, Schedule, decided
 from felix.measure import payload
-from felix.search import strategies
 from felix.tuning import options as tune_options
 from felix.tuning import results, session
 from felix.tuning import tune as tuning
@@ -85,7 +84,7 @@ def gather(tasks: Sequence[Task], known: store.Store, request: Request) -> Outco
 
 def _session_folder(known: store.Store, tasks: Sequence[Task], seed: int) -> pathlib.Path:
     """Where a run without an output folder keeps its session: the same for the same tasks."""
-    identity = session.identity(tasks, strategies.DEFAULT, seed)
+    identity = session.identity(tasks, tune_options.DEFAULT_STRATEGY, seed)
     digest = hashlib.sha256(repr(dataclasses.asdict(identity)).encode()).hexdigest()[:24]
     return known.path.with_name(known.path.name + ".sessions") / digest
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from felix.task import Task
     from felix.tuning import session
 
+DEFAULT_STRATEGY = strategies.DEFAULT
 #: Sizes of a strategy's round.
 SearchOptions: TypeAlias = (
     "LocalOptions | GradientOptions | EvolutionOptions | TVMEvolutionOptions"

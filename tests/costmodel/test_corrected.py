@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from costmodel.data import dataset, features
-from costmodel.training import corrected
+from costmodel.online import corrected
 from felix import errors
 
 
