@@ -127,7 +127,11 @@ def _tune(parser: argparse.ArgumentParser) -> None:
         "until 300 seconds)")  # fmt: skip
     add("--seconds", type=_positive(float), metavar="S", help="stop after this long")
     add("--seed", type=_natural, default=0, help="everything random follows from it (default 0)")
-    add("--strategy", choices=strategies.NAMES, default=strategies.DEFAULT, help="how to search")
+    add(
+        "--strategy",
+        choices=strategies.NAMES,
+        help=f"how to search (default: {strategies.DEFAULT})",
+    )
     add("--model", metavar="PATH", help="cost-model checkpoint (default: shipped or analytic)")
     add("--round", type=_positive(int), default=24, metavar="N", help="candidates a round")
     add("--patience", type=_positive(int), metavar="ROUNDS",

@@ -87,6 +87,16 @@ def identity(tasks: Sequence[Task], strategy: str, seed: int) -> Identity:
     )
 
 
+def strategy_of(out: pathlib.Path) -> str | None:
+    """The strategy of the session in an output folder; None: there is no session.
+
+    Raises:
+        RecordError: it is damaged.
+    """
+    path = out / FOLDER / "session.json"
+    return str(read_json(path).get("strategy")) if path.exists() else None
+
+
 def open_journal(
     tasks: Sequence[Task],
     identity: Identity,

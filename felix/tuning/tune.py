@@ -37,7 +37,7 @@ from felix.measure import limits
 from felix.search import strategies
 from felix.task import Task
 from felix.tuning import options as options_module
-from felix.tuning import pacing, results
+from felix.tuning import pacing, results, session
 from felix.tuning import run as run_module
 from felix.tuning.searching import rounds
 
@@ -77,7 +77,7 @@ def tune(
     trials: int | None = 64,
     seconds: float | None = None,
     seed: int = 0,
-    strategy: str = strategies.DEFAULT,
+    strategy: str | None = None,
     model: cost_model.ModelLike = None,
     options: options_module.TuneOptions | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -95,8 +95,8 @@ def tune(
         seconds: stop after this long, start-up included; None for no limit.
         seed: everything random follows from it. Of several tasks on a GPU the order of rounds
             depends on the machine's speed, too (`TuneOptions.search_processes`).
-        strategy: "local"; "gradient", "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb"
-            are there to compare with.
+        strategy: "local", or that of the session that is resumed, if left out; "gradient",
+            "evolutionary", "random", "tvm-evolutionary" and "tvm-xgb" are there to compare with.
         model: a cost-model checkpoint or module; the one shipped for the target if left out.
         options: sizes and details.
         out: folder for the session (records and checkpoints, in `tuning/`).
@@ -113,12 +113,16 @@ def tune(
             schedule that runs is no error here: `result.best` raises then.
     """
     is_one = isinstance(task_or_tasks, Task)
+    folder = None if out is None else pathlib.Path(out)
+    if strategy is None and resume and folder is not None:
+        strategy = session.strategy_of(folder)
+    strategy = strategies.DEFAULT if strategy is None else strategy
     request = options_module.Request(
         tasks=(task_or_tasks,) if isinstance(task_or_tasks, Task) else tuple(task_or_tasks),
         budget=options_module.Budget(trials=trials, seconds=seconds, seed=seed, strategy=strategy),
         options=options or options_module.TuneOptions(),
         model=model,
-        out=None if out is None else pathlib.Path(out),
+        out=folder,
         resume=resume,
         on_event=on_event or _ignore,
     )

@@ -1,8 +1,8 @@
 """Which part bounds the candidates a second of a cluster: arithmetic on measured costs.
 
 Every part has a capacity in candidates a second; the smallest bounds the whole. Costs of the
-search, of builds and of GPUs are those of searches on an H200 (`search_efficiency-h200.json`,
-strategy felix), the others those of the same results file of `benchmarks/cluster_scaling.py`.
+search, of builds and of GPUs are those of searches on an H200 (`SEARCHES`, strategy felix), the
+others those of the same results file of `benchmarks/cluster_scaling.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.support import common
 
-SEARCHES = common.RESULTS / "gpu-search" / "search_efficiency-h200.json"
+SEARCHES = common.RESULTS / "gpu-search" / "search_efficiency-gradient-h200.json"
 GPUS = (1, 8, 64, 1000)
 #: Cores of a host that build, for each of its GPUs.
 CORES_EACH = 16

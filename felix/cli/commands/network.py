@@ -39,7 +39,7 @@ def is_network(workloads: Sequence[str]) -> bool:
 
 def run(arguments: argparse.Namespace) -> int:
     """Optimize the network, write its artifact and report; the exit code."""
-    if arguments.strategy != strategies.DEFAULT or arguments.model is not None:
+    if arguments.strategy not in (None, strategies.DEFAULT) or arguments.model is not None:
         raise errors.TuningError("a network is tuned by local search with the shipped model")
     path = arguments.workload[0]
     out = export.check_writable(arguments.out)

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.allow_tf32:
         raise errors.TuningError("queued tasks say themselves whether TF32 is allowed (the option "
                                  "allow_tf32 of the backend): leave out --allow-tf32")  # fmt: skip
-    if arguments.strategy != strategies.DEFAULT or arguments.model is not None:
+    if arguments.strategy not in (None, strategies.DEFAULT) or arguments.model is not None:
         raise errors.TuningError("the queue is tuned by local search with the shipped model")
     summary = _worked_off(arguments)
     from felix.network.backend import queued

@@ -411,6 +411,19 @@ def test_felix_tune_is_the_function_whatever_is_imported() -> None:
     assert isinstance(_tune([fakes.task()], trials=8), felix.NetworkResult)
 
 
+def test_a_resumed_session_keeps_its_strategy(tmp_path: pathlib.Path) -> None:
+    arguments: dict[str, Any] = {"out": tmp_path, "options": {"search": None}}
+    _tune(trials=8, strategy="gradient", **arguments)
+    emitted: list[events.Event] = []
+    resumed = _tune(trials=16, resume=True, on_event=emitted.append, **arguments)
+    started = [event for event in emitted if isinstance(event, events.Started)]
+    assert len(resumed.records) == 16 and started[0].strategy == "gradient"
+    assert session.strategy_of(tmp_path) == "gradient"
+    assert session.strategy_of(tmp_path / "elsewhere") is None
+    _tune(trials=8, **arguments)  # another session: the default again
+    assert session.strategy_of(tmp_path) == "local"
+
+
 def test_a_strategy_refuses_the_options_of_another() -> None:
     with pytest.raises(errors.TuningError, match="evolutionary takes EvolutionOptions, not Local"):
         _tune(strategy="evolutionary")

@@ -189,7 +189,7 @@ class TestCommand:
         ("arguments", "message"),
         [
             (["--queued", "--target", "llvm"], "leave them out"),
-            (["--queued", "--strategy", "random"], "gradient search"),
+            (["--queued", "--strategy", "random"], "local search"),
         ],
     )
     def test_refused(
