@@ -97,7 +97,8 @@ class Measurer(Protocol):
     """Builds, checks and times candidates; see the module docstring for the contract."""
 
     def submit(self, program: Submitted, thorough: bool = False) -> Future[Measurement]:
-        """Queue one scheduled module or generated program.
+        """Queue one scheduled module or generated program, or either as text: of several tasks on
+        a GPU, processes that search make programs (`payload.read` reads one).
 
         Raises:
             MeasureError: a program in CUDA C++ where candidates run on a CPU.
