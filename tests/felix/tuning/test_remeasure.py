@@ -10,7 +10,7 @@ import pytest
 
 import felix
 from felix import events, records
-from felix.measure import protocol, testing
+from felix.measure import payload, protocol, testing
 from felix.measure.pool import rwlock
 from felix.search import interface
 from felix.tuning import options, pacing, strategies, task_run
@@ -87,7 +87,7 @@ def test_repeats_are_stored_and_are_no_trials(tmp_path: pathlib.Path) -> None:
 
 
 def test_equal_programs_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_run, "fingerprint", lambda mod: str(mod.decisions[4:]))
+    monkeypatch.setattr(payload, "fingerprint", lambda mod: str(mod.decisions[4:]))
     pool = fakes.Pool()
     result = _tune(trials=32, pool=pool)
     programs = [p.decisions[4:] for p in pool.measured]
@@ -100,7 +100,7 @@ def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch)
     Widths 1 and 2 stand for one program and have equal features, and so do 3 and 4.
     """
     monkeypatch.setattr(
-        task_run, "fingerprint", lambda m: str((m.sketch, m.decisions[:-1], m.decisions[-1] < 3))
+        payload, "fingerprint", lambda m: str((m.sketch, m.decisions[:-1], m.decisions[-1] < 3))
     )
     emitted: list[Any] = []
     result = _tune(fakes.Pool(), trials=96, on_event=emitted.append)
@@ -112,7 +112,7 @@ def test_equal_programs_do_not_empty_the_rounds(monkeypatch: pytest.MonkeyPatch)
 def test_a_duplicate_learns_the_measurement_of_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(task_run, "fingerprint", lambda mod: str(mod.decisions[4:]))
+    monkeypatch.setattr(payload, "fingerprint", lambda mod: str(mod.decisions[4:]))
     updates: list[tuple[Any, Any]] = []
 
     class Search:
@@ -126,7 +126,7 @@ def test_a_duplicate_learns_the_measurement_of_the_first(
     run.open("random", None, None, 0)
     first, duplicate = (interface.Suggestion(0, (a, 64 // a, 1, 1, 4, 4, 4, 16)) for a in (2, 4))
     compute_guard = pacing.ComputeGuard(rwlock.ReadWriteLock(), pacing.Breakdown())
-    scheduled = run.programs([first, duplicate], compute_guard)
+    scheduled = run.programs([first, duplicate], compute_guard, {})
     assert [s for s, _ in scheduled] == [first]
     record = records.Record(
         task_key=run.task.key, task_name="t", sketch_index=0, sketch_key="k",

@@ -29,7 +29,7 @@ def submit(db: database.Database, n_trials: int) -> int:
     new = jobs.NewJob(
         name="a tiny gemm", kind="operator", op="gemm", workload={}, target="llvm",
         target_key=parsed.target_key, tasks=parsed.tasks, trials=n_trials, seconds=None,
-        options={"round_size": 4},
+        options={"round_size": 4}, strategy="gradient",
     )  # fmt: skip
     with db.write() as tx:
         return jobs.create(tx, new).job.id

@@ -10,7 +10,7 @@ import pytest
 
 from felix import events as engine_events
 from felix import workloads
-from felix.tuning import task_run as engine_jobs
+from felix.measure import payload
 from server.database import database
 from server.store import control, events, jobs, leases, plot_points, progress, rows, trials
 from server.tuner import claimed_job, engine, event_recorder, session
@@ -22,7 +22,7 @@ TARGET = "llvm -num-cores 2"
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning_fakes.use(monkeypatch)
-    monkeypatch.setattr(engine_jobs, "fingerprint", lambda mod: None)
+    monkeypatch.setattr(payload, "fingerprint", lambda mod: None)
 
 
 def submit(db: database.Database, n_trials: int = 24) -> rows.Job:
