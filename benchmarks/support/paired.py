@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.support import efficiency
 
@@ -35,19 +36,22 @@ class Mean:
 
 def mean(logs_by_task: Sequence[Sequence[float]]) -> Mean:
     """Of the logarithms of ratios of each task, one a seed."""
-    low, high = np.percentile(list(_means(logs_by_task)), INTERVAL)
+    low, high = np.percentile(_means(logs_by_task), INTERVAL)
     middle = statistics.fmean(value for task in logs_by_task for value in task)
     return Mean(*(math.exp(value) for value in (middle, low, high)))
 
 
-def _means(logs_by_task: Sequence[Sequence[float]]) -> Iterator[float]:
+def _means(logs_by_task: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Means over tasks drawn with replacement, of means over as many seeds as each has."""
+    counts = np.array([len(logs) for logs in logs_by_task])
+    most = int(counts.max())
+    logs = np.array([[*each, *[0.0] * (most - len(each))] for each in logs_by_task])
     rng = np.random.default_rng(0)
-    for _ in range(N_DRAWN):
-        tasks = rng.integers(len(logs_by_task), size=len(logs_by_task))
-        yield statistics.fmean(
-            float(np.mean(rng.choice(logs_by_task[task], len(logs_by_task[task]))))
-            for task in tasks
-        )
+    tasks = rng.integers(len(counts), size=(N_DRAWN, len(counts), 1))
+    seeds = (rng.random((N_DRAWN, len(counts), most)) * counts[tasks]).astype(np.intp)
+    drawn = np.where(np.arange(most) < counts[tasks], logs[tasks, seeds], 0.0)
+    means: NDArray[np.float64] = (drawn.sum(axis=2) / counts[tasks[..., 0]]).mean(axis=1)
+    return means
 
 
 def times(runs: Sequence[Run], strategy: str, share: float) -> tuple[Mean, int]:
