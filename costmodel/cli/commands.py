@@ -135,11 +135,10 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
             for report in corrected.reports(model, tasks, count, options.seed)
         ]
     print(evaluation.table(reports, options.per_task))
-    if after:
-        print(evaluation.table(after))
     facts = _facts(command, dataset, features)
     if after:
-        facts |= {"corrected": [report.as_json() for report in after]}
+        print(evaluation.table(after))
+        facts["corrected"] = [report.as_json() for report in after]
     _write_reports(options, facts, options.part, reports)
 
 

@@ -88,13 +88,15 @@ def identity(tasks: Sequence[Task], strategy: str, seed: int) -> Identity:
 
 
 def strategy_of(out: pathlib.Path) -> str | None:
-    """The strategy of the session in an output folder; None: there is no session.
+    """The strategy of the session in an output folder; None: there is no session, or it does not
+    say.
 
     Raises:
         RecordError: it is damaged.
     """
     path = out / FOLDER / "session.json"
-    return str(read_json(path).get("strategy")) if path.exists() else None
+    stored = read_json(path).get("strategy") if path.exists() else None
+    return stored if isinstance(stored, str) else None
 
 
 def open_journal(

@@ -13,6 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import sympy
@@ -20,6 +21,8 @@ import torch
 
 from felix.autodiff import program as autodiff_program
 from felix.features.kind import FeatureKind
+from felix.search import descent
+from felix.search.strategies import gradient
 from felix.sketch import factorizations
 from felix.sketch.variables import Variable
 from felix.symbolic import expr
@@ -207,3 +210,30 @@ class CostModel(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return (rows[..., 0] * mask).sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A measurement, as far as searches look at it."""
+
+    latency_us: float | None
+
+
+def two_sketches() -> list[FakeSketch]:
+    return [
+        FakeSketch(structural=(-1, 0, 2)),
+        FakeSketch(extents=(512, 197, 64)),
+    ]
+
+
+def programs_of_a_task() -> list[FakeSketch]:
+    """Two sketches of one program and one of a variant, in that order."""
+    sketches = [FakeSketch(extents=extents) for extents in ((64, 64), (32,), (16, 8))]
+    sketches[2].variant = "split"
+    return sketches
+
+
+def gradient_search(sketches: list[FakeSketch], **sizes: Any) -> gradient.GradientSearch:
+    """A search with short descents."""
+    options = gradient.GradientOptions(descent=descent.DescentOptions(steps=5), **sizes)
+    return gradient.GradientSearch(sketches, CostModel(), options, 1)

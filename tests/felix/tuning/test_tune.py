@@ -420,6 +420,10 @@ def test_a_resumed_session_keeps_its_strategy(tmp_path: pathlib.Path) -> None:
     assert len(resumed.records) == 16 and started[0].strategy == "gradient"
     assert session.strategy_of(tmp_path) == "gradient"
     assert session.strategy_of(tmp_path / "elsewhere") is None
+    silent = tmp_path / "silent" / "tuning"
+    silent.mkdir(parents=True)
+    (silent / "session.json").write_text("{}")
+    assert session.strategy_of(silent.parent) is None
     _tune(trials=8, **arguments)  # another session: the default again
     assert session.strategy_of(tmp_path) == "local"
 

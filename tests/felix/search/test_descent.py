@@ -1,0 +1,165 @@
+"""Descents: in bounds, legal, together as alone, from the most promising seeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from felix.search import descent, scoring
+from felix.search.strategies import gradient, local
+from tests.support import synthetic
+from tests.support.synthetic import (
+    gradient_search,
+    programs_of_a_task,
+    two_sketches,
+)
+
+torch.set_num_threads(1)
+
+
+def test_only_the_gradient_search_descends(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketches, model = [synthetic.FakeSketch()], synthetic.CostModel()
+    steps = descent.DescentOptions(steps=4)
+    sizes = gradient.GradientOptions(n_warm_rounds=0, descent=steps)
+    descending = gradient.GradientSearch(sketches, model, sizes, 1)
+    assert len(descending.suggest(4)) == 4 and descending.descent_steps
+    monkeypatch.delattr(descent, "MergedProgram")
+    still = local.LocalSearch(sketches, model, local.LocalOptions(n_warm_rounds=0), 1)
+    assert len(still.suggest(4)) == 4 and still.descent_steps == []
+
+
+def test_torch_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        descend(steps=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def descend(capacity: int = 1024, **options: float) -> descent.Visited:
+    sketch = synthetic.FakeSketch(capacity=capacity, extents=(512, 512))
+    scorer = scoring.Scorer([sketch], synthetic.CostModel())
+    runner = descent.Descent(scorer, descent.DescentOptions(**options))
+    (visited,) = runner.run([descent.Entry(0, (), sketch.sample(8, seed=0))])
+    return visited
+
+
+def test_descent_lowers_the_prediction_and_stays_in_bounds() -> None:
+    visited = descend(steps=150, record_every=50)
+    assert visited.values.shape == (4 * 8, 10) and visited.predicted.shape == (4 * 8,)
+    assert visited.predicted[-8:].mean() < 0.1 * visited.predicted[:8].mean()
+    assert visited.values[:, :8].min() >= 1 - 1e-9
+    np.testing.assert_allclose(visited.values[:, :4].prod(axis=1), 512)
+
+
+def test_the_penalty_keeps_the_constraint() -> None:
+    """The optimum wants 16 * 4 in the inner parts; the capacity allows 16."""
+    free = descend(steps=200)
+    held = descend(capacity=16, steps=200)
+    assert np.median(free.values[-8:, 2] * free.values[-8:, 3]) > 40
+    inner = held.values[-8:, 2] * held.values[-8:, 3]
+    assert (inner < 16 * 1.1).all() and np.median(inner) > 12
+
+
+def test_options_of_the_descent_change_it() -> None:
+    base_line = descend(steps=20, record_every=20).predicted
+    for option, value in [("learning_rate", 0.02), ("hot", 5.0), ("final_learning_rate", 0.2),
+                          ("cold", 0.4)]:  # fmt: skip
+        changed = descend(steps=20, record_every=20, **{option: value}).predicted
+        assert not np.array_equal(changed, base_line), option
+    paper = descend(steps=20, record_every=20, kernel="paper").predicted
+    assert not np.array_equal(paper, base_line)
+
+
+def test_all_entries_descend_in_one_program_as_they_would_alone() -> None:
+    """Merging sketches changes the cost of a step, not where the seeds go."""
+    sketches = two_sketches()
+    scorer = scoring.Scorer(sketches, synthetic.CostModel())
+    options = descent.DescentOptions(steps=30, record_every=30)
+    rows = sketches[0].sample(20, seed=1)
+    rows[:, -1] = 2
+    entries = [descent.Entry(0, (2,), rows[:4]), descent.Entry(1, (), sketches[1].sample(3, 1))]
+    together = descent.Descent(scorer, options).run(entries)
+    for entry, visited in zip(entries, together, strict=True):
+        (alone,) = descent.Descent(scorer, options).run([entry])
+        np.testing.assert_allclose(visited.values, alone.values, rtol=1e-6)
+        np.testing.assert_allclose(visited.predicted, alone.predicted, rtol=1e-4, atol=1e-4)
+
+
+def test_variants_add_no_entries_to_a_descent() -> None:
+    search = gradient.GradientSearch(programs_of_a_task(), synthetic.CostModel(), None, 0)
+    entries = [
+        descent.Entry(index, (), sketch.sample(2, seed=0))
+        for index, sketch in enumerate(search.sketches)
+    ]
+    assert search._n_entries(entries) == 2
+    assert search._n_entries(entries[:1]) == 1
+    assert search._n_entries([]) == 1
+
+
+def test_every_program_of_a_task_may_have_an_entry() -> None:
+    sketches = programs_of_a_task()
+    sketches[1].variant = "padded"
+    search = gradient.GradientSearch(sketches, synthetic.CostModel(), None, 0)
+    entries = [
+        descent.Entry(index, (), sketch.sample(2, seed=0)) for index, sketch in enumerate(sketches)
+    ]
+    assert search._n_entries(entries) == 3
+
+
+def test_rows_that_do_not_exist_are_masked() -> None:
+    rows = torch.tensor([[[1.0, 2.0], [0.0, 0.0]]])
+    assert scoring.row_mask(rows).tolist() == [[1.0, 0.0]]
+
+
+def test_a_model_that_returns_nan_gradients_does_not_break_the_descent() -> None:
+    class Broken(torch.nn.Module):
+        def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt(rows[..., 0].sum(1) * 0.0)  # infinite slope times zero
+
+    sketch = synthetic.FakeSketch()
+    search = gradient.GradientSearch(
+        [sketch], Broken(),
+        gradient.GradientOptions(n_warm_rounds=0, descent=descent.DescentOptions(steps=5)),
+    )  # fmt: skip
+    assert len(search.suggest(4)) == 4
+
+
+@pytest.mark.parametrize("n_warm_rounds", [0, 1, 2])
+def test_warm_up_rounds_do_not_descend(n_warm_rounds: int) -> None:
+    search = gradient_search(two_sketches(), n_warm_rounds=n_warm_rounds)
+    descended = []
+    for _ in range(3):
+        assert len(search.suggest(6)) == 6
+        descended.append(bool(search.descent_steps))
+    assert descended == [number >= n_warm_rounds for number in range(3)]
+
+
+def test_a_round_descends_the_most_promising_entries_and_one_at_random() -> None:
+    def entries(n_entries: int) -> dict[int, float]:
+        """Sketches that are descended, and their best predicted start."""
+        sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
+        search = gradient_search(sketches, n_entries=n_entries, n_warm_rounds=0)
+        best_starts: dict[int, float] = {}
+        run = search._descent.run
+
+        def note(entries: Any) -> Any:
+            for e in entries:
+                scores = search.scorer.predict(e.sketch_index, e.starts)
+                best_starts[e.sketch_index] = float(scores.min())
+            return run(entries)
+
+        search._descent.run = note  # type: ignore[method-assign]
+        search.suggest(4)
+        return best_starts
+
+    every = entries(100)
+    assert len(every) == 4
+    few = entries(3)
+    assert len(few) == 3
+    assert set(sorted(every, key=lambda index: every[index])[:2]) <= set(few)

@@ -1,0 +1,300 @@
+"""The searches, on sketches with a known optimum: legal, new, deterministic, resumable, good."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from felix import errors
+from felix.search import descent, scoring, selection
+from felix.search.interface import Suggestion
+from felix.search.strategies import base, evolutionary, gradient, local, random
+from tests.support import synthetic
+from tests.support.synthetic import (
+    Result,
+    gradient_search,
+    two_sketches,
+)
+
+torch.set_num_threads(1)
+SEARCHES = ["local", "gradient", "evolutionary", "random"]
+
+
+def make(kind: str, sketches: list[synthetic.FakeSketch], seed: int = 0) -> base.BaseSearch:
+    model = synthetic.CostModel()
+    if kind == "local":
+        return local.LocalSearch(sketches, model, None, seed)
+    if kind == "gradient":
+        options = gradient.GradientOptions(descent=descent.DescentOptions(steps=60))
+        return gradient.GradientSearch(sketches, model, options, seed)
+    if kind == "evolutionary":
+        options = evolutionary.EvolutionOptions(population=64)
+        return evolutionary.EvolutionarySearch(sketches, model, options, seed)
+    return random.RandomSearch(sketches, seed)
+
+
+def true_us(sketches: list[synthetic.FakeSketch], suggestion: Suggestion) -> float:
+    scorer = scoring.Scorer(sketches, synthetic.CostModel())
+    row = np.asarray([suggestion.decisions], np.int64)
+    return float(np.exp(min(50.0, scorer.predict(suggestion.sketch_index, row)[0])))
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_suggestions_are_new_legal_and_deterministic(kind: str) -> None:
+    sketches = two_sketches()
+    search, again = make(kind, sketches, 3), make(kind, two_sketches(), 3)
+    scorer = scoring.Scorer(sketches, synthetic.CostModel())
+    proposed = set()
+    for _ in range(3):
+        suggestions = search.suggest(12)
+        assert suggestions == again.suggest(12)
+        assert len(suggestions) == 12
+        for suggestion in suggestions:
+            assert suggestion.key not in proposed
+            proposed.add(suggestion.key)
+            row = np.asarray([suggestion.decisions], np.int64)
+            assert scorer.legal(suggestion.sketch_index, row)[0]
+            variables = sketches[suggestion.sketch_index].variables
+            assert all(v in var.domain for v, var in zip(row[0], variables, strict=True))
+        results = [(s, Result(true_us(sketches, s))) for s in suggestions]
+        search.update(results)
+        again.update(results)
+    assert make(kind, two_sketches(), 4).suggest(12) != make(kind, two_sketches(), 3).suggest(12)
+
+
+@pytest.mark.parametrize("kind", ["local", "gradient"])
+def test_the_known_optimum_is_found(kind: str) -> None:
+    """exp(0) us is the optimum of sketch 0 apart from the product and its structural value."""
+    sketches = [synthetic.FakeSketch(structural=(-1, 0, 2))]
+    search = make(kind, sketches)
+    best = np.inf
+    for _ in range(3):
+        results = [(s, Result(true_us(sketches, s))) for s in search.suggest(8)]
+        search.update(results)
+        best = min(best, *(r.latency_us for _, r in results))
+    # the unconstrained optimum 8 * 2 * 16 * 4 is twice 512: each axis must halve one part
+    assert best <= np.exp(-1.0 + 2 * np.log(2) ** 2) * 1.01
+
+
+@pytest.mark.parametrize("kind", ["local", "gradient"])
+def test_fewer_rounds_are_needed_than_by_chance(kind: str) -> None:
+    def best_after(kind: str) -> float:
+        sketches = [synthetic.FakeSketch(extents=(512, 512, 1024))]
+        search = make(kind, sketches)
+        latencies_us = []
+        for _ in range(2):
+            suggestions = search.suggest(8)
+            latencies_us += [true_us(sketches, s) for s in suggestions]
+            search.update([(s, Result(true_us(sketches, s))) for s in suggestions])
+        return min(latencies_us)
+
+    assert best_after(kind) < 0.5 * best_after("random")
+
+
+def test_predictions_belong_to_their_candidates() -> None:
+    """Also where illegal candidates were left out between them."""
+    sketches = [synthetic.FakeSketch(capacity=32)]
+    search = make("gradient", sketches)
+    search.suggest(8)  # warm-up
+    suggestions = search.suggest(24)
+    assert search.statistics.n_legal < search.statistics.n_new
+    for suggestion in suggestions:
+        assert suggestion.predicted_us == pytest.approx(true_us(sketches, suggestion), rel=1e-4)
+
+
+def test_copies_of_what_was_proposed_wait() -> None:
+    """Widths 1 and 2 give the synthetic sketch equal features, and so do 3 and 4."""
+
+    def fingerprints(search: base.ModelSearch, suggestions: list[Suggestion]) -> list[bytes]:
+        rows = np.asarray([s.decisions for s in suggestions], np.int64)
+        return search.scorer.fingerprints(0, rows).tolist()
+
+    search = make("gradient", [synthetic.FakeSketch(extents=(64,), parts=2)])
+    proposed: list[bytes] = []
+    for _ in range(3):  # 7 tilings, 4 unroll steps and 2 kinds of widths: 56 that differ
+        suggestions = search.suggest(16)
+        assert len(suggestions) == 16
+        proposed += fingerprints(search, suggestions)
+        search.update([(s, Result(true_us(search.sketches, s))) for s in suggestions])
+    assert len(set(proposed)) == 48
+    while suggestions := search.suggest(16):  # then the copies, until all are proposed
+        proposed += fingerprints(search, suggestions)
+    assert len(proposed) == 112 and len(set(proposed)) == 56
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_nothing_is_proposed_twice(kind: str) -> None:
+    """A history that is still empty counts, too."""
+    sketches = [synthetic.FakeSketch(extents=(12,), parts=2, with_choices=False)]
+    search = make(kind, sketches)
+    empty = search.history
+    first = search.suggest(3)
+    assert search.history is empty and all(s.key in empty for s in first)
+    keys = [s.key for s in first]
+    for _ in range(4):
+        keys += [s.key for s in search.suggest(3)]
+    assert len(keys) == len(set(keys)) == 6  # 12 in two parts: all there are
+    assert search.suggest(3) == []
+
+
+def test_equal_decisions_of_two_sketches_are_two_candidates() -> None:
+    sketches = [synthetic.FakeSketch(extents=(4,), parts=2, with_choices=False, index=i)
+                for i in range(2)]  # fmt: skip
+    for kind in SEARCHES:
+        suggestions = make(kind, sketches).suggest(10)
+        assert len(suggestions) == 6
+        assert {s.sketch_index for s in suggestions} == {0, 1}
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_resumed_search_goes_on_as_if_never_stopped(kind: str) -> None:
+    """The state survives JSON."""
+
+    def many_structures() -> list[synthetic.FakeSketch]:
+        return [synthetic.FakeSketch(structural=tuple(range(20))), *two_sketches()]
+
+    sketches = many_structures()
+    search = make(kind, sketches, 5)
+    for _ in range(2):
+        suggestions = search.suggest(6)
+        search.update([(s, Result(true_us(sketches, s))) for s in suggestions[:4]])
+    stored = json.loads(json.dumps(search.state_dict()))
+    resumed = make(kind, many_structures(), 99)
+    resumed.load_state_dict(stored)
+    assert resumed.state_dict() == search.state_dict()
+    assert resumed.suggest(6) == search.suggest(6)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"kind": "other"}, {"structures": 1}, {"round": "x"}, {"history": {}},
+     {"history": {"format": 0}},
+     {"history": {"format": 1, "measured": [[0, [1], -3]], "pending": []}}],
+)  # fmt: skip
+def test_a_damaged_state_is_one_clear_error(damage: dict) -> None:
+    search = make("gradient", two_sketches())
+    with pytest.raises(errors.RecordError):
+        search.load_state_dict({**search.state_dict(), **damage})
+
+
+def test_lost_measurements_can_be_forgotten() -> None:
+    search = make("random", two_sketches())
+    first = search.suggest(4)
+    search.forget_pending()
+    assert not any(s.key in search.history for s in first)
+
+
+@pytest.mark.parametrize(("n_new_structures", "n_rounds"), [(2, 4), (1, 10)])
+def test_structures_change_between_rounds(n_new_structures: int, n_rounds: int) -> None:
+    sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 8)))]
+    options = gradient.GradientOptions(
+        descent=descent.DescentOptions(steps=60), n_new_structures=n_new_structures
+    )
+    search = gradient.GradientSearch(sketches, synthetic.CostModel(), options, 0)
+    for _ in range(n_rounds):
+        search.update([(s, Result(true_us(sketches, s))) for s in search.suggest(8)])
+    structures = {decisions[-1] for _, decisions in search.history.measured}
+    assert len(structures) > 2
+    assert -1 in structures
+
+
+@pytest.mark.parametrize("kind", ["local", "gradient", "evolutionary"])
+def test_a_round_compiles_few_new_structures(kind: str) -> None:
+    sketches = [synthetic.FakeSketch(structural=tuple(range(-1, 60)))]
+    search = make(kind, sketches)
+    limit = search.options.n_new_structures
+    if isinstance(search, local.LocalSearch):
+        limit = max(limit, 24 // len(sketches[0].variables))
+    for round_number in range(1, 4):
+        assert search.suggest(8)
+        assert sum(call != "is_applicable" for call in sketches[0].calls) <= limit * round_number
+
+
+def test_small_formulas_are_compiled_for_more_structures() -> None:
+    def compiled(variables: int) -> int:
+        sketch = synthetic.FakeSketch(structural=tuple(range(-1, 60)))
+        search = gradient_search([sketch], new_structure_variables=variables)
+        assert search.suggest(8)
+        return sum(call != "is_applicable" for call in sketch.calls)
+
+    n_variables = len(synthetic.FakeSketch(structural=(-1, 0)).variables)
+    assert compiled(0) == compiled(2 * n_variables - 1) == 1
+    assert compiled(3 * n_variables) == 3
+
+
+def test_structures_that_tvm_refuses_are_not_proposed() -> None:
+    sketch = synthetic.FakeSketch(structural=(-1, 0, 1), refused=(0,))
+    search = gradient_search([sketch], n_new_structures=3)
+    structures = [s.decisions[-1] for _ in range(3) for s in search.suggest(8)]
+    assert set(structures) == {-1, 1}
+    assert sketch.calls.count("is_applicable") <= 2 + scoring.CHECKED_ROWS
+
+
+def test_polishing_finds_what_rounding_missed() -> None:
+    def best(n_polish: int) -> float:
+        options = gradient.GradientOptions(
+            n_polish=n_polish, n_seeds=2, n_roundings=1, n_warm_rounds=0,
+            descent=descent.DescentOptions(steps=4, record_every=4),
+        )  # fmt: skip
+        sketch = synthetic.FakeSketch(extents=(512, 512, 512))
+        search = gradient.GradientSearch([sketch], synthetic.CostModel(), options, 1)
+        return search.suggest(1)[0].predicted_us
+
+    assert best(8) < 0.5 * best(0)
+
+
+def test_warm_up_has_its_own_selection() -> None:
+    def spread(random_share: float) -> float:
+        chosen = selection.SelectionOptions(random_share=random_share)
+        search = gradient_search(two_sketches(), warm_selection=chosen, n_new_structures=2)
+        suggestions = search.suggest(16)
+        return float(np.std([math.log(s.predicted_us or 1.0) for s in suggestions]))
+
+    assert spread(1.0) > 2 * spread(0.0)
+
+
+def test_only_a_few_sketches_are_sampled_again_and_a_resumed_search_has_the_rest() -> None:
+    def sampled(n_resampled: int) -> list[int]:
+        sketches = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
+        search = gradient_search(sketches, n_resampled=n_resampled)
+        counts = []
+        for _ in range(2):
+            before = {i: rows for i, rows in search._samples.items()}
+            search.suggest(4)
+            counts.append(sum(before.get(i) is not rows for i, rows in search._samples.items()))
+        alike = [synthetic.FakeSketch(extents=(64 * k, 256)) for k in (1, 2, 3, 4)]
+        resumed = gradient_search(alike, n_resampled=n_resampled)
+        resumed.load_state_dict(json.loads(json.dumps(search.state_dict())))
+        assert resumed.suggest(4) == search.suggest(4)
+        return counts
+
+    assert sampled(1) == [4, 1]
+    assert sampled(4) == [4, 4]
+
+
+def test_loading_the_package_does_not_load_torch() -> None:
+    code = "import sys, felix.search; sys.exit('torch' in sys.modules or 'tvm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_sketch_is_an_error() -> None:
+    with pytest.raises(ValueError, match="sketch"):
+        make("random", [])
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_a_sketch_without_decisions_has_one_candidate(kind: str) -> None:
+    import felix
+
+    sketches = felix.sketches(felix.workloads.elementwise((16, 300), ("relu",), target="llvm"))
+    bare = [sketch for sketch in sketches if not sketch.variables]
+    assert bare, "this operator is expected to have a sketch that leaves nothing to decide"
+    search = make(kind, bare[:1])  # type: ignore[arg-type]
+    assert [s.decisions for s in search.suggest(4)] == [()]
+    assert search.suggest(4) == []

@@ -1,0 +1,217 @@
+"""Scores and the pool of a round, and which of its candidates are measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from felix.search import build_time, scoring, selection
+from felix.search import history as history_module
+from felix.search.interface import Suggestion
+from tests.support import synthetic
+from tests.support.synthetic import (
+    Result,
+    programs_of_a_task,
+)
+
+torch.set_num_threads(1)
+
+
+def test_scores_keep_their_rows_when_some_are_illegal() -> None:
+    """The illegal rows stay in place, as NaN."""
+    sketch = synthetic.FakeSketch(capacity=32)
+    wide = synthetic.FakeSketch()
+    rows = wide.sample(64, seed=1)
+    scorer = scoring.Scorer([sketch], synthetic.CostModel())
+    scores = scorer.score(0, rows).ln_latency
+    legal = (rows[:, 2] * rows[:, 3]) <= 32
+    assert 0 < legal.sum() < 64
+    np.testing.assert_array_equal(np.isnan(scores), ~legal)
+    for row, score in zip(rows[legal], scores[legal], strict=True):
+        assert score == pytest.approx(scorer.predict(0, row[None])[0])
+
+
+def test_what_the_model_predicted_in_a_round_is_not_predicted_again() -> None:
+    sketch = synthetic.FakeSketch()
+    rows = np.unique(sketch.sample(40, seed=3), axis=0)
+    scorer = scoring.Scorer([sketch], synthetic.CostModel())
+    known: dict[bytes, float] = {}
+    first = scorer.score(0, rows, known)
+    n_features = len(set(first.fingerprints.tolist()))
+    assert scorer.n_predictions == len(known) == n_features
+    again = scorer.score(0, rows, known)
+    assert scorer.n_predictions == n_features
+    np.testing.assert_array_equal(again.ln_latency, first.ln_latency)
+    scorer.score(0, rows)  # as after the model learned something
+    assert scorer.n_predictions == 2 * n_features
+
+
+def test_the_best_of_a_pool_are_the_first_of_its_ranking() -> None:
+    pool = empty_pool()
+    scored(pool, 9, structure=1, first=5.0)
+    scored(pool, 9, structure=0, first=2.0)
+    ranked = pool.ranked()
+    assert pool.best(4) == ranked[:4]
+    beside = {c.key for c in ranked[1:5]}
+    assert pool.best(3, beside) == [ranked[0], *ranked[5:7]]
+
+
+class LongCode:
+    """A scorer of one sketch: all candidates as fast, code as long as the last tile says."""
+
+    def __init__(self) -> None:
+        self.sketches = [synthetic.FakeSketch()]
+
+    def score(self, sketch_index: int, rows: Any, known: Any) -> scoring.Scores:
+        build = build_time.BuildCost(100.0 * rows[:, 3], 1.0 * rows[:, 3])
+        return scoring.Scores(np.zeros(len(rows)), build, np.asarray([str(r) for r in rows], "S"))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_long_builds_must_promise_more(weight: float) -> None:
+    options = selection.SelectionOptions(0.0, 0.0, 1.0, 99, weight, max_compile_s=math.inf)
+    pool = selection.Pool(LongCode(), history_module.History(), options)
+    rows = synthetic.FakeSketch().sample(64, seed=1)
+    pool.add(0, rows.tolist(), selection.Source.SAMPLE)
+    picks = selection.select(pool, 8, options, np.random.default_rng(0))
+    statements = [100.0 * c.decisions[3] for c in picks]
+    shortest = sorted(100.0 * c.decisions[3] for c in pool.candidates.values())[:8]
+    assert (statements == shortest) == (weight > 0)
+    assert all(c.score == 0.0 for c in picks)  # the prediction itself is not changed
+    expected = [weight * math.log1p(s / build_time.FREE_STATEMENTS) for s in statements]
+    assert [c.acquisition for c in picks] == pytest.approx(expected)
+
+
+def test_what_takes_too_long_to_compile_waits() -> None:
+    """`LongCode` compiles for as many seconds as its last tile says."""
+    pool = selection.Pool(LongCode(), history_module.History())
+    pool.add(0, synthetic.FakeSketch().sample(64, seed=1).tolist(), selection.Source.SAMPLE)
+    limit = pool.options.max_compile_s
+    assert pool.fallback and all(c.decisions[3] > limit for c in pool.fallback.values())
+    assert all(c.decisions[3] <= limit for c in pool.candidates.values())
+    picks = selection.select(pool, 64, pool.options, np.random.default_rng(0))
+    n_short = len(pool.candidates)
+    assert all(c.key in pool.candidates for c in picks[:n_short])
+    assert {c.key for c in picks[n_short:]} == set(pool.fallback)
+
+
+def test_failures_are_remembered_without_a_latency() -> None:
+    past = history_module.History()
+    a, b = Suggestion(0, (1, 2)), Suggestion(1, (1, 2))
+    past.propose([a, b])
+    past.record([(a, Result(None)), (b, Result(5.0)), (b, Result(None)), (b, Result(7.0))])
+    assert a.key in past and past.best(5) == [b.key] and past.measured[b.key] == 5.0
+    assert not past.pending
+
+
+def scored(pool: selection.Pool, n: int, structure: int, first: float) -> None:
+    for i in range(n):
+        decisions = (structure, *[i] * 4)
+        pool.candidates[(0, decisions)] = selection.Candidate(
+            0, decisions, (structure,), first + i, selection.Source.DESCENT, first + i
+        )
+
+
+def empty_pool() -> selection.Pool:
+    sketches = [synthetic.FakeSketch(), synthetic.FakeSketch()]
+    scorer = scoring.Scorer(sketches, synthetic.CostModel())
+    return selection.Pool(scorer, history_module.History())
+
+
+def test_selection_leaves_room_for_other_structures_and_chance() -> None:
+    pool = empty_pool()
+    scored(pool, 50, 0, 0.0)
+    scored(pool, 50, 1, 100.0)
+    picks = selection.select(pool, 20, selection.SelectionOptions(), np.random.default_rng(0))
+    greedy = picks[:18]
+    assert sum(c.structure == (0,) for c in greedy) == 11  # 60 % of 18, rounded up
+    assert [c.score for c in greedy] == sorted(c.score for c in greedy)
+    assert len({c.decisions for c in picks}) == 20
+    everything = selection.SelectionOptions(random_share=0, structure_share=1.0)
+    picks = selection.select(pool, 20, everything, np.random.default_rng(0))
+    assert all(c.structure == (0,) for c in picks)
+
+
+def test_selection_has_a_share_for_neighbours() -> None:
+    pool = empty_pool()
+    scored(pool, 50, 0, 0.0)
+    near = selection.Candidate(0, (7,) * 5, (0,), 999.0, selection.Source.NEIGHBOUR, 999.0)
+    pool.candidates[near.key] = near
+    options = selection.SelectionOptions(random_share=0.0)
+    assert near in selection.select(pool, 10, options, np.random.default_rng(0))
+    options = selection.SelectionOptions(random_share=0.0, neighbour_share=0.0)
+    assert near not in selection.select(pool, 10, options, np.random.default_rng(0))
+
+
+def test_selection_of_one_structure_is_not_capped() -> None:
+    pool = empty_pool()
+    scored(pool, 30, 0, 0.0)
+    options = selection.SelectionOptions(random_share=0.0)
+    picks = selection.select(pool, 10, options, np.random.default_rng(0))
+    assert [c.score for c in picks] == list(range(10))
+
+
+def test_a_structure_whose_candidates_fail_takes_less() -> None:
+    variables = synthetic.FakeSketch(structural=(0, 1, 2)).variables
+
+    def picked(n_failed: int, n_ran: int) -> int:
+        pool = empty_pool()
+        pool.scorer.sketches = [synthetic.FakeSketch(structural=(0, 1, 2))]
+        scored(pool, 50, 0, 0.0)
+        scored(pool, 50, 1, 100.0)
+        scored(pool, 50, 2, 200.0)
+        for i in range(n_failed + n_ran):
+            decisions = (*[i] * (len(variables) - 1), 0)
+            pool.past.measured[0, decisions] = None if i < n_failed else 10.0
+        options = selection.SelectionOptions(random_share=0.0)
+        picks = selection.select(pool, 20, options, np.random.default_rng(0))
+        return sum(c.structure == (0,) for c in picks)
+
+    assert picked(0, 4) == picked(0, 0) == 12  # 60 %
+    assert picked(3, 0) == 3
+    assert picked(3, 8) == 9
+
+
+def test_near_copies_of_picks_wait() -> None:
+    pool = empty_pool()
+    for i in range(20):  # alike, and the best
+        decisions = (0, 0, 0, i)
+        pool.candidates[(0, decisions)] = selection.Candidate(
+            0, decisions, (), float(i), selection.Source.DESCENT, float(i)
+        )
+    scored(pool, 20, 5, 100.0)
+    options = selection.SelectionOptions(random_share=0.0, structure_share=1.0, max_similar=3)
+    pool.candidates = {k: v for k, v in pool.candidates.items() if len(k[1]) == 4} | {
+        (1, k[1]): dataclasses.replace(v, sketch_index=1)
+        for k, v in pool.candidates.items() if len(k[1]) == 5
+    }  # fmt: skip
+    picks = selection.select(pool, 10, options, np.random.default_rng(0))
+    assert sum(c.sketch_index == 0 for c in picks) == 3
+    options = dataclasses.replace(options, max_similar=100)
+    picks = selection.select(pool, 10, options, np.random.default_rng(0))
+    assert sum(c.sketch_index == 0 for c in picks) == 10
+
+
+def test_no_variant_takes_all_picks() -> None:
+    """The two sketches of one program may not have more than its share, however good they are."""
+    sketches = programs_of_a_task()
+    pool = selection.Pool(
+        scoring.Scorer(sketches, synthetic.CostModel()), history_module.History()
+    )
+    for index, first in ((0, 0.0), (1, 0.5), (2, 500.0)):
+        for i in range(40):
+            score = first + i
+            pool.candidates[(index, (i,) * 5)] = selection.Candidate(
+                index, (i,) * 5, (), score, selection.Source.DESCENT, score
+            )
+    options = selection.SelectionOptions(random_share=0.0)
+    picks = selection.select(pool, 20, options, np.random.default_rng(0))
+    assert [c.sketch_index for c in picks].count(2) == 3
+    all_of_one = selection.SelectionOptions(random_share=0.0, variant_share=1.0)
+    picks = selection.select(pool, 20, all_of_one, np.random.default_rng(0))
+    assert [c.sketch_index for c in picks].count(2) == 0
