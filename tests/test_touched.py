@@ -12,7 +12,7 @@ from tests.support import touched
     [
         ("felix/measure/pool/local.py", "tests/felix/measure/pool/test_local.py"),
         ("felix/measure/pool/rwlock.py", "tests/felix/measure/pool"),
-        ("felix/search/selection.py", "tests/felix/search"),
+        ("felix/search/selection.py", "tests/felix/search/test_selection.py"),
         ("costmodel/models/segment_mlp.py", "tests/costmodel/test_models.py"),
         ("tests/felix/search/test_rounding.py", "tests/felix/search/test_rounding.py"),
         ("tests/support/synthetic.py", None),
